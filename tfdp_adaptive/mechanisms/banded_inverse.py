@@ -1,0 +1,35 @@
+"""BandedInverse: skeleton."""
+
+from tfdp_adaptive.mechanisms import base
+
+
+class BandedInverse(base.Mechanism):
+  """Skeleton: attributes are fixed, the design follows."""
+
+  def __init__(self, inverse_bands, steps):
+    base.check_count(inverse_bands=inverse_bands, steps=steps)
+    self.inverse_bands = int(inverse_bands)
+    self.steps = int(steps)
+
+  @property
+  def inverse_coefficients(self):
+    """[inverse_bands] d, the first column of C^-1."""
+    return self.arrays['inverse_coefficients']
+
+  def design(self):
+    raise NotImplementedError
+
+  def strategy(self, n=None):
+    raise NotImplementedError
+
+  def noising(self, n=None):
+    raise NotImplementedError
+
+  def row_norms(self, n=None):
+    raise NotImplementedError
+
+  def sensitivity(self, *, min_sep=None, max_participations=1):
+    raise NotImplementedError
+
+  def get_config(self):
+    return {'inverse_bands': self.inverse_bands, 'steps': self.steps}

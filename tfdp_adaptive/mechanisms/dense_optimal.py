@@ -1,0 +1,34 @@
+"""Dense: skeleton."""
+
+from tfdp_adaptive.mechanisms import base
+
+
+class Dense(base.Mechanism):
+  """Skeleton: attributes are fixed, the design follows."""
+
+  def __init__(self, steps):
+    base.check_count(steps=steps)
+    self.steps = int(steps)
+
+  @property
+  def inverse_rows(self):
+    """[steps, steps] C^-1."""
+    return self.arrays['inverse_rows']
+
+  def design(self):
+    raise NotImplementedError
+
+  def strategy(self, n=None):
+    raise NotImplementedError
+
+  def noising(self, n=None):
+    raise NotImplementedError
+
+  def row_norms(self, n=None):
+    raise NotImplementedError
+
+  def sensitivity(self, *, min_sep=None, max_participations=1):
+    raise NotImplementedError
+
+  def get_config(self):
+    return {'steps': self.steps}
