@@ -1,0 +1,61 @@
+"""What all tests share: the checkout's import path, slow and TFF tests, TFF's worker."""
+
+import gc
+import importlib.util
+import pathlib
+import sys
+
+import hypothesis
+import pytest
+
+import tfdp_adaptive
+
+ROOT = pathlib.Path(__file__).parent.parent
+HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
+
+# `federated/` becomes `tfdp_adaptive.federated` by installation; a bare checkout
+# finds it through the package's path.
+if importlib.util.find_spec('tfdp_adaptive.federated') is None:
+  tfdp_adaptive.__path__.append(str(ROOT))
+
+hypothesis.settings.register_profile('tfdp', derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile('tfdp')
+
+
+class _NeedsFederated(pytest.Module):
+  """A test module that cannot even be imported without TFF."""
+
+  def collect(self):
+    pytest.skip(
+        'needs tensorflow_federated, which this stack does not have', allow_module_level=True)
+
+
+def pytest_addoption(parser):
+  parser.addoption('--slow', action='store_true', help='also run the tests marked slow')
+
+
+def pytest_configure(config):
+  config.addinivalue_line('markers', 'slow: long statistical or training test; runs with --slow')
+  config.addinivalue_line('markers', 'federated: needs tensorflow_federated')
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+  if not HAS_TFF and ROOT / 'tests' / 'federated' in module_path.parents:
+    return _NeedsFederated.from_parent(parent, path=module_path)
+  return None
+
+
+def pytest_collection_modifyitems(config, items):
+  for item in items:
+    if 'slow' in item.keywords and not config.getoption('--slow'):
+      item.add_marker(pytest.mark.skip(reason='slow: run with --slow'))
+    if 'federated' in item.keywords and not HAS_TFF:
+      item.add_marker(pytest.mark.skip(reason='needs tensorflow_federated'))
+
+
+def pytest_sessionfinish():
+  """Ends TFF's worker process, which would otherwise outlive Python."""
+  tff = sys.modules.get('tensorflow_federated')
+  if tff is not None:
+    tff.test.set_no_default_context()
+    gc.collect()

@@ -1,0 +1,64 @@
+"""Imports point one way, and only one file knows which Keras and TFP there are."""
+
+import build_deps_test
+import pytest
+
+# Layer -> what it may import of ours besides itself. What is not listed (the
+# adapters: privatizer, optimizers, models, queries) may import any layer of LOWER.
+LOWER = ('mechanisms', 'noise', 'clipping', 'rules', 'privacy', 'compat', 'validate')
+ALLOWED = {
+    'validate': (),
+    'mechanisms': ('validate',),
+    'compat': (),
+    'noise': ('mechanisms', 'compat', 'validate'),
+    'rules': ('validate',),
+    'clipping': ('rules', 'compat', 'validate'),
+    'privacy': ('mechanisms', 'validate'),
+    'data': (),
+}
+TOP = ('cli', 'federated')
+NUMPY_ONLY = ('mechanisms',)
+ONLY_IN = {  # A library -> the modules that may import it.
+    'keras': ('tfdp_adaptive.compat',),
+    'tensorflow_privacy': ('tfdp_adaptive.compat',),
+    'tensorflow_federated': ('tfdp_adaptive.federated',),
+}
+MODULES = build_deps_test.modules()
+
+
+def layer(module):
+  parts = module.split('.')
+  return parts[1] if len(parts) > 1 else ''
+
+
+def imports(module):
+  for candidates in build_deps_test.imported_names(MODULES[module]):
+    ours = [name for name in candidates if name in MODULES]
+    yield ours[-1] if ours else candidates[-1]
+
+
+def test_there_are_layers_to_check():
+  assert {'mechanisms', 'rules', 'clipping', 'privacy', 'noise'} <= {layer(m) for m in MODULES}
+
+
+@pytest.mark.parametrize('module', sorted(MODULES))
+def test_imports_point_one_way(module):
+  mine = layer(module)
+  for name in imports(module):
+    other = layer(name)
+    if not name.startswith('tfdp_adaptive') or other in ('', mine):
+      continue
+    if mine in ALLOWED:
+      assert other in ALLOWED[mine], f'{module} must not import {name}.'
+    elif mine not in TOP:
+      assert other not in TOP, f'{module} must not import {name}.'
+
+
+@pytest.mark.parametrize('module', sorted(MODULES))
+def test_libraries_stay_where_they_belong(module):
+  for name in imports(module):
+    top = name.split('.')[0]
+    if layer(module) in NUMPY_ONLY:
+      assert top not in ('tensorflow', 'keras'), f'{module} is NumPy only; it imports {name}.'
+    if top in ONLY_IN:
+      assert module.startswith(ONLY_IN[top]), f'{module} must not import {name}.'

@@ -1,0 +1,37 @@
+"""Differentially private adaptive optimizers for TensorFlow, Keras and TFF.
+
+Public names are imported when they are first used: the NumPy parts (mechanisms,
+accounting) do not wait for Keras, and `federated` needs TensorFlow Federated
+only when it is touched.
+"""
+
+import importlib
+import importlib.util
+
+# Where each public name lives; a subpackage is its own name.
+_EXPORTS = {
+    'PrivacyPlan': 'privacy.plan',
+    'sampling': 'privacy.sampling',
+}
+_SUBPACKAGES = ('federated', 'mechanisms', 'privacy', 'rules')
+
+__all__ = sorted({*_EXPORTS, *_SUBPACKAGES} - {'federated'})
+
+
+def __getattr__(name):
+  if name == 'federated' and importlib.util.find_spec('tensorflow_federated') is None:
+    raise ImportError(
+        '`tfdp_adaptive.federated` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
+        'with TensorFlow 2.14. Install requirements/federated.lock, see README.md.')
+  if name in _SUBPACKAGES:
+    return importlib.import_module(f'{__name__}.{name}')
+  if name not in _EXPORTS:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_EXPORTS[name]}')
+  value = module if _EXPORTS[name].rsplit('.', 1)[-1] == name else getattr(module, name)
+  globals()[name] = value
+  return value
+
+
+def __dir__():
+  return sorted((*globals(), *__all__))
