@@ -1,0 +1,62 @@
+"""128-bit keys from the operating system, and Gaussian rows from a chain of them.
+
+A key is used once: every draw returns fresh rows and the next key, so no two
+draws share noise whatever happens to step counters. Ours because TensorFlow's
+`NonDeterministicInts` is seeded with 32 bits per process, and tensorflow_privacy
+seeds from the wall clock; neither is enough for a privacy default.
+"""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+_KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every read.
+
+
+def from_system():
+  """[2] int64 SECRET key, fresh at every execution, in eager mode and in graphs.
+
+  In a graph (a TFF `initialize`, say) the key must be drawn when the graph runs,
+  where there may be no Python: it is hashed from kernel-generated UUIDs. A key
+  drawn while tracing would be a constant shared by all runs.
+  """
+  if tf.executing_eagerly():
+    return tf.constant(np.frombuffer(os.urandom(16), np.int64))
+  if not os.path.exists(_KERNEL_UUID):
+    raise OSError(f'Cannot draw a key inside a graph: {_KERNEL_UUID} is missing on this system. '
+                  'Call `init` eagerly, or run the computation on Linux.')
+  uuids = tf.data.TextLineDataset([_KERNEL_UUID] * 2).batch(2).get_single_element()
+  text = tf.strings.reduce_join(uuids)
+  return tf.stack([
+      tf.strings.to_hash_bucket_strong(text, 2**63 - 1, key=[half, 2 * half + 1])
+      for half in (1, 2)])
+
+
+def from_seed(seed):
+  """[2] int64 key for tests; noise from it protects nobody."""
+  return tf.constant([int(seed), 0x7e57], tf.int64)
+
+
+def children(key, count):
+  """[count, 2] keys; full-range integers, equal inside and outside XLA."""
+  return tf.random.stateless_uniform(
+      [count, 2], key, minval=None, maxval=None, dtype=tf.int64, alg='philox')
+
+
+def normal(key, spec):
+  return tf.random.stateless_normal(spec.shape, key, dtype=spec.dtype, alg='philox')
+
+
+def normal_rows(key, specs):
+  """Standard normal tree like `specs`, one stream per leaf."""
+  leaves = tf.nest.flatten(specs)
+  keys = children(key, len(leaves))
+  return tf.nest.pack_sequence_as(
+      specs, [normal(keys[i], spec) for i, spec in enumerate(leaves)])
+
+
+def split(key):
+  """`(key of this row, key of the rest of the chain)`."""
+  pair = children(key, 2)
+  return pair[0], pair[1]

@@ -1,0 +1,181 @@
+"""Clipped sums to releases: the only home of sigma, B, adjacency and row index.
+
+Both adapters (Keras, DPQuery) hand their sums to the same `Privatizer`, so the
+noise that is accounted for is added in one place:
+
+    mean    = (sum + std_mean * row) / B
+    second  =  measured value + std_value * row
+
+with one row of the mechanism per step over all asks together.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.rules import base
+
+
+class State(NamedTuple):
+  """SECRET; never exported, never part of a statement."""
+
+  noise: noise_lib.State
+  secret: Any  # Clean state of the statistics, one entry per ask.
+
+
+class Privatizer:
+  """Adds the noise of one run.
+
+  Args:
+    asks: `rule.asks`.
+    specs: Tree of `tf.TensorSpec` like the parameters. Noise is made in float32
+      at least, whatever the parameters are stored in.
+    l2_norm_clip: Base clip norm, in the units of the scaled records.
+    noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
+    batch_size: The divisor B: the batch size, or the EXPECTED one under Poisson
+      sampling. Never the realised one.
+    adjacency: 'zero_out', 'add_remove' or 'replace' (noise doubled).
+    mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
+    steps: Number of steps accounted for; after them nothing more is released
+      of the data. None: as many as the mechanism allows.
+    seed: For tests only.
+    allow_non_private: Accept statistics that are released without noise.
+  """
+
+  def __init__(self, asks, specs, *, l2_norm_clip, noise_multiplier, batch_size,
+               adjacency='zero_out', mechanism=None, steps=None, seed=None,
+               allow_non_private=False):
+    base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
+    base.check_not_negative(noise_multiplier=noise_multiplier)
+    base.check_adjacency(adjacency)
+    self._asks = tuple(asks)
+    self._l2_norm_clip = float(l2_norm_clip)
+    self._noise_multiplier = float(noise_multiplier)
+    self._batch_size = float(batch_size)
+    self._adjacency = adjacency
+    mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    limits = [n for n in (steps, mechanism.steps) if n is not None]
+    self._steps = min(limits) if limits else None
+    self._allow_non_private = allow_non_private
+    for ask in self._asks:
+      if ask.second is not None and not ask.second.private and not allow_non_private:
+        raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
+                         'guarantee. Pass allow_non_private=True if that is what you want.')
+    self.specs = base.map_tree(_wide, specs)
+    self._release_specs = tuple(
+        (self.specs, ask.second.specs(self.specs) if ask.second else ()) for ask in self._asks)
+    source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
+    self._noise = noise_lib.stream(mechanism, source)
+
+  @property
+  def noise_multiplier(self):
+    return self._noise_multiplier
+
+  @property
+  def batch_size(self):
+    return self._batch_size
+
+  @property
+  def adjacency(self):
+    return self._adjacency
+
+  @property
+  def steps(self):
+    return self._steps
+
+  def init(self):
+    """Fresh SECRET state; its key is drawn when this runs, not when it is traced."""
+    secret = tuple(ask.second.init(self.specs) if ask.second else () for ask in self._asks)
+    return State(self._noise.init(self._release_specs), secret)
+
+  def resolve(self, queries):
+    """Absolute clip norm of every query, [] each, in scaled units."""
+    return tuple(self._l2_norm_clip * tf.cast(query.relative_clip, self._dtype())
+                 for query in queries)
+
+  def release(self, state, queries, sums):
+    """Noises the sums of one step.
+
+    Args:
+      state: `State`.
+      queries: The queries the sums were computed for.
+      sums: One `base.Sums` per ask.
+
+    Returns:
+      One `base.Release` per ask, and the next state. Shares that add up to more
+      than one are answered with proportionally more noise, never with less privacy.
+    """
+    dtype = self._dtype()
+    is_open = self._check_budget(state.noise.row)
+    rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
+    row_variance = tf.cast(row_variance, dtype)
+    shares = [tf.cast(query.share, dtype) for query in queries]
+    excess = tf.maximum(tf.add_n(shares), 1)
+    releases, secrets = [], []
+    for ask, clip, share, ask_sums, row, spec, secret in zip(
+        self._asks, self.resolve(queries), shares, sums, rows, self._release_specs, state.secret):
+      asked = share > 0
+      spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
+      mean = base.map_tree(
+          lambda t: tf.where(is_open & asked, t / tf.cast(self._batch_size, t.dtype), 0),
+          _cast_like(ask_sums.total, spec[0]))
+      if ask.second is None:
+        std, value, value_std = (
+            base.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
+      else:
+        square = base.map_tree(lambda t: tf.where(is_open & asked, t / self._batch_size, 0),
+                               ask_sums.square)
+        std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
+        value, new_secret = ask.second.measure(mean, square, clip, secret)
+        secret = base.map_tree(lambda new, old: tf.where(is_open & asked, new, old),
+                               new_secret, secret)
+      releases.append(base.Release(
+          *_noised(mean, row[0], std, spread, row_variance, asked),
+          *(_noised(value, row[1], value_std, spread, row_variance, asked)
+            if ask.second is not None else ((), ()))))
+      secrets.append(secret)
+    return tuple(releases), State(noise, tuple(secrets))
+
+  def _check_budget(self, row):
+    """[] bool: whether the step is accounted for.
+
+    Assertions vanish under XLA, so past the end the sums are also replaced by
+    zeros: pure noise is all that can come out.
+    """
+    if self._steps is None:
+      return tf.constant(True)
+    with tf.control_dependencies([tf.debugging.assert_less(
+        row, tf.constant(self._steps, tf.int64),
+        message=f'The privacy plan and its mechanism cover {self._steps} steps, and they are used '
+        'up. Make a plan with more `steps` (and account for it) to train on.')]):
+      return tf.identity(row) < self._steps
+
+  def _dtype(self):
+    return tf.nest.flatten(self.specs)[0].dtype
+
+
+def _noised(value, row, std, spread, row_variance, asked):
+  """`(value + noise, variance of the noise)`; nothing where not asked."""
+  std = tf.cast(std, spread.dtype) * spread
+  noised = base.map_tree(
+      lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)
+  return noised, tf.where(asked, tf.square(std) * row_variance, 0)
+
+
+def _wide(spec):
+  dtype = spec.dtype if spec.dtype == tf.float64 else tf.float32
+  return tf.TensorSpec(spec.shape, dtype)
+
+
+def _cast_like(tree, specs):
+  return base.map_tree(lambda t, s: tf.cast(t, s.dtype), tree, specs)
+
+
+def phi(l2_norm_clip, noise_multiplier, batch_size, adjacency='zero_out'):
+  """Noise variance per coordinate of the mean of independent releases."""
+  return math.pow(
+      noise_multiplier * base.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)
