@@ -11,21 +11,18 @@ from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.rules import base
 
 
-def per_record(function, records, vectorize):
-  """Maps `function` over the leading axis, vectorized or one after the other."""
-  if vectorize:
-    return tf.vectorized_map(function, records, fallback_to_while_loop=False)
-  first = tf.nest.map_structure(lambda t: t[0], records)
-  signature = tf.nest.map_structure(
-      lambda t: tf.TensorSpec(t.shape, t.dtype),
-      tf.function(function).get_concrete_function(
-          tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), first)
-      ).structured_outputs)
-  return tf.map_fn(function, records, fn_output_signature=signature)
+def vectorized(model, loss, batch, asks, queries, clips):
+  """All examples at once, by `tf.vectorized_map`."""
+  return _engine(_vectorize, model, loss, batch, asks, queries, clips)
+
+
+def looped(model, loss, batch, asks, queries, clips):
+  """One example after the other: for models that cannot be vectorized."""
+  return _engine(_loop, model, loss, batch, asks, queries, clips)
 
 
 def sum_records(asks, queries, clips, gradients, mask):
-  """`Sums` of every ask from a tree of [n, ...] gradients and an [n] mask."""
+  """`Sums` of every ask, from a tree of [n, ...] gradients and an [n] mask."""
 
   def record(inputs):
     gradient, keep = inputs
@@ -34,5 +31,49 @@ def sum_records(asks, queries, clips, gradients, mask):
                       clipping.project_record(ask, query, clip, gradient))
         for ask, query, clip in zip(asks, queries, clips))
 
-  stacked = tf.vectorized_map(record, (gradients, mask))
-  return base.map_tree(lambda t: tf.reduce_sum(t, 0), stacked)
+  return base.map_tree(lambda t: tf.reduce_sum(t, 0), _vectorize(record, (gradients, mask)))
+
+
+def _engine(map_examples, model, loss, batch, asks, queries, clips):
+  """See `clipping.base`. The loss of an example is that of a batch of it alone."""
+  variables = model.trainable_variables
+  # Where every query is static (isotropic), nothing but the sums is kept per example.
+
+  def example(inputs):
+    x, y, sample_weight, keep = inputs
+    one = lambda tree: base.map_tree(lambda t: t[tf.newaxis], tree)
+    with tf.GradientTape() as tape:
+      outputs = model(one(x), training=True)
+      value = loss(one(y), outputs, one(sample_weight))
+    gradient = [
+        _dense(g, v) for g, v in zip(tape.gradient(value, variables), variables)]
+    sums = tuple(
+        base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
+                      clipping.project_record(ask, query, clip, gradient))
+        for ask, query, clip in zip(asks, queries, clips))
+    return sums, base.map_tree(lambda t: t[0], outputs), value[0]
+
+  sums, outputs, losses = map_examples(
+      example, (batch.x, batch.y, batch.sample_weight, batch.mask))
+  return clipping.Clipped(
+      base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses)
+
+
+def _vectorize(function, records):
+  return tf.vectorized_map(function, records, fallback_to_while_loop=False)
+
+
+def _loop(function, records):
+  first = base.map_tree(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
+  signature = base.map_tree(
+      lambda t: tf.TensorSpec(t.shape, t.dtype),
+      tf.function(function).get_concrete_function(first).structured_outputs)
+  return tf.map_fn(function, records, fn_output_signature=signature)
+
+
+def _dense(gradient, variable):
+  """float32 at least, zeros for variables the loss does not reach."""
+  dtype = tf.float64 if variable.dtype in ('float64', tf.float64) else tf.float32
+  if gradient is None:
+    return tf.zeros(variable.shape, dtype)
+  return tf.cast(tf.convert_to_tensor(gradient), dtype)

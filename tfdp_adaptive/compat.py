@@ -1,0 +1,99 @@
+"""The only file that knows which Keras and which tensorflow_privacy is installed.
+
+Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
+"""
+
+import sys
+
+import tensorflow as tf
+
+keras = tf.keras
+KERAS_3 = hasattr(keras.optimizers.Optimizer, 'stateless_apply')
+
+if KERAS_3 and keras.backend.backend() != 'tensorflow':
+  raise ImportError('tfdp_adaptive needs the TensorFlow backend of Keras. '
+                    f'Received: backend={keras.backend.backend()!r}. '
+                    "Set KERAS_BACKEND='tensorflow' before Keras is imported.")
+
+
+def init_optimizer(optimizer, learning_rate, name, **kwargs):
+  """Calls the base class constructor; learning rate schedules work on both."""
+  if KERAS_3:
+    keras.optimizers.Optimizer.__init__(
+        optimizer, learning_rate=learning_rate, name=name, **kwargs)
+  else:
+    keras.optimizers.Optimizer.__init__(optimizer, name=name, jit_compile=False, **kwargs)
+    optimizer._learning_rate = optimizer._build_learning_rate(learning_rate)
+
+
+def base_config(optimizer):
+  """The base class's `get_config`, without what we refuse or set ourselves."""
+  config = keras.optimizers.Optimizer.get_config(optimizer)
+  for key in ('jit_compile', 'is_legacy_optimizer', 'clipnorm', 'clipvalue', 'global_clipnorm',
+              'gradient_accumulation_steps', 'loss_scale_factor'):
+    config.pop(key, None)
+  if not KERAS_3:
+    config['learning_rate'] = optimizer._serialize_hyperparameter(optimizer._learning_rate)
+  return config
+
+
+def is_built(optimizer):
+  return bool(optimizer.built) if KERAS_3 else getattr(optimizer, '_built', False)
+
+
+def apply_direction(optimizer, base_class, grads_and_vars):
+  """Base class update (learning rate, weight decay, EMA); gradients are already global."""
+  if KERAS_3:
+    base_class.apply_gradients(optimizer, grads_and_vars)
+  else:
+    base_class.apply_gradients(optimizer, grads_and_vars, skip_gradients_aggregation=True)
+
+
+def weight_regularization(model):
+  """Losses that depend on the weights alone, as a list of scalars."""
+  if KERAS_3:
+    return [v.regularizer(v) for v in model.trainable_variables if v.regularizer is not None]
+  return [tf.cast(tf.reduce_sum(loss()), tf.float32) for layer in model._flatten_layers()
+          for loss in layer._callable_losses if layer.trainable]
+
+
+def has_data_losses(model):
+  """Whether the last call of the model added losses that depend on the data."""
+  if KERAS_3:
+    return any(layer._get_own_losses() for layer in model._flatten_layers())
+  return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
+
+
+def leaf_layers(model):
+  """Every layer that has no layers inside, nested models included, once."""
+  layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}
+  return [l for l in layers.values()
+          if not list(l._flatten_layers(include_self=False, recursive=True))]
+
+
+def loss_tracker(model, outputs):
+  """The metric that `fit` shows as `loss`."""
+  if not KERAS_3 and not model.compiled_loss.built:
+    model.compiled_loss.build(outputs)
+  return next(metric for metric in model.metrics if metric.name == 'loss')
+
+
+def unwrap_loss_scaling(optimizer):
+  """The optimizer inside a `LossScaleOptimizer`; clipping needs unscaled gradients."""
+  wrapper = getattr(keras.mixed_precision, 'LossScaleOptimizer', ())
+  return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
+
+
+def privacy_module(name):
+  """A module of tensorflow_privacy's `dp_query` package, or None where it is absent.
+
+  On TF >= 2.16 tensorflow_privacy cannot be imported as a whole (it needs
+  `tensorflow_estimator`), but its DPQuery modules can.
+  """
+  import importlib  # pylint: disable=import-outside-toplevel
+  if KERAS_3:
+    sys.skip_tf_privacy_import = True
+  try:
+    return importlib.import_module(f'tensorflow_privacy.privacy.dp_query.{name}')
+  except ImportError:
+    return None

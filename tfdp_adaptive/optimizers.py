@@ -1,0 +1,357 @@
+"""The Keras adapter: any rule as a Keras optimizer.
+
+It knows no algorithm: it reads the rule's state, hands the query to a clipping
+engine, the sums to the privatizer, the release to the rule, and the direction
+to the base class, which multiplies by the learning rate and does weight decay
+and averaging.
+"""
+
+import contextlib
+import inspect
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.rules import base
+
+_FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
+        '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
+
+
+class PrivacyError(RuntimeError):
+  """Going on would void the privacy guarantee."""
+
+
+class DPOptimizer(compat.keras.optimizers.Optimizer):
+  """A differentially private optimizer with any rule.
+
+  The model must be private too (`tfdp.make_private(model)`, `tfdp.DPModel`): only
+  there are gradients clipped per example. Ready-made gradients are refused.
+
+  Args:
+    rule: A `tfdp.rules` rule, e.g. `tfdp.rules.dp_adam()`.
+    learning_rate: Float or `LearningRateSchedule`; a parameter moves by
+      `-learning_rate * direction`.
+    l2_norm_clip: Clip norm of one example's gradient (of the scaled gradient, for
+      rules that scale). Required without a plan.
+    noise_multiplier: Standard deviation of the noise on the sum of clipped
+      gradients, in clip norms. Required without a plan.
+    batch_size: What the noised sum is divided by: the batch size, or the expected
+      one under Poisson sampling. Required without a plan.
+    plan: A `tfdp.PrivacyPlan`, which then gives noise multiplier, batch size,
+      adjacency, mechanism and number of steps, and the clip norm unless
+      `l2_norm_clip` is given as well.
+    mechanism: A `tfdp.mechanisms` mechanism; independent Gaussian noise by default.
+    adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
+      'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
+      noise).
+    accumulation_steps: Number of equal chunks a batch is worked through in, one
+      after the other, to save memory; noise is drawn once per batch.
+    seed: Fixed noise, for tests: it protects nobody, and the statement says so.
+    allow_non_private: Accept rules without any guarantee.
+    **kwargs: `name`, `weight_decay`, `use_ema`, `ema_momentum`,
+      `ema_overwrite_frequency` of the Keras optimizer.
+
+  Raises:
+    ValueError: For missing or wrong arguments.
+    PrivacyError: When gradients come from anywhere but a private model.
+  """
+
+  def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
+               batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
+               seed=None, allow_non_private=False, name=None, **kwargs):
+    _refuse(kwargs)
+    compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
+    if not isinstance(rule, base.Rule):
+      raise ValueError('`rule` must be a `tfdp.rules` rule. '
+                       f'Received: rule={rule!r} of type {type(rule).__name__}.')
+    if kwargs.get('use_ema') and rule.project is not None:
+      raise ValueError('`use_ema` cannot be combined with a rule that projects onto a constraint '
+                       f'set. Received: use_ema=True, rule={rule.name}.')
+    if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
+      raise ValueError('`accumulation_steps` must be a positive integer. '
+                       f'Received: accumulation_steps={accumulation_steps}.')
+    self.rule = rule
+    self.plan = plan
+    self.accumulation_steps = int(accumulation_steps)
+    self._private = _settings(
+        rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+    self._private.update(seed=seed, allow_non_private=allow_non_private)
+    self._state = None
+    self._privatizer = None
+    self._applying = False
+    if self._private['noise_multiplier'] == 0:
+      warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.', stacklevel=3)
+
+  # What the model needs to know.
+
+  @property
+  def batch_size(self):
+    """The divisor B."""
+    return self._private['batch_size']
+
+  @property
+  def adjacency(self):
+    return self._private['adjacency']
+
+  @property
+  def noise_multiplier(self):
+    return self._private['noise_multiplier']
+
+  @property
+  def l2_norm_clip(self):
+    return self._private['l2_norm_clip']
+
+  @property
+  def mechanism(self):
+    return self._private['mechanism']
+
+  @property
+  def seed(self):
+    return self._private['seed']
+
+  # State.
+
+  def build(self, var_list):
+    """Creates the rule's and the privatizer's variables, once."""
+    if self._state is not None:
+      return
+    super().build(var_list)
+    with tf.init_scope():
+      specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in var_list]
+      private = {k: v for k, v in self._private.items()}
+      self._privatizer = privatizer_lib.Privatizer(
+          self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **private)
+      initial = (self.rule.init(self._privatizer.specs), self._privatizer.init())
+      key = initial[1].noise.key
+      # The key is saved only where it is no secret (a test's seed): a restored or
+      # copied optimizer then continues with fresh noise, and never repeats any.
+      fresh = self._private['seed'] is None
+      self._state = _Untracked(base.map_tree(
+          lambda t: (tf.Variable(t, trainable=False, name='noise_key') if fresh and t is key
+                     else self._add_state(t)), initial))
+    if not compat.KERAS_3:
+      self._built = True
+
+  def _add_state(self, value):
+    value = value.numpy()
+    return self.add_variable(
+        shape=value.shape, dtype=value.dtype.name, name='private_state',
+        initializer=lambda shape, dtype=None, **_: tf.constant(value))
+
+  def _read(self):
+    return base.map_tree(tf.convert_to_tensor, self._state.tree)
+
+  def _write(self, state):
+    base.map_tree(lambda variable, value: variable.assign(value), self._state.tree, state)
+
+  @property
+  def steps_done(self):
+    """Number of noised steps taken so far (a Python int; eager only)."""
+    return 0 if self._state is None else int(np.asarray(self._state.tree[1].noise.row))
+
+  # The step.
+
+  def private_step(self, collect, variables, public=(), regularization=None):
+    """One step: the only way data reaches the parameters.
+
+    Args:
+      collect: `(asks, queries, clips) -> (Sums, ...)`, an engine's sums over the
+        whole logical batch (all chunks, all replicas).
+      variables: The trainable variables, in the order of the sums.
+      public: Public gradients, for rules that ask for them.
+      regularization: None, or gradients of losses that depend on the weights
+        alone; they are public, hence added after clipping and noise.
+    """
+    variables = list(variables)
+    with tf.init_scope():
+      self.build(variables)
+    rule_state, private_state = self._read()
+    queries = self.rule.query(rule_state, public)
+    sums = collect(self.rule.asks, queries, self._privatizer.resolve(queries))
+    releases, private_state = self._privatizer.release(private_state, queries, sums)
+    if regularization is not None:
+      releases = tuple(
+          release._replace(mean=_add_scaled(release.mean, query.scale, regularization))
+          for release, query in zip(releases, queries))
+    direction, rule_state = self.rule.update(rule_state, releases, public)
+    self._write((rule_state, private_state))
+    with self._allow_apply():
+      compat.apply_direction(
+          self, super(), [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
+    if self.rule.project is not None:
+      projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
+      for variable, value in zip(variables, projected):
+        variable.assign(tf.cast(value, variable.dtype))
+
+  def update_step(self, gradient, variable, learning_rate=None):
+    rate = self.learning_rate if learning_rate is None else learning_rate
+    variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
+
+  def minimize(self, loss, var_list, tape=None):
+    """Keras 2: what a plain `model.compile(..., loss=<reduction none>)` calls.
+
+    Args:
+      loss: [n, ...] unreduced losses of the batch.
+      var_list: Trainable variables.
+      tape: The tape the losses were recorded on.
+    """
+    if tape is None or callable(loss):
+      raise PrivacyError('`minimize` needs the tape on which unreduced losses were recorded. '
+                         f'Received: tape={tape}, loss={loss!r}. {_FIX}')
+    if loss.shape.rank == 0:
+      raise PrivacyError(
+          '`loss` must hold one value per example, so that gradients can be clipped per example. '
+          f"Received: a scalar. Compile with a loss of reduction='none', or better: {_FIX}")
+    _refuse_batch_statistics(loss)
+    variables = list(var_list)
+    with tape:
+      losses = tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
+
+    def collect(asks, queries, clips):
+      n = tf.shape(losses)[0]
+      with tf.control_dependencies(self.check_batch(n, losses.shape[0])):
+        mask = tf.ones([n], tf.bool)
+      gradients = tape.jacobian(losses, variables,
+                                unconnected_gradients=tf.UnconnectedGradients.ZERO)
+      gradients = [tf.cast(g, s.dtype) for g, s in zip(gradients, self._privatizer.specs)]
+      return materialized.sum_records(asks, queries, clips, gradients, mask)
+
+    self.private_step(collect, variables)
+
+  def check_batch(self, size, static_size=None):
+    """Assertions that a batch has the declared size, where sizes are fixed."""
+    if self.adjacency == 'add_remove':
+      return []
+    message = (
+        f'Batches must have exactly batch_size={self.batch_size} examples under {self.adjacency} '
+        'adjacency. Received: {} examples. Drop the remainder, feed `plan.batches(data)`, or use '
+        "Poisson sampling with adjacency='add_remove'.")
+    if static_size is not None:
+      if static_size != self.batch_size:
+        raise PrivacyError(message.format(static_size))
+      return []
+    return [tf.debugging.assert_equal(
+        tf.cast(size, tf.float32), float(self.batch_size), message=message.format('other'))]
+
+  # What is refused.
+
+  @contextlib.contextmanager
+  def _allow_apply(self):
+    self._applying = True
+    try:
+      yield
+    finally:
+      self._applying = False
+
+  def _refuse_gradients(self):
+    if not self._applying:
+      raise PrivacyError(
+          f'{self.name} was handed gradients that were not clipped per example. {_FIX}')
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    self._refuse_gradients()
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+  def apply(self, grads, trainable_variables=None):
+    self._refuse_gradients()
+    return super().apply(grads, trainable_variables)
+
+  def compute_gradients(self, loss, var_list, tape=None):
+    raise PrivacyError(f'{self.name} does not hand out gradients. {_FIX}')
+
+  # Saving.
+
+  def get_config(self):
+    raise NotImplementedError(
+        'A `DPOptimizer` around a bare rule cannot be saved as part of a model, since a rule is a '
+        'set of functions. Use a named class (tfdp.DPAdam, ...), or save weights only.')
+
+
+class NamedOptimizer(DPOptimizer):
+  """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
+
+  factory = None  # staticmethod, set by the subclass.
+
+  def __init__(self, learning_rate=0.001, **kwargs):
+    names = inspect.signature(self.factory).parameters
+    self._rule_config = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
+    super().__init__(self.factory(**self._rule_config), learning_rate, **kwargs)
+
+  def get_config(self):
+    config = compat.base_config(self)
+    config.update(self._rule_config)
+    config.update(self._private, accumulation_steps=self.accumulation_steps, plan=None)
+    config['mechanism'] = compat.keras.saving.serialize_keras_object(None)
+    if self.plan is not None:
+      config['plan'] = self.plan.get_config()
+      for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
+        del config[key]
+    return config
+
+
+class _Untracked:
+  """Hides variables from Keras' and TensorFlow's automatic tracking."""
+
+  def __init__(self, tree):
+    self.tree = tree
+
+
+def _settings(rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
+  """Arguments of the privatizer, from the plan or from the call, never from both."""
+  explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
+                  adjacency=adjacency)
+  if plan is not None:
+    given = {k: v for k, v in explicit.items() if v is not None}
+    if given:
+      raise ValueError('With a `plan`, these come from the plan and must not be given again. '
+                       f'Received: {given}.')
+    plan.check_rule(rule)
+    return dict(l2_norm_clip=plan.l2_norm_clip if l2_norm_clip is None else l2_norm_clip,
+                noise_multiplier=plan.noise_multiplier, batch_size=plan.batch_size,
+                mechanism=plan.mechanism, adjacency=plan.adjacency)
+  required = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
+                  batch_size=batch_size)
+  missing = sorted(k for k, v in required.items() if v is None)
+  if missing:
+    raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
+                     '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy.')
+  base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
+  base.check_not_negative(noise_multiplier=noise_multiplier)
+  adjacency = adjacency or 'zero_out'
+  base.check_adjacency(adjacency)
+  return dict(required, mechanism=mechanism, adjacency=adjacency)
+
+
+def _refuse(kwargs):
+  """Keras arguments that would break sensitivity or do something else than they say."""
+  fixes = {
+      'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
+      'global_clipnorm': 'Use `l2_norm_clip`.',
+      'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
+      'loss_scale_factor': 'Losses are scaled per example where the precision needs it.',
+  }
+  for key, fix in fixes.items():
+    if kwargs.pop(key, None) is not None:
+      raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
+
+
+def _refuse_batch_statistics(loss):
+  """A plain model cannot be inspected, but batch statistics leave traces in its graph."""
+  graph = getattr(loss, 'graph', None) if not tf.executing_eagerly() else None
+  for op in graph.get_operations() if graph is not None else ():
+    if 'FusedBatchNorm' in op.type or 'batch_normalization' in op.name:
+      raise PrivacyError('The model normalises over the batch, so one example changes the '
+                         f'gradients of others. Received: operation {op.name}. Use '
+                         'LayerNormalization or GroupNormalization.')
+
+
+def _add_scaled(mean, scale, gradients):
+  """Brings public gradients into the space of the release."""
+  if isinstance(scale, tuple) and not scale:
+    return base.map_tree(tf.add, mean, gradients)
+  return base.map_tree(lambda m, s, g: m + s * g, mean, scale, gradients)
