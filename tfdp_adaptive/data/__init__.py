@@ -1,0 +1,1 @@
+"""Text for the main job: corpora of sentences by client, and next-word examples."""

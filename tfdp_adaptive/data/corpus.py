@@ -1,0 +1,187 @@
+"""Sentences with the client they belong to, from the standard library or a file.
+
+Tokenisation, the same for every source: a text is cut into sentences at blank
+lines and after `.`, `!`, `?`, `:` or `;` followed by white space; a sentence is
+its lower-cased runs of letters (any alphabet, inner apostrophes kept). Digits,
+underscores and punctuation separate words and are dropped. Sentences of fewer
+than `MIN_WORDS` words are dropped.
+"""
+
+import ast
+import functools
+import gzip
+import json
+import lzma
+import pathlib
+import re
+import sysconfig
+import zlib
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+MIN_WORDS = 3
+_BREAK = re.compile(r'(?<=[.!?:;])\s+|\n\s*\n')
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_SKIPPED_FOLDERS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_OPENERS = {'.xz': lzma.open, '.gz': gzip.open}
+_JSON_SUFFIXES = ('.jsonl', '.ndjson', '.json')
+
+
+class DataError(ValueError):
+  """A file of text or words cannot be used; the message names file and line."""
+
+
+class Sentence(NamedTuple):
+  """One example: its words, and who wrote it where that is known."""
+
+  client: Optional[str]
+  words: Tuple[str, ...]
+
+
+class Corpus(NamedTuple):
+  """Sentences in a fixed order. `public` says whether anyone may read them."""
+
+  name: str
+  sentences: List[Sentence]
+  public: bool
+
+
+class Split(NamedTuple):
+  """Disjoint parts of a corpus; no client is in two of them."""
+
+  train: List[Sentence]
+  validation: List[Sentence]
+  test: List[Sentence]
+
+
+def tokenize(text: str) -> Iterator[Tuple[str, ...]]:
+  """Yields the words of every sentence of `text`; see the module's docstring."""
+  for piece in _BREAK.split(text.replace('\u2019', "'")):
+    words = tuple(_WORD.findall(piece.lower()))
+    if len(words) >= MIN_WORDS:
+      yield words
+
+
+@functools.lru_cache(maxsize=1)
+def standard_library() -> Corpus:
+  """The docstrings of the running Python's own standard library; client = module.
+
+  Sources are parsed, never imported. Doctest lines and test packages are left out.
+  """
+  root = pathlib.Path(sysconfig.get_path('stdlib'))
+  sentences = []
+  for path in sorted(root.rglob('*.py')):
+    relative = path.relative_to(root)
+    if _SKIPPED_FOLDERS.isdisjoint(relative.parts):
+      client = '.'.join(relative.with_suffix('').parts)
+      sentences += [Sentence(client, words) for words in _docstring_sentences(path)]
+  if not sentences:
+    raise DataError(f'{root}: no Python sources with docstrings; give a text with --data FILE.')
+  return Corpus("docstrings of Python's standard library", sentences, public=True)
+
+
+def _docstring_sentences(path):
+  try:
+    tree = ast.parse(path.read_bytes())
+  except (SyntaxError, ValueError):  # Templates and deliberately broken sources.
+    return
+  for node in ast.walk(tree):
+    text = isinstance(node, _DOCUMENTED) and ast.get_docstring(node)
+    if text:
+      lines = text.split('\n')
+      yield from tokenize('\n'.join(
+          line for line in lines if not line.lstrip().startswith(('>>> ', '... '))))
+
+
+def read(path) -> Corpus:
+  """Reads a text file, plain or JSON lines, also .xz or .gz.
+
+  JSON lines (suffix .jsonl, .ndjson or .json, or a first line that starts with
+  an opening brace) hold objects with `text` and optionally `client`, a string or
+  an integer. Anything else is plain text, whose sentences have no client.
+
+  Raises:
+    DataError: The file is missing, unreadable, malformed or without sentences.
+  """
+  path = pathlib.Path(path)
+  lines = read_lines(path)
+  sentences = list(_json_sentences(path, lines) if _is_json(path, lines) else
+                   (Sentence(None, words) for words in tokenize('\n'.join(lines))))
+  if not sentences:
+    raise DataError(f'{path}: no sentence of {MIN_WORDS} or more words in {len(lines)} lines.')
+  return Corpus(path.name, sentences, public=False)
+
+
+def read_lines(path) -> List[str]:
+  """The lines of a UTF-8 file, decompressed by suffix, without their ends."""
+  path = pathlib.Path(path)
+  try:
+    with _OPENERS.get(path.suffix, open)(path, 'rb') as stream:
+      content = stream.read()
+  except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise DataError(f'{path}: cannot be read: {reason}.') from error
+  if not content.strip():
+    raise DataError(f'{path}: the file is empty.')
+  lines = []
+  for number, line in enumerate(content.split(b'\n'), 1):
+    try:
+      lines.append(line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r'))
+    except UnicodeDecodeError as error:
+      raise DataError(f'{path}, line {number}: not UTF-8 text ({error.reason}).') from error
+  return lines
+
+
+def _is_json(path, lines):
+  suffixes = [suffix for suffix in path.suffixes if suffix not in _OPENERS]
+  if suffixes and suffixes[-1] in _JSON_SUFFIXES:
+    return True
+  return next(line for line in lines if line.strip()).lstrip().startswith('{')
+
+
+def _json_sentences(path, lines):
+  for number, line in enumerate(lines, 1):
+    if line.strip():
+      client, text = _json_record(f'{path}, line {number}', line)
+      for words in tokenize(text):
+        yield Sentence(client, words)
+
+
+def _json_record(where, line):
+  try:
+    record = json.loads(line)
+  except ValueError as error:
+    raise DataError(f'{where}: not valid JSON ({error}).') from error
+  if not isinstance(record, dict):
+    raise DataError(f'{where}: must be an object with `text`. Received: {line.strip()[:60]}')
+  if not isinstance(record.get('text'), str):
+    keys = ', '.join(map(repr, record)) or 'none'
+    raise DataError(f'{where}: `text` must be a string. Received keys: {keys}.')
+  client = record.get('client')
+  if isinstance(client, bool) or not isinstance(client, (str, int, type(None))):
+    raise DataError(f'{where}: `client` must be a string or an integer. Received: {client!r}.')
+  return (None if client is None else str(client)), record['text']
+
+
+def split(sentences) -> Split:
+  """About 80/10/10 percent, by a fixed hash of the client, or else of the words.
+
+  All sentences of a client fall into one part, so that held-out sentences are of
+  people (modules) never seen.
+  """
+  parts = Split([], [], [])
+  for sentence in sentences:
+    key = ' '.join(sentence.words) if sentence.client is None else sentence.client
+    bucket = zlib.crc32(key.encode('utf-8')) % 10
+    (parts.test if bucket == 0 else parts.validation if bucket == 1 else parts.train).append(
+        sentence)
+  return parts
+
+
+def by_client(sentences):
+  """{client: its sentences}, in order of appearance; sentences without client are left out."""
+  clients = {}
+  for sentence in sentences:
+    if sentence.client is not None:
+      clients.setdefault(sentence.client, []).append(sentence)
+  return clients

@@ -1,0 +1,77 @@
+"""Next-word prediction: vocabulary, and sentences as windows of a few words.
+
+Word ids: 0 is padding (before a sentence and after it), 1 is every word that is
+not in the vocabulary, the vocabulary follows in its order. An unknown word is
+predicted like any other, as one word.
+"""
+
+import collections
+from typing import Sequence, Tuple
+
+import numpy as np
+
+from tfdp_adaptive.data import corpus
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+CONTEXT = 3  # Words that the next one is predicted from.
+LENGTH = 20  # Words of a sentence that are used.
+
+
+def build_vocabulary(sentences, size: int) -> Tuple[str, ...]:
+  """The `size` most frequent words, ties in alphabetical order.
+
+  Which words are frequent is a property of the text: take it from PUBLIC text.
+  """
+  counts = collections.Counter(word for sentence in sentences for word in sentence.words)
+  ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  return tuple(word for word, _ in ranked[:size])
+
+
+def read_vocabulary(path) -> Tuple[str, ...]:
+  """Reads a file with one word in every line that is not blank.
+
+  Raises:
+    corpus.DataError: No file, a line with more than one word, or a word twice.
+  """
+  words = {}
+  for number, line in enumerate(corpus.read_lines(path), 1):
+    word = line.strip().lower()
+    if not word:
+      continue
+    if len(word.split()) > 1:
+      raise corpus.DataError(f'{path}, line {number}: must be one word. Received: {word[:60]!r}.')
+    if word in words:
+      raise corpus.DataError(
+          f'{path}, line {number}: {word!r} is already in line {words[word]}.')
+    words[word] = number
+  return tuple(words)
+
+
+def examples(
+    sentences: Sequence[corpus.Sentence],
+    vocabulary: Sequence[str],
+    length: int = LENGTH,
+    context: int = CONTEXT,
+) -> Tuple[np.ndarray, np.ndarray]:
+  """One example per sentence.
+
+  Returns:
+    x: [n, length, context] int32, the words before each position, nearest last.
+    y: [n, length] int32, the word there; PADDING after the end of the sentence.
+  """
+  ids = {word: number for number, word in enumerate(vocabulary, FIRST_WORD)}
+  tokens = np.full([len(sentences), context + length], PADDING, np.int32)
+  for row, sentence in zip(tokens, sentences):
+    words = sentence.words[:length]
+    row[context:context + len(words)] = [ids.get(word, UNKNOWN) for word in words]
+  windows = np.lib.stride_tricks.sliding_window_view(tokens, context, axis=1)
+  return np.ascontiguousarray(windows[:, :length]), tokens[:, context:].copy()
+
+
+def frequency_baseline(train_targets: np.ndarray, test_targets: np.ndarray, num_ids: int):
+  """(loss, accuracy) on the test words of predicting the training words' frequencies."""
+  counts = np.bincount(train_targets[train_targets != PADDING], minlength=num_ids) + 1.0
+  counts[PADDING] = 0.0
+  log_probabilities = np.log(np.maximum(counts, 1e-300) / counts.sum())
+  words = test_targets[test_targets != PADDING]
+  return float(-log_probabilities[words].mean()), float(np.mean(words == counts.argmax()))
