@@ -121,6 +121,12 @@ def zeros(specs):
   return map_tree(lambda s: tf.zeros(s.shape, s.dtype), specs)
 
 
+def dtype_of(specs):
+  """The dtype of the scalars that go with a tree: that of its first leaf."""
+  leaves = tf.nest.flatten(specs)
+  return leaves[0].dtype if leaves else tf.float32
+
+
 def unscale(tree, scale):
   """Takes a release out of the scaled space: `tree / scale`."""
   return tree if isinstance(scale, tuple) and not scale else map_tree(tf.divide, tree, scale)

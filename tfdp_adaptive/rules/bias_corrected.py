@@ -1,0 +1,91 @@
+"""Adaptive optimizers that subtract the noise from their second moment (DP-AdamBC)."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  first: base.Tree  # First moment of the released means, or ().
+  second: base.Tree  # Second moment of the same, >= 0; noise included.
+  bias: tf.Tensor  # [] the noise's part of it: public.
+
+
+def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
+  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 7; Tang and Lecuyer, Algorithm 1.
+
+      mu, nu as Adam;   b = beta_2 * b + (1 - beta_2) * w
+      direction = mu_hat / sqrt(max{(nu - b) / (1 - beta_2^t), epsilon^2})
+
+  `w` is the variance of the noise in this step's mean, so the correction is
+  right for correlated noise as well (row norms of C^-1; the recursion printed
+  in the paper's Appendix A is not).
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: The smallest root, in gradient units, > 0. To be tuned with the
+      noise: compare it with `l2_norm_clip * noise_multiplier / batch_size`.
+      Tang and Lecuyer's gamma' is its square.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return corrected(moments.adam(beta_1, beta_2), epsilon, 'dp_adam_bc')
+
+
+def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
+  """AdaGrad corrected alike: `b += w`; `g / sqrt(max{nu - b, epsilon^2})`.
+
+  Args:
+    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    epsilon: The smallest root, in gradient units, > 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return corrected(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad_bc')
+
+
+def dp_rmsprop_bc(rho=0.9, epsilon=1e-4):
+  """RMSProp corrected alike: `b = rho * b + (1 - rho) * w`, nothing normalized.
+
+  Args:
+    rho: Decay of the second moment, in [0, 1).
+    epsilon: The smallest root, in gradient units, > 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return corrected(moments.rmsprop(rho), epsilon, 'dp_rmsprop_bc')
+
+
+def corrected(method, epsilon, name):
+  """Any `moments.Method` with a linear second moment, as a `base.Rule`."""
+  base.check_positive(epsilon=epsilon)
+  first, second = method
+  if not second.linear:
+    raise ValueError('`method` must have a linear second moment: the noise in any other one '
+                     f'(Yogi) has no known bias. Received: {name}.')
+
+  def init(specs):
+    return State(base.first_step(), first.init(specs), second.init(specs),
+                 tf.zeros([], base.dtype_of(specs)))
+
+  def update(state, releases, public=()):
+    del public
+    (release,) = releases
+    step = state.step + 1
+    mean, moment = first.update(state.first, release.mean, step)
+    nu = second.add(state.second, moments.squared(release.mean))
+    bias = second.add(state.bias, tf.cast(release.variance, state.bias.dtype))
+    clean = base.map_tree(lambda v: v - tf.cast(bias, v.dtype), nu)
+    root = base.map_tree(
+        lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
+    return moments.divide(mean, root), State(step, moment, nu, bias)
+
+  return base.Rule(init, base.isotropic, update, name=name)

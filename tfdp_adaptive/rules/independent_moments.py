@@ -1,0 +1,110 @@
+"""Independent moment estimation: the second moment gets a query of its own (DP-Adam-IME)."""
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import post_processing
+from tfdp_adaptive.rules import statistics
+
+
+def dp_adam_ime(
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-4,
+    floor=False,
+    share=0.5,
+    square_then_average=False,
+    printed_2B_plus_1=False,
+    update_clip=None):
+  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 6.
+
+      mu from the mean x of the clipped records, nu from x^2, noised independently
+      direction = mu_hat / (sqrt(max{nu_hat, 0}) + epsilon)
+
+  Each of the two has half the budget, so their noise is sqrt(2) times larger.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: In gradient units, > 0. To be tuned with the noise of `nu`, of
+      about `3 * l2_norm_clip^2 * noise_multiplier / batch_size` per step.
+    floor: Divide by `max{sqrt(max{nu_hat, 0}), epsilon}` instead of adding
+      `epsilon`; with `epsilon=1` the paper's one-dimensional experiment.
+    share: Of the step's budget that goes to the mean, in (0, 1).
+    square_then_average: Query the mean of squares and not the squared mean.
+    printed_2B_plus_1: The literal noise of Algorithm 6, more than needed.
+    update_clip: None, or the largest L2 norm of the direction.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return _independent(moments.adam(beta_1, beta_2), epsilon, floor, share, square_then_average,
+                      printed_2B_plus_1, update_clip, 'dp_adam_ime')
+
+
+def dp_adagrad_ime(
+    initial_accumulator_value=0.0,
+    epsilon=1e-4,
+    floor=False,
+    share=0.5,
+    square_then_average=False,
+    printed_2B_plus_1=False,
+    update_clip=None):
+  """The same over AdaGrad: `nu` is the sum of the released squares.
+
+  Args:
+    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    epsilon: As in `dp_adam_ime`, where the noise of `nu` grows with the square
+      root of the number of steps.
+    floor: As in `dp_adam_ime`.
+    share: As in `dp_adam_ime`.
+    square_then_average: As in `dp_adam_ime`.
+    printed_2B_plus_1: As in `dp_adam_ime`.
+    update_clip: As in `dp_adam_ime`.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return _independent(moments.adagrad(initial_accumulator_value), epsilon, floor, share,
+                      square_then_average, printed_2B_plus_1, update_clip, 'dp_adagrad_ime')
+
+
+def _independent(method, epsilon, floor, share, square_then_average, printed_2B_plus_1,
+                 update_clip, name):
+  if square_then_average and printed_2B_plus_1:
+    raise ValueError('`printed_2B_plus_1` must be False with `square_then_average=True`, whose '
+                     'sensitivity is one clip norm squared. Received: printed_2B_plus_1=True.')
+  statistic = (statistics.mean_of_squares(share) if square_then_average
+               else statistics.square_of_mean(share, printed_2B_plus_1))
+  return two_moments(method, statistic, epsilon, floor, update_clip, name)
+
+
+def two_moments(method, statistic, epsilon, floor, update_clip, name):
+  """A rule over two releases: the mean, and the `statistic` as its square."""
+  base.check_positive(epsilon=epsilon)
+  if update_clip is not None:
+    base.check_positive(update_clip=update_clip)
+  first, second = method
+
+  def init(specs):
+    return post_processing.State(base.first_step(), first.init(specs), second.init(specs))
+
+  def root(v):
+    clean = tf.sqrt(tf.maximum(v, 0))
+    return tf.maximum(clean, epsilon) if floor else clean + epsilon
+
+  def update(state, releases, public=()):
+    del public
+    (release,) = releases
+    step = state.step + 1
+    mean, moment = first.update(state.first, release.mean, step)
+    nu = second.add(state.second, release.second)
+    direction = moments.divide(mean, base.map_tree(root, second.estimate(nu, step)))
+    if update_clip is not None:
+      norm = tf.linalg.global_norm(tf.nest.flatten(direction))
+      shrink = update_clip / tf.maximum(norm, update_clip)
+      direction = base.map_tree(lambda d: tf.cast(shrink, d.dtype) * d, direction)
+    return direction, post_processing.State(step, moment, nu)
+
+  return base.Rule(init, base.isotropic, update, asks=(base.Ask(second=statistic),), name=name)

@@ -1,0 +1,146 @@
+"""Running moments: the part every adaptive rule shares.
+
+A `Method` is a first moment (what the parameters follow) and a second moment
+(what the step is divided by); the rules differ in what they feed to them.
+"""
+
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+
+
+class FirstMoment(NamedTuple):
+  """`init: specs -> state`, `update: (state, gradient, step) -> (estimate, state)`."""
+
+  init: Callable[[base.Tree], base.Tree]
+  update: Callable[..., Any]
+
+
+class SecondMoment(NamedTuple):
+  """A running moment of squares.
+
+  Attributes:
+    init: `specs -> nu`.
+    add: `(nu, square) -> nu`.
+    estimate: `(nu, step) -> nu_hat`; `step` counts the squares added, and
+      0/0 := 0 where there are none.
+    linear: Whether `add` is linear, so that the same recursion over the noise
+      variances is the bias of `nu` (algorithms.md, section 3).
+  """
+
+  init: Callable[[base.Tree], base.Tree]
+  add: Callable[[base.Tree, base.Tree], base.Tree]
+  estimate: Callable[[base.Tree, tf.Tensor], base.Tree]
+  linear: bool = True
+
+
+class Method(NamedTuple):
+  first: FirstMoment
+  second: SecondMoment
+
+
+def gradient_itself():
+  """No first moment, and no state."""
+  return FirstMoment(lambda specs: (), lambda state, gradient, step: (gradient, state))
+
+
+def average(beta, normalized):
+  """`m = beta * m + (1 - beta) * g`, divided by `1 - beta**step` if `normalized`."""
+
+  def update(moment, gradient, step):
+    moment = base.decayed(beta, moment, gradient)
+    return (_normalize(beta, moment, step) if normalized else moment), moment
+
+  return FirstMoment(base.zeros, update)
+
+
+def heavy_ball(momentum, nesterov):
+  """`m = momentum * m + g`, undamped; Nesterov follows `g + momentum * m`."""
+
+  def update(moment, gradient, step):
+    del step
+    moment = base.map_tree(lambda m, g: momentum * m + g, moment, gradient)
+    if not nesterov:
+      return moment, moment
+    return base.map_tree(lambda m, g: g + momentum * m, moment, gradient), moment
+
+  return FirstMoment(base.zeros, update)
+
+
+def average_of_squares(beta, normalized):
+  """Of Adam if `normalized`, else of RMSProp."""
+
+  def estimate(nu, step):
+    return _normalize(beta, nu, step) if normalized else nu
+
+  return SecondMoment(
+      base.zeros, lambda nu, square: base.decayed(beta, nu, square), estimate)
+
+
+def sum_of_squares(initial_value=0.0):
+  return SecondMoment(
+      _filled(initial_value), lambda nu, square: base.map_tree(tf.add, nu, square), _as_it_is)
+
+
+def yogi_squares(beta, initial_value=0.0):
+  """`v - (1 - beta) * sign(v - g^2) * g^2` (Zaheer et al. 2018)."""
+
+  def add(nu, square):
+    return base.map_tree(lambda v, q: v - (1 - beta) * tf.sign(v - q) * q, nu, square)
+
+  return SecondMoment(_filled(initial_value), add, _as_it_is, linear=False)
+
+
+def adam(beta_1, beta_2):
+  base.check_decay(beta_1=beta_1, beta_2=beta_2)
+  return Method(average(beta_1, normalized=True), average_of_squares(beta_2, normalized=True))
+
+
+def adagrad(initial_accumulator_value=0.0):
+  base.check_not_negative(initial_accumulator_value=initial_accumulator_value)
+  return Method(gradient_itself(), sum_of_squares(initial_accumulator_value))
+
+
+def rmsprop(rho):
+  base.check_decay(rho=rho)
+  return Method(gradient_itself(), average_of_squares(rho, normalized=False))
+
+
+def yogi(beta_1, beta_2, initial_accumulator_value):
+  base.check_decay(beta_1=beta_1, beta_2=beta_2)
+  base.check_not_negative(initial_accumulator_value=initial_accumulator_value)
+  return Method(average(beta_1, normalized=False), yogi_squares(beta_2, initial_accumulator_value))
+
+
+def squared(tree):
+  return base.map_tree(tf.square, tree)
+
+
+def divide(first, root):
+  """`first / root` with 0/0 := 0, for roots that may be zero."""
+  return base.map_tree(base.safe_divide, first, root)
+
+
+def negative_fraction(nu, bias=0.0):
+  """[] share of the coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
+  leaves = tf.nest.flatten(nu)
+  below = tf.add_n([
+      tf.math.count_nonzero(leaf < tf.cast(bias, leaf.dtype)) for leaf in leaves])
+  total = tf.add_n([tf.size(leaf, tf.int64) for leaf in leaves])
+  return tf.cast(below, leaves[0].dtype) / tf.cast(total, leaves[0].dtype)
+
+
+def _normalize(beta, moment, step):
+  return base.map_tree(
+      lambda m: base.safe_divide(m, base.normalizer(beta, step, m.dtype)), moment)
+
+
+def _filled(value):
+  return lambda specs: base.map_tree(lambda s: tf.fill(s.shape, tf.cast(value, s.dtype)), specs)
+
+
+def _as_it_is(nu, step):
+  del step
+  return nu

@@ -1,0 +1,102 @@
+"""Adaptive optimizers fed with the privatized mean gradient, and nothing else."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  first: base.Tree  # First moment of the released means, or ().
+  second: base.Tree  # Second moment of the same, >= 0; noise included.
+
+
+def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
+  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5.
+
+      mu = beta_1 * mu + (1 - beta_1) * g;   nu = beta_2 * nu + (1 - beta_2) * g^2
+      direction = mu / (1 - beta_1^t) / (sqrt(nu / (1 - beta_2^t)) + epsilon)
+
+  Unlike Keras, which divides by `sqrt(nu) + epsilon`, `epsilon` is added to the
+  normalized root. The noise adds `(l2_norm_clip * noise_multiplier /
+  batch_size)^2` to `nu`: see `dp_adam_bc`, `dp_adam_ime`, `scale_then_privatize`.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: In gradient units, >= 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit, of order one per coordinate.
+  """
+  return adaptive(moments.adam(beta_1, beta_2), epsilon, 'dp_adam')
+
+
+def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
+  """Ganesh et al. (2025), Algorithm 3: `nu += g^2; direction = g / (sqrt(nu) + epsilon)`.
+
+  Args:
+    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    epsilon: In gradient units, >= 0; zero is the paper's (0/0 := 0).
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return adaptive(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad')
+
+
+def dp_rmsprop(rho=0.9, epsilon=1e-8):
+  """DP-RMSProp of Li et al. (ICLR 2023), section 2, `nu` not normalized.
+
+      nu = rho * nu + (1 - rho) * g^2;   direction = g / (sqrt(nu) + epsilon)
+
+  Args:
+    rho: Decay of the second moment, in [0, 1).
+    epsilon: In gradient units, >= 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return adaptive(moments.rmsprop(rho), epsilon, 'dp_rmsprop')
+
+
+def dp_yogi(beta_1=0.9, beta_2=0.999, epsilon=1e-3, initial_accumulator_value=1e-6):
+  """Yogi (Zaheer et al., NeurIPS 2018, Algorithm 2) on the privatized mean.
+
+      m = beta_1 * m + (1 - beta_1) * g;   v = v - (1 - beta_2) * sign(v - g^2) * g^2
+      direction = m / (sqrt(v) + epsilon)
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: One minus the largest relative change of `v`, in [0, 1).
+    epsilon: In gradient units, >= 0.
+    initial_accumulator_value: Of `v`, in squared gradient units, >= 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return adaptive(
+      moments.yogi(beta_1, beta_2, initial_accumulator_value), epsilon, 'dp_yogi')
+
+
+def adaptive(method, epsilon, name):
+  """Any `moments.Method` by post-processing, as a `base.Rule`."""
+  base.check_not_negative(epsilon=epsilon)
+  first, second = method
+
+  def init(specs):
+    return State(base.first_step(), first.init(specs), second.init(specs))
+
+  def update(state, releases, public=()):
+    del public
+    (release,) = releases
+    step = state.step + 1
+    mean, moment = first.update(state.first, release.mean, step)
+    nu = second.add(state.second, moments.squared(release.mean))
+    root = base.map_tree(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
+    return moments.divide(mean, root), State(step, moment, nu)
+
+  return base.Rule(init, base.isotropic, update, name=name)

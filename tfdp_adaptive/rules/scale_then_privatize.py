@@ -1,0 +1,81 @@
+"""Scale-then-privatize: clip and noise in the geometry the optimizer divides by."""
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import post_processing
+
+
+def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilon):
+  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8, over Adam.
+
+      s_t = 1 / (sqrt(nu_hat_{t-1}) + scale_epsilon)
+      g = (sum_j clip(s_t * g_j; zeta) + noise) / batch_size / s_t;   then Adam on g
+
+  `l2_norm_clip` (zeta) is in scaled units: a well preconditioned gradient has a
+  norm of about the square root of the number of parameters. The first step
+  clips the raw gradients at `l2_norm_clip * scale_epsilon`. Where
+  `l2_norm_clip * noise_multiplier / batch_size >= 1` the noise feeds itself
+  through the scale and the second moment grows without bound.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: Added to the root in the update, in gradient units, >= 0.
+    scale_epsilon: Added to the root in the scale, in gradient units, > 0; no
+      default is safe. Large recovers DP-Adam with the clip norm
+      `l2_norm_clip * scale_epsilon`; small puts the noise where gradients are
+      small.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return scaled(moments.adam(beta_1, beta_2), epsilon, scale_epsilon, 'scale_then_privatize')
+
+
+def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon):
+  """The same over AdaGrad: `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
+
+  Args:
+    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    epsilon: Added to the root in the update, in gradient units, >= 0.
+    scale_epsilon: Added to the root in the scale, in gradient units, > 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return scaled(
+      moments.adagrad(initial_accumulator_value), epsilon, scale_epsilon, 'dp_adagrad_stp')
+
+
+def dp_rmsprop_stp(rho=0.9, epsilon=1e-8, *, scale_epsilon):
+  """The same over RMSProp: `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.
+
+  Args:
+    rho: Decay of the second moment, in [0, 1).
+    epsilon: Added to the root in the update, in gradient units, >= 0.
+    scale_epsilon: Added to the root in the scale, in gradient units, > 0.
+
+  Returns:
+    A `base.Rule` whose direction has no unit.
+  """
+  return scaled(moments.rmsprop(rho), epsilon, scale_epsilon, 'dp_rmsprop_stp')
+
+
+def scaled(method, epsilon, scale_epsilon, name):
+  """Any `moments.Method` behind its own scale, as a `base.Rule`."""
+  base.check_positive(scale_epsilon=scale_epsilon)
+  rule = post_processing.adaptive(method, epsilon, name)
+
+  def query(state, public=()):
+    del public
+    estimate = method.second.estimate(state.second, state.step)
+    return (base.Query(base.map_tree(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)),)
+
+  def update(state, releases, public=()):
+    (release,), (asked,) = releases, query(state)
+    mean = base.unscale(release.mean, asked.scale)
+    return rule.update(state, (release._replace(mean=mean),), public)
+
+  return rule._replace(query=query, update=update)

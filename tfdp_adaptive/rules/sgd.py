@@ -1,0 +1,45 @@
+"""DP-SGD with momentum; with a correlated mechanism, DP-FTRL / DP-MF."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  first: base.Tree  # Momentum in gradient units, or ().
+
+
+def dp_sgd(momentum=0.0, nesterov=False):
+  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5.
+
+      m = momentum * m + g
+      direction = m                  (Nesterov: g + momentum * m)
+
+  Args:
+    momentum: In [0, 1). Undamped: the direction grows to `g / (1 - momentum)`.
+    nesterov: Whether to look ahead; needs `momentum > 0`.
+
+  Returns:
+    A `base.Rule` whose direction has the units of a gradient.
+  """
+  base.check_decay(momentum=momentum)
+  if nesterov and not momentum:
+    raise ValueError('`momentum` must be positive with `nesterov=True`. '
+                     f'Received: momentum={momentum}.')
+  first = moments.heavy_ball(momentum, nesterov) if momentum else moments.gradient_itself()
+
+  def init(specs):
+    return State(base.first_step(), first.init(specs))
+
+  def update(state, releases, public=()):
+    del public
+    (release,) = releases
+    step = state.step + 1
+    direction, moment = first.update(state.first, release.mean, step)
+    return direction, State(step, moment)
+
+  return base.Rule(init, base.isotropic, update, name='dp_sgd')

@@ -1,0 +1,109 @@
+"""What a rule may have released besides the mean, and how much noise it takes.
+
+`zeta` is the clip norm, `B` the batch size, `D1` the sensitivity of the mean.
+Sensitivities hold for batches of ANY size (Poisson sampling): whatever is not
+linear in the records is computed on a mean projected onto the ball of radius
+zeta. All are derived in algorithms.md, sections 4 and 5.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+
+
+def square_of_mean(share=0.5, printed_2B_plus_1=False):
+  """The squared mean, `clip(S / B; zeta)^2`: independent moment estimation.
+
+  The sensitivity is `(2 B - 1) * zeta^2 / B^2` for B >= 2 under zero_out and
+  add_remove (equation 4.3 for the rest), attained by equal one-sparse records.
+
+  Args:
+    share: Of the step's budget that goes to the mean, in (0, 1).
+    printed_2B_plus_1: Use `(2 B + 1)`, the constant printed in Algorithm 6 of
+      Ganesh et al. (2025): safe, but larger than needed. Not for replace.
+
+  Returns:
+    A `base.Statistic`; both releases together cost what the mean alone costs.
+  """
+  _check_share(share)
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    relative = base.mean_sensitivity(1.0, batch_size, adjacency)
+    if not printed_2B_plus_1:
+      second = square_sensitivity(relative)
+    elif adjacency == 'replace':
+      raise ValueError("`adjacency` must be 'zero_out' or 'add_remove' with "
+                       "`printed_2B_plus_1=True`. Received: adjacency='replace'.")
+    else:
+      second = max((2 * batch_size + 1) / batch_size**2, square_sensitivity(relative))
+    return _split(share, relative, second, clip_norm)
+
+  return base.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+
+
+def mean_of_squares(share=0.5):
+  """The mean of the squared clipped records: square, then average.
+
+  Every record adds at most `zeta^2 / B` whatever the others are; sqrt(2) times
+  that is the distance of two records under replace. It estimates E[g^2] of one
+  record rather than the square of the mean, and so is larger by up to B.
+
+  Args:
+    share: Of the step's budget that goes to the mean, in (0, 1).
+
+  Returns:
+    A `base.Statistic`; both releases together cost what the mean alone costs.
+  """
+  _check_share(share)
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    relative = base.mean_sensitivity(1.0, batch_size, adjacency)
+    second = (math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch_size
+    return _split(share, relative, second, clip_norm)
+
+  return base.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+
+
+def square_sensitivity(distance):
+  """sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: root of (4.3)."""
+  if distance <= 2 / 3:
+    return distance * (2 - distance)
+  if distance <= math.sqrt(2):
+    return distance * math.sqrt(2 - distance**2 / 2)
+  return math.sqrt(2)
+
+
+def _measure_square_of_mean(mean, square, clip_norm, secret):
+  del square
+  norm = tf.linalg.global_norm(tf.nest.flatten(mean))
+  # Equation 4.2; the identity for batches of at most B records.
+  shrink = tf.minimum(tf.ones_like(norm), base.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
+  shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
+  return base.map_tree(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
+
+
+def _measure_mean_of_squares(mean, square, clip_norm, secret):
+  del mean, clip_norm
+  return square, secret
+
+
+def _split(share, relative, second, clip_norm):
+  """(4.1), from the sensitivities for a clip norm of one."""
+  return (relative / math.sqrt(share) * clip_norm,
+          second / math.sqrt(1 - share) * clip_norm**2)
+
+
+def _check_share(share):
+  if not 0 < share < 1:
+    raise ValueError(f'`share` must be in (0, 1). Received: share={share}.')
+
+
+def _same(specs):
+  return specs
+
+
+def _nothing(specs):
+  del specs
+  return ()
