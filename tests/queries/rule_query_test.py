@@ -1,0 +1,247 @@
+"""RuleQuery: the same numbers as float64 NumPy, bounded records, honest noise."""
+
+import collections
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import queries
+from tfdp_adaptive import rules
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.rules import base
+
+CLIP, SIGMA, BATCH, SEED = 0.5, 0.8, 4, 11
+SPECS = collections.OrderedDict(
+    kernel=tf.TensorSpec([3, 2], tf.float32), bias=tf.TensorSpec([2], tf.float32))
+RULES = {
+    'dp_sgd': lambda: rules.dp_sgd(momentum=0.9),
+    'dp_adam': rules.dp_adam,
+    'dp_adam_bc': rules.dp_adam_bc,
+    'dp_adam_ime': rules.dp_adam_ime,
+    'scale_then_privatize': lambda: rules.scale_then_privatize(scale_epsilon=0.1),
+}
+
+
+def make_query(rule, noise_multiplier=SIGMA, **kwargs):
+  arguments = dict(l2_norm_clip=CLIP, noise_multiplier=noise_multiplier, batch_size=BATCH)
+  arguments.update(kwargs)
+  return queries.RuleQuery(rule, SPECS, **arguments)
+
+
+def scaled_query(rule):
+  """One whose scales differ from coordinate to coordinate after a few rounds."""
+  return make_query(rule, 0.2, l2_norm_clip=8 * CLIP, seed=SEED)
+
+
+def rounds_of_records(rounds=4, seed=0):
+  """Cohorts of different sizes, an empty one included."""
+  rng = np.random.default_rng(seed)
+  return [[collections.OrderedDict(kernel=rng.normal(size=(3, 2)).astype(np.float32),
+                                   bias=rng.normal(size=2).astype(np.float32))
+           for _ in range(size)] for size in (5, 2, 0, 4)[:rounds]]
+
+
+def flat(tree):
+  return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in tf.nest.flatten(tree)])
+
+
+def run(query, cohorts, wrap=lambda f: f):
+  """Directions of the DPQuery protocol, and its last state."""
+  state = query.initial_global_state()
+  preprocess = wrap(query.preprocess_record)
+  finish = wrap(lambda sums, state: query.get_noised_result(sums, state)[:2])
+  directions = []
+  for records in cohorts:
+    params = query.derive_sample_params(state)
+    sums = query.initial_sample_state(SPECS)
+    for record in records:
+      record = tf.nest.map_structure(tf.constant, record)
+      sums = query.accumulate_preprocessed_record(sums, preprocess(params, record))
+    direction, state = finish(sums, state)
+    directions.append(flat(direction))
+  return directions, state
+
+
+def noise_rows(count, specs):
+  stream = noise_lib.stream(independent.IndependentGaussian(), lambda: keys.from_seed(SEED))
+  state, rows = stream.init(specs), []
+  for _ in range(count):
+    row, _, state = stream.next(state, specs)
+    rows.append(flat(row))
+  return rows
+
+
+def adam_oracle(cohorts, sigma, scale_epsilon=None):
+  """DP-Adam, and scale-then-privatize over it, in float64 (algorithms 5 and 8)."""
+  rows = noise_rows(len(cohorts), (((SPECS, ()),)))
+  mu = nu = nu_hat = np.zeros(8)
+  directions = []
+  for t, (records, row) in enumerate(zip(cohorts, rows), 1):
+    s = 1.0 if scale_epsilon is None else 1 / (np.sqrt(nu_hat) + scale_epsilon)
+    total = np.zeros(8)
+    for record in records:
+      v = s * flat(record)
+      total += v * min(1, CLIP / np.linalg.norm(v))
+    g = (total + sigma * CLIP * row) / BATCH / s
+    mu = 0.9 * mu + 0.1 * g
+    nu = 0.999 * nu + 0.001 * g**2
+    nu_hat = nu / (1 - 0.999**t)
+    directions.append(mu / (1 - 0.9**t) / (np.sqrt(nu_hat) + 1e-8))
+  return directions
+
+
+@pytest.mark.parametrize('sigma', [0.0, SIGMA])
+@pytest.mark.parametrize('scale_epsilon', [None, 0.1])
+def test_equals_adam_in_numpy(sigma, scale_epsilon):
+  rule = (rules.dp_adam() if scale_epsilon is None
+          else rules.scale_then_privatize(scale_epsilon=scale_epsilon))
+  cohorts = rounds_of_records()
+  actual, _ = run(make_query(rule, sigma, seed=SEED), cohorts)
+  np.testing.assert_allclose(
+      actual, adam_oracle(cohorts, sigma, scale_epsilon), rtol=2e-4, atol=1e-6)
+  if sigma:  # A record of the wrong sign is another result, once there is noise.
+    negated = [[tf.nest.map_structure(np.negative, r) for r in records] for records in cohorts]
+    assert np.abs(-flat(adam_oracle(negated, sigma, scale_epsilon)) - flat(actual)).max() > 0.1
+
+
+@pytest.mark.parametrize('name', RULES)
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_graph_and_xla_equal_eager_without_noise(name, jit_compile):
+  # With noise only the graph can: XLA has random streams of its own.
+  sigma = 0.0 if jit_compile else SIGMA
+  wrap = lambda function: tf.function(function, jit_compile=jit_compile)
+  eager, _ = run(make_query(RULES[name](), sigma, seed=SEED), rounds_of_records())
+  graph, _ = run(make_query(RULES[name](), sigma, seed=SEED), rounds_of_records(), wrap)
+  np.testing.assert_allclose(graph, eager, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_noise_has_its_standard_deviation_and_no_other(jit_compile):
+  specs = tf.TensorSpec([1500], tf.float32)
+  query = queries.RuleQuery(rules.dp_sgd(), specs, l2_norm_clip=CLIP, noise_multiplier=SIGMA,
+                            batch_size=BATCH, seed=SEED)
+  result = tf.function(lambda state: query.get_noised_result(
+      query.initial_sample_state(specs), state)[:2], jit_compile=jit_compile)
+  state = query.initial_global_state()
+  samples = []
+  for _ in range(2):
+    direction, state = result(state)
+    samples.append(direction.numpy())
+  assert not np.any(samples[0] == samples[1])
+  std = SIGMA * CLIP / BATCH
+  for factor in (1, 2 / 3, 1.5):
+    accepted = stats.kstest(np.concatenate(samples), 'norm', (0, std * factor)).pvalue > 1e-3
+    assert accepted == (factor == 1)
+
+
+def test_replace_adjacency_doubles_the_noise():
+  cohorts = [[], []]
+  single, _ = run(make_query(rules.dp_sgd(), seed=SEED), cohorts)
+  double, _ = run(make_query(rules.dp_sgd(), seed=SEED, adjacency='replace'), cohorts)
+  np.testing.assert_allclose(double, 2 * np.asarray(single), rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_a_record_moves_the_sums_by_at_most_the_clip_norm(name):
+  """Users with nothing, NaN, infinite and huge updates, in the geometry of a later round."""
+  query = scaled_query(RULES[name]())
+  _, state = run(query, rounds_of_records())
+  params = query.derive_sample_params(state)
+  clip = 8 * CLIP
+  scale = flat(params.scales[0]) if name == 'scale_then_privatize' else np.ones(8)
+  assert name != 'scale_then_privatize' or scale.max() > 1.5 * scale.min()
+  base_record = rounds_of_records(1, seed=5)[0][0]
+  for factor in (0.0, 1e-3, 1.0, 1e6, 1e30, np.inf, np.nan):
+    with np.errstate(invalid='ignore'):
+      record = tf.nest.map_structure(lambda x: x * np.float32(factor), base_record)
+    (sums,) = query.preprocess_record(params, record)
+    norm = np.linalg.norm(flat(sums.total))
+    assert norm <= clip * (1 + 1e-6)
+    if not np.isfinite(factor):
+      assert norm == 0
+    elif factor > 1:
+      assert norm == pytest.approx(clip, rel=1e-5)
+      v = scale * flat(base_record)
+      np.testing.assert_allclose(flat(sums.total), v / np.linalg.norm(v) * clip, rtol=1e-4)
+
+
+def test_every_init_draws_a_key_of_its_own():
+  query = make_query(rules.dp_adam())
+  graph_init = tf.function(query.initial_global_state)
+  drawn = {tuple(init().privatizer.noise.key.numpy())
+           for init in (query.initial_global_state, graph_init) for _ in range(3)}
+  assert len(drawn) == 6
+
+
+def test_a_plan_gives_the_numbers():
+  plan = tfdp.PrivacyPlan(
+      batch_size=BATCH, steps=2, l2_norm_clip=CLIP, noise_multiplier=SIGMA, target_delta=1e-5,
+      population_size=8, unit='user', adjacency='replace', sampling=tfdp.sampling.FixedOrder())
+  planned = queries.RuleQuery(rules.dp_sgd(), SPECS, plan=plan, seed=SEED)
+  direct = make_query(rules.dp_sgd(), adjacency='replace', seed=SEED)
+  np.testing.assert_array_equal(run(planned, [[], []])[0], run(direct, [[], []])[0])
+  with pytest.raises(tf.errors.InvalidArgumentError, match='cover 2 steps'):
+    run(planned, [[], [], []])
+
+
+def test_events():
+  assert make_query(rules.dp_adam_ime()).event == dp_accounting.GaussianDpEvent(SIGMA)
+  assert make_query(rules.dp_sgd(), 0.0).event == dp_accounting.NonPrivateDpEvent()
+  *_, event = make_query(rules.dp_sgd()).get_noised_result(
+      make_query(rules.dp_sgd()).initial_sample_state(),
+      make_query(rules.dp_sgd()).initial_global_state())
+  assert event == dp_accounting.GaussianDpEvent(SIGMA)
+
+
+def test_rules_that_need_the_parameters_are_refused():
+  rule = rules.dp_sgd()
+  with pytest.raises(ValueError, match='public gradients at the current parameters'):
+    make_query(rule._replace(public='mean'))
+  with pytest.raises(ValueError, match='project the parameters'):
+    make_query(rule._replace(project=lambda state, params: params))
+
+
+def test_missing_or_doubled_numbers_are_refused():
+  with pytest.raises(ValueError, match=r"Received: \['noise_multiplier'\] missing"):
+    queries.RuleQuery(rules.dp_sgd(), SPECS, l2_norm_clip=1.0, batch_size=2)
+  with pytest.raises(ValueError, match='already fixes'):
+    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object(), batch_size=2)
+
+
+def test_a_record_of_another_structure_is_refused():
+  query = make_query(rules.dp_sgd())
+  with pytest.raises(TypeError, match='structure'):
+    query.preprocess_record(query.derive_sample_params(query.initial_global_state()),
+                            [tf.zeros([3, 2]), tf.zeros([2])])
+
+
+def test_records_of_low_precision_are_noised_in_float32():
+  specs = tf.TensorSpec([4], tf.bfloat16)
+  query = queries.RuleQuery(rules.dp_adam(), specs, l2_norm_clip=CLIP, noise_multiplier=SIGMA,
+                            batch_size=BATCH)
+  state = query.initial_global_state()
+  (sums,) = query.preprocess_record(query.derive_sample_params(state), tf.ones([4], tf.bfloat16))
+  direction, state, _ = query.get_noised_result((sums,), state)
+  assert sums.total.dtype == tf.float32 and direction.dtype == tf.bfloat16
+  assert all(leaf.dtype != tf.bfloat16 for leaf in tf.nest.flatten(state))
+
+
+def test_euclidean_projection_reaches_the_record():
+  rule = RULES['scale_then_privatize']()._replace(
+      asks=(base.Ask(projection='euclidean'),))
+  query = scaled_query(rule)
+  _, state = run(query, rounds_of_records())
+  params = query.derive_sample_params(state)
+  record = rounds_of_records(1, seed=5)[0][0]
+  (sums,) = query.preprocess_record(params, record)
+  (rescaled,) = scaled_query(RULES['scale_then_privatize']()).preprocess_record(params, record)
+  scale, x = flat(params.scales[0]), flat(record)
+  assert np.linalg.norm(flat(sums.total)) == pytest.approx(8 * CLIP, rel=1e-5)
+  nearest = np.linalg.norm(x - flat(sums.total) / scale)
+  assert nearest < np.linalg.norm(x - flat(rescaled.total) / scale) - 1e-3

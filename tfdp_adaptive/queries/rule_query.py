@@ -1,0 +1,137 @@
+"""A whole private optimizer as a DPQuery: records in, update direction out.
+
+The geometry of every round (scales and clip norms, functions of past releases)
+travels to the clients through `derive_sample_params`, so user-level
+scale-then-privatize, delayed preconditioners and independent moments need no
+aggregator of their own in TensorFlow Federated.
+"""
+
+from typing import Any, NamedTuple
+
+import dp_accounting
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import privatizer
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.rules import base
+
+_dp_query = compat.privacy_module('dp_query')
+if _dp_query is None:
+  raise ImportError('`tfdp_adaptive.queries` needs tensorflow_privacy. '
+                    'Install it with `pip install --no-deps tensorflow-privacy==0.9.0`.')
+
+
+class State(NamedTuple):
+  """Global state. SECRET: it holds the noise still to come."""
+
+  rule: Any
+  privatizer: privatizer.State
+
+
+class Params(NamedTuple):
+  """What a client needs to clip its record; public."""
+
+  scales: Any  # Tree per ask, or ().
+  clips: Any  # [] absolute clip norm per ask, in scaled units.
+
+
+def check_rule(rule):
+  """Raises unless releases alone determine the rule's update."""
+  if rule.public is not None or rule.project is not None:
+    needs = ('public gradients at the current parameters' if rule.public is not None
+             else 'to project the parameters')
+    raise ValueError(f'`rule` must not need the parameters: a DPQuery never sees them, and '
+                     f'{rule.name} needs {needs}. Use its Keras optimizer. '
+                     f'Received: rule={rule.name!r}.')
+
+
+class RuleQuery(_dp_query.SumAggregationDPQuery):
+  """The DPQuery of a rule: its result is the rule's direction, to be descended.
+
+  Records are gradient-like (`initial - final` for model updates). Every record
+  is clipped in the geometry of the round; the sum has the L2 sensitivity that
+  `privatizer.Privatizer` adds noise for, so one round costs one Gaussian
+  mechanism of the noise multiplier under the given adjacency.
+
+  Works in eager mode, in `tf.function` (XLA included) and in TFF's
+  `DifferentiallyPrivateFactory`.
+
+  Args:
+    rule: A `tfdp.rules` rule that needs neither public gradients nor parameters.
+    specs: Tree of `tf.TensorSpec` like a record; TFF passes no template at `init`.
+    plan: A `tfdp.PrivacyPlan`, instead of the numbers below.
+    l2_norm_clip: Clip norm of a record, in the units of the rule's scaled records.
+    noise_multiplier: Noise standard deviation in clip norms.
+    batch_size: EXPECTED number of records per round, the divisor.
+    adjacency: 'zero_out', 'add_remove' or 'replace'.
+    mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
+    steps: Number of rounds accounted for; None for no limit.
+    seed: For tests only: fixed noise protects nobody.
+    allow_non_private: Accept a rule that releases a statistic without noise.
+  """
+
+  def __init__(self, rule, specs, *, plan=None, l2_norm_clip=None, noise_multiplier=None,
+               batch_size=None, adjacency='zero_out', mechanism=None, steps=None, seed=None,
+               allow_non_private=False):
+    check_rule(rule)
+    numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
+                   batch_size=batch_size)
+    if plan is not None:
+      given = [name for name, value in dict(numbers, mechanism=mechanism, steps=steps).items()
+               if value is not None]
+      if given:
+        raise ValueError(f'`plan` already fixes {given}; leave them out. Received: both.')
+      plan.check_rule(rule)
+      numbers = {name: getattr(plan, name) for name in numbers}
+      adjacency, mechanism, steps = plan.adjacency, plan.mechanism, plan.steps
+    missing = [name for name, value in numbers.items() if value is None]
+    if missing:
+      raise ValueError(f'`plan`, or each of {sorted(numbers)}, must be given. '
+                       f'Received: {missing} missing.')
+    self._rule = rule
+    self._specs = specs
+    self._mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    self._privatizer = privatizer.Privatizer(
+        rule.asks, specs, **numbers, adjacency=adjacency, mechanism=self._mechanism, steps=steps,
+        seed=seed, allow_non_private=allow_non_private)
+
+  @property
+  def event(self):
+    """The `DpEvent` of one round, before any amplification by sampling.
+
+    Correlated noise has no event of its own per round: the plan has the event
+    of the whole run.
+    """
+    if not self._privatizer.noise_multiplier or not all(
+        ask.second is None or ask.second.private for ask in self._rule.asks):
+      return dp_accounting.NonPrivateDpEvent()
+    if isinstance(self._mechanism, independent.IndependentGaussian):
+      return dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)
+    return dp_accounting.UnsupportedDpEvent()
+
+  def initial_global_state(self):
+    return State(self._rule.init(self._privatizer.specs), self._privatizer.init())
+
+  def derive_sample_params(self, global_state):
+    queries = self._rule.query(global_state.rule, ())
+    return Params(tuple(query.scale for query in queries), self._privatizer.resolve(queries))
+
+  def initial_sample_state(self, template=None):
+    del template  # The sums' own structure, which a record does not have.
+    return tuple(clipping.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
+
+  def preprocess_record(self, params, record):
+    tf.nest.assert_same_structure(record, self._specs)
+    record = base.map_tree(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
+    return tuple(
+        clipping.project_record(ask, base.Query(scale), clip, record)
+        for ask, scale, clip in zip(self._rule.asks, params.scales, params.clips))
+
+  def get_noised_result(self, sample_state, global_state):
+    queries = self._rule.query(global_state.rule, ())
+    releases, secret = self._privatizer.release(global_state.privatizer, queries, sample_state)
+    direction, rule = self._rule.update(global_state.rule, releases, ())
+    direction = base.map_tree(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
+    return direction, State(rule, secret), self.event
