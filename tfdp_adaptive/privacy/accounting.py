@@ -1,0 +1,194 @@
+"""From a plan to a dp_accounting event, and from an event to epsilon and delta.
+
+Convention of the whole library: the noise on the clipped sum of step t is
+`noise_multiplier * sensitivity of one record * (C^-1 Z)_t`, where one record's
+sensitivity is the clip norm, or twice that under replace. The noise already
+carries that factor, so events count in units of it and are read under
+add-or-remove; the sensitivity of C to a record's participations only ever
+divides here.
+"""
+
+import functools
+import math
+
+import dp_accounting
+from dp_accounting import pld
+from dp_accounting import rdp
+from scipy import optimize
+from scipy import special
+
+from tfdp_adaptive.privacy import checks
+
+ACCOUNTANTS = ('pld', 'rdp')
+# Same event, coarser grid: a slightly larger epsilon for a fraction of the time.
+_COARSE, _FINE = 1e-2, 1e-4
+_RELATION = dp_accounting.NeighboringRelation
+_HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
+
+
+def needs_current_library(what):
+  """Raises where dp-accounting is too old for `what`."""
+  if not _HAS_TRUNCATED:
+    raise ValueError(f'{what} needs dp-accounting 0.6.0 or later; earlier versions do not have '
+                     'it, or mean something else by it. Install a current dp-accounting.')
+
+
+def claims_amplification(plan):
+  """Whether the plan's mechanism may use its sampling's amplification."""
+  bands = plan.mechanism.bands
+  if not plan.sampling.amplified or bands is None:
+    return False
+  return bands <= getattr(plan.sampling, 'cycle', 1)
+
+
+def event(plan, steps, noise_multiplier=None):
+  """The DpEvent of the first `steps` steps of a plan (for `relation(plan)`)."""
+  sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
+  if not steps:
+    return dp_accounting.NoOpDpEvent()
+  if not sigma:
+    return dp_accounting.NonPrivateDpEvent()
+  if not claims_amplification(plan):
+    min_sep, max_participations = plan.participation(steps)
+    sensitivity = plan.mechanism.sensitivity(
+        min_sep=min_sep, max_participations=max_participations)
+    return dp_accounting.GaussianDpEvent(float(sigma / sensitivity))
+  probability, count = plan.sampling.compositions(plan, steps)
+  sigma = float(sigma / plan.mechanism.sensitivity(max_participations=1))
+  if relation(plan) is _RELATION.REPLACE_ONE:
+    sigma *= 2  # This relation counts noise in clip norms and doubles the sensitivity itself.
+  max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
+  if max_batch_size is None:
+    step = dp_accounting.GaussianDpEvent(sigma)
+    if probability < 1:
+      step = dp_accounting.PoissonSampledDpEvent(float(probability), step)
+  else:
+    step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        plan.population_size, float(probability), max_batch_size, sigma)
+  return dp_accounting.SelfComposedDpEvent(step, count)
+
+
+def relation(plan):
+  """The dp_accounting relation an event of this plan is read under."""
+  if claims_amplification(plan):
+    if plan.adjacency == 'replace':
+      return _RELATION.REPLACE_ONE
+    if plan.adjacency == 'zero_out' and hasattr(plan.sampling, 'max_batch_size'):
+      return _RELATION.REPLACE_SPECIAL
+  # Zero-out has the values of add-or-remove for (sampled) Gaussians, which is
+  # the relation that every dp-accounting version reads alike.
+  return _RELATION.ADD_OR_REMOVE_ONE
+
+
+def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE,
+            coarse=False):
+  """Smallest epsilon that the accountant proves at `target_delta`; `coarse` is a bit above."""
+  checks.probability(target_delta=target_delta)
+  sigma = _gaussian(dp_event)
+  if sigma is not None and accountant == 'pld':
+    return gaussian_epsilon(sigma, target_delta)
+  return max(0.0, float(_accountant(dp_event, accountant, neighbors, target_delta, coarse)
+                        .get_epsilon(target_delta)))
+
+
+def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+  """Smallest delta that the accountant proves at `target_epsilon`."""
+  checks.not_negative(target_epsilon=target_epsilon)
+  sigma = _gaussian(dp_event)
+  if sigma is not None and accountant == 'pld':
+    return gaussian_delta(sigma, target_epsilon)
+  return float(min(1.0, _accountant(dp_event, accountant, neighbors, 1e-5, False)
+                   .get_delta(target_epsilon)))
+
+
+def _gaussian(dp_event):
+  """The noise multiplier of an event that is one unsampled Gaussian, else None."""
+  count = 1
+  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
+    dp_event, count = dp_event.event, dp_event.count
+  if isinstance(dp_event, dp_accounting.GaussianDpEvent):
+    return dp_event.noise_multiplier / math.sqrt(count)
+  return None
+
+
+@functools.lru_cache(maxsize=64)
+def _accountant(dp_event, accountant, neighbors, target_delta, coarse):
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if accountant == 'rdp':
+    return _composed(rdp.RdpAccountant(neighboring_relation=neighbors), dp_event)
+  rough_accountant = _composed(pld.PLDAccountant(neighbors, _COARSE), dp_event)
+  if coarse:
+    return rough_accountant
+  # The grid must resolve epsilon, not more: at epsilon = 1000 a grid of 1e-4 takes minutes.
+  rough = rough_accountant.get_epsilon(target_delta)
+  interval = min(_COARSE, max(_FINE, rough * 1e-5)) if math.isfinite(rough) else _COARSE
+  return _composed(pld.PLDAccountant(neighbors, interval), dp_event)
+
+
+def _composed(accountant, dp_event):
+  if not accountant.supports(dp_event):
+    raise ValueError(f'{type(accountant).__name__} cannot account for {dp_event} under '
+                     f'{accountant.neighboring_relation.name}. Use accountant="pld".')
+  return accountant.compose(dp_event)
+
+
+def gaussian_delta(noise_multiplier, target_epsilon):
+  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8)."""
+  if not noise_multiplier:
+    return 1.0
+  mu = 1 / noise_multiplier
+  first = special.log_ndtr(mu / 2 - target_epsilon / mu)
+  second = target_epsilon + special.log_ndtr(-mu / 2 - target_epsilon / mu)
+  return float(math.exp(first) * -math.expm1(min(0.0, second - first)))
+
+
+def gaussian_epsilon(noise_multiplier, target_delta):
+  """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
+  if not noise_multiplier:
+    return math.inf
+  gap = lambda e: gaussian_delta(noise_multiplier, e) - target_delta
+  if gap(0.0) <= 0:
+    return 0.0
+  mu = 1 / noise_multiplier
+  upper = mu * (mu / 2 + math.sqrt(-2 * math.log(target_delta)))  # Phi(-x) <= exp(-x^2 / 2)
+  root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
+  return float(root * (1 + 1e-12))
+
+
+def calibrate(epsilon_of, target_epsilon):
+  """Smallest noise multiplier, up to 1e-3 of epsilon, that keeps to a target.
+
+  Args:
+    epsilon_of: `(noise_multiplier, coarse) -> epsilon`, decreasing; `coarse`
+      asks for a cheap value, a few percent off at most.
+    target_epsilon: Never exceeded by `epsilon_of(result, coarse=False)`.
+  """
+  checks.positive(target_epsilon=target_epsilon)
+  gap = lambda log_sigma: (math.log(max(epsilon_of(math.exp(log_sigma), True), 1e-300))
+                           - math.log(target_epsilon))
+  high = 0.0
+  while gap(high) > 0:
+    high += 1
+    if high > 30:
+      raise ValueError('No noise multiplier below 1e13 reaches the target. '
+                       f'Received: target_epsilon={target_epsilon}.')
+  low = high - 1
+  while gap(low) <= 0:
+    low -= 1
+    if low < -12:
+      raise ValueError('The target is reached with a noise multiplier below 1e-5, which is no '
+                       f'privacy. Received: target_epsilon={target_epsilon}.')
+  log_sigma = optimize.brentq(gap, low, low + 1, xtol=1e-6)
+  slope = -1.0  # d log(epsilon) / d log(noise multiplier), refined by secants.
+  previous = None
+  for _ in range(30):
+    error = math.log(max(epsilon_of(math.exp(log_sigma), False), 1e-300) / target_epsilon)
+    if -1e-3 <= error <= 0:
+      return math.exp(log_sigma)
+    if previous is not None and log_sigma != previous[0]:
+      secant = (error - previous[1]) / (log_sigma - previous[0])
+      slope = secant if secant < -0.05 else slope
+    previous = log_sigma, error
+    log_sigma -= (error + 3e-4) / slope
+  raise ValueError('The noise multiplier did not converge. '
+                   f'Received: target_epsilon={target_epsilon}.')

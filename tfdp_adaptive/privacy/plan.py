@@ -1,0 +1,305 @@
+"""The privacy of a training run as one public constant: what runs is what is accounted."""
+
+import dataclasses
+from typing import Iterator, Optional, Tuple, Union
+
+import numpy as np
+
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import checks
+from tfdp_adaptive.privacy import sampling as sampling_lib
+from tfdp_adaptive.privacy import statement as statement_lib
+
+UNITS = ('example', 'user')
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+  """Everything that decides the privacy of a run, fixed before it starts.
+
+  The noise on a clipped sum has standard deviation `noise_multiplier *
+  l2_norm_clip` (twice that under replace) times the mechanism's row norm. The
+  sum is divided by `batch_size`, never by the number of records that came.
+
+  Attributes:
+    batch_size: Expected batch size B, in units of privacy; a public constant.
+    steps: Number T of steps (rounds) the run may take.
+    l2_norm_clip: Clip norm of a record.
+    noise_multiplier: Standard deviation of the noise in units of one record's
+      sensitivity. 0 is allowed for experiments: epsilon is then infinite.
+    target_delta: The delta at which epsilon is reported.
+    population_size: Number N of records (users, if `unit` is 'user').
+    population_is_public: Whether N may be known. By default True for zero_out
+      and replace, under which neighbours have the same size; under add_remove
+      it must be said, or `Poisson(sampling_probability=...)` given instead.
+    unit: 'example' or 'user', what one record is.
+    adjacency: 'zero_out' (a record against an empty one), 'add_remove', or
+      'replace' (a record against any other).
+    sampling: A scheme of `tfdp.sampling`.
+    min_sep: Smallest distance between two participations of a record; at most
+      the sampling's own, which is the default.
+    max_participations: Largest number of them; at least the sampling's own.
+    mechanism: A mechanism of `tfdp.mechanisms`.
+    seed: Fixes all coins, FOR TESTS ONLY; the statement says so.
+
+  Example:
+
+    >>> plan = PrivacyPlan.calibrate(
+    ...     target_epsilon=2.0, target_delta=1e-5, population_size=10_000,
+    ...     batch_size=100, steps=1000, l2_norm_clip=1.0)
+    >>> 1.98 <= plan.epsilon() <= 2.0
+    True
+  """
+
+  batch_size: Union[int, float]
+  steps: int
+  l2_norm_clip: float
+  noise_multiplier: float
+  target_delta: float
+  population_size: Optional[int] = None
+  population_is_public: Optional[bool] = None
+  unit: str = 'example'
+  adjacency: str = 'zero_out'
+  sampling: sampling_lib.Sampling = sampling_lib.Poisson()
+  min_sep: Optional[int] = None
+  max_participations: Optional[int] = None
+  mechanism: mechanisms.Mechanism = dataclasses.field(
+      default_factory=mechanisms.IndependentGaussian)
+  seed: Optional[int] = None
+
+  def __post_init__(self):
+    checks.positive(batch_size=self.batch_size, l2_norm_clip=self.l2_norm_clip)
+    checks.whole(steps=self.steps)
+    checks.not_negative(noise_multiplier=self.noise_multiplier)
+    checks.probability(target_delta=self.target_delta)
+    checks.one_of(UNITS, unit=self.unit)
+    checks.one_of(sampling_lib.ADJACENCIES, adjacency=self.adjacency)
+    if not isinstance(self.sampling, sampling_lib.Sampling):
+      raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
+                       f'`tfdp.sampling.Poisson()`. Received: sampling={self.sampling!r}.')
+    if not isinstance(self.mechanism, mechanisms.Mechanism):
+      raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                       f'`IndependentGaussian()`. Received: mechanism={self.mechanism!r}.')
+    if self.seed is not None:
+      checks.whole(0, seed=self.seed)
+    self._check_population()
+    self.sampling.check(self)
+    self._check_accountable()
+    self._check_participation()
+
+  def _check_population(self):
+    if self.population_is_public is None:
+      object.__setattr__(self, 'population_is_public', self.adjacency != 'add_remove')
+    if self.population_size is None:
+      return
+    checks.whole(population_size=self.population_size)
+    if self.batch_size > self.population_size:
+      raise ValueError('`batch_size` must be at most the population size. Received: '
+                       f'batch_size={self.batch_size}, population_size={self.population_size}.')
+    if not self.population_is_public:
+      raise ValueError(
+          'The sampling probability, the batch size and the number of records the data must have '
+          'come from `population_size`, so it must be public. Declare it with '
+          'population_is_public=True, use adjacency="zero_out", or leave it out and give '
+          '`Poisson(sampling_probability=...)`. Received: '
+          f'population_size={self.population_size}, adjacency={self.adjacency!r}, '
+          'population_is_public=False.')
+
+  def _check_accountable(self):
+    scheme = type(self.sampling).__name__
+    if self.adjacency not in self.sampling.adjacencies:
+      raise ValueError(
+          f'{scheme} cannot be accounted for under {self.adjacency!r} adjacency; it can under '
+          f'{self.sampling.adjacencies}. Received: adjacency={self.adjacency!r}.')
+    if self.mechanism.steps is not None and self.mechanism.steps < self.steps:
+      raise ValueError(
+          f'The mechanism was designed for {self.mechanism.steps} steps; design it for at least '
+          f'as many as the plan has. Received: steps={self.steps}.')
+    if self.sampling.amplified and not self.amplified:
+      raise ValueError(
+          f'{scheme} amplifies privacy only for '
+          + ('independent noise; use CyclicPoisson with a banded mechanism, or FixedOrder.'
+             if not hasattr(self.sampling, 'cycle') else
+             'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
+          + f' Received: mechanism={type(self.mechanism).__name__} with '
+          f'bands={self.mechanism.bands}, sampling={self.sampling!r}.')
+    if self.amplified and self.adjacency == 'replace':
+      accounting.needs_current_library('Poisson sampling under replace adjacency')
+    if hasattr(self.sampling, 'max_batch_size'):
+      accounting.needs_current_library('TruncatedPoisson')
+
+  def _check_participation(self):
+    min_sep, max_participations = self.sampling.participation(self, self.steps)
+    if self.min_sep is not None:
+      checks.whole(min_sep=self.min_sep)
+      if self.min_sep > min_sep:
+        raise ValueError(
+            f'`min_sep` must be at most {min_sep}, what {self.sampling!r} keeps to. '
+            f'Received: min_sep={self.min_sep}.')
+    if self.max_participations is not None:
+      checks.whole(max_participations=self.max_participations)
+      if self.max_participations < max_participations:
+        raise ValueError(
+            f'`max_participations` must be at least {max_participations}, what '
+            f'{self.sampling!r} can reach in {self.steps} steps. '
+            f'Received: max_participations={self.max_participations}.')
+    if not self.amplified:
+      self.mechanism.sensitivity(  # Refuses what it does not know.
+          min_sep=self.participation()[0], max_participations=self.participation()[1])
+
+  @classmethod
+  def calibrate(cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
+                **fields) -> 'PrivacyPlan':
+    """The plan with the least noise whose epsilon is at most `target_epsilon`.
+
+    Args:
+      target_epsilon: Never exceeded; `plan.epsilon(accountant=accountant)` is
+        within 1% below it.
+      target_delta: See the class.
+      accountant: 'pld' (tight) or 'rdp'.
+      **fields: The other attributes, without `noise_multiplier`.
+    """
+    if 'noise_multiplier' in fields:
+      raise ValueError('`noise_multiplier` is what `calibrate` finds: leave it out. '
+                       f'Received: noise_multiplier={fields["noise_multiplier"]}.')
+    checks.positive(target_epsilon=target_epsilon)
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
+    noise_multiplier = accounting.calibrate(
+        lambda sigma, coarse: accounting.epsilon(
+            accounting.event(plan, plan.steps, sigma), target_delta, accountant,
+            accounting.relation(plan), coarse),
+        target_epsilon)
+    return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+
+  @property
+  def amplified(self) -> bool:
+    """Whether amplification by sampling is claimed."""
+    return accounting.claims_amplification(self)
+
+  @property
+  def noise_stddev(self) -> float:
+    """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
+    sensitivity = self.l2_norm_clip * (2 if self.adjacency == 'replace' else 1)
+    return self.noise_multiplier * sensitivity
+
+  def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
+    """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
+    steps = self._steps(steps)
+    min_sep, max_participations = self.sampling.participation(self, steps)
+    if self.max_participations is not None:
+      max_participations = min(self.max_participations, steps)
+    return self.min_sep or min_sep, max_participations
+
+  def _steps(self, steps):
+    if steps is None:
+      return self.steps
+    checks.whole(0, steps=steps)
+    if steps > self.steps:
+      raise ValueError(f'`steps` must be at most the plan\'s {self.steps}. Received: steps={steps}.')
+    return int(steps)
+
+  def event(self, steps: Optional[int] = None):
+    """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
+    return accounting.event(self, self._steps(steps))
+
+  def epsilon(self, steps: Optional[int] = None, accountant: str = 'pld', rule=None) -> float:
+    """Epsilon at `target_delta` after `steps` steps, by default after all.
+
+    Args:
+      steps: Steps (rounds) done so far.
+      accountant: 'pld' (tight) or 'rdp'.
+      rule: The rule that is run, if it may be one without a guarantee; its
+        epsilon is infinite.
+    """
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    if rule is not None and not self.check_rule(rule):
+      return float('inf')
+    return accounting.epsilon(
+        self.event(steps), self.target_delta, accountant, accounting.relation(self))
+
+  def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
+    """Delta at `epsilon` after `steps` steps."""
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    return accounting.delta(self.event(steps), epsilon, accountant, accounting.relation(self))
+
+  def check_rule(self, rule) -> bool:
+    """Refuses a rule whose releases this plan cannot account for.
+
+    Returns:
+      Whether the rule has a guarantee at all; False for the noiseless
+      diagnostics, which the optimizer gates.
+    """
+    statistics = [ask.second for ask in rule.asks if ask.second is not None]
+    if self.amplified and not all(s.amplifiable for s in statistics):
+      raise ValueError(
+          f'The rule {rule.name!r} releases a statistic of past clean data, which sampling does '
+          'not amplify. Use sampling=tfdp.sampling.FixedOrder(). '
+          f'Received: sampling={self.sampling!r}.')
+    if self.amplified and self.adjacency == 'replace' and (statistics or len(rule.asks) > 1):
+      raise ValueError(
+          'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
+          f'only, and the rule {rule.name!r} releases more. Use adjacency="zero_out", or '
+          'sampling=tfdp.sampling.FixedOrder().')
+    return all(s.private for s in statistics)
+
+  def index_batches(self, size: Optional[int] = None, start_step: int = 0) -> Iterator[np.ndarray]:
+    """Record indices of steps `start_step`, ..., `steps - 1`; drawn anew at every call.
+
+    Args:
+      size: Number of records there are; must be `population_size` where the
+        plan has one.
+      start_step: Steps done so far, when a run is resumed.
+    """
+    if start_step >= self.steps:
+      raise ValueError(f'All {self.steps} steps of the plan are used up. '
+                       f'Received: start_step={start_step}.')
+    checks.whole(0, start_step=start_step)
+    size = self.population_size if size is None else size
+    if size is None:
+      raise ValueError('`size` must be given for a plan without a population size.')
+    if self.population_size not in (None, size):
+      raise ValueError(
+          f'The plan is for population_size={self.population_size} records, and the data has '
+          f'{size}. The sampling probability is a public constant of the plan: make the plan for '
+          'this data, or pass the data it was made for (a tf.data set must be unbatched).')
+    return self.sampling.index_batches(self, size, start_step)
+
+  def batches(self, data, *, start_step: int = 0, pad_to: Optional[int] = None):
+    """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
+    from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
+    return batches.dataset(self, data, start_step=start_step, pad_to=pad_to)
+
+  def statement(self, *, steps: Optional[int] = None, rule=None) -> str:
+    """What may honestly be said of the model, in plain text.
+
+    Args:
+      steps: Steps done, if fewer than planned.
+      rule: The rule that is run, to be named.
+    """
+    return statement_lib.statement(self, self._steps(steps), rule)
+
+  def get_config(self) -> dict:
+    """JSON-serializable; holds no secret (a `seed` of a test is not one)."""
+    config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    scheme, mechanism = self.sampling, self.mechanism
+    config['sampling'] = {
+        'class_name': type(scheme).__name__,
+        'config': {f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if f.init}}
+    config['mechanism'] = {
+        'class_name': type(mechanism).__name__, 'config': mechanism.get_config()}
+    return config
+
+  @classmethod
+  def from_config(cls, config: dict) -> 'PrivacyPlan':
+    config = dict(config)
+    scheme, mechanism = config['sampling'], config['mechanism']
+    config['sampling'] = sampling_lib.SCHEMES[scheme['class_name']](**scheme['config'])
+    mechanism_class = getattr(mechanisms, mechanism['class_name'], None)
+    if not (isinstance(mechanism_class, type)
+            and issubclass(mechanism_class, mechanisms.Mechanism)):
+      raise ValueError('The saved plan names a mechanism that `tfdp.mechanisms` does not have. '
+                       f'Received: {mechanism["class_name"]!r}.')
+    config['mechanism'] = mechanism_class(**mechanism['config'])
+    return cls(**config)

@@ -1,0 +1,110 @@
+"""The privacy statement: what can honestly be said of a trained model.
+
+Follows the reporting list of "How to DP-fy ML" (arXiv 2303.00654, section 5.3):
+setting and unit, what is covered, adjacency, sampling, mechanism, accountant,
+hyperparameters, and what the guarantee leaves out. Holds no secret.
+"""
+
+from importlib import metadata
+
+_UNITS = {
+    'example': 'one training example',
+    'user': 'one user, with all their data',
+}
+_ADJACENCY = {
+    'zero_out': 'one {unit} has a record, or an empty one in its place (zero-out)',
+    'add_remove': 'one {unit} is added or removed (add-or-remove)',
+    'replace': 'one {unit}\'s record is replaced by any other (replace-one)',
+}
+_LEFT_OUT = (
+    'the choice of hyperparameters, if other settings were tried on the same data',
+    'exact metrics and losses computed on the training data, and early stopping by them',
+    'vocabulary, normalisation and other preprocessing that looked at the data',
+    'anything else computed from the same records; guarantees of several runs add up',
+)
+
+
+def statement(plan, steps, rule=None):
+  """Plain text; `steps` of the plan's steps have been taken, with `rule`."""
+  private = rule is None or plan.check_rule(rule)
+  lines = [_guarantee(plan, steps, private, rule)]
+  lines.append(
+      f'Unit and adjacency: the unit of privacy is {_UNITS[plan.unit]}. Neighbouring data sets '
+      f'differ in that {_ADJACENCY[plan.adjacency].format(unit=plan.unit)}. ' + _population(plan))
+  lines.append('Sampling: ' + plan.sampling.describe(plan))
+  lines.append('Mechanism: ' + _mechanism(plan, rule))
+  lines.append('Accounting: ' + _accounting(plan, steps))
+  lines.append(
+      'Covered: the final weights, all intermediate weights, and every noised statistic the '
+      'optimizer released, together. '
+      'The noise state, random keys and per-example diagnostics are not released and must stay '
+      'secret.')
+  lines.append('Not covered: ' + '; '.join(_LEFT_OUT) + '.')
+  lines.append(_caveats(plan))
+  return '\n\n'.join(lines) + '\n'
+
+
+def _guarantee(plan, steps, private, rule):
+  if not private:
+    return (f'NO PRIVACY GUARANTEE: the rule {rule.name!r} uses a statistic of the data without '
+            'noise. Epsilon is infinite, whatever noise was added elsewhere.')
+  if not plan.noise_multiplier:
+    return ('NO PRIVACY GUARANTEE: the noise multiplier is 0 and epsilon is infinite. This is an '
+            'experiment, not a private model.')
+  done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
+          else f'after all {steps} steps')
+  text = (f'Guarantee: ({plan.epsilon(steps):.4g}, {plan.target_delta:g})-differential privacy '
+          f'{done}')
+  if steps < plan.steps:
+    text += f'; ({plan.epsilon():.4g}, {plan.target_delta:g}) at the end'
+  text += f'. It holds at the level of {_UNITS[plan.unit]}, in the central model of a trusted curator.'
+  if plan.population_size is not None and plan.target_delta * plan.population_size >= 1:
+    text += (f' WARNING: delta is not below 1/{plan.population_size}, one over the number of '
+             'records; such a delta permits publishing a record outright.')
+  return text
+
+
+def _population(plan):
+  if plan.population_size is None:
+    return 'The number of records is not used and stays private.'
+  return (f'The number of records, {plan.population_size}, is treated as public, and so are the '
+          'constants derived from it.')
+
+
+def _mechanism(plan, rule):
+  name = type(plan.mechanism).__name__
+  text = (f'{name}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
+          f'{plan.l2_norm_clip:g}: noise of standard deviation {plan.noise_stddev:.6g} before '
+          'correlation on the sum of clipped records, ')
+  if plan.adjacency == 'replace':
+    text += 'twice the clip norm per unit of noise multiplier because of replacement, '
+  text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
+           f'{plan.steps} steps planned.')
+  if rule is not None:
+    text += f' Update rule: {rule.name}, by post-processing of the noised releases.'
+  return text
+
+
+def _accounting(plan, steps):
+  text = f'dp_accounting {metadata.version("dp-accounting")}, '
+  if plan.amplified:
+    return text + (
+        f'privacy loss distributions, of {plan.event(steps)}. Amplification by sampling is '
+        'claimed; it holds only if the batches were the ones this plan drew.')
+  min_sep, count = plan.participation(steps)
+  sensitivity = plan.mechanism.sensitivity(min_sep=min_sep, max_participations=count)
+  return text + (
+      'as one Gaussian mechanism, exactly. '
+      f'A record takes part at most {count} times, at least {min_sep} steps apart: sensitivity '
+      f'{sensitivity:.6g} clip norms, effective noise multiplier '
+      f'{plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.')
+
+
+def _caveats(plan):
+  text = ('Caveats: noise and coins come from counter-based generators (Philox, PCG64) keyed by '
+          'the operating system\'s entropy, which are not cryptographic, and noise is added in '
+          'floating point; attacks on these are outside the guarantee.')
+  if plan.seed is not None:
+    text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
+             'run is a test and the guarantee above does not hold against them.')
+  return text
