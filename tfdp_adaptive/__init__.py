@@ -12,6 +12,16 @@ import importlib.util
 _EXPORTS = {
     'PrivacyPlan': 'privacy.plan',
     'sampling': 'privacy.sampling',
+    'DPOptimizer': 'optimizers',
+    'PrivacyError': 'optimizers',
+    **dict.fromkeys((
+        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'models'),
+    'validate_model': 'validation',
+    **dict.fromkeys((
+        'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
+        'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
+        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP',
+    ), 'named_optimizers'),
 }
 _SUBPACKAGES = ('federated', 'mechanisms', 'privacy', 'rules')
 

@@ -7,8 +7,13 @@ import sys
 
 import tensorflow as tf
 
-keras = tf.keras
-KERAS_3 = hasattr(keras.optimizers.Optimizer, 'stateless_apply')
+KERAS_3 = hasattr(tf.keras.optimizers.Optimizer, 'stateless_apply')
+if KERAS_3:
+  import keras  # pylint: disable=g-import-not-at-top
+else:
+  keras = tf.keras
+
+serializable = keras.saving.register_keras_serializable('tfdp_adaptive')
 
 if KERAS_3 and keras.backend.backend() != 'tensorflow':
   raise ImportError('tfdp_adaptive needs the TensorFlow backend of Keras. '
@@ -41,12 +46,10 @@ def is_built(optimizer):
   return bool(optimizer.built) if KERAS_3 else getattr(optimizer, '_built', False)
 
 
-def apply_direction(optimizer, base_class, grads_and_vars):
+def apply_direction(optimizer, grads_and_vars):
   """Base class update (learning rate, weight decay, EMA); gradients are already global."""
-  if KERAS_3:
-    base_class.apply_gradients(optimizer, grads_and_vars)
-  else:
-    base_class.apply_gradients(optimizer, grads_and_vars, skip_gradients_aggregation=True)
+  kwargs = {} if KERAS_3 else {'skip_gradients_aggregation': True}
+  keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 
 def weight_regularization(model):
@@ -82,6 +85,11 @@ def unwrap_loss_scaling(optimizer):
   """The optimizer inside a `LossScaleOptimizer`; clipping needs unscaled gradients."""
   wrapper = getattr(keras.mixed_precision, 'LossScaleOptimizer', ())
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
+
+
+def input_structure(model):
+  """The nest of a functional model's symbolic inputs, or None."""
+  return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
 def privacy_module(name):

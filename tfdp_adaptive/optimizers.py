@@ -8,14 +8,19 @@ and averaging.
 
 import contextlib
 import inspect
+import json
+import types
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.rules import base
 
 _FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
@@ -51,6 +56,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       noise).
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
+    engine: How gradients are clipped: 'bookkeeping', 'materialized', 'loop' (one example
+      after the other), or 'auto', the fastest that can do it for the model.
     seed: Fixed noise, for tests: it protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
     **kwargs: `name`, `weight_decay`, `use_ema`, `ema_momentum`,
@@ -63,7 +70,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               seed=None, allow_non_private=False, name=None, **kwargs):
+               engine='auto', seed=None, allow_non_private=False, name=None, **kwargs):
     _refuse(kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     if not isinstance(rule, base.Rule):
@@ -75,65 +82,74 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
       raise ValueError('`accumulation_steps` must be a positive integer. '
                        f'Received: accumulation_steps={accumulation_steps}.')
-    self.rule = rule
-    self.plan = plan
-    self.accumulation_steps = int(accumulation_steps)
-    self._private = _settings(
+    if engine not in engines.ENGINES:
+      raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
+    private = _privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
-    self._private.update(seed=seed, allow_non_private=allow_non_private)
-    self._state = None
-    self._privatizer = None
+    private.update(seed=seed, allow_non_private=allow_non_private)
+    self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
+                           privatizer=None, state=None)
+    self.accumulation_steps = int(accumulation_steps)
+    self.engine = engine
     self._applying = False
-    if self._private['noise_multiplier'] == 0:
+    if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.', stacklevel=3)
 
   # What the model needs to know.
 
   @property
+  def rule(self):
+    return self._hidden.rule
+
+  @property
+  def plan(self):
+    return self._hidden.plan
+
+  @property
   def batch_size(self):
     """The divisor B."""
-    return self._private['batch_size']
+    return self._hidden.private['batch_size']
 
   @property
   def adjacency(self):
-    return self._private['adjacency']
+    return self._hidden.private['adjacency']
 
   @property
   def noise_multiplier(self):
-    return self._private['noise_multiplier']
+    return self._hidden.private['noise_multiplier']
 
   @property
   def l2_norm_clip(self):
-    return self._private['l2_norm_clip']
+    return self._hidden.private['l2_norm_clip']
 
   @property
   def mechanism(self):
-    return self._private['mechanism']
+    return self._hidden.private['mechanism']
 
   @property
   def seed(self):
-    return self._private['seed']
+    return self._hidden.private['seed']
 
   # State.
 
   def build(self, var_list):
     """Creates the rule's and the privatizer's variables, once."""
-    if self._state is not None:
+    if self._hidden.state is not None:
       return
     super().build(var_list)
     with tf.init_scope():
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in var_list]
-      private = {k: v for k, v in self._private.items()}
-      self._privatizer = privatizer_lib.Privatizer(
-          self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **private)
-      initial = (self.rule.init(self._privatizer.specs), self._privatizer.init())
+      privatizer = privatizer_lib.Privatizer(
+          self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
+      initial = (self.rule.init(privatizer.specs), privatizer.init())
       key = initial[1].noise.key
       # The key is saved only where it is no secret (a test's seed): a restored or
       # copied optimizer then continues with fresh noise, and never repeats any.
-      fresh = self._private['seed'] is None
-      self._state = _Untracked(base.map_tree(
+      fresh = self._hidden.private['seed'] is None
+      self._hidden.state = base.map_tree(
           lambda t: (tf.Variable(t, trainable=False, name='noise_key') if fresh and t is key
-                     else self._add_state(t)), initial))
+                     else self._add_state(t)), initial)
+      self._hidden.privatizer = privatizer
     if not compat.KERAS_3:
       self._built = True
 
@@ -144,15 +160,15 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         initializer=lambda shape, dtype=None, **_: tf.constant(value))
 
   def _read(self):
-    return base.map_tree(tf.convert_to_tensor, self._state.tree)
+    return base.map_tree(tf.convert_to_tensor, self._hidden.state)
 
   def _write(self, state):
-    base.map_tree(lambda variable, value: variable.assign(value), self._state.tree, state)
+    base.map_tree(lambda variable, value: variable.assign(value), self._hidden.state, state)
 
   @property
   def steps_done(self):
     """Number of noised steps taken so far (a Python int; eager only)."""
-    return 0 if self._state is None else int(np.asarray(self._state.tree[1].noise.row))
+    return 0 if self._hidden.state is None else int(np.asarray(self._hidden.state[1].noise.row))
 
   # The step.
 
@@ -172,8 +188,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       self.build(variables)
     rule_state, private_state = self._read()
     queries = self.rule.query(rule_state, public)
-    sums = collect(self.rule.asks, queries, self._privatizer.resolve(queries))
-    releases, private_state = self._privatizer.release(private_state, queries, sums)
+    sums = collect(self.rule.asks, queries, self._hidden.privatizer.resolve(queries))
+    releases, private_state = self._hidden.privatizer.release(private_state, queries, sums)
     if regularization is not None:
       releases = tuple(
           release._replace(mean=_add_scaled(release.mean, query.scale, regularization))
@@ -182,7 +198,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     self._write((rule_state, private_state))
     with self._allow_apply():
       compat.apply_direction(
-          self, super(), [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
+          self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
     if self.rule.project is not None:
       projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
       for variable, value in zip(variables, projected):
@@ -218,7 +234,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         mask = tf.ones([n], tf.bool)
       gradients = tape.jacobian(losses, variables,
                                 unconnected_gradients=tf.UnconnectedGradients.ZERO)
-      gradients = [tf.cast(g, s.dtype) for g, s in zip(gradients, self._privatizer.specs)]
+      gradients = [tf.cast(g, s.dtype) for g, s in zip(gradients, self._hidden.privatizer.specs)]
       return materialized.sum_records(asks, queries, clips, gradients, mask)
 
     self.private_step(collect, variables)
@@ -278,30 +294,43 @@ class NamedOptimizer(DPOptimizer):
   factory = None  # staticmethod, set by the subclass.
 
   def __init__(self, learning_rate=0.001, **kwargs):
-    names = inspect.signature(self.factory).parameters
-    self._rule_config = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
-    super().__init__(self.factory(**self._rule_config), learning_rate, **kwargs)
+    names = parameters(self.factory)
+    rule_config = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
+    super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
+    self._hidden.rule_config = rule_config
 
   def get_config(self):
     config = compat.base_config(self)
-    config.update(self._rule_config)
-    config.update(self._private, accumulation_steps=self.accumulation_steps, plan=None)
-    config['mechanism'] = compat.keras.saving.serialize_keras_object(None)
+    config.update(self._hidden.rule_config)
+    config.update(self._hidden.private, accumulation_steps=self.accumulation_steps, engine=self.engine)
     if self.plan is not None:
-      config['plan'] = self.plan.get_config()
+      config['plan'] = json.dumps(self.plan.get_config())
       for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
         del config[key]
+    elif self.mechanism is not None:
+      config['mechanism'] = self.mechanism.to_json()
     return config
 
+  @classmethod
+  def from_config(cls, config, custom_objects=None):
+    config = dict(config)
+    if config.get('plan') is not None:
+      config['plan'] = plan_lib.PrivacyPlan.from_config(json.loads(config['plan']))
+    if config.get('mechanism') is not None:
+      config['mechanism'] = mechanisms.from_json(config['mechanism'])
+    return super().from_config(config, custom_objects=custom_objects)
 
-class _Untracked:
-  """Hides variables from Keras' and TensorFlow's automatic tracking."""
 
-  def __init__(self, tree):
-    self.tree = tree
+def parameters(factory):
+  """Names of a rule factory's arguments."""
+  return tuple(inspect.signature(factory).parameters)
 
 
-def _settings(rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
+class _Hidden(types.SimpleNamespace):
+  """Hides its attributes from Keras' and TensorFlow's automatic tracking."""
+
+
+def _privatizer_arguments(rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
   """Arguments of the privatizer, from the plan or from the call, never from both."""
   explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
                   adjacency=adjacency)

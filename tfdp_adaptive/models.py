@@ -1,0 +1,207 @@
+"""Keras models whose training step clips every example before anything else."""
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import optimizers
+from tfdp_adaptive import validation
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import chunks
+from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.rules import base
+
+keras = compat.keras
+
+
+class DPModel:
+  """Mixin that makes `fit` and `train_on_batch` private.
+
+      class MyModel(tfdp.DPModel, keras.Model): ...
+
+  The loss of an example is the compiled loss of a batch that holds it alone.
+  `sample_weight` may weight examples; weight zero marks padding, which is no
+  record at all. Losses that depend on the weights only (regularizers) are public
+  and added after the noise. The metrics that `fit` reports are exact numbers
+  computed from private data: they are NOT private, do not publish them.
+  """
+
+  def compile(self, optimizer=None, loss=None, *args, metrics=None, loss_weights=None,
+              weighted_metrics=None, **kwargs):
+    """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples."""
+    if args:
+      raise TypeError('`compile` of a private model takes everything after `loss` by keyword. '
+                      f'Received: {len(args)} more positional arguments.')
+    optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
+    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizers.DPOptimizer):
+      raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
+                       f'Received: optimizer={optimizer!r}.')
+    self._compiled_loss_arguments = (loss, loss_weights)
+    if weighted_metrics is None:
+      # Weighted, so that padding (weight zero) does not count.
+      metrics, weighted_metrics = None, metrics
+    if compat.KERAS_3:
+      kwargs['auto_scale_loss'] = False  # Engines scale half precision losses themselves.
+    super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
+                    loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
+    if not compat.KERAS_3:
+      self.optimizer = compat.unwrap_loss_scaling(self.optimizer)
+
+  def get_compile_config(self):
+    return super().get_compile_config()
+
+  def compile_from_config(self, config):
+    self.compile(**keras.saving.deserialize_keras_object(config))
+    if self.built:
+      self.optimizer.build(self.trainable_variables)
+
+  def fit(self, x=None, y=None, **kwargs):
+    """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
+    check_fit(self.optimizer, x, y, kwargs)
+    return super().fit(x, y, **kwargs)
+
+  def train_step(self, data):
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    batch = _batch(x, y, sample_weight)
+    optimizer = self.optimizer
+    with tf.control_dependencies(
+        [] if sample_weight is not None
+        else optimizer.check_batch(tf.shape(batch.mask)[0], batch.mask.shape[0])):
+      batch = batch._replace(mask=tf.identity(batch.mask))
+    loss, loss_weights = self._compiled_loss_arguments
+    example_loss = losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
+    if not self.built:
+      self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
+    validation.validate_structure(self)
+    result = []
+
+    def collect(asks, queries, clips):
+      engine = engines.choose(optimizer.engine, self, asks)
+      run = chunks.chunked(engine, optimizer.accumulation_steps)
+      clipped = run(self, example_loss, batch, asks, queries, clips)
+      result.append(clipped)
+      return clipped.sums
+
+    regularization = self._regularization_gradients()
+    optimizer.private_step(collect, self.trainable_variables, regularization=regularization)
+    clipped, = result
+    keep = tf.cast(batch.mask, tf.float32)
+    compat.loss_tracker(self, clipped.outputs).update_state(
+        tf.math.multiply_no_nan(tf.cast(clipped.losses, tf.float32), keep), sample_weight=keep)
+    return self.compute_metrics(x, y, clipped.outputs, keep) or {}
+
+  def _regularization_gradients(self):
+    """Gradients of the weight-only losses, or None."""
+    variables = self.trainable_variables
+    with tf.GradientTape() as tape:
+      penalties = compat.weight_regularization(self)
+      if not penalties:
+        return None
+      total = tf.add_n(penalties)
+    return [tf.cast(g, tf.float64 if v.dtype == 'float64' else tf.float32)
+            for g, v in zip(tape.gradient(total, variables, unconnected_gradients='zero'),
+                            variables)]
+
+
+@compat.serializable
+class DPSequential(DPModel, keras.Sequential):
+  """A private `keras.Sequential`."""
+
+
+@compat.serializable
+class DPFunctional(DPModel, keras.Model):
+  """A private functional model: `DPFunctional(inputs, outputs)`."""
+
+
+@compat.serializable
+class DPWrapper(DPModel, keras.Model):
+  """A private model around a subclassed one, whose layers and weights it shares."""
+
+  def __init__(self, model, **kwargs):
+    super().__init__(**kwargs)
+    self.model = model
+
+  def call(self, inputs, training=None):
+    return self.model(inputs, training=training)
+
+  def get_config(self):
+    return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
+
+  @classmethod
+  def from_config(cls, config):
+    model = keras.saving.deserialize_keras_object(config.pop('model'))
+    return cls(model, **config)
+
+
+def make_private(model):
+  """A private model that shares layers and weights with `model`; compile it anew.
+
+  Args:
+    model: Any Keras model; it is validated and left as it is.
+
+  Returns:
+    A `DPModel` of the matching kind.
+
+  Raises:
+    PrivacyError: If a layer mixes examples of a batch; see `validate_model`.
+  """
+  if isinstance(model, DPModel):
+    return model
+  if not isinstance(model, keras.Model):
+    raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  if model.built:
+    validation.validate_model(model)
+  if isinstance(model, keras.Sequential):
+    private = DPSequential(model.layers, name=model.name)
+    if model.built and not private.built:
+      private.build(model.input_shape)
+    return private
+  if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
+    return DPFunctional(model.inputs, model.outputs if len(model.outputs) > 1
+                        else model.outputs[0], name=model.name)
+  return DPWrapper(model, name=model.name)
+
+
+def check_fit(optimizer, x, y, kwargs):
+  """Refuses data whose sampling is not what the plan accounts for."""
+  plan = optimizer.plan
+  if plan is not None:
+    if getattr(x, 'tfdp_plan', None) != plan:
+      raise optimizers.PrivacyError(
+          'The optimizer has a plan, so the batches must come from it: the sampling that is '
+          f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
+          'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it).')
+    if kwargs.get('validation_split'):
+      raise optimizers.PrivacyError('`validation_split` changes the population after the plan was '
+                                    'made. Split first, then pass `validation_data`.')
+    epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
+    wanted = epochs * (kwargs.get('steps_per_epoch') or plan.steps - optimizer.steps_done)
+    if optimizer.steps_done + wanted > plan.steps:
+      raise optimizers.PrivacyError(
+          f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
+          f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
+          'plan, or plan more steps.')
+  elif y is not None and hasattr(x, 'shape') and optimizer.adjacency != 'add_remove':
+    batch = kwargs.get('batch_size') or 32
+    if batch != optimizer.batch_size:
+      raise optimizers.PrivacyError(
+          f'The optimizer divides by batch_size={optimizer.batch_size}. '
+          f'Received: fit(batch_size={batch}). Make them equal.')
+    count = int(x.shape[0] * (1 - (kwargs.get('validation_split') or 0)))
+    if count % batch:
+      raise optimizers.PrivacyError(
+          f'The last batch of an epoch would have {count % batch} of {batch} examples. '
+          f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
+
+
+def _batch(x, y, sample_weight):
+  """`clipping.Batch`; the mask is where some weight of the example is not zero."""
+  size = tf.shape(tf.nest.flatten(x)[0])[0]
+  if sample_weight is None:
+    static = tf.nest.flatten(x)[0].shape[0]
+    return clipping.Batch(x, y, (), tf.ones([static if static is not None else size], tf.bool))
+  mask = None
+  for weight in tf.nest.flatten(sample_weight):
+    used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
+    mask = used if mask is None else mask | used
+  return clipping.Batch(x, y, sample_weight, mask)
