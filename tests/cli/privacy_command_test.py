@@ -1,0 +1,67 @@
+"""`tfdp privacy` answers what dp_accounting says, both ways round."""
+
+import json
+
+import dp_accounting
+from dp_accounting import pld
+import pytest
+
+from tfdp_adaptive.cli import main
+
+PLAN = ['privacy', '--population-size', '17140', '--batch-size', '512', '--steps', '300']
+
+
+def answer(capsys, *arguments):
+  assert main.main([*PLAN, *arguments, '--json']) == 0
+  return json.loads(capsys.readouterr().out)
+
+
+def reference(noise_multiplier, delta):
+  event = dp_accounting.PoissonSampledDpEvent(
+      512 / 17140, dp_accounting.GaussianDpEvent(noise_multiplier))
+  return pld.PLDAccountant().compose(event, 300).get_epsilon(delta)
+
+
+def test_epsilon_of_a_noise_multiplier(capsys):
+  found = answer(capsys, '--noise-multiplier', '.8')
+  assert found['delta'] == 1e-5  # The largest power of ten below 1 / 17140.
+  assert found['epsilon'] == pytest.approx(reference(.8, 1e-5), rel=1e-3)
+  assert found['epsilon'] == pytest.approx(5.56, abs=.01)
+
+
+def test_noise_multiplier_for_an_epsilon_and_back(capsys):
+  sigma = answer(capsys, '--epsilon', '3', '--delta', '1e-6')['noise_multiplier']
+  assert 2.97 <= reference(sigma, 1e-6) <= 3.001
+  found = answer(capsys, '--noise-multiplier', repr(sigma), '--delta', '1e-6')
+  assert 2.97 <= found['epsilon'] <= 3
+
+
+def test_fixed_order_is_not_amplified(capsys):
+  amplified = answer(capsys, '--noise-multiplier', '2')
+  fixed = answer(capsys, '--noise-multiplier', '2', '--sampling', 'fixed-order')
+  assert fixed['epsilon'] > 2 * amplified['epsilon']
+  assert 'No amplification' in fixed['statement']
+
+
+def test_table_and_statement(capsys):
+  assert main.main([*PLAN, '--noise-multiplier', '1', '--unit', 'user']) == 0
+  out = capsys.readouterr().out
+  assert 'noise multiplier  1\n' in out and 'unit              user' in out
+  assert 'Unit and adjacency: the unit of privacy is one user' in out
+
+
+def test_what_cannot_be_accounted_for_is_refused(capsys):
+  arguments = [*PLAN, '--noise-multiplier', '1', '--sampling', 'fixed-order',
+               '--adjacency', 'add_remove']
+  assert main.main(arguments) == 2
+  assert 'FixedOrder cannot be accounted for' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arguments', [
+    ['--noise-multiplier', '0'], ['--epsilon', '-1'], ['--epsilon', 'x'], [],
+    ['--epsilon', '1', '--noise-multiplier', '1'], ['--epsilon', '1', '--delta', '1']])
+def test_wrong_numbers_are_usage_errors(arguments, capsys):
+  with pytest.raises(SystemExit) as error:
+    main.main([*PLAN, *arguments])
+  assert error.value.code == 2
+  assert 'usage: tfdp privacy' in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""`tfdp compare`: the same model with each private optimizer, sentence by sentence."""
+
+import dataclasses
+import itertools
+import sys
+
+import dp_accounting
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.cli import language_model
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.cli import report as report_lib
+from tfdp_adaptive.cli import settings as settings_lib
+from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import training
+from tfdp_adaptive.privacy import accounting
+
+PART = 'centralized'
+STEPS = 300
+EPSILON = 4.0
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser('compare', description=__doc__)
+  add_arguments(parser)
+  options.add_data_arguments(parser)
+  options.add_privacy_arguments(parser, EPSILON)
+  return parser
+
+
+def add_arguments(parser):
+  """What only this part has."""
+  group = parser.add_argument_group('centralized training')
+  group.add_argument('--steps', type=options.positive_int, default=STEPS, metavar='N',
+                     help='training steps of every method (default: %(default)s)')
+  group.add_argument('--batch-size', type=options.positive_int, default=512, metavar='N',
+                     help='expected number of sentences per step (default: %(default)s)')
+  group.add_argument('--methods', metavar='NAME,...',
+                     help=f'of {", ".join(settings_lib.CENTRALIZED)} (default: all)')
+  group.add_argument('--tune', action='store_true',
+                     help='choose the settings again, on held-out validation sentences')
+
+
+def run(arguments):
+  methods = options.chosen(arguments.methods, settings_lib.CENTRALIZED, '--methods')
+  task = tasks.load(arguments)
+  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  report.state(*report_lib.preamble(task, arguments))
+  train_all(arguments, task, methods, report)
+  report.finish(arguments.json)
+
+
+def train_all(arguments, task, methods, report):
+  """Trains with every method and reports it."""
+  plan = make_plan(arguments, len(task.train[0]))
+  report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
+  private_runs = 0
+  for method in methods.values():
+    settings = method.settings
+    if arguments.tune:
+      settings, tried = tune(task, method, plan)
+      private_runs += tried if method.optimizer else 0
+    model, batches, private = prepare(task, method, settings, plan)
+    measured = training.fit(
+        model, batches, plan.steps, language_model.Evaluator(model, task.test), method.label)
+    guarantee = {}
+    if private:
+      guarantee = dict(epsilon=private.plan.epsilon(rule=private.rule), delta=plan.target_delta,
+                       unit='sentence')
+      report.state(f'== {method.label} ({PART}) ==', private.plan.statement(rule=private.rule))
+      private_runs += 1
+    report.add(report_lib.Row(
+        method.label, PART, measured.loss, measured.accuracy, steps=plan.steps,
+        seconds_per_step=measured.seconds_per_step, settings=settings, curve=measured.curve,
+        **guarantee))
+  if private_runs:
+    report.state(report_lib.together(
+        PART, private_runs, composed_epsilon(plan, private_runs), plan.target_delta))
+
+
+def make_plan(arguments, population_size):
+  """The plan of all private methods; each puts its own clip norm in.
+
+  Raises:
+    options.UsageError: The command line asks for a plan that cannot be.
+  """
+  if arguments.batch_size > population_size:
+    raise options.UsageError(
+        f'--batch-size must be at most the number of training sentences, {population_size}. '
+        f'Received: {arguments.batch_size}')
+  try:
+    return tfdp.PrivacyPlan.calibrate(
+        target_epsilon=arguments.epsilon,
+        target_delta=arguments.delta or options.default_delta(population_size),
+        population_size=population_size, batch_size=arguments.batch_size, steps=arguments.steps,
+        l2_norm_clip=1.0)
+  except ValueError as error:
+    raise options.UsageError(str(error)) from error
+
+
+def prepare(task, method, settings, plan):
+  """(compiled model, its batches, its optimizer if that is private)."""
+  model = language_model.build(task.num_ids)
+  settings = dict(settings)
+  if method.optimizer is None:
+    private, optimizer = None, tf.keras.optimizers.Adam(**settings)
+    batches = tf.data.Dataset.from_tensor_slices(task.train).shuffle(len(task.train[0]))
+    batches = batches.repeat().batch(int(plan.batch_size)).take(plan.steps)
+  else:
+    plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
+    private = optimizer = getattr(tfdp, method.optimizer)(plan=plan, **settings)
+    model = tfdp.make_private(model)
+    batches = plan.batches(task.train)
+  model.compile(optimizer=optimizer, loss=language_model.sentence_loss)
+  return model, batches, private
+
+
+def tune(task, method, plan):
+  """(settings of least validation loss, number of runs) over the method's grid."""
+  results = []
+  for values in itertools.product(*method.grid.values()):
+    settings = {**method.settings, **dict(zip(method.grid, values))}
+    model, batches, _ = prepare(task, method, settings, plan)
+    measured = training.fit(
+        model, batches, plan.steps, language_model.Evaluator(model, task.validation),
+        f'{method.label} {values}', points=1)
+    results.append((measured.loss, settings))
+    print(f'{method.label}: validation loss {measured.loss:.4f} with {settings}', file=sys.stderr)
+  best = min(results, key=lambda result: result[0])[1]
+  print(f'{method.label}: chosen {best}', file=sys.stderr)
+  return best, len(results)
+
+
+def composed_epsilon(plan, runs):
+  """Epsilon of `runs` models trained by the plan on the same data, all released."""
+  return accounting.epsilon(
+      dp_accounting.SelfComposedDpEvent(plan.event(), runs), plan.target_delta, 'pld',
+      accounting.relation(plan))

@@ -1,0 +1,56 @@
+"""A small next-word model in Keras, its loss and its evaluation."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.data import next_word
+
+WIDTH = 16  # Of the word embedding and of the hidden layer.
+_BATCH = 512
+
+
+def build(num_ids, length=next_word.LENGTH, context=next_word.CONTEXT):
+  """Embeds the context words, one hidden layer, logits; equal weights at every call."""
+  layers, initializers = tf.keras.layers, tf.keras.initializers
+  return tf.keras.Sequential([
+      layers.Input([length, context], dtype='int32'),
+      layers.Embedding(
+          num_ids, WIDTH, embeddings_initializer=initializers.RandomUniform(-.05, .05, seed=1)),
+      layers.Reshape([length, context * WIDTH]),
+      layers.Dense(
+          WIDTH, activation='tanh', kernel_initializer=initializers.GlorotUniform(seed=2)),
+      layers.Dense(num_ids, kernel_initializer=initializers.GlorotUniform(seed=3)),
+  ])
+
+
+def sentence_loss(targets, logits):
+  """[n]: mean cross-entropy over the words of each sentence; zero for no words."""
+  losses, words = _word_losses(targets, logits)
+  return tf.math.divide_no_nan(tf.reduce_sum(losses, -1), tf.reduce_sum(words, -1))
+
+
+def _word_losses(targets, logits):
+  """Cross-entropies and which of them count, both [n, length]."""
+  targets = tf.cast(targets, tf.int32)
+  words = tf.cast(targets != next_word.PADDING, logits.dtype)
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+  return losses * words, words
+
+
+class Evaluator:
+  """`(loss, accuracy)` of a model per held-out word. Exact: NOT a private number."""
+
+  def __init__(self, model, examples):
+    self._model = model
+    self._examples = tf.data.Dataset.from_tensor_slices(examples).batch(_BATCH)
+    self._totals = tf.function(self._batch_totals)
+
+  def __call__(self):
+    loss, right, words = np.sum([self._totals(x, y) for x, y in self._examples], axis=0)
+    return float(loss / words), float(right / words)
+
+  def _batch_totals(self, x, y):
+    logits = self._model(x, training=False)
+    losses, words = _word_losses(y, logits)
+    right = words * tf.cast(tf.argmax(logits, -1, y.dtype) == y, words.dtype)
+    return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(right), tf.reduce_sum(words)])

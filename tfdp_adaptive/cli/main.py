@@ -1,0 +1,47 @@
+"""Entry point of `tfdp`: reads the arguments and runs one subcommand."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.data import corpus
+
+# A module of this package each, with `add_parser(subparsers)` and `run(arguments)`;
+# it is imported when it is asked for, so that help does not wait for TensorFlow.
+COMMANDS = {
+    'demo': 'compare and federated on one text, into one table',
+    'compare': 'train with each private optimizer, example by example, and compare',
+    'federated': 'train over users with TensorFlow Federated and compare',
+    'privacy': 'epsilon of a plan, or the noise multiplier for a target',
+}
+
+
+def main(argv=None) -> int:
+  """Runs `tfdp`; returns the exit status: 0, or 2 for what the user can put right."""
+  argv = sys.argv[1:] if argv is None else argv
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
+  parser = argparse.ArgumentParser(
+      prog='tfdp', description='Differentially private training with adaptive optimizers.')
+  subparsers = parser.add_subparsers(dest='command', metavar='command', required=True)
+  for name, summary in COMMANDS.items():
+    if name in argv[:1]:
+      module = importlib.import_module(f'tfdp_adaptive.cli.{name}')
+      module.add_parser(subparsers).set_defaults(run=module.run)
+    else:
+      subparsers.add_parser(name, help=summary)
+  arguments = parser.parse_args(argv)
+  try:
+    arguments.run(arguments)
+  except (options.UsageError, corpus.DataError) as error:
+    print(f'tfdp {arguments.command}: error: {error}', file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print(f'tfdp {arguments.command}: interrupted', file=sys.stderr)
+    return 130
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,79 @@
+"""Arguments that several subcommands share."""
+
+import argparse
+import pathlib
+
+
+class UsageError(ValueError):
+  """The command line cannot be carried out; the message says how to put it right."""
+
+
+def positive_int(text):
+  return _number(int, text, lambda value: value >= 1, 'an integer >= 1')
+
+
+def positive_float(text):
+  return _number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
+
+
+def probability(text):
+  return _number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
+
+
+def _number(kind, text, accepts, wanted):
+  try:
+    value = kind(text)
+  except ValueError:
+    value = None
+  if value is None or not accepts(value):
+    raise argparse.ArgumentTypeError(f'must be {wanted}. Received: {text}')
+  return value
+
+
+def add_data_arguments(parser):
+  """Where text and vocabulary come from, and where results go."""
+  group = parser.add_argument_group('data')
+  group.add_argument(
+      '--data', type=pathlib.Path, metavar='FILE',
+      help='JSON lines with `text` and optionally `client`, or plain text; also .xz and .gz '
+           "(default: the docstrings of Python's standard library)")
+  group.add_argument(
+      '--vocabulary', type=pathlib.Path, metavar='FILE',
+      help='one PUBLIC word per line (default: the most frequent words of the standard library, '
+           'also with --data, because the frequent words of a private text are private)')
+  group.add_argument(
+      '--vocabulary-size', type=positive_int, default=1000, metavar='N',
+      help='words to take from the standard library (default: %(default)s)')
+  output = parser.add_argument_group('output')
+  output.add_argument(
+      '--out', type=pathlib.Path, metavar='DIR',
+      help='folder for table, curves and statement (default: runs/<time>)')
+  output.add_argument(
+      '--json', action='store_true', help='print the results as JSON instead of a table')
+
+
+def add_privacy_arguments(parser, target_epsilon):
+  """The guarantee asked for."""
+  group = parser.add_argument_group('privacy')
+  group.add_argument(
+      '--epsilon', type=positive_float, default=target_epsilon, metavar='E',
+      help='target epsilon of every private model (default: %(default)s)')
+  group.add_argument(
+      '--delta', type=probability, metavar='D',
+      help='target delta (default: the largest power of ten below 1 / number of records)')
+
+
+def default_delta(population_size):
+  """The largest power of ten below `1 / population_size`."""
+  return float(f'1e-{len(str(population_size))}')
+
+
+def chosen(names, known, flag):
+  """The entries of `known` that a comma-separated flag names; all of them for None."""
+  if names is None:
+    return dict(known)
+  wanted = [name.strip() for name in names.split(',') if name.strip()]
+  unknown = [name for name in wanted if name not in known]
+  if unknown or not wanted:
+    raise UsageError(f'{flag} must name some of {", ".join(known)}. Received: {names}')
+  return {name: known[name] for name in known if name in wanted}

@@ -1,0 +1,66 @@
+"""`tfdp privacy`: epsilon of a plan, or the noise multiplier for a target epsilon."""
+
+import json
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.cli import options
+
+SAMPLINGS = {'poisson': tfdp.sampling.Poisson, 'fixed-order': tfdp.sampling.FixedOrder}
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser('privacy', description=__doc__)
+  add = parser.add_argument
+  add('--population-size', type=options.positive_int, required=True, metavar='N',
+      help='number of records (of users, with --unit user); taken to be public')
+  add('--batch-size', type=options.positive_int, required=True, metavar='B',
+      help='expected number of records in a step')
+  add('--steps', type=options.positive_int, required=True, metavar='T',
+      help='number of steps (rounds)')
+  wanted = parser.add_mutually_exclusive_group(required=True)
+  wanted.add_argument('--noise-multiplier', type=options.positive_float, metavar='S',
+                      help='noise in clip norms; answers with epsilon')
+  wanted.add_argument('--epsilon', type=options.positive_float, metavar='E',
+                      help='target; answers with the least noise multiplier that keeps to it')
+  add('--delta', type=options.probability, metavar='D',
+      help='default: the largest power of ten below 1 / N')
+  add('--l2-norm-clip', type=options.positive_float, default=1.0, metavar='C',
+      help='for the statement only, epsilon does not depend on it (default: %(default)s)')
+  add('--unit', choices=('example', 'user'), default='example', help='default: %(default)s')
+  add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
+      help='default: %(default)s')
+  add('--sampling', choices=tuple(SAMPLINGS), default='poisson',
+      help='how batches are drawn; only Poisson sampling amplifies (default: %(default)s)')
+  add('--accountant', choices=('pld', 'rdp'), default='pld', help='default: %(default)s')
+  add('--json', action='store_true', help='print JSON')
+  return parser
+
+
+def run(arguments):
+  plan = make_plan(arguments)
+  result = {
+      'epsilon': plan.epsilon(accountant=arguments.accountant), 'delta': plan.target_delta,
+      'noise_multiplier': plan.noise_multiplier, 'unit': plan.unit, 'adjacency': plan.adjacency,
+      'accountant': arguments.accountant}
+  if arguments.json:
+    print(json.dumps(dict(result, statement=plan.statement()), indent=1))
+  else:
+    for name, value in result.items():
+      print(f'{name.replace("_", " "):<17} {value if isinstance(value, str) else f"{value:.6g}"}')
+    print('\n' + plan.statement(), end='')
+
+
+def make_plan(arguments):
+  fields = dict(
+      target_delta=arguments.delta or options.default_delta(arguments.population_size),
+      population_size=arguments.population_size, population_is_public=True,
+      batch_size=arguments.batch_size, steps=arguments.steps,
+      l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
+      sampling=SAMPLINGS[arguments.sampling]())
+  try:
+    if arguments.epsilon is None:
+      return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
+    return tfdp.PrivacyPlan.calibrate(
+        target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)
+  except ValueError as error:
+    raise options.UsageError(str(error)) from error

@@ -1,0 +1,166 @@
+"""One table of results, as text, JSON and curves, and the privacy statement beside it."""
+
+import json
+import pathlib
+import platform
+import sys
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from tfdp_adaptive.cli import options
+
+_COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
+
+
+class Row(NamedTuple):
+  """What one method reached on the held-out words."""
+
+  method: str
+  part: str  # 'centralized' or 'federated'
+  loss: float
+  accuracy: float
+  epsilon: Optional[float] = None  # None: no privacy.
+  delta: Optional[float] = None
+  unit: str = '-'
+  seconds_per_step: Optional[float] = None
+  steps: int = 0
+  settings: Dict[str, Any] = {}
+  curve: Tuple[Tuple[int, float, float], ...] = ()  # (step, loss, accuracy)
+
+
+def about(task, arguments):
+  """What a run was made of, for the JSON file."""
+  return {
+      'data': task.name, 'training_sentences': len(task.train[0]),
+      'clients': len(task.clients), 'vocabulary_and_special_words': task.num_ids,
+      'options': {name: str(value) if isinstance(value, pathlib.Path) else value
+                  for name, value in vars(arguments).items() if name != 'run'}}
+
+
+def preamble(task, arguments):
+  """First paragraphs of the statement: the text, and what no epsilon covers."""
+  tuning = (
+      'Settings were chosen by this run on validation sentences; the models trained for that are '
+      'counted below.' if arguments.tune else
+      'Settings are the recorded ones, chosen on the public default text. Choosing others on '
+      'private text costs privacy, and every model trained for it counts.')
+  return [
+      'PRIVACY STATEMENT', *task.notes, tuning,
+      'Losses, accuracies and curves are exact numbers on held-out text. They are covered by no '
+      'epsilon: publish them only if that text is public.']
+
+
+def together(part, runs, epsilon, delta):
+  """What the models of one part cost when all of them are released."""
+  return (f'All {runs} private models of the {part} part together, trained on the same records: '
+          f'({epsilon:.4g}, {delta:g})-differential privacy.')
+
+
+class Report:
+  """Collects rows and keeps the files up to date after each of them.
+
+  Args:
+    out: Folder, or None for `runs/<time>`. It is created with the first row.
+    about: What the run is about, for the JSON file.
+
+  Raises:
+    options.UsageError: The folder already holds results, or is a file.
+  """
+
+  def __init__(self, out: Optional[pathlib.Path], about: Dict[str, Any]):
+    self._folder = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S')) if out is None else out
+    if self._folder.exists() and not self._folder.is_dir():
+      raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
+    if self._path('results.json').exists():
+      raise options.UsageError(
+          f'{self._path("results.json")} exists and would be overwritten; give another --out DIR.')
+    self._about = dict(about, python=platform.python_version(), versions=_versions())
+    self._rows: List[Row] = []
+    self._statement: List[str] = []
+
+  def _path(self, name):
+    return self._folder / name
+
+  def add(self, row: Row):
+    """Adds a result and saves what there is, so that an interrupted run keeps it."""
+    self._rows.append(row)
+    self._folder.mkdir(parents=True, exist_ok=True)
+    self._path('results.json').write_text(self.json() + '\n', encoding='utf-8')
+
+  def state(self, *paragraphs: str):
+    """Adds paragraphs to the privacy statement and saves it."""
+    self._statement += paragraphs
+    self._folder.mkdir(parents=True, exist_ok=True)
+    self._path('privacy.txt').write_text('\n\n'.join(self._statement) + '\n', encoding='utf-8')
+
+  def json(self) -> str:
+    return json.dumps(dict(self._about, rows=[row._asdict() for row in self._rows]), indent=1)
+
+  def table(self) -> str:
+    """The rows as aligned text, best loss first within each part."""
+    rows = sorted(self._rows, key=lambda row: (row.part, row.loss))
+    cells = [_COLUMNS] + [_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ['  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                       for i, (cell, width) in enumerate(zip(line, widths))) for line in cells]
+    lines.insert(1, '-' * len(lines[0]))
+    return '\n'.join(lines)
+
+  def finish(self, as_json: bool):
+    """Draws the curves, prints the results and the paths of all files."""
+    paths = [self._path('results.json'), self._path('privacy.txt')]
+    if _draw(self._rows, self._path('curves.png')):
+      paths.append(self._path('curves.png'))
+    print(self.json() if as_json else '\n' + self.table())
+    notes = ['', 'Loss and accuracy are per held-out word and exact numbers: they are not private.',
+             'Every epsilon is for its model alone; privacy.txt says what several cost together.',
+             ''] + [str(path) for path in paths]
+    print('\n'.join(notes), file=sys.stderr if as_json else sys.stdout)
+
+
+def _cells(row):
+  return (
+      row.method, f'{row.loss:.3f}', f'{row.accuracy:.3f}',
+      'none' if row.epsilon is None else f'{row.epsilon:.2f}',
+      '-' if row.delta is None else f'{row.delta:.0e}', row.unit,
+      '-' if row.seconds_per_step is None else f'{row.seconds_per_step:.3f}')
+
+
+def _versions():
+  """Versions of the libraries that are loaded."""
+  names = ('tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
+  found = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
+  return {name: version for name, version in found if version}
+
+
+def _draw(rows, path):
+  """Saves learning curves, one row of panels per part; False where there are none."""
+  parts = sorted({row.part for row in rows if len(row.curve) > 1})
+  if not parts:
+    return False
+  try:
+    from matplotlib import figure  # pylint: disable=import-outside-toplevel
+  except ImportError:
+    print('No curves.png: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
+          file=sys.stderr)
+    return False
+  canvas = figure.Figure(figsize=(10, 4 * len(parts)), layout='constrained')
+  panels = canvas.subplots(len(parts), 2, squeeze=False)
+  for part, (loss_panel, accuracy_panel) in zip(parts, panels):
+    for row in (row for row in rows if row.part == part):
+      if len(row.curve) > 1:
+        steps, losses, accuracies = np.transpose(row.curve)
+        loss_panel.plot(steps, losses, label=row.method)
+        accuracy_panel.plot(steps, accuracies)
+      else:
+        loss_panel.axhline(row.loss, color='gray', linestyle=':', label=row.method)
+        accuracy_panel.axhline(row.accuracy, color='gray', linestyle=':')
+    for panel, what in ((loss_panel, 'loss'), (accuracy_panel, 'accuracy')):
+      panel.set(title=f'{part}: {what} on held-out words',
+                xlabel='step' if part == 'centralized' else 'round', ylabel=what)
+      panel.grid(alpha=.3)
+    loss_panel.legend(fontsize='small')
+  canvas.savefig(path, dpi=110)
+  return True

@@ -1,0 +1,83 @@
+"""The job itself: which sentences train, which are held out, which words are known."""
+
+from typing import Dict, List, NamedTuple, Tuple
+
+import numpy as np
+
+from tfdp_adaptive.data import corpus as corpus_lib
+from tfdp_adaptive.data import next_word
+
+EVALUATED = 4000  # Held-out sentences that are looked at, at the most.
+Examples = Tuple[np.ndarray, np.ndarray]
+
+
+class Task(NamedTuple):
+  """Next-word prediction on one text."""
+
+  name: str
+  num_ids: int  # Vocabulary, unknown word and padding.
+  train: Examples
+  validation: Examples  # For choosing settings.
+  test: Examples  # For the table.
+  clients: Dict[str, Examples]  # Of the training sentences.
+  without_client: int  # Training sentences that nobody is known to have written.
+  baseline: Tuple[float, float]  # Loss and accuracy of the word frequencies.
+  notes: List[str]  # For the privacy statement.
+
+
+def load(arguments) -> Task:
+  """Reads text and vocabulary as the command line says.
+
+  Raises:
+    corpus_lib.DataError: A file cannot be used, or nothing is left to train on.
+  """
+  corpus = corpus_lib.read(arguments.data) if arguments.data else corpus_lib.standard_library()
+  vocabulary, source = _vocabulary(arguments)
+  parts = corpus_lib.split(corpus.sentences)
+  if not (parts.train and parts.validation and parts.test):
+    raise corpus_lib.DataError(
+        f'{corpus.name}: {len(corpus.sentences)} sentences of '
+        f'{len(corpus_lib.by_client(corpus.sentences))} clients are too few to hold some out.')
+  train = next_word.examples(parts.train, vocabulary)
+  test = next_word.examples(_spread(parts.test), vocabulary)
+  num_ids = len(vocabulary) + next_word.FIRST_WORD
+  by_client = corpus_lib.by_client(parts.train)
+  return Task(
+      name=corpus.name,
+      num_ids=num_ids,
+      train=train,
+      validation=next_word.examples(_spread(parts.validation), vocabulary),
+      test=test,
+      clients={client: next_word.examples(sentences, vocabulary)
+               for client, sentences in by_client.items()},
+      without_client=sum(sentence.client is None for sentence in parts.train),
+      baseline=next_word.frequency_baseline(train[1], test[1], num_ids),
+      notes=_notes(corpus, parts, source, len(vocabulary)))
+
+
+def _vocabulary(arguments):
+  if arguments.vocabulary:
+    return next_word.read_vocabulary(arguments.vocabulary), f'the file {arguments.vocabulary.name}'
+  public = corpus_lib.standard_library()
+  return next_word.build_vocabulary(public.sentences, arguments.vocabulary_size), public.name
+
+
+def _spread(sentences):
+  """At most `EVALUATED` sentences, evenly spaced."""
+  return sentences[::-(-len(sentences) // EVALUATED)]
+
+
+def _notes(corpus, parts, source, size):
+  held_out = ('whole clients' if corpus_lib.by_client(parts.test) else 'sentences')
+  notes = [
+      f'Data: {corpus.name}, {len(corpus.sentences)} sentences; {len(parts.train)} train, '
+      f'{len(parts.validation)} and {len(parts.test)} ({held_out}, by a fixed hash) are held out '
+      'for choosing settings and for the table.',
+      f'Vocabulary: {size} words from {source}, taken to be public. It is not covered by any '
+      'epsilon below.']
+  if corpus.public:
+    notes.append('This text is public: the run shows what the methods do, it protects nobody.')
+  else:
+    notes.append('The file as such is not changed, copied or sent anywhere. The number of training '
+                 'records is used as a public constant.')
+  return notes
