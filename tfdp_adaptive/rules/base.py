@@ -36,6 +36,10 @@ class Statistic(NamedTuple):
       amplification by sampling may be claimed (algorithms of past clean data
       may not).
     private: False for the noiseless diagnostic, which has no guarantee.
+    participations: If positive, `stddevs` holds for records that take part in
+      at most so many steps, whatever their distance: the plan must see to it.
+    relative_noise: Of a value that is not amplifiable, and is accounted for by
+      itself: its noise multiplier divided by that of the mean.
   """
 
   per_record_square: bool
@@ -45,6 +49,8 @@ class Statistic(NamedTuple):
   stddevs: Callable[[Any, float, str], Tuple[Any, Any]]
   amplifiable: bool = True
   private: bool = True
+  participations: int = 0
+  relative_noise: float = 1.0
 
 
 class Ask(NamedTuple):
@@ -89,6 +95,8 @@ class Rule(NamedTuple):
       parameters that `query` and `update` need.
     project: `(state, params) -> params`, applied after the learning-rate step.
     name: The factory's name, for statements and errors.
+    independent_noise: Whether it needs the noise of different steps to be
+      independent: an adapter refuses any correlated mechanism.
   """
 
   init: Callable[[Tree], Tree]
@@ -98,6 +106,7 @@ class Rule(NamedTuple):
   public: Optional[str] = None
   project: Optional[Callable[[Tree, Tree], Tree]] = None
   name: str = 'rule'
+  independent_noise: bool = False
 
 
 class Sums(NamedTuple):
@@ -125,6 +134,21 @@ def dtype_of(specs):
   """The dtype of the scalars that go with a tree: that of its first leaf."""
   leaves = tf.nest.flatten(specs)
   return leaves[0].dtype if leaves else tf.float32
+
+
+def constant_like(value, specs, name):
+  """`value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
+  leaves = tf.nest.flatten(specs)
+  values = tf.nest.flatten(value)
+  if len(values) == 1 and not getattr(values[0], 'shape', ()):
+    return map_tree(lambda s: tf.fill(s.shape, tf.cast(values[0], s.dtype)), specs)
+  if [tuple(getattr(v, 'shape', ())) for v in values] != [tuple(s.shape) for s in leaves]:
+    raise ValueError(
+        f'`{name}` must be a number or one array per variable, of shapes '
+        f'{[tuple(s.shape) for s in leaves]}. '
+        f"Received: shapes {[tuple(getattr(v, 'shape', ())) for v in values]}.")
+  return tf.nest.pack_sequence_as(
+      specs, [tf.cast(v, s.dtype) for v, s in zip(values, leaves)])
 
 
 def unscale(tree, scale):
@@ -175,10 +199,26 @@ def check_not_negative(**values):
       raise ValueError(f'`{name}` must be finite and >= 0. Received: {name}={value}.')
 
 
+def check_one_of(choices, **values):
+  for name, value in values.items():
+    if value not in choices:
+      raise ValueError(f'`{name}` must be one of {choices}. Received: {name}={value!r}.')
+
+
+def check_steps(**counts):
+  for name, value in counts.items():
+    if value != int(value) or value < 1:
+      raise ValueError(f'`{name}` must be a positive integer. Received: {name}={value}.')
+
+
+def check_public(public, name):
+  if isinstance(public, tuple) and not public:
+    raise ValueError(f'`public` must hold public gradients for {name}. Received: nothing. '
+                     'Give the optimizer public data, or choose a rule without.')
+
+
 def check_adjacency(adjacency):
-  if adjacency not in ADJACENCIES:
-    raise ValueError(
-        f'`adjacency` must be one of {ADJACENCIES}. Received: adjacency={adjacency!r}.')
+  check_one_of(ADJACENCIES, adjacency=adjacency)
 
 
 def mean_sensitivity(clip_norm, batch_size, adjacency):

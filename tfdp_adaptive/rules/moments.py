@@ -123,6 +123,11 @@ def divide(first, root):
   return base.map_tree(base.safe_divide, first, root)
 
 
+def average_iterates(average, step, iterate):
+  """Mean of iterates 1 to `step` from that of 1 to `step - 1`, for any rule."""
+  return base.map_tree(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
+
+
 def negative_fraction(nu, bias=0.0):
   """[] share of the coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
   leaves = tf.nest.flatten(nu)

@@ -66,6 +66,65 @@ def mean_of_squares(share=0.5):
   return base.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
 
 
+def joint_mean_of_squares(relative_lambda=0.5):
+  """`mean_of_squares`, noised jointly with the mean (Kalinin et al. 2025).
+
+  One record moves `(mean, sqrt(lambda) * mean of squares)` by at most S, with
+  `lambda = relative_lambda / zeta^2`; the noise has std S on the mean and
+  S / sqrt(lambda) on the squares. Under replace, and up to `relative_lambda =
+  1/2`, S is `2 zeta / B`: the second moment is free. Under zero_out and
+  add_remove S is `zeta * sqrt(1 + relative_lambda) / B`.
+  """
+  base.check_positive(relative_lambda=relative_lambda)
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    base.check_adjacency(adjacency)
+    joint = (joint_sensitivity(2.0, relative_lambda) if adjacency == 'replace'
+             else math.sqrt(1 + relative_lambda)) / batch_size
+    return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
+
+  return base.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+
+
+def joint_square_of_mean(relative_lambda=0.5):
+  """`square_of_mean`, noised jointly with the mean; equation (5.1), never free for B >= 2."""
+  base.check_positive(relative_lambda=relative_lambda)
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    distance = base.mean_sensitivity(1.0, batch_size, adjacency)
+    joint = joint_sensitivity(distance, relative_lambda)
+    if adjacency != 'replace' and distance > math.sqrt(2):
+      # Only the square is projected: means may be further apart than the ball is wide.
+      joint = math.sqrt(distance**2 + 2 * relative_lambda)
+    return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
+
+  return base.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+
+
+def clean_mean():
+  """The mean itself, WITHOUT noise: no privacy whatsoever."""
+
+  def measure(mean, square, clip_norm, secret):
+    del square, clip_norm
+    return mean, secret
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    return base.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
+
+  return base.Statistic(
+      False, _same, _nothing, measure, stddevs, amplifiable=False, private=False)
+
+
+def joint_sensitivity(distance, relative_lambda):
+  """(5.1) for zeta = 1: sup of sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2)."""
+  d, lam = distance, relative_lambda
+  if d <= 2 / 3:
+    return d * math.sqrt(1 + lam * (2 - d)**2)
+  if d**2 <= 2 + 1 / lam:
+    return d * math.sqrt(1 + 2 * lam * (1 - d**2 / 4))
+  return math.sqrt(2 + 2 * lam + 1 / (2 * lam))
+
+
 def square_sensitivity(distance):
   """sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: root of (4.3)."""
   if distance <= 2 / 3:

@@ -1,0 +1,55 @@
+"""Projections of parameters onto boxes and balls, in the metric of a preconditioner."""
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+
+
+def check(box, radius):
+  """Raises unless at most one of them is given, and it makes sense."""
+  if box is not None and radius is not None:
+    raise ValueError('At most one of `box` and `radius` may be given. '
+                     f'Received: box={box}, radius={radius}.')
+  if radius is not None:
+    base.check_positive(radius=radius)
+  if box is not None and not (len(box) == 2 and box[0] < box[1]):
+    raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box}.')
+
+
+def into_box(box, params):
+  """The nearest point with all coordinates in [low, high], in any diagonal metric."""
+  return base.map_tree(lambda y: tf.clip_by_value(
+      y, tf.cast(box[0], y.dtype), tf.cast(box[1], y.dtype)), params)
+
+
+def into_ball(radius, y):
+  """[m] the nearest point of norm at most `radius`."""
+  norm = tf.norm(y)
+  return y * (radius / tf.maximum(norm, radius))
+
+
+def into_ball_weighted(radius, weights, y):
+  """[m] argmin of `sum h_j (x_j - y_j)^2` over `||x|| <= radius`, for h >= 0.
+
+  Where h is zero, the limit of h + eps: such coordinates share what the others
+  leave of the ball. Otherwise `x = h y / (h + lam)`, lam > 0 by Newton on
+  `1 / ||x||`, which is concave in lam, so that it climbs to the root from zero.
+  """
+  flat = weights > 0
+  inner, rest = tf.where(flat, y, 0), tf.where(flat, tf.zeros_like(y), y)
+  inner_norm, rest_norm = tf.norm(inner), tf.norm(rest)
+  room = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
+  rest *= base.safe_divide(tf.minimum(rest_norm, room), rest_norm)
+  h = base.safe_divide(weights, tf.reduce_max(weights))
+  lam = tf.zeros([], y.dtype)
+
+  def shrunk(lam):
+    return base.safe_divide(h * inner, h + lam)
+
+  for _ in range(40):
+    x = shrunk(lam)
+    norm = tf.norm(x)
+    slope = base.safe_divide(
+        tf.reduce_sum(base.safe_divide(tf.square(x), h + lam)), tf.square(norm))
+    lam += base.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
+  return into_ball(radius, shrunk(lam) + rest)

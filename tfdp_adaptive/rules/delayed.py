@@ -1,0 +1,176 @@
+"""DP2: a preconditioner from averages over many steps, applied with a delay."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+
+ABLATIONS = (None, 'extra_query', 'noise_first')
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  second: base.Tree  # v, of averaged gradients; zero before the first phase ends.
+  total: base.Tree  # Sum of the gradients released in this phase.
+  variance: tf.Tensor  # [] of the noise in `total`.
+
+
+def dp2_rmsprop(
+    sgd_steps,
+    adaptive_steps,
+    relative_adaptive_clip=1.0,
+    relative_adaptive_learning_rate=1.0,
+    rho=0.9,
+    epsilon=1e-7,
+    ablation=None,
+    subtract_bias=False):
+  """Li et al. (ICLR 2023), Algorithm 1, over RMSProp: `v = rho v + (1 - rho) a^2`.
+
+  Phases of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, and of
+  `adaptive_steps` steps that clip and noise `g_j / D`, `D = sqrt(v) + epsilon`,
+  and follow it as it is (it is not multiplied by D again).
+
+  Args:
+    sgd_steps: s1 >= 1.
+    adaptive_steps: s2 >= 0; zero is DP-SGD.
+    relative_adaptive_clip: Clip norm of `g_j / D` divided by that of `g_j`.
+    relative_adaptive_learning_rate: The learning rate of the adaptive phase
+      divided by that of the other. The paper's text has one for both.
+    rho: Decay of `v`, in [0, 1).
+    epsilon: In gradient units, > 0.
+    ablation: None; 'noise_first' privatizes the raw gradient and divides after;
+      'extra_query' (Algorithm 2) asks for the raw and the preconditioned
+      gradient at once, half the budget each, updates `v` every `sgd_steps`
+      steps, and needs `adaptive_steps == sgd_steps`.
+    subtract_bias: Whether the noise's variance is taken off `a^2`. For
+      independent noise only.
+
+  Returns:
+    A `base.Rule`; its direction is a gradient in one phase and has no unit in
+    the other.
+  """
+  base.check_decay(rho=rho)
+  return _dp2(moments.average_of_squares(rho, normalized=False), 'dp2_rmsprop', sgd_steps,
+              adaptive_steps, relative_adaptive_clip, relative_adaptive_learning_rate, epsilon,
+              ablation, subtract_bias)
+
+
+def dp2_adagrad(
+    sgd_steps,
+    adaptive_steps,
+    relative_adaptive_clip=1.0,
+    relative_adaptive_learning_rate=1.0,
+    epsilon=1e-7,
+    ablation=None,
+    subtract_bias=False):
+  """`dp2_rmsprop` with `v = v + a^2`; the arguments are the same."""
+  return _dp2(moments.sum_of_squares(), 'dp2_adagrad', sgd_steps, adaptive_steps,
+              relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,
+              subtract_bias)
+
+
+def dp2_yogi(
+    sgd_steps,
+    adaptive_steps,
+    relative_adaptive_clip=1.0,
+    relative_adaptive_learning_rate=1.0,
+    rho=0.9,
+    epsilon=1e-7,
+    ablation=None,
+    subtract_bias=False):
+  """`dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2` (the paper misplaces a square)."""
+  base.check_decay(rho=rho)
+  return _dp2(moments.yogi_squares(rho), 'dp2_yogi', sgd_steps, adaptive_steps,
+              relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,
+              subtract_bias)
+
+
+def dp2(preconditioner='rmsprop', **arguments):
+  """The `dp2_*` factory of that name: 'rmsprop', 'adagrad' or 'yogi'."""
+  factories = {'rmsprop': dp2_rmsprop, 'adagrad': dp2_adagrad, 'yogi': dp2_yogi}
+  base.check_one_of(tuple(factories), preconditioner=preconditioner)
+  return factories[preconditioner](**arguments)
+
+
+def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation, subtract_bias):
+  base.check_steps(sgd_steps=sgd_steps)
+  if adaptive_steps:
+    base.check_steps(adaptive_steps=adaptive_steps)
+  base.check_positive(relative_adaptive_clip=clip, relative_adaptive_learning_rate=rate,
+                      epsilon=epsilon)
+  base.check_one_of(ABLATIONS, ablation=ablation)
+  if ablation == 'extra_query' and adaptive_steps != sgd_steps:
+    raise ValueError("`adaptive_steps` must equal `sgd_steps` with `ablation='extra_query'`, which "
+                     f'has one delay. Received: {sgd_steps} and {adaptive_steps}.')
+
+  def init(specs):
+    return State(base.first_step(), second.init(specs), base.zeros(specs),
+                 tf.zeros([], base.dtype_of(specs)))
+
+  def roots(state):
+    return base.map_tree(lambda v: tf.sqrt(v) + epsilon, state.second)
+
+  def collect(state, release, active, due, count):
+    """Adds a release to `total` if `active`; if `due`, turns it into `v`."""
+    count = tf.cast(count, state.variance.dtype)
+    total = base.map_tree(lambda a, d: a + _where(active, d), state.total, release.mean)
+    variance = state.variance + _where(active, tf.cast(release.variance, state.variance.dtype))
+    bias = variance / count**2 if subtract_bias else tf.zeros_like(variance)
+    squares = base.map_tree(
+        lambda a: tf.maximum(tf.square(a / tf.cast(count, a.dtype)) - tf.cast(bias, a.dtype), 0),
+        total)
+    updated = second.add(state.second, squares)
+    return State(
+        state.step + 1,
+        base.map_tree(lambda new, old: tf.where(due, new, old), updated, state.second),
+        base.map_tree(lambda a: _where(~due, a), total),
+        _where(~due, variance))
+
+  def phase(state):
+    return state.step % (sgd_steps + adaptive_steps)
+
+  def query(state, public=()):
+    del public
+    adaptive = phase(state) >= sgd_steps
+    scale = base.map_tree(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
+    return (base.Query(scale, tf.where(adaptive, clip, 1.0)),)
+
+  def update(state, releases, public=()):
+    del public
+    (release,) = releases
+    adaptive = phase(state) >= sgd_steps
+    follow = release.mean
+    if ablation == 'noise_first':
+      follow = base.map_tree(tf.divide, follow, roots(state))
+    direction = base.map_tree(
+        lambda g, d: tf.where(adaptive, rate * d, g), release.mean, follow)
+    return direction, collect(
+        state, release, ~adaptive, tf.equal(phase(state), sgd_steps - 1), sgd_steps)
+
+  def query_twice(state, public=()):
+    del public
+    due = tf.equal(state.step % sgd_steps, 0)
+    scale = base.map_tree(lambda d: 1 / d, roots(state))
+    return (base.Query(share=tf.where(due, 1.0, 0.5)),
+            base.Query(scale, clip, tf.where(due, 0.0, 0.5)))
+
+  def update_twice(state, releases, public=()):
+    del public
+    raw, preconditioned = releases
+    due = tf.equal(state.step % sgd_steps, 0)
+    direction = base.map_tree(
+        lambda g, d: tf.where(due, g, rate * d), raw.mean, preconditioned.mean)
+    count = tf.where(tf.equal(state.step, 0), 1, sgd_steps)  # One gradient at the first step.
+    return direction, collect(state, raw, tf.constant(True), due, count)
+
+  if ablation == 'extra_query':
+    return base.Rule(init, query_twice, update_twice, asks=(base.Ask(), base.Ask()), name=name,
+                     independent_noise=subtract_bias)
+  return base.Rule(init, base.isotropic if ablation else query, update, name=name,
+                   independent_noise=subtract_bias)
+
+
+def _where(condition, tensor):
+  return tf.where(condition, tensor, tf.zeros_like(tensor))

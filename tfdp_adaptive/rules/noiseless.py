@@ -1,0 +1,58 @@
+"""A diagnostic WITHOUT privacy: Adam with a preconditioner that sees no noise."""
+
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import post_processing
+from tfdp_adaptive.rules import statistics
+
+
+def non_private_noiseless_adam(
+    beta_1=0.9, beta_2=0.999, epsilon=1e-8, scale_epsilon=None, allow_non_private=False):
+  """Ganesh et al. (2025), arXiv:2507.01129, section 4.2. NOT differentially private.
+
+  Adam whose first moment is of the noised mean and whose second moment is of
+  the clean one: the most a better second moment could bring. Everything it
+  makes, parameters included, reveals the records: epsilon is infinite.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: Added to the root in the update, in gradient units, >= 0.
+    scale_epsilon: None, or > 0 for clipping and noising in the scaled space, as
+      `scale_then_privatize` does.
+    allow_non_private: Must be True.
+
+  Returns:
+    A `base.Rule` whose direction has no unit and whose statistic is not private.
+  """
+  if allow_non_private is not True:
+    raise ValueError('`allow_non_private` must be True: this rule has no privacy guarantee '
+                     f'whatsoever. Received: allow_non_private={allow_non_private}.')
+  base.check_not_negative(epsilon=epsilon)
+  if scale_epsilon is not None:
+    base.check_positive(scale_epsilon=scale_epsilon)
+  first, second = moments.adam(beta_1, beta_2)
+
+  def init(specs):
+    return post_processing.State(base.first_step(), first.init(specs), second.init(specs))
+
+  def query(state, public=()):
+    if scale_epsilon is None:
+      return base.isotropic(state, public)
+    return (base.Query(base.map_tree(lambda v: 1 / (tf.sqrt(v) + scale_epsilon),
+                                     second.estimate(state.second, state.step))),)
+
+  def update(state, releases, public=()):
+    del public
+    (release,), (asked,) = releases, query(state)
+    step = state.step + 1
+    clean = base.unscale(release.second, asked.scale)
+    mean, moment = first.update(state.first, base.unscale(release.mean, asked.scale), step)
+    nu = second.add(state.second, moments.squared(clean))
+    root = base.map_tree(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
+    return moments.divide(mean, root), post_processing.State(step, moment, nu)
+
+  return base.Rule(init, query, update, asks=(base.Ask(second=statistics.clean_mean()),),
+                   name='non_private_noiseless_adam')

@@ -1,0 +1,216 @@
+"""Noisy AdaGrad: full-matrix or diagonal, with noise on the preconditioner itself.
+
+The preconditioner is a function of all past CLEAN gradients, kept as a secret
+by the privatizer. Each of its releases is a new query about all of them: it is
+never amplified by sampling, and is paid for at every step (`equivalent_noise_multiplier`).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import constraints
+from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import subspaces
+
+MODES = ('truncate', 'floor', 'pinv')
+LARGEST = 4096  # Parameters of the full matrix.
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  basis: base.Tree  # [m, k] eigenvectors of the preconditioner, for `project`; or ().
+  root: base.Tree  # Its eigenvalues [k], or its diagonal like the parameters; or ().
+
+
+def noisy_adagrad(
+    participations,
+    dimension=None,
+    basis=None,
+    diagonal=False,
+    mode='truncate',
+    epsilon=1e-8,
+    relative_noise=1.0,
+    method='exact',
+    box=None,
+    radius=None):
+  """Kairouz et al. (2021), Algorithm 1, in k x k; for convex models of few parameters.
+
+      S += x x^T,   H = V^T (S^(1/2) + noise) V,   direction = V H^+ V^T (x + noise)
+
+  `x` is the clean mean of the clipped records, V a public basis. Diagonal:
+  `h = V V^T (sqrt(sum x^2) + noise)`, `direction = (x + noise) / (max{h, 0} + epsilon)`.
+
+  Args:
+    participations: K >= 1, the largest number of steps one record is in. All
+      steps with full batches. Batches must be fixed: no Poisson sampling.
+    dimension: k; V then comes from public gradients at the current parameters.
+    basis: Or a fixed [m, k] V of orthonormal columns. The diagonal one may do
+      without either.
+    diagonal: Whether S is kept as its diagonal.
+    mode: What is done with eigenvalues of H near zero: 'truncate' drops those
+      below `2 sqrt(k)` times the noise, 'floor' raises them to it, 'pinv' is
+      the paper's, which ascends along negative ones.
+    epsilon: Of the diagonal one, in gradient units, > 0.
+    relative_noise: Noise multiplier of the preconditioner's releases divided
+      by that of the mean's.
+    method: 'exact' or 'randomized', how V is found.
+    box: None, or (low, high) for every parameter; diagonal only.
+    radius: None, or the largest L2 norm of all parameters together.
+
+  Returns:
+    A `base.Rule` whose direction has no unit. Its statistic is not amplifiable.
+  """
+  base.check_steps(participations=participations)
+  base.check_positive(epsilon=epsilon, relative_noise=relative_noise)
+  base.check_one_of(MODES, mode=mode)
+  constraints.check(box, radius)
+  if not diagonal and box is not None:
+    raise ValueError('`box` must be None unless `diagonal=True`: the projection in a full metric '
+                     f'has no closed form. Received: box={box}. Use `radius`.')
+  if not diagonal and mode == 'pinv' and radius is not None:
+    raise ValueError("`mode` must be 'truncate' or 'floor' with a `radius`: 'pinv' is not a "
+                     "metric. Received: mode='pinv'.")
+  free = diagonal and dimension is None and basis is None
+  find = None if free else subspaces.finder(dimension, basis, method, 'noisy_adagrad')
+  update, project = (_diagonal(find, epsilon, box, radius) if diagonal
+                     else _full(find, mode, radius))
+  constrained = box is not None or radius is not None
+
+  def init(specs):
+    size, dtype = _size(specs), base.dtype_of(specs)
+    if basis is not None and np.shape(basis)[0] != size:
+      raise ValueError(f'`basis` must have one row per parameter, {size}. '
+                       f'Received: shape {np.shape(basis)}.')
+    if not constrained:
+      return State(base.first_step(), (), ())
+    if diagonal:
+      return State(base.first_step(), (), base.zeros(specs))
+    k = dimension if basis is None else np.shape(basis)[1]
+    return State(base.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
+
+  def update_(state, releases, public=()):
+    (release,) = releases
+    direction, metric, root = update(release, public)
+    kept = (metric, root) if constrained else ((), ())
+    return direction, State(state.step + 1, *kept)
+
+  return base.Rule(
+      init, base.isotropic, update_,
+      asks=(base.Ask(second=running_root(participations, diagonal, relative_noise)),),
+      public=None if dimension is None else 'records',
+      project=project if constrained else None, name='noisy_adagrad', independent_noise=True)
+
+
+def running_root(participations, diagonal=False, relative_noise=1.0):
+  """The root of the sum of `x x^T` over all steps so far, x the clean mean.
+
+  If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most
+  `sqrt(2 K) D1` in the Frobenius norm (Araki-Yamagami), and the diagonal root
+  by `sqrt(K) D1`. The secret is kept in float64: a root of rounding errors
+  would exceed that.
+  """
+
+  def specs_of_value(specs):
+    if diagonal:
+      return specs
+    size = _size(specs)
+    if size > LARGEST:
+      raise ValueError(f'The full matrix allows at most {LARGEST} parameters. Received: {size}. '
+                       'Use `diagonal=True`.')
+    return tf.TensorSpec([size, size], base.dtype_of(specs))
+
+  def init(specs):
+    if diagonal:
+      return base.map_tree(lambda s: tf.zeros(s.shape, tf.float64), specs)
+    return tf.zeros([_size(specs)] * 2, tf.float64)
+
+  def measure(mean, square, clip_norm, secret):
+    del square, clip_norm
+    if diagonal:
+      secret = base.map_tree(lambda s, x: s + tf.square(tf.cast(x, s.dtype)), secret, mean)
+      return base.map_tree(lambda s, x: tf.cast(tf.sqrt(s), x.dtype), secret, mean), secret
+    x = tf.cast(subspaces.flatten(mean), tf.float64)
+    secret += tf.tensordot(x, x, 0)
+    eigenvalues, vectors = tf.linalg.eigh(secret)
+    root = tf.matmul(vectors * tf.sqrt(tf.maximum(eigenvalues, 0)), vectors, transpose_b=True)
+    return tf.cast(root, base.dtype_of(mean)), secret
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    mean = base.mean_sensitivity(clip_norm, batch_size, adjacency)
+    return mean, relative_noise * math.sqrt((1 if diagonal else 2) * participations) * mean
+
+  return base.Statistic(False, specs_of_value, init, measure, stddevs, amplifiable=False,
+                        participations=participations, relative_noise=relative_noise)
+
+
+def equivalent_noise_multiplier(noise_multiplier, steps, participations, relative_noise=1.0):
+  """The noise multiplier of the one Gaussian mechanism that costs what the run costs.
+
+  GDP adds up: K releases of the mean see a record, all releases of the root do.
+  """
+  return noise_multiplier / math.sqrt(participations + steps / relative_noise**2)
+
+
+def _full(find, mode, radius):
+  def update(release, public):
+    gradient = subspaces.flatten(release.mean)
+    v = find(public, gradient.dtype)
+    noised = release.second  # Its noise is [m, m] independent: symmetrized, the GOE.
+    h = tf.matmul(v, tf.matmul((noised + tf.transpose(noised)) / 2, v), transpose_a=True)
+    eigenvalues, vectors = tf.linalg.eigh(h)
+    goe = tf.sqrt(tf.cast(release.second_variance, h.dtype) / 2)
+    threshold = 2 * math.sqrt(v.shape[1]) * goe
+    smallest = v.shape[1] * np.finfo(h.dtype.as_numpy_dtype).eps * tf.reduce_max(
+        tf.abs(eigenvalues))
+    if mode == 'floor':
+      eigenvalues = tf.maximum(eigenvalues, threshold)
+    kept = tf.abs(eigenvalues) > smallest
+    if mode == 'truncate':
+      kept &= eigenvalues >= threshold
+    root = tf.where(kept, eigenvalues, tf.zeros_like(eigenvalues))
+    basis = tf.matmul(v, vectors)
+    inverse = base.safe_divide(tf.ones_like(root), root)
+    direction = tf.linalg.matvec(
+        basis, inverse * tf.linalg.matvec(basis, gradient, transpose_a=True))
+    return subspaces.unflatten(direction, release.mean), basis, root
+
+  def project(state, params):
+    y = subspaces.flatten(params)
+    inner = tf.linalg.matvec(state.basis, y, transpose_a=True)
+    kept = tf.where(state.root > 0, inner, tf.zeros_like(inner))
+    rest = y - tf.linalg.matvec(state.basis, kept)
+    # The rest of the space is one more coordinate, of weight zero.
+    size = tf.norm(rest)
+    point = constraints.into_ball_weighted(
+        radius, tf.concat([state.root, [tf.zeros_like(size)]], 0), tf.concat([kept, [size]], 0))
+    return subspaces.unflatten(
+        tf.linalg.matvec(state.basis, point[:-1]) + rest * base.safe_divide(point[-1], size),
+        params)
+
+  return update, project
+
+
+def _diagonal(find, epsilon, box, radius):
+  def update(release, public):
+    h = subspaces.flatten(release.second)
+    if find is not None:
+      v = find(public, h.dtype)
+      h = tf.linalg.matvec(v, tf.linalg.matvec(v, h, transpose_a=True))
+    root = subspaces.unflatten(tf.maximum(h, 0) + epsilon, release.mean)
+    return moments.divide(release.mean, root), (), root
+
+  def project(state, params):
+    if box is not None:
+      return constraints.into_box(box, params)
+    return subspaces.unflatten(constraints.into_ball_weighted(
+        radius, subspaces.flatten(state.root), subspaces.flatten(params)), params)
+
+  return update, project
+
+
+def _size(specs):
+  return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))

@@ -1,0 +1,85 @@
+"""Top subspaces of public gradients. Nothing here is private."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.rules import base
+
+METHODS = ('exact', 'randomized')
+
+
+def flatten(tree):
+  """[m] all leaves, in order."""
+  return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)], 0)
+
+
+def unflatten(vector, tree):
+  """The inverse of `flatten`, in the shapes of `tree` (tensors or specs)."""
+  leaves = tf.nest.flatten(tree)
+  parts = tf.split(vector, [leaf.shape.num_elements() for leaf in leaves])
+  return tf.nest.pack_sequence_as(
+      tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
+
+
+def finder(dimension, basis, method, name):
+  """`(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
+  base.check_one_of(METHODS, method=method)
+  if (dimension is None) == (basis is None):
+    raise ValueError('Exactly one of `dimension` and `basis` must be given. '
+                     f'Received: dimension={dimension}, basis={basis}.')
+  if basis is None:
+    base.check_steps(dimension=dimension)
+
+    def of_records(public, dtype):
+      base.check_public(public, name)
+      return tf.cast(top(records_matrix(public), dimension, method), dtype)
+
+    return of_records
+  basis = check_basis(basis)
+  return lambda public, dtype: tf.constant(basis, dtype)
+
+
+def check_basis(basis):
+  """[m, k] float64 NumPy, orthonormal columns."""
+  basis = np.asarray(basis, np.float64)
+  if basis.ndim != 2 or basis.shape[1] > basis.shape[0]:
+    raise ValueError('`basis` must be an [m, k] matrix with k <= m. '
+                     f'Received: shape {basis.shape}.')
+  deviation = np.abs(basis.T @ basis - np.eye(basis.shape[1])).max()
+  if not deviation < 1e-4:
+    raise ValueError('`basis` must have orthonormal columns. '
+                     f'Received: |V^T V - I| up to {deviation:.2g}. Use numpy.linalg.qr.')
+  return basis
+
+
+def records_matrix(public):
+  """[n, m] one row per public record, from a tree of [n, ...] gradients."""
+  leaves = tf.nest.flatten(public)
+  return tf.concat([tf.reshape(leaf, [leaf.shape[0], -1]) for leaf in leaves], 1)
+
+
+def top(matrix, dimension, method='exact'):
+  """[m, k] leading right singular vectors of an [n, m] matrix, largest first.
+
+  'exact' solves the n x n side in float64, never the m x m one; directions of
+  vanishing singular values are zero. 'randomized' is the range finder of Halko,
+  Martinsson and Tropp (2011) with two power iterations and a fixed sketch.
+  """
+  n, m = matrix.shape
+  if dimension > min(n, m):
+    raise ValueError('`dimension` must be at most the number of public records and of '
+                     f'parameters. Received: dimension={dimension}, {n} records, {m} parameters.')
+  matrix = tf.cast(matrix, tf.float64)
+  if method == 'randomized':
+    width = min(n, m, dimension + 10)
+    sketch = np.random.default_rng(0).standard_normal((n, width))
+    q, _ = tf.linalg.qr(tf.matmul(matrix, tf.constant(sketch), transpose_a=True))
+    for _ in range(2):
+      q, _ = tf.linalg.qr(tf.matmul(matrix, tf.matmul(matrix, q), transpose_a=True))
+    small = tf.matmul(matrix, q)
+    _, rotation = tf.linalg.eigh(tf.matmul(small, small, transpose_a=True))
+    return tf.matmul(q, rotation[:, ::-1][:, :dimension])
+  squares, u = tf.linalg.eigh(tf.matmul(matrix, matrix, transpose_b=True))
+  squares, u = squares[::-1][:dimension], u[:, ::-1][:, :dimension]  # eigh is ascending.
+  inverse = tf.where(squares > 1e-13 * squares[0], tf.math.rsqrt(squares), 0)
+  return tf.matmul(matrix, u, transpose_a=True) * inverse
