@@ -41,6 +41,15 @@ def claims_amplification(plan):
   return bands <= getattr(plan.sampling, 'cycle', 1)
 
 
+@functools.lru_cache(maxsize=64)
+def sensitivity(mechanism, min_sep, max_participations):
+  """Of the C that runs, whichever precision it runs in."""
+  return max(
+      mechanism.rounded(dtype).sensitivity(
+          min_sep=min_sep, max_participations=max_participations)
+      for dtype in ('float64', 'float32'))
+
+
 def event(plan, steps, noise_multiplier=None):
   """The DpEvent of the first `steps` steps of a plan (for `relation(plan)`)."""
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
@@ -50,11 +59,10 @@ def event(plan, steps, noise_multiplier=None):
     return dp_accounting.NonPrivateDpEvent()
   if not claims_amplification(plan):
     min_sep, max_participations = plan.participation(steps)
-    sensitivity = plan.mechanism.sensitivity(
-        min_sep=min_sep, max_participations=max_participations)
-    return dp_accounting.GaussianDpEvent(float(sigma / sensitivity))
+    return dp_accounting.GaussianDpEvent(
+        float(sigma / sensitivity(plan.mechanism, min_sep, max_participations)))
   probability, count = plan.sampling.compositions(plan, steps)
-  sigma = float(sigma / plan.mechanism.sensitivity(max_participations=1))
+  sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
     sigma *= 2  # This relation counts noise in clip norms and doubles the sensitivity itself.
   max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
@@ -102,12 +110,12 @@ def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR
 
 
 def _gaussian(dp_event):
-  """The noise multiplier of an event that is one unsampled Gaussian, else None."""
-  count = 1
-  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
-    dp_event, count = dp_event.event, dp_event.count
+  """The noise multiplier of an event that is unsampled Gaussians only, else None."""
   if isinstance(dp_event, dp_accounting.GaussianDpEvent):
-    return dp_event.noise_multiplier / math.sqrt(count)
+    return dp_event.noise_multiplier
+  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
+    sigma = _gaussian(dp_event.event)
+    return None if sigma is None else sigma / math.sqrt(dp_event.count)
   return None
 
 

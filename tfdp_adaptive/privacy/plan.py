@@ -1,6 +1,7 @@
 """The privacy of a training run as one public constant: what runs is what is accounted."""
 
 import dataclasses
+import json
 from typing import Iterator, Optional, Tuple, Union
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 
 UNITS = ('example', 'user')
+_FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +147,7 @@ class PrivacyPlan:
             f'{self.sampling!r} can reach in {self.steps} steps. '
             f'Received: max_participations={self.max_participations}.')
     if not self.amplified:
-      self.mechanism.sensitivity(  # Refuses what it does not know.
-          min_sep=self.participation()[0], max_participations=self.participation()[1])
+      accounting.sensitivity(self.mechanism, *self.participation())  # Or it refuses.
 
   @classmethod
   def calibrate(cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
@@ -280,26 +281,31 @@ class PrivacyPlan:
     """
     return statement_lib.statement(self, self._steps(steps), rule)
 
-  def get_config(self) -> dict:
-    """JSON-serializable; holds no secret (a `seed` of a test is not one)."""
-    config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    scheme, mechanism = self.sampling, self.mechanism
-    config['sampling'] = {
-        'class_name': type(scheme).__name__,
+  def to_json(self) -> str:
+    """All fields as text; `from_json` restores them. Holds no secret."""
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    scheme = self.sampling
+    fields['sampling'] = {
+        'kind': type(scheme).__name__,
         'config': {f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if f.init}}
-    config['mechanism'] = {
-        'class_name': type(mechanism).__name__, 'config': mechanism.get_config()}
-    return config
+    fields['mechanism'] = mechanisms.to_config(self.mechanism)
+    return json.dumps({'format': _FORMAT, 'version': _VERSION, 'plan': fields},
+                      default=lambda number: number.item())
 
   @classmethod
-  def from_config(cls, config: dict) -> 'PrivacyPlan':
-    config = dict(config)
-    scheme, mechanism = config['sampling'], config['mechanism']
-    config['sampling'] = sampling_lib.SCHEMES[scheme['class_name']](**scheme['config'])
-    mechanism_class = getattr(mechanisms, mechanism['class_name'], None)
-    if not (isinstance(mechanism_class, type)
-            and issubclass(mechanism_class, mechanisms.Mechanism)):
-      raise ValueError('The saved plan names a mechanism that `tfdp.mechanisms` does not have. '
-                       f'Received: {mechanism["class_name"]!r}.')
-    config['mechanism'] = mechanism_class(**mechanism['config'])
-    return cls(**config)
+  def from_json(cls, text: str) -> 'PrivacyPlan':
+    """The plan `to_json` described; all checks are made again."""
+    try:
+      content = json.loads(text)
+      found = content['format'], content['version']
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(f'`text` must be the JSON of a plan. Received: {text[:60]!r}.') from error
+    if found != (_FORMAT, _VERSION):
+      raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
+                       f'Received: {found[0]} of version {found[1]}.')
+    fields = dict(content['plan'])
+    scheme = fields['sampling']
+    checks.one_of(sampling_lib.SCHEMES, kind=scheme['kind'])
+    fields['sampling'] = sampling_lib.SCHEMES[scheme['kind']](**scheme['config'])
+    fields['mechanism'] = mechanisms.from_config(fields['mechanism'])
+    return cls(**fields)

@@ -7,6 +7,8 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 
 from importlib import metadata
 
+from tfdp_adaptive.privacy import accounting
+
 _UNITS = {
     'example': 'one training example',
     'user': 'one user, with all their data',
@@ -72,8 +74,7 @@ def _population(plan):
 
 
 def _mechanism(plan, rule):
-  name = type(plan.mechanism).__name__
-  text = (f'{name}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
+  text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
           f'{plan.l2_norm_clip:g}: noise of standard deviation {plan.noise_stddev:.6g} before '
           'correlation on the sum of clipped records, ')
   if plan.adjacency == 'replace':
@@ -87,12 +88,14 @@ def _mechanism(plan, rule):
 
 def _accounting(plan, steps):
   text = f'dp_accounting {metadata.version("dp-accounting")}, '
+  if not steps:
+    return text + 'of no release: no step has been taken.'
   if plan.amplified:
     return text + (
         f'privacy loss distributions, of {plan.event(steps)}. Amplification by sampling is '
         'claimed; it holds only if the batches were the ones this plan drew.')
   min_sep, count = plan.participation(steps)
-  sensitivity = plan.mechanism.sensitivity(min_sep=min_sep, max_participations=count)
+  sensitivity = accounting.sensitivity(plan.mechanism, min_sep, count)
   return text + (
       'as one Gaussian mechanism, exactly. '
       f'A record takes part at most {count} times, at least {min_sep} steps apart: sensitivity '
