@@ -7,5 +7,13 @@ from tfdp_adaptive.mechanisms.blt import BLT as BLT
 from tfdp_adaptive.mechanisms.dense_optimal import Dense as Dense
 from tfdp_adaptive.mechanisms.independent import IndependentGaussian as IndependentGaussian
 from tfdp_adaptive.mechanisms.square_root import SquareRoot as SquareRoot
+from tfdp_adaptive.mechanisms.storage import from_config as from_config
+from tfdp_adaptive.mechanisms.storage import from_json as from_json
+from tfdp_adaptive.mechanisms.storage import load as load
+from tfdp_adaptive.mechanisms.storage import to_config as to_config
 from tfdp_adaptive.mechanisms.toeplitz import BandedToeplitz as BandedToeplitz
 from tfdp_adaptive.mechanisms.tree import Tree as Tree
+from tfdp_adaptive.mechanisms.workload import Workload as Workload
+
+KINDS = {kind.__name__: kind for kind in (
+    Banded, BandedInverse, BandedToeplitz, BLT, Dense, IndependentGaussian, SquareRoot, Tree)}

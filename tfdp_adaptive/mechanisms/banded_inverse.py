@@ -1,35 +1,133 @@
-"""BandedInverse: skeleton."""
+"""Strategies with a banded inverse: noise from the last few rows of Z, kept nowhere.
+
+Since C^-1 is banded, step t needs z_t, ..., z_{t-p+1} only, which can be drawn
+again from their keys (Kalinin, McKenna, Upadhyay, Lampert 2025,
+arXiv:2505.12128).
+"""
+
+import math
+
+import numpy as np
+from scipy import optimize
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
+from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
-class BandedInverse(base.Mechanism):
-  """Skeleton: attributes are fixed, the design follows."""
+class BandedInverse(base.ToeplitzMechanism):
+  """C^-1 with coefficients `inverse_coefficients`, zero from index `inverse_bands` on.
 
-  def __init__(self, inverse_bands, steps):
-    base.check_count(inverse_bands=inverse_bands, steps=steps)
+  Args:
+    inverse_bands: Number of non-zero diagonals p of C^-1.
+    steps: T.
+    method: 'optimal', or 'power': the best first p coefficients of (1 - x)^gamma.
+    coefficients: Fixes those of C^-1 (up to their scale); [inverse_bands].
+    min_sep: With `max_participations`, what the design minimizes the error for.
+    max_participations: As in `sensitivity`.
+    workload: A `Workload` or its config; None for prefix sums.
+    objective: 'mean', 'max' or 'last', the error to minimize.
+  """
+
+  cached = True
+
+  def __init__(self, inverse_bands, steps, *, method='optimal', coefficients=None, min_sep=None,
+               max_participations=1, workload=None, objective='mean'):
+    super().__init__(steps, workload=workload, objective=objective)
+    base.check_count(inverse_bands=inverse_bands)
+    base.check_participation(min_sep, max_participations)
+    if inverse_bands > steps:
+      raise ValueError('`inverse_bands` must be at most `steps`. '
+                       f'Received: inverse_bands={inverse_bands}, steps={steps}.')
+    if method not in ('optimal', 'power'):
+      raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
     self.inverse_bands = int(inverse_bands)
-    self.steps = int(steps)
+    self.method = method
+    self.min_sep = min_sep
+    self.max_participations = max_participations
+    self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
 
   @property
-  def inverse_coefficients(self):
-    """[inverse_bands] d, the first column of C^-1."""
+  def inverse_coefficients(self) -> np.ndarray:
+    """[inverse_bands] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
     return self.arrays['inverse_coefficients']
 
   def design(self):
-    raise NotImplementedError
+    d = self._given
+    if d is None:
+      d = self._power()
+      if self.method == 'optimal':
+        d = _differences(toeplitz.minimize(self._loss, np.cumsum(d)[1:]))
+    return {'inverse_coefficients': np.asarray(d) * np.linalg.norm(self._inverted(d))}
 
   def strategy(self, n=None):
-    raise NotImplementedError
+    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
 
   def noising(self, n=None):
-    raise NotImplementedError
+    return base.resized(self.inverse_coefficients, n and self._rows(n))
 
-  def row_norms(self, n=None):
-    raise NotImplementedError
-
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    raise NotImplementedError
+  def passes(self):
+    return self.inverse_bands
 
   def get_config(self):
-    return {'inverse_bands': self.inverse_bands, 'steps': self.steps}
+    return {'inverse_bands': self.inverse_bands, 'method': self.method,
+            'coefficients': self._given and list(self._given), 'min_sep': self.min_sep,
+            'max_participations': self.max_participations, **super().get_config()}
+
+  def _inverted(self, d):
+    return toeplitz.reciprocal(np.asarray(d), self.steps)
+
+  def _power(self):
+    """First p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
+    def coefficients(gamma):
+      k = np.arange(1, self.inverse_bands)
+      root = np.cumprod(np.concatenate([[1.0], (k - 1 - gamma) / k]))
+      decayed = root * self.workload.momentum ** np.arange(len(root))
+      return np.convolve(root, decayed)[:self.inverse_bands]
+    value = lambda gamma: self._loss(np.cumsum(coefficients(gamma))[1:])[0]
+    found = optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
+    return coefficients(found.x)
+
+  def _loss(self, sums):
+    """Log of squared error times squared sensitivity (or its bound), and its gradient.
+
+    The variables are the partial sums d_0 + ... + d_k, k > 0, with d_0 = 1:
+    errors are close to a sphere in them, and line searches rarely fail.
+    """
+    d = _differences(sums)
+    c = self._inverted(d)
+    if not c @ c < math.inf:
+      return math.inf, sums
+    error, error_gradient = _squared_error(d, self.steps, self.workload, self.objective)
+    size, pulled = _squared_sensitivity(c, self.min_sep or 1, self.max_participations)
+    gradient = error_gradient / error + toeplitz.pull(d, pulled, c) / size
+    return math.log(error) + math.log(size), gradient[1:] - np.append(gradient[2:], 0.0)
+
+
+def _differences(sums):
+  return np.diff(np.concatenate([[0.0, 1.0], sums]))
+
+
+def _squared_error(d, steps, workload, objective):
+  inverse = base.resized(d, steps)
+  if not workload.is_toeplitz:
+    value, gradient = workload_lib.scheduled_error(workload, inverse, objective)
+    return value, gradient[:len(d)]
+  b = workload.apply(inverse)
+  weights, _ = toeplitz.error_weights(steps, steps, objective)
+  return weights @ b**2, workload.apply((2 * weights * b)[::-1])[::-1][:len(d)]
+
+
+def _squared_sensitivity(c, min_sep, k):
+  """Of the monotone majorant if k > 1, and its gradient in c."""
+  if k == 1:
+    return c @ c, 2 * c
+  k = sensitivity_lib.most_participations(len(c), min_sep, k)
+  size = np.abs(c[::-1])
+  largest = np.maximum.accumulate(size)
+  source = np.maximum.accumulate(np.where(size >= largest, np.arange(len(c)), 0))[::-1]
+  source = len(c) - 1 - source
+  column = sensitivity_lib.equal_spacing_column(largest[::-1], len(c), min_sep, k)
+  pulled = sensitivity_lib.equal_spacing_column(2 * column[::-1], len(c), min_sep, k)[::-1]
+  return column @ column, np.bincount(source, pulled, len(c)) * np.sign(c)

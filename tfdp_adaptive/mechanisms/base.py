@@ -8,16 +8,25 @@ changes `C G` by at most one clip norm. The accountant divides the noise
 multiplier by `sensitivity(...)`; it is never also put into the noise.
 
 A mechanism is an immutable, hashable description; its numbers (`arrays`) are
-designed when they are first read.
+designed when they are first read. Sensitivities are computed from the numbers
+and never stored.
 """
 
 import abc
 import copy
 import functools
 import json
+import math
 from typing import Dict, Optional
 
 import numpy as np
+from scipy import linalg
+
+from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
+from tfdp_adaptive.mechanisms import storage
+from tfdp_adaptive.mechanisms import workload as workload_lib
+
+DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
 
 
 class Mechanism(abc.ABC):
@@ -28,31 +37,29 @@ class Mechanism(abc.ABC):
       A stream refuses to go on after the last one.
     bands: Number of non-zero diagonals of C (the main one included) if C is
       banded, else None. Decides whether cyclic Poisson amplification applies.
+    workload: What errors refer to, and what the design minimizes.
+    objective: 'mean', 'max' or 'last' (iterate): which error was minimized.
     dtype: What `arrays` were rounded to, 'float64' as designed. The stream
       must use, and the accountant must see, `rounded(run-time dtype)`.
   """
 
-  steps: Optional[int] = None
   bands: Optional[int] = None
   dtype: str = 'float64'
+  cached = False  # Whether a design takes long enough to be kept on disk.
+
+  def __init__(self, steps: Optional[int] = None, *, workload=None, objective: str = 'mean'):
+    if steps is not None:
+      check_count(steps=steps)
+    workload_lib.check_objective(objective)
+    self.steps = None if steps is None else int(steps)
+    self.workload = workload_lib.get(workload)
+    self.objective = objective
+    if steps is not None:
+      self.workload.rates(1 if self.workload.is_toeplitz else self.steps)
 
   @abc.abstractmethod
   def design(self) -> Dict[str, np.ndarray]:
     """The numbers that define C, by name, before rounding. May take long."""
-
-  @functools.cached_property
-  def arrays(self) -> Dict[str, np.ndarray]:
-    """The numbers a stream uses, by attribute name: float64, rounded to `dtype`."""
-    return {name: _frozen(value, self.dtype) for name, value in self.design().items()}
-
-  def rounded(self, dtype='float32') -> 'Mechanism':
-    """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
-    other = copy.copy(self)
-    other.__dict__.pop('arrays', None)
-    other.dtype = np.dtype(dtype).name
-    if other.dtype not in ('float64', 'float32', 'float16'):
-      raise ValueError(f'`dtype` must be a floating-point type of NumPy. Received: dtype={dtype}.')
-    return other
 
   @abc.abstractmethod
   def strategy(self, n: Optional[int] = None) -> np.ndarray:
@@ -67,8 +74,57 @@ class Mechanism(abc.ABC):
     """[n] L2 norms of the rows of C^-1: the noise of step t has variance r_t, its square."""
 
   @abc.abstractmethod
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
+    """[n] squared row norms of B: noise variance of each answer of the workload."""
+
+  @abc.abstractmethod
+  def _sensitivity(self, min_sep: int, k: int) -> float:
+    ...
+
+  def get_config(self) -> dict:
+    """JSON-serializable constructor arguments."""
+    return {'steps': self.steps, 'objective': self.objective,
+            'workload': self.workload.get_config()}
+
+  # --- Numbers.
+
+  @functools.cached_property
+  def arrays(self) -> Dict[str, np.ndarray]:
+    """The numbers a stream uses, by attribute name: float64, rounded to `dtype`."""
+    if self.dtype != 'float64':
+      designed = self._designed.arrays
+    else:
+      designed = storage.cached(self) if self.cached else self.design()
+    arrays = {name: _frozen(value, self.dtype) for name, value in designed.items()}
+    self.check_arrays(arrays)
+    return arrays
+
+  def check_arrays(self, arrays):
+    """Raises if C or C^-1 cannot be computed from the (rounded, or loaded) numbers."""
+
+  def rounded(self, dtype='float32') -> 'Mechanism':
+    """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
+    name = np.dtype(dtype).name
+    if name not in ('float64', 'float32', 'float16'):
+      raise ValueError('`dtype` must be float16, float32 or float64 (a run in bfloat16 keeps its '
+                       f'noise in float32). Received: dtype={dtype}.')
+    if self.dtype != 'float64':
+      return self._designed.rounded(name)
+    if name == 'float64':
+      return self
+    other = copy.copy(self)
+    for cached in ('arrays', '_matrix', '_node_variances'):
+      other.__dict__.pop(cached, None)
+    other.dtype = name
+    other._designed = self
+    return other
+
+  # --- Answers.
+
   def sensitivity(self, *, min_sep: Optional[int] = None, max_participations: int = 1) -> float:
     """How far a record moves C G, in clip norms (zero-out or add-remove).
+
+    Exact where that is known, else an upper bound (see `sensitivity.py`).
 
     Args:
       min_sep: Smallest distance b between two steps in which one record takes
@@ -76,14 +132,73 @@ class Mechanism(abc.ABC):
         `max_participations` > 1.
       max_participations: Largest number k of steps it takes part in.
     """
+    check_participation(min_sep, max_participations)
+    k = int(max_participations)
+    min_sep = int(min_sep or 1)
+    if self.steps is not None:
+      k = sensitivity_lib.most_participations(self.steps, min_sep, k)
+    return float(self._sensitivity(min_sep, k))
 
-  @abc.abstractmethod
-  def get_config(self) -> dict:
-    """JSON-serializable constructor arguments."""
+  def rmse(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
+    """Root mean square error of the workload's first n answers, times the sensitivity."""
+    return self._error('mean', n, min_sep, max_participations)
 
-  def materialize(self, n: int) -> np.ndarray:
+  def max_error(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
+    """Largest standard error of the workload's first n answers, times the sensitivity."""
+    return self._error('max', n, min_sep, max_participations)
+
+  def last_error(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
+    """Standard error of answer n, times the sensitivity."""
+    return self._error('last', n, min_sep, max_participations)
+
+  def memory(self) -> int:
+    """Rows of the parameters' size that a stream keeps between two steps."""
+    return 0
+
+  def passes(self) -> int:
+    """Rows of standard normals that a stream draws for the most expensive step."""
+    return 1
+
+  def materialize(self, n: Optional[int] = None) -> np.ndarray:
     """[n, n] C, for tests and small problems."""
-    return dense(self.strategy(n), n)
+    n = self._rows(n)
+    return toeplitz_matrix(self.strategy(n), n)
+
+  def materialize_inverse(self, n: Optional[int] = None) -> np.ndarray:
+    """[n, n] C^-1."""
+    n = self._rows(n)
+    return toeplitz_matrix(self.noising(n), n)
+
+  def _error(self, objective, n, min_sep, max_participations):
+    size = self.sensitivity(min_sep=min_sep, max_participations=max_participations)
+    return size * math.sqrt(self._squared_error(objective, self._rows(n)))
+
+  def _squared_error(self, objective, n):
+    return workload_lib.reduce_errors(self.squared_errors(n), objective)
+
+  def _rows(self, n):
+    """n, or all steps; refuses rows the mechanism does not have."""
+    if n is None and self.steps is None:
+      raise ValueError('`n` must be given: the mechanism has no fixed number of steps. '
+                       'Received: n=None.')
+    n = self.steps if n is None else n
+    check_count(n=n)
+    if self.steps is not None and n > self.steps:
+      raise ValueError(f'`n` must be at most {self.steps}, the steps the mechanism was designed '
+                       f'for: its sensitivity does not cover more. Received: n={n}. '
+                       f'Design it for steps={n}.')
+    return int(n)
+
+  # --- Identity.
+
+  def to_json(self) -> str:
+    """Description and numbers; `mechanisms.from_json` restores both bit by bit."""
+    return storage.to_json(self)
+
+  def save(self, path):
+    """Writes `to_json()`; `mechanisms.load` reads it."""
+    with open(path, 'w', encoding='utf-8') as file:
+      file.write(self.to_json())
 
   def __eq__(self, other):
     return type(self) is type(other) and self._identity() == other._identity()
@@ -92,46 +207,120 @@ class Mechanism(abc.ABC):
     return hash((type(self), self._identity()))
 
   def __repr__(self):
-    arguments = ', '.join(f'{k}={v!r}' for k, v in self.get_config().items() if v is not None)
+    shown = {k: v for k, v in self.get_config().items() if v is not None}
+    if self.workload == workload_lib.Workload():
+      shown.pop('workload', None)
+    arguments = ', '.join(f'{k}={v!r}' for k, v in shown.items())
     return f'{type(self).__name__}({arguments})'
 
   def _identity(self):
     return json.dumps([self.get_config(), self.dtype], sort_keys=True)
 
 
-def dense(matrix, n: int) -> np.ndarray:
+class ToeplitzMechanism(Mechanism):
+  """C is a lower-triangular Toeplitz matrix: everything follows from its first column."""
+
+  def row_norms(self, n=None):
+    return np.sqrt(np.cumsum(self.noising(self._rows(n))**2))
+
+  def squared_errors(self, n=None):
+    return workload_lib.squared_errors(self.workload, self.noising(self._rows(n)))
+
+  def _sensitivity(self, min_sep, k):
+    coefficients = self.strategy()
+    return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
+
+
+class MatrixMechanism(Mechanism):
+  """C is any invertible lower-triangular matrix, held as `inverse_rows`, [steps, steps] C^-1."""
+
+  @property
+  def inverse_rows(self) -> np.ndarray:
+    """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
+    return self.arrays['inverse_rows']
+
+  @functools.cached_property
+  def _matrix(self):
+    return invert_lower(self.inverse_rows)
+
+  def strategy(self, n=None):
+    n = self._rows(n)
+    return self._matrix[:n, :n]
+
+  def noising(self, n=None):
+    n = self._rows(n)
+    return self.inverse_rows[:n, :n]
+
+  def row_norms(self, n=None):
+    return np.linalg.norm(self.noising(n), axis=1)
+
+  def squared_errors(self, n=None):
+    return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
+
+  def _sensitivity(self, min_sep, k):
+    return sensitivity_lib.general(self._matrix, min_sep, k)
+
+
+def invert_lower(matrix: np.ndarray) -> np.ndarray:
+  """Inverse of a lower-triangular matrix."""
+  return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
+
+
+def factor_gram(gram: np.ndarray) -> np.ndarray:
+  """Lower-triangular C with `C^T C = gram` and positive diagonal.
+
+  `cholesky(gram)` has `C C^T = gram`, whose columns have other norms: rows and
+  columns are reversed before and after it.
+  """
+  return np.linalg.cholesky(gram[::-1, ::-1]).T[::-1, ::-1]
+
+
+def toeplitz_matrix(values, n: int) -> np.ndarray:
   """[n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
-  c = np.asarray(matrix, np.float64)
+  check_dense(n)
+  c = np.asarray(values, np.float64)
   if c.ndim == 2:
     return c
   lag = np.subtract.outer(np.arange(n), np.arange(n))
-  padded = np.concatenate([c, np.zeros(max(0, n - len(c)))])
-  return np.where(lag >= 0, padded[np.abs(lag)], 0.0)
+  return np.where(lag >= 0, resized(c, n)[np.abs(lag)], 0.0)
+
+
+def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:
+  """First n values, zeros after the last one; all of them for None."""
+  if n is None:
+    return values
+  return np.concatenate([values[:n], np.zeros(max(0, n - len(values)))])
+
+
+def check_dense(n):
+  if n > DENSE_LIMIT:
+    raise ValueError(f'`n` must be at most {DENSE_LIMIT} for an [n, n] matrix. Received: n={n}.')
 
 
 def check_participation(min_sep, max_participations):
   """Raises unless (min_sep, max_participations) is a participation pattern."""
-  if max_participations < 1 or int(max_participations) != max_participations:
-    raise ValueError('`max_participations` must be a positive integer. '
-                     f'Received: max_participations={max_participations}.')
+  check_count(max_participations=max_participations)
   if max_participations > 1 and min_sep is None:
     raise ValueError(
         '`min_sep` must be given when a record may take part more than once '
         f'(1 for reshuffled epochs). Received: max_participations={max_participations}, '
         'min_sep=None.')
-  if min_sep is not None and (min_sep < 1 or int(min_sep) != min_sep):
-    raise ValueError(f'`min_sep` must be a positive integer. Received: min_sep={min_sep}.')
+  if min_sep is not None:
+    check_count(min_sep=min_sep)
 
 
 def check_count(**counts):
+  """Raises unless every value is a positive integer."""
   for name, value in counts.items():
-    if isinstance(value, bool) or int(value) != value or value < 1:
-      raise ValueError(f'`{name}` must be a positive integer. Received: {name}={value}.')
+    if (isinstance(value, (bool, str)) or not np.isscalar(value) or not np.isfinite(value)
+        or int(value) != value or value < 1):
+      raise ValueError(f'`{name}` must be a positive integer. Received: {name}={value!r}.')
 
 
 def _frozen(value, dtype):
-  result = np.asarray(value, np.float64).astype(dtype).astype(np.float64)
+  with np.errstate(over='ignore'):
+    result = np.asarray(value, np.float64).astype(dtype).astype(np.float64)
   if not np.all(np.isfinite(result)):
-    raise ValueError(f'A designed coefficient is not finite in {dtype}.')
+    raise ValueError(f'The designed coefficients must be finite in {dtype}; use a wider type.')
   result.setflags(write=False)
   return result

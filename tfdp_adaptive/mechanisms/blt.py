@@ -1,55 +1,129 @@
-"""BLT: skeleton."""
+"""Buffered linear Toeplitz (BLT) strategies: a few decaying buffers, for any number of steps.
+
+McMahan, Xu, Zhang 2024 (arXiv:2408.08868); Dvijotham et al. 2024
+(arXiv:2404.16706); the pair C, C^-1: arXiv:2504.21413, Theorem 2.
+"""
+
+
+import numpy as np
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import blt_design
+
+_LONGEST = 1 << 22  # Coefficients of C that are written out.
 
 
-class BLT(base.Mechanism):
-  """Skeleton: attributes are fixed, the design follows."""
+class BLT(base.ToeplitzMechanism):
+  """C with coefficients `C_0 = c_0`, `C_j = c_0 sum_i omega_i theta_i^(j-1)`.
 
-  def __init__(self, buffers, steps):
-    base.check_count(buffers=buffers, steps=steps)
+  The streaming state is `buffers` rows, whatever T. Sensitivity grows with the
+  number of steps, so none beyond `steps` are answered for.
+
+  Args:
+    buffers: Number of buffers d; 0 is independent noise.
+    steps: T.
+    weights: With `decays`, fixes omega instead of designing it; [buffers].
+    decays: Fixes theta, in (0, 1); [buffers].
+    min_sep: With `max_participations`, what the design minimizes the error for.
+    max_participations: As in `sensitivity`.
+    workload: A `Workload` or its config; None for prefix sums.
+    objective: 'mean', 'max' or 'last', the error to minimize.
+  """
+
+  cached = True
+
+  def __init__(self, buffers, steps, *, weights=None, decays=None, min_sep=None,
+               max_participations=1, workload=None, objective='mean'):
+    super().__init__(steps, workload=workload, objective=objective)
+    base.check_participation(min_sep, max_participations)
+    if buffers:
+      base.check_count(buffers=buffers)
     self.buffers = int(buffers)
-    self.steps = int(steps)
+    self.min_sep = min_sep
+    self.max_participations = max_participations
+    self._given = _check(weights, decays, self.buffers)
 
   @property
-  def output_scale(self):
-    """[] c_0."""
+  def output_scale(self) -> np.ndarray:
+    """[] c_0: `x_t = z_t / c_0 - sum_i omega_i s_i`, then `s_i <- theta_i s_i + x_t`."""
     return self.arrays['output_scale']
 
   @property
-  def weights(self):
+  def weights(self) -> np.ndarray:
     """[buffers] omega of C."""
     return self.arrays['weights']
 
   @property
-  def decays(self):
-    """[buffers] theta of C, in (0, 1)."""
+  def decays(self) -> np.ndarray:
+    """[buffers] theta of C, in (0, 1), decreasing."""
     return self.arrays['decays']
 
   @property
-  def inverse_weights(self):
-    """[buffers] of C^-1."""
-    return self.arrays['inverse_weights']
+  def inverse_weights(self) -> np.ndarray:
+    """[buffers] of C^-1: `C^-1_0 = 1 / c_0`, `C^-1_j = sum_i inverse_weights phi^(j-1) / c_0`."""
+    return blt_design.invert(self.weights, self.decays)[0]
 
   @property
-  def inverse_decays(self):
-    """[buffers] of C^-1."""
-    return self.arrays['inverse_decays']
+  def inverse_decays(self) -> np.ndarray:
+    """[buffers] phi, the decays of C^-1; they interlace with those of C."""
+    return blt_design.invert(self.weights, self.decays)[1]
 
   def design(self):
-    raise NotImplementedError
+    if self._given is not None:
+      weights, decays = map(np.asarray, self._given)
+    else:
+      weights, decays = blt_design.optimal(
+          self.buffers, self.steps, self.workload, self.objective, self.min_sep or 1,
+          self.max_participations, name=repr(self))
+    norm = blt_design.sensitivity(1.0, weights, decays, self.steps, 1, 1)
+    return {'output_scale': 1 / norm, 'weights': weights, 'decays': decays}
+
+  def check_arrays(self, arrays):
+    decays = arrays['decays']
+    if np.any(decays >= 1) or np.any(decays <= 0) or np.any(np.diff(decays) >= 0):
+      raise ValueError(f'`dtype` must tell the decays from one another and from 1. Received: '
+                       f'{self.dtype} for {self!r}. Use a wider type, fewer steps or buffers.')
 
   def strategy(self, n=None):
-    raise NotImplementedError
+    return blt_design.coefficients(self.output_scale, self.weights, self.decays, self._rows(n))
 
   def noising(self, n=None):
-    raise NotImplementedError
+    n = self._rows(n)
+    weights, decays = blt_design.invert(self.weights, self.decays)
+    return blt_design.coefficients(1 / self.output_scale, weights, decays, n)
 
-  def row_norms(self, n=None):
-    raise NotImplementedError
-
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    raise NotImplementedError
+  def memory(self):
+    return self.buffers
 
   def get_config(self):
-    return {'buffers': self.buffers, 'steps': self.steps}
+    weights, decays = self._given or (None, None)
+    return {'buffers': self.buffers, 'weights': weights and list(weights),
+            'decays': decays and list(decays), 'min_sep': self.min_sep,
+            'max_participations': self.max_participations, **super().get_config()}
+
+  def _squared_error(self, objective, n):
+    if not self.workload.is_toeplitz or n <= _LONGEST:
+      return super()._squared_error(objective, n)
+    phi = blt_design.invert(self.weights, self.decays)
+    return blt_design.squared_error(*phi, n, self.workload, objective) / self.output_scale**2
+
+  def _sensitivity(self, min_sep, k):
+    if self.steps <= _LONGEST:
+      return super()._sensitivity(min_sep, k)
+    blt_design.check_decreasing(self.weights, self.decays)
+    return blt_design.sensitivity(self.output_scale, self.weights, self.decays, self.steps,
+                                  min_sep, k)
+
+
+def _check(weights, decays, buffers):
+  """Two tuples of floats, or None."""
+  if weights is None and decays is None:
+    return None
+  omega, theta = (np.asarray(() if v is None else v, np.float64) for v in (weights, decays))
+  if not (omega.shape == theta.shape == (buffers,) and np.all(omega > 0)
+          and np.all(np.isfinite(omega)) and np.all((theta > 0) & (theta < 1))
+          and np.all(np.diff(theta) < 0)):
+    raise ValueError(f'`weights` must be {buffers} positive numbers, and `decays` as many '
+                     'decreasing ones in (0, 1). '
+                     f'Received: weights={weights}, decays={decays}.')
+  return tuple(omega.tolist()), tuple(theta.tolist())

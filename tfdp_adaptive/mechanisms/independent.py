@@ -7,29 +7,29 @@ import numpy as np
 from tfdp_adaptive.mechanisms import base
 
 
-class IndependentGaussian(base.Mechanism):
+class IndependentGaussian(base.ToeplitzMechanism):
   """C = I. No limit on the number of steps; amplification by sampling applies."""
 
   bands = 1
+
+  def __init__(self, *, workload=None):
+    super().__init__(workload=workload)
 
   def design(self):
     return {}
 
   def strategy(self, n=None):
-    del n
-    return np.ones(1)
+    return base.resized(np.ones(1), n)
 
   def noising(self, n=None):
-    del n
-    return np.ones(1)
+    return base.resized(np.ones(1), n)
 
   def row_norms(self, n=None):
-    return np.ones(n or 1)
+    return np.ones(1 if n is None else n)
 
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    """sqrt(k): disjoint columns, whatever their distance."""
-    base.check_participation(min_sep if min_sep is not None else 1, max_participations)
-    return math.sqrt(max_participations)
+  def _sensitivity(self, min_sep, k):
+    del min_sep  # Columns are disjoint at any distance.
+    return math.sqrt(k)
 
   def get_config(self):
-    return {}
+    return {'workload': self.workload.get_config()}

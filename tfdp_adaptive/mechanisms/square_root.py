@@ -1,34 +1,48 @@
-"""SquareRoot: skeleton."""
+"""The square-root factorization B = C = A^(1/2) (Henzinger, Upadhyay 2022, arXiv:2202.11205)."""
+
+import numpy as np
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import toeplitz
 
 
-class SquareRoot(base.Mechanism):
-  """Skeleton: attributes are fixed, the design follows."""
+class SquareRoot(base.ToeplitzMechanism):
+  """C proportional to the Toeplitz square root of the workload; least maximal error of all
+  Toeplitz strategies.
 
-  def __init__(self, steps):
-    base.check_count(steps=steps)
-    self.steps = int(steps)
+  A stream draws t + 1 rows at step t, so it is a reference for small T rather
+  than a mechanism to train with; truncated it is
+  `BandedToeplitz(method='square_root')`.
+
+  Args:
+    steps: T.
+    workload: A `Workload` with a constant learning rate, or its config.
+  """
+
+  def __init__(self, steps, *, workload=None):
+    super().__init__(steps, workload=workload, objective='max')
+    toeplitz.require_toeplitz(self.workload, 'SquareRoot')
 
   @property
-  def inverse_coefficients(self):
-    """[steps] the first column of C^-1."""
+  def inverse_coefficients(self) -> np.ndarray:
+    """[steps] first column of C^-1: `x_t = sum_{k<=t} inverse_coefficients[k] z_{t-k}`."""
     return self.arrays['inverse_coefficients']
 
   def design(self):
-    raise NotImplementedError
+    c = toeplitz.square_root(self.workload, self.steps)
+    # A^-1 = (1 - x)(1 - beta x), times A^(1/2), is A^(-1/2).
+    inverse = np.convolve(c, [1.0, -1.0])[:self.steps]
+    inverse = np.convolve(inverse, [1.0, -self.workload.momentum])[:self.steps]
+    return {'inverse_coefficients': np.linalg.norm(c) * inverse}
 
   def strategy(self, n=None):
-    raise NotImplementedError
+    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
 
   def noising(self, n=None):
-    raise NotImplementedError
+    return self.inverse_coefficients[:self._rows(n)]
 
-  def row_norms(self, n=None):
-    raise NotImplementedError
-
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    raise NotImplementedError
+  def passes(self):
+    return self.steps
 
   def get_config(self):
-    return {'steps': self.steps}
+    return {'steps': self.steps, 'workload': self.workload.get_config()}

@@ -1,35 +1,229 @@
-"""BandedToeplitz: skeleton."""
+"""Banded Toeplitz strategies: the design with the least error for any number of steps.
+
+The matrices C with coefficients c_0, ..., c_{b-1} (Choquette-Choo et al. 2023,
+arXiv:2306.08153; Toeplitz: McKenna 2024, arXiv:2405.15913). Cost per
+evaluation is O(L b) with L about b sqrt(T / b): coefficients of A C^-1 tend to
+a constant geometrically, so their tail is summed in closed form.
+"""
+
+import math
+
+import numpy as np
+from scipy import optimize
+from scipy import signal
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import workload as workload_lib
+
+_TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
+_LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
-class BandedToeplitz(base.Mechanism):
-  """Skeleton: attributes are fixed, the design follows."""
+class BandedToeplitz(base.ToeplitzMechanism):
+  """C with coefficients `coefficients`, zero from index `bands` on.
 
-  def __init__(self, bands, steps):
-    base.check_count(bands=bands, steps=steps)
+  For at most `bands <= min_sep` the design for one participation is also the
+  best Toeplitz one for many. The streaming state is `bands - 1` rows.
+
+  Args:
+    bands: Number of non-zero diagonals b, the main one included.
+    steps: T.
+    method: 'optimal', or 'square_root': the truncated square root of the
+      workload (BSR, arXiv:2405.13763).
+    coefficients: Fixes c (up to its scale) instead of designing it; [bands].
+    workload: A `Workload` or its config; None for prefix sums.
+    objective: 'mean', 'max' or 'last', the error to minimize.
+  """
+
+  def __init__(self, bands, steps, *, method='optimal', coefficients=None, workload=None,
+               objective='mean'):
+    super().__init__(steps, workload=workload, objective=objective)
+    base.check_count(bands=bands)
+    if bands > steps:
+      raise ValueError(f'`bands` must be at most `steps`. Received: bands={bands}, steps={steps}.')
+    if method not in ('optimal', 'square_root'):
+      raise ValueError(f"`method` must be 'optimal' or 'square_root'. Received: method={method!r}.")
     self.bands = int(bands)
-    self.steps = int(steps)
+    self.method = method
+    self._given = check_coefficients(coefficients, bands)
 
   @property
-  def coefficients(self):
-    """[bands] c, the first column of C."""
+  def coefficients(self) -> np.ndarray:
+    """[bands] c: `x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0`."""
     return self.arrays['coefficients']
 
   def design(self):
-    raise NotImplementedError
+    c = self._given
+    if c is None:
+      c = square_root(self.workload, self.bands)
+      if self.method == 'optimal':
+        c = optimal(c, self.steps, self.workload, self.objective)
+    return {'coefficients': np.asarray(c) / np.linalg.norm(c)}
 
   def strategy(self, n=None):
-    raise NotImplementedError
+    return base.resized(self.coefficients, n and self._rows(n))
 
   def noising(self, n=None):
-    raise NotImplementedError
+    return reciprocal(self.coefficients, self._rows(n))
 
-  def row_norms(self, n=None):
-    raise NotImplementedError
+  def memory(self):
+    return self.bands - 1
 
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    raise NotImplementedError
+  def _squared_error(self, objective, n):
+    if not self.workload.is_toeplitz:
+      return super()._squared_error(objective, n)
+    return squared_error(self.coefficients, n, self.workload, objective)[0]
 
   def get_config(self):
-    return {'bands': self.bands, 'steps': self.steps}
+    return {'bands': self.bands, 'method': self.method,
+            'coefficients': self._given and list(self._given), **super().get_config()}
+
+
+def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
+  """[n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""
+  if min(len(c), n) * n <= 1 << 28:
+    impulse = np.zeros(n)
+    impulse[0] = 1
+    return signal.lfilter([1.0], c, impulse)
+  half = reciprocal(c, -(-n // 2))  # Newton's step doubles the number of right ones.
+  product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
+  return 2 * base.resized(half, n) - product
+
+
+def square_root(workload, n: int) -> np.ndarray:
+  """[n] coefficients of the square root of a workload with a constant rate.
+
+  `c_k = c_{k-1} (2k-1) / (2k)` for prefix sums, convolved with the same times
+  `beta^k` for momentum beta.
+  """
+  k = np.arange(1, n)
+  root = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+  if not workload.momentum:
+    return root
+  decayed = root * workload.momentum ** np.arange(n)
+  return signal.fftconvolve(root, decayed)[:n]
+
+
+def optimal(start, steps, workload, objective) -> np.ndarray:
+  """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point."""
+  start = np.asarray(start) / start[0]
+
+  def loss(tail):
+    c = np.concatenate([[1.0], tail])
+    value, gradient = squared_error(c, steps, workload, objective)
+    if not value > 0 or not np.all(np.isfinite(gradient)):
+      return math.inf, tail
+    return (math.log(value) + math.log(c @ c), (gradient / value + 2 * c / (c @ c))[1:])
+
+  return np.concatenate([[1.0], minimize(loss, start[1:])])
+
+
+def minimize(loss, start, *, bounds=None, maxiter=1000, callback=None) -> np.ndarray:
+  """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
+
+  The line search may step out of it (an unstable C^-1). It is answered with a
+  finite bowl around the best point so far: an infinite value with a zero
+  gradient makes SciPy stop there, or stall. The first step of every start has
+  length one in the variables, so restarts without gain are tried in finer units.
+  """
+  best = [math.inf, np.array(start, np.float64)]
+  if not best[1].size:
+    return best[1]
+
+  def guarded(x):
+    with np.errstate(all='ignore'):
+      value, gradient = loss(x)
+    if not math.isfinite(value):
+      step = x - best[1]
+      return best[0] + 1 + step @ step, 2 * step
+    if value < best[0]:
+      best[:] = [value, x.copy()]
+    return value, np.ascontiguousarray(gradient)
+
+  if not math.isfinite(guarded(best[1])[0]):
+    raise ValueError('The starting point of a design must have a finite error.')
+  unit = 1.0
+  for _ in range(40):
+    before = best[0]
+    scaled = lambda y: _times(guarded(y * unit), unit)
+    optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
+                      bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
+                      options={'maxcor': 30, 'maxiter': maxiter, 'ftol': 1e-15, 'gtol': 1e-10})
+    if before - best[0] < 1e-12:
+      if unit < 1e-3:
+        break
+      unit *= 0.03
+  return best[1]
+
+
+def _times(pair, unit):
+  return pair[0], pair[1] * unit
+
+
+def squared_error(c, steps, workload, objective):
+  """Mean (or last = maximal) squared row norm of `A C^-1`, and its gradient in c.
+
+  Returns:
+    `(value, gradient)`, gradient of the shape of c; `(inf, c)` if C^-1 is
+    unstable within the simulated length.
+  """
+  if not workload.is_toeplitz:
+    inverse = reciprocal(c, steps)
+    if not np.all(np.isfinite(inverse)):
+      return math.inf, c
+    value, pulled = workload_lib.scheduled_error(workload, inverse, objective)
+    return value, pull(c, pulled, inverse)
+  length = min(steps, max(64 * len(c), 1024))
+  limit = workload.limit / np.sum(c)
+  before = math.inf
+  while True:
+    b = signal.lfilter([1.0], c, workload.coefficients(length))
+    distance = abs(b[-1] / limit - 1)
+    growing = distance > max(1, before) or length >= _LONGEST
+    if not np.isfinite(b[-1]) or (growing and length < steps):
+      return math.inf, c
+    if length == steps or distance < _TAIL:
+      break
+    before = distance
+    length = min(steps, 2 * length)
+  weights, tail = error_weights(steps, length, objective)
+  if length == steps:
+    limit = 0.0
+  value = weights @ b**2 + tail * limit**2
+  if not math.isfinite(value):
+    return math.inf, c
+  gradient = pull(c, 2 * weights * b, b) - 2 * tail * limit**3 / workload.limit
+  return value, gradient
+
+
+def error_weights(steps, length, objective):
+  """Weights of the squares of the first coefficients of B, and of all later ones together."""
+  if objective != 'mean':
+    return np.ones(length), steps - length
+  weights = (steps - np.arange(length)) / steps
+  return weights, (steps - length) * (steps - length + 1) / (2 * steps)
+
+
+def pull(c, pulled, x):
+  """Gradient in c of a function of `x = a / c` with gradient `pulled` in x."""
+  adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
+  lags = signal.correlate(adjoint, x, mode='full', method='fft')
+  return -lags[len(x) - 1:len(x) - 1 + len(c)]
+
+
+def require_toeplitz(workload, name):
+  if not workload.is_toeplitz:
+    raise ValueError(f'`workload` must have a constant learning rate for {name}; use Dense, '
+                     'BandedToeplitz, BandedInverse or BLT for a schedule. '
+                     f'Received: {len(workload.learning_rates)} learning rates.')
+
+
+def check_coefficients(values, length):
+  """A tuple of floats with a positive first one, or None."""
+  if values is None:
+    return None
+  result = tuple(float(v) for v in values)
+  if len(result) != length or not np.all(np.isfinite(result)) or result[0] <= 0:
+    raise ValueError(f'`coefficients` must be {length} finite numbers, the first one positive. '
+                     f'Received: {values!r}.')
+  return result

@@ -1,68 +1,204 @@
-"""Tree aggregation: skeleton."""
+"""Tree aggregation: one noise for every dyadic interval of steps.
 
+Dwork et al. 2010; Honaker 2015 for the estimates from the whole subtree; as
+used in DP-FTRL by Kairouz et al. 2021 (arXiv:2103.00039). Only complete nodes
+exist: a record is in at most floor(log2 T) + 1 of them.
+"""
+
+import functools
 import math
 
 import numpy as np
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 VARIANTS = ('online', 'full', 'naive')
 
 
 class Tree(base.Mechanism):
-  """Skeleton: attributes are fixed, the design follows."""
+  """C maps steps to the nodes of a binary tree; its rows are nodes, not steps.
 
-  def __init__(self, steps, variant='online', restart_every=None):
-    base.check_count(steps=steps, restart_every=restart_every or 1)
+  `strategy(n)` is [nodes, n], `noising(n)` the left inverse [n, nodes] that is
+  run (for the variant 'full', both are [n, n]). A node is the sum of the
+  gradients of its interval, divided by `node_scale`.
+
+  Args:
+    steps: T.
+    variant: 'online' estimates a node from its own and its children's noise,
+      'full' every prefix sum from all nodes seen so far (t + 1 draws at step
+      t), 'naive' from the node's own noise.
+    restart_every: Steps after which a new tree begins; None for one tree.
+    workload: What errors refer to; a `Workload` or its config.
+  """
+
+  def __init__(self, steps, variant='online', restart_every=None, *, workload=None):
+    super().__init__(steps, workload=workload)
     if variant not in VARIANTS:
       raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
-    self.steps = int(steps)
+    if restart_every is not None:
+      base.check_count(restart_every=restart_every)
     self.variant = variant
     self.restart_every = None if restart_every is None else int(restart_every)
+    if variant == 'full':
+      base.check_dense(self.block)
 
   @property
-  def block(self):
+  def block(self) -> int:
     """Steps per tree."""
     return min(self.restart_every or self.steps, self.steps)
 
   @property
-  def levels(self):
+  def levels(self) -> int:
     """Levels of complete dyadic nodes, leaves included."""
-    return int(self.block).bit_length()
+    return self.block.bit_length()
 
   @property
-  def level_weights(self):
-    """[levels] weight of a node's own noise in its estimate."""
-    return self.arrays['level_weights']
-
-  @property
-  def node_scale(self):
-    """[] standard deviation of a node."""
+  def node_scale(self) -> np.ndarray:
+    """[] standard deviation of a node's noise; not for the variant 'full'."""
     return self.arrays['node_scale']
 
   @property
-  def inverse_rows(self):
+  def level_weights(self) -> np.ndarray:
+    """[levels] weight w_l of a node's own noise n in its estimate.
+
+    `e = w_l node_scale n + (1 - w_l) (e_left + e_right)`.
+    """
+    return self.arrays['level_weights']
+
+  @property
+  def inverse_rows(self) -> np.ndarray:
     """[block, block] C^-1 of one tree; variant 'full' only."""
     return self.arrays['inverse_rows']
 
   def design(self):
     if self.variant == 'full':
-      raise NotImplementedError
-    level = np.arange(self.levels)
-    weights = np.ones(self.levels) if self.variant == 'naive' else 1 / (2 - 0.5**level)
+      nodes = _nodes(self.block) / math.sqrt(self.levels)
+      return {'inverse_rows': np.tril(base.invert_lower(base.factor_gram(nodes.T @ nodes)))}
+    weights = np.ones(self.levels)
+    if self.variant == 'online':
+      weights = 1 / (2 - 0.5**np.arange(self.levels))
     return {'level_weights': weights, 'node_scale': math.sqrt(self.levels)}
 
   def strategy(self, n=None):
-    raise NotImplementedError
+    n = self._rows(n)
+    whole = self._diagonal(n, self._block_strategy())
+    return whole[:n, :n] if self.variant == 'full' else whole[:, :n]
 
   def noising(self, n=None):
-    raise NotImplementedError
+    n = self._rows(n)
+    if self.variant == 'full':
+      return self._diagonal(n, self.inverse_rows)[:n, :n]
+    return self._diagonal(n, np.diff(self._prefix_noise, axis=0, prepend=0.0))[:n]
 
   def row_norms(self, n=None):
-    raise NotImplementedError
+    n = self._rows(n)
+    place = np.arange(n) % self.block
+    if self.variant == 'full':
+      return np.linalg.norm(self.inverse_rows, axis=1)[place]
+    # The new node of level l, the trailing ones of t, replaces the left halves below it.
+    w, variance = self.level_weights, self._node_variances
+    norms = np.empty(self.levels)
+    for level in range(self.levels):
+      kept = np.append(np.cumprod((1 - w[1:level + 1])[::-1])[::-1], 1.0)
+      norms[level] = np.sum((kept * w[:level + 1])**2) + np.sum(
+          (kept[:-1] - 1)**2 * variance[:level])
+    trailing = np.log2((place + 1) & -(place + 1)).astype(int)
+    return self.node_scale * np.sqrt(norms)[trailing]
 
-  def sensitivity(self, *, min_sep=None, max_participations=1):
-    raise NotImplementedError
+  def squared_errors(self, n=None):
+    n = self._rows(n)
+    if self.workload != workload_lib.Workload():
+      base.check_dense(n)
+      return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
+    if self.variant == 'full':
+      block = np.sum(np.cumsum(self.inverse_rows, axis=0)**2, axis=1)
+    else:
+      bits = (np.arange(1, self.block + 1)[:, None] >> np.arange(self.levels)) & 1
+      block = self.node_scale**2 * (bits @ self._node_variances)
+    return block[np.arange(n) % self.block] + block[-1] * (np.arange(n) // self.block)
+
+  def memory(self):
+    return 0 if self.variant == 'full' else self.levels
+
+  def passes(self):
+    return self.block if self.variant == 'full' else 2
 
   def get_config(self):
-    return {'steps': self.steps, 'variant': self.variant, 'restart_every': self.restart_every}
+    return {'steps': self.steps, 'variant': self.variant, 'restart_every': self.restart_every,
+            'workload': self.workload.get_config()}
+
+  def _sensitivity(self, min_sep, k):
+    if k == 1:
+      return self._largest_column()
+    bound = self._level_bound(min_sep, k)
+    if self.block <= sensitivity_lib.GRAM_LIMIT:
+      through = sensitivity_lib.through_each(self._block_strategy(), min_sep, k)
+      through = np.resize(through, self.steps)
+      bound = min(bound, math.sqrt(sensitivity_lib.best_pattern(through, min_sep, k)))
+    return bound
+
+  def _largest_column(self):
+    if self.variant == 'full':
+      return np.linalg.norm(base.invert_lower(self.inverse_rows), axis=0).max()
+    return math.sqrt(self.levels) / self.node_scale
+
+  def _level_bound(self, min_sep, k):
+    """Per level, as many participations in one node as fit, until all k are placed."""
+    total = 0
+    for level in range(self.levels):
+      most = min(k, -(-2**level // min_sep))
+      total += (k // most) * most**2 + (k % most)**2
+    if self.variant != 'full':
+      return math.sqrt(total) / self.node_scale
+    exact = base.factor_gram(_nodes(self.block).T @ _nodes(self.block)) / math.sqrt(self.levels)
+    moved = np.linalg.norm(base.invert_lower(self.inverse_rows) - exact, axis=0).max()
+    return math.sqrt(total / self.levels) + k * moved
+
+  @functools.cached_property
+  def _node_variances(self):
+    """[levels] variance of a node's estimate in units of `node_scale**2`."""
+    w, result = self.level_weights, np.empty(self.levels)
+    for level in range(self.levels):
+      below = 2 * result[level - 1] if level else 0.0
+      result[level] = w[level]**2 + (1 - w[level])**2 * below
+    return result
+
+  @property
+  def _prefix_noise(self):
+    """[block, nodes] noise in the prefix sums of one tree, of unit node noises."""
+    estimates, start = [], 0
+    count = len(_nodes(self.block))
+    for level, w in enumerate(self.level_weights):
+      size = self.block >> level
+      e = w * self.node_scale * np.eye(count)[start:start + size]
+      if level:
+        below = estimates[-1]
+        e += (1 - w) * (below[0:2 * size:2] + below[1:2 * size:2])
+      estimates.append(e)
+      start += size
+    result = np.zeros((self.block, count))
+    for t in range(self.block):
+      for level in range(self.levels):
+        if (t + 1) >> level & 1:
+          result[t] += estimates[level][((t + 1) >> level) - 1]
+    return result
+
+  def _block_strategy(self):
+    if self.variant == 'full':
+      return base.invert_lower(self.inverse_rows)
+    return _nodes(self.block) / self.node_scale
+
+  def _diagonal(self, n, block):
+    base.check_dense(n)
+    return np.kron(np.eye(-(-n // self.block)), block)
+
+
+def _nodes(n):
+  """[nodes, n] membership of steps in complete dyadic intervals, leaves first."""
+  base.check_dense(n)
+  step = np.arange(n)
+  return np.concatenate([
+      (step >> level) == np.arange(n >> level)[:, None] for level in range(n.bit_length())
+  ]).astype(np.float64)

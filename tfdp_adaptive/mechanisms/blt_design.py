@@ -1,0 +1,218 @@
+"""The numbers of a BLT: error and sensitivity in O(d^2 log T), and their minimum.
+
+Decays theta of C and phi of C^-1 interlace, 1 > theta_1 > phi_1 > theta_2 > ...
+> phi_d > 0: then all weights of C are positive, C decreases and C^-1 is stable,
+so that nothing needs a penalty. The variables are the first logit and the
+logarithms of the gaps to the next ones. With
+
+    C(x) = prod_i (1 - phi_i x) / (1 - theta_i x)
+
+all coefficients follow from differences of decays, which logits give without
+cancellation; gradients are complex steps, exact to rounding.
+"""
+
+import math
+
+import numpy as np
+
+from tfdp_adaptive.mechanisms import progress
+from tfdp_adaptive.mechanisms import quadrature
+from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
+from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
+
+_STEP = 1e-100  # Of the complex derivative.
+_GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
+
+
+def optimal(buffers, steps, workload, objective, min_sep, k, name):
+  """`(weights, decays)` of least error times sensitivity; both [buffers]."""
+  if not buffers:
+    return np.zeros(0), np.zeros(0)
+  k = sensitivity_lib.most_participations(steps, min_sep, k)
+  best = math.inf, None
+
+  def loss(p):
+    points = p + 1j * _STEP * np.eye(len(p))
+    value = _log_loss(_Pair(points), steps, workload, objective, min_sep, k)
+    return value[0].real, value.imag / _STEP
+
+  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (2 * buffers - 1)
+  with progress.bar(name) as bar:
+    for start in _starts(buffers, steps, min_sep if k > 1 else steps):
+      p = toeplitz.minimize(loss, start, bounds=bounds, callback=lambda _: bar.update())
+      value = loss(p)[0]
+      if value < best[0]:
+        best = value, p
+  pair = _Pair(best[1])
+  return pair.weights, pair.decays
+
+
+def _starts(buffers, steps, period):
+  """Logits evenly from the slowest decay worth having to the fastest."""
+  starts = []
+  for first, last in ((steps / 3, -0.5), (steps, 0.7), (period / 2, -1.5)):
+    first = max(math.log(first), last + 1)
+    gap = (first - last) / (2 * buffers - 1)
+    starts.append(np.array([first] + [math.log(gap)] * (2 * buffers - 1)))
+  return starts if period < steps else starts[:2]
+
+
+class _Pair:
+  """C and C^-1 from variables of shape [..., 2 d], real or with complex steps."""
+
+  def __init__(self, p):
+    gaps = np.cumsum(np.exp(p[..., 1:]), axis=-1)
+    logits = np.concatenate([p[..., :1], p[..., :1] - gaps], axis=-1)
+    theta, phi = logits[..., 0::2], logits[..., 1::2]
+    self.decays, self.log_decays = _sigmoid(theta), -_log1p(np.exp(-theta))
+    self.inverse_decays, self.log_inverse_decays = _sigmoid(phi), -_log1p(np.exp(-phi))
+    self.weights = _residues(theta, phi)
+    self.inverse_weights = _residues(phi, theta)
+    # Coefficients of A C^-1 for prefix sums: limit + sum_i excess_i phi_i^j, all positive.
+    self.limit = np.prod(_sigmoid(-theta) / _sigmoid(-phi), axis=-1)
+    self.excess = -self.inverse_weights / _sigmoid(-phi)
+
+
+def _residues(poles, zeros):
+  """`prod_k (p_i - z_k) / prod_{k != i} (p_i - p_k)` of decays given by their logits."""
+  to_zeros = _difference(poles[..., :, None], zeros[..., None, :])
+  to_poles = _difference(poles[..., :, None], poles[..., None, :])
+  same = np.eye(poles.shape[-1], dtype=bool)
+  return np.prod(to_zeros, axis=-1) / np.prod(np.where(same, 1.0, to_poles), axis=-1)
+
+
+def _difference(a, b):
+  """`sigmoid(a) - sigmoid(b)` to full relative precision."""
+  return -_expm1(b - a) * _sigmoid(a) * _sigmoid(-b)
+
+
+def _log_loss(pair, steps, workload, objective, min_sep, k):
+  size = _squared_sensitivity(pair.weights, pair.log_decays, steps, min_sep, k)
+  if workload.is_toeplitz:
+    error = _squared_error(pair.limit, pair.excess, pair.log_inverse_decays, steps, workload,
+                           objective)
+  else:
+    error = _scheduled_error(pair, steps, workload, objective)
+  return np.log(error) + np.log(size)
+
+
+def _squared_error(limit, excess, logs, steps, workload, objective):
+  """Of a constant learning rate; excess and logs of phi are [..., d]."""
+  j, quadrature_weights = quadrature.nodes(0, steps)
+  powers = np.exp(j * logs[..., None])
+  if workload.momentum:
+    beta = workload.momentum
+    powers = _convolved_powers(logs[..., None], math.log(beta), j)
+    limit = limit[..., None] * -np.expm1((j + 1) * math.log(beta)) / (1 - beta)
+  else:
+    limit = limit[..., None]
+  b = limit + np.sum(excess[..., None] * powers, axis=-2)
+  decreasing = (steps - j) / steps if objective == 'mean' else 1.0
+  return np.sum(quadrature_weights * decreasing * b**2, axis=-1)
+
+
+def _convolved_powers(a, b, j):
+  """`sum_{r<=j} e^(a r) e^(b (j-r))`, written so that a near b is no 0/0."""
+  larger, smaller = np.where(a.real > b, a, b), np.where(a.real > b, b, a)
+  gap = smaller - larger
+  ratio = _expm1((j + 1) * gap) / np.where(gap == 0, 1.0, _expm1(gap))
+  return np.exp(larger * j) * np.where(gap == 0, j + 1, ratio)
+
+
+def _scheduled_error(pair, steps, workload, objective):
+  """Chain rule through the `steps` coefficients of C^-1."""
+  j = np.arange(steps - 1)
+  powers = np.exp(j * pair.log_inverse_decays[..., None])
+  tail = np.sum(pair.inverse_weights[..., None] * powers, axis=-2)
+  inverse = np.concatenate([np.ones_like(tail[..., :1]), tail], axis=-1)
+  value, gradient = workload_lib.scheduled_error(workload, inverse[0].real, objective)
+  return value + 1j * (inverse.imag @ gradient)
+
+
+def _squared_sensitivity(weights, logs, steps, min_sep, k):
+  """Squared norm of the sum of the columns 0, b, ..., (k-1) b, for c_0 = 1.
+
+  Between two participations the sum is `sum_i omega_i g_i(m) theta_i^(r-1)`
+  after r steps, g_i(m) = 1 + theta_i^b + ... + theta_i^(m b); sums over r are
+  geometric, sums over m are smooth.
+  """
+  pairs = logs[..., :, None] + logs[..., None, :]
+
+  def geometric(n):  # sum_{r=1}^{n-1} (theta_i theta_l)^(r-1)
+    return _expm1((n - 1) * pairs) / _expm1(pairs)
+
+  def carried(m):  # [..., d, len(m)] g_i(m)
+    return _expm1((m + 1) * min_sep * logs[..., None]) / _expm1(min_sep * logs[..., None])
+
+  def between(m, n, m_weights):
+    g = weights[..., None] * carried(m)
+    return np.sum(np.einsum('...im,...lm,m->...il', g, g, m_weights) * geometric(n),
+                  axis=(-2, -1))
+
+  def at(m, m_weights):  # Squares on the steps of participation themselves.
+    before = weights * np.exp((min_sep - 1) * logs)
+    value = 1 + np.sum(before[..., None] * carried(m - 1), axis=-2)
+    return np.sum(m_weights * value**2, axis=-1)
+
+  m, m_weights = quadrature.nodes(0, k - 1)
+  last, one = np.array([k - 1.0]), np.ones(1)
+  result = at(last, one) + between(last, steps - (k - 1) * min_sep, one)
+  if k > 1:
+    result = result + at(m, m_weights) + between(m, min_sep, m_weights)
+  return result
+
+
+def sensitivity(scale, weights, decays, steps, min_sep, k):
+  """Exact, of a C with positive decreasing coefficients, in O(d^2 log k)."""
+  return float(scale * np.sqrt(_squared_sensitivity(weights, np.log(decays), steps, min_sep, k)))
+
+
+def squared_error(inverse_weights, inverse_decays, steps, workload, objective):
+  """Of a constant learning rate, for c_0 = 1."""
+  excess = -inverse_weights / (1 - inverse_decays)
+  limit = np.asarray(1 - np.sum(excess))
+  return float(_squared_error(limit, excess, np.log(inverse_decays), steps, workload, objective))
+
+
+def coefficients(scale, weights, decays, n):
+  """[n] first column: scale, then `scale * sum_i weights_i decays_i^(j-1)`."""
+  result = np.zeros(n)
+  result[0] = 1
+  j = np.arange(n - 1, dtype=np.float64)
+  for w, theta in zip(weights, decays):
+    result[1:] += w * theta**j
+  return scale * result
+
+
+def invert(weights, decays):
+  """`(weights, decays)` of C^-1 (c_0 = 1): eigenvalues of `diag(theta) - sqrt(w w^T)`."""
+  root = np.sqrt(weights)
+  phi = np.linalg.eigvalsh(np.diag(decays) - np.outer(root, root))[::-1]
+  to_zeros = phi[:, None] - decays
+  to_poles = phi[:, None] - phi + np.eye(len(phi))
+  return np.prod(to_zeros, axis=1) / np.prod(to_poles, axis=1), phi
+
+
+def check_decreasing(weights, decays):
+  """Raises unless `sensitivity` and `squared_error` hold: 1 >= C_1 >= ..., no alternating C^-1."""
+  if np.sum(weights) > 1 or np.any(invert(weights, decays)[1] <= 0):
+    raise ValueError('`weights` must sum to at most one, and the decays of C^-1 must be positive, '
+                     f'for so many steps. Received: weights={weights}, decays={decays}.')
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def _expm1(x):
+  """Also of complex steps; NumPy's own complex one loses the digits near zero."""
+  if not np.iscomplexobj(x):
+    return np.expm1(x)
+  return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)
+
+
+def _log1p(x):
+  if not np.iscomplexobj(x):
+    return np.log1p(x)
+  return np.log1p(x.real) + 1j * x.imag / (1 + x.real)

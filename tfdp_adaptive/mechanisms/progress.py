@@ -1,0 +1,9 @@
+"""Progress of designs that take more than a moment."""
+
+import tqdm
+
+
+def bar(description, total=None):
+  """A bar on a terminal, after a second; nothing in a log file."""
+  return tqdm.tqdm(desc=description, total=total, unit='iteration', delay=1.0, leave=False,
+                   disable=None)

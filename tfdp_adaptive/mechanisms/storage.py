@@ -1,0 +1,152 @@
+"""Mechanisms as JSON, and the cache of designs on disk.
+
+Only numbers are stored, never a sensitivity: whatever a file says, the
+accountant sees the sensitivity of the C that runs.
+"""
+
+import base64
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import tempfile
+import warnings
+
+import numpy as np
+
+FORMAT = 'tfdp_adaptive.mechanism'
+VERSION = 1  # Of the file format and of the designs in the cache.
+NORM_TOLERANCE = 1e-9  # Relative; a design has maximal column norm one.
+CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
+
+
+def to_json(mechanism, arrays=None) -> str:
+  """Kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
+  arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
+  return json.dumps({
+      'format': FORMAT, 'version': VERSION, 'kind': type(mechanism).__name__,
+      'config': mechanism.get_config(), 'dtype': mechanism.dtype,
+      'arrays': {name: _encode(value) for name, value in arrays.items()},
+      'checksum': _checksum(arrays)})
+
+
+def from_json(text: str):
+  """The mechanism `to_json` described, with the same numbers.
+
+  Raises:
+    ValueError: The text is not such a description, is of a newer version, or
+      its numbers are damaged or do not have maximal column norm one.
+  """
+  try:
+    content = json.loads(text)
+    found = content['format'], content['version']
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'`text` must be the JSON of a mechanism. Received: {text[:60]!r}.') from error
+  if found[0] != FORMAT or found[1] != VERSION:
+    raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {found[0]} of '
+                     f'version {found[1]}. Save it again with this version of the library.')
+  arrays = {name: _decode(value) for name, value in content['arrays'].items()}
+  if _checksum(arrays) != content['checksum']:
+    raise ValueError('The numbers of the mechanism must match their checksum. Received: a file '
+                     'that was damaged or edited. Design the mechanism again.')
+  mechanism = from_config({'kind': content['kind'], 'config': content['config']})
+  mechanism.__dict__['arrays'] = arrays
+  _check(mechanism)
+  return mechanism if content['dtype'] == 'float64' else mechanism.rounded(content['dtype'])
+
+
+def load(path):
+  """Reads what `Mechanism.save` wrote."""
+  return from_json(pathlib.Path(path).read_text(encoding='utf-8'))
+
+
+def to_config(mechanism) -> dict:
+  """`{'kind', 'config'}`: what to design, without the numbers."""
+  return {'kind': type(mechanism).__name__, 'config': mechanism.get_config()}
+
+
+def from_config(content: dict):
+  """The mechanism `to_config` described; designed anew when its numbers are read."""
+  module = importlib.import_module('tfdp_adaptive.mechanisms')
+  if content['kind'] not in module.KINDS:
+    raise ValueError(f"`kind` must be one of {tuple(module.KINDS)}. Received: {content['kind']!r}.")
+  return module.KINDS[content['kind']](**content['config'])
+
+
+def cached(mechanism) -> dict:
+  """`mechanism.design()`, kept on disk by a key of all that decides it."""
+  folder = cache_folder()
+  if folder is None:
+    return mechanism.design()
+  key = json.dumps([VERSION, to_config(mechanism)], sort_keys=True)
+  path = folder / (hashlib.sha256(key.encode()).hexdigest() + '.json')
+  if path.exists():
+    try:
+      found = load(path)
+      if found != mechanism:
+        raise ValueError('The file describes another mechanism.')
+      return found.arrays
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      warnings.warn(f'Designing {mechanism!r} again: its cache file {path} cannot be used '
+                    f'({error}).', RuntimeWarning, stacklevel=2)
+  arrays = {name: np.asarray(value, np.float64) for name, value in mechanism.design().items()}
+  _write(path, to_json(mechanism, arrays))
+  return arrays
+
+
+def cache_folder():
+  """Where designs are kept; None if the user opted out."""
+  choice = os.environ.get(CACHE_SWITCH, '')
+  if choice.lower() in ('0', 'off', 'no', 'false'):
+    return None
+  if choice and choice != '1':
+    return pathlib.Path(choice)
+  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(base) / 'tfdp_adaptive' / 'mechanisms'
+
+
+def _write(path, text):
+  """All or nothing; a cache that cannot be written is no reason to fail."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=str(path.parent))
+    with os.fdopen(handle, 'w', encoding='utf-8') as file:
+      file.write(text)
+    os.replace(name, str(path))
+  except OSError as error:
+    warnings.warn(f'The design cannot be kept in {path.parent} ({error}).', RuntimeWarning,
+                  stacklevel=3)
+
+
+def _check(mechanism):
+  if not all(np.all(np.isfinite(array)) for array in mechanism.arrays.values()):
+    raise ValueError('The numbers of a mechanism must be finite.')
+  norm = mechanism.sensitivity()
+  if not abs(norm - 1) <= NORM_TOLERANCE:
+    raise ValueError(f'The strategy must have maximal column norm one. Received: {norm}.')
+
+
+def _encode(array):
+  array = np.asarray(array, np.float64)
+  if array.size <= 256:
+    return array.tolist()
+  packed = base64.b64encode(np.ascontiguousarray(array, '<f8').tobytes()).decode()
+  return {'shape': list(array.shape), 'float64': packed}
+
+
+def _decode(value):
+  if isinstance(value, dict):
+    flat = np.frombuffer(base64.b64decode(value['float64']), '<f8').astype(np.float64)
+    value = flat.reshape(value['shape'])
+  result = np.asarray(value, np.float64)
+  result.setflags(write=False)
+  return result
+
+
+def _checksum(arrays):
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name], '<f8')
+    digest.update(f'{name}{array.shape}'.encode() + array.tobytes())
+  return digest.hexdigest()

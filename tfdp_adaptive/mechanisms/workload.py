@@ -1,0 +1,155 @@
+"""Workloads A: which linear function of the noised gradients must be accurate."""
+
+import dataclasses
+from typing import Optional, Tuple, Union
+
+import numpy as np
+from scipy import signal
+
+OBJECTIVES = ('mean', 'max', 'last')
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """Iterates of SGD as a function of the gradients: `A = prefix sums * diag(rates) * momentum`.
+
+  Attributes:
+    momentum: Heavy-ball factor beta in [0, 1): `m_t = beta m_{t-1} + g_t`.
+    learning_rates: [T] rate of each step; () for the constant one, in which
+      case A is a Toeplitz matrix and designs are fast for any T. Errors are in
+      units of the learning rate.
+  """
+
+  momentum: float = 0.0
+  learning_rates: Tuple[float, ...] = ()
+
+  def __post_init__(self):
+    if not 0 <= self.momentum < 1:
+      raise ValueError(f'`momentum` must be in [0, 1). Received: momentum={self.momentum}.')
+    rates = tuple(float(r) for r in self.learning_rates)
+    if not np.all(np.isfinite(rates)) or any(r < 0 for r in rates) or (rates and not any(rates)):
+      raise ValueError('`learning_rates` must be finite and >= 0, and not all zero. '
+                       f'Received: learning_rates={rates[:5]}.')
+    object.__setattr__(self, 'momentum', float(self.momentum))
+    object.__setattr__(self, 'learning_rates', rates)
+
+  @property
+  def is_toeplitz(self) -> bool:
+    return not self.learning_rates
+
+  @property
+  def limit(self) -> float:
+    """What the coefficients of a Toeplitz A tend to."""
+    return 1 / (1 - self.momentum)
+
+  def coefficients(self, n: int) -> np.ndarray:
+    """[n] first column of a Toeplitz A."""
+    powers = self.momentum ** np.arange(1, n + 1)
+    return (1 - powers) / (1 - self.momentum)
+
+  def rates(self, n: int) -> np.ndarray:
+    """[n] learning rates."""
+    if self.is_toeplitz:
+      return np.ones(n)
+    if n > len(self.learning_rates):
+      raise ValueError(f'`learning_rates` must have one value for each of {n} steps. '
+                       f'Received: {len(self.learning_rates)} values.')
+    return np.asarray(self.learning_rates[:n])
+
+  def apply(self, x: np.ndarray) -> np.ndarray:
+    """`A @ x` for x of shape [n, ...]."""
+    m = signal.lfilter([1.0], [1.0, -self.momentum], x, axis=0) if self.momentum else x
+    rates = self.rates(len(x)).reshape((-1,) + (1,) * (np.ndim(x) - 1))
+    return np.cumsum(rates * m, axis=0)
+
+  def materialize(self, n: int) -> np.ndarray:
+    """[n, n] A."""
+    return self.apply(np.eye(n))
+
+  def get_config(self) -> dict:
+    return {'momentum': self.momentum, 'learning_rates': list(self.learning_rates)}
+
+
+def get(value: Union[None, dict, Workload]) -> Workload:
+  """A Workload from itself, its config, or None (prefix sums)."""
+  if value is None:
+    return Workload()
+  if isinstance(value, Workload):
+    return value
+  if isinstance(value, dict):
+    return Workload(value.get('momentum', 0.0), tuple(value.get('learning_rates', ())))
+  raise ValueError(f'`workload` must be a Workload or its config. Received: workload={value!r}.')
+
+
+def squared_errors(workload: Workload, inverse: np.ndarray) -> np.ndarray:
+  """[n] squared row norms of `A C^-1` for a Toeplitz C^-1 with these n coefficients."""
+  if workload.is_toeplitz:
+    return np.cumsum(workload.apply(inverse)**2)
+  filtered, rates = _momentum(workload, inverse), workload.rates(len(inverse))
+  return np.array([row @ row for row in _rows(filtered, rates)])
+
+
+def _momentum(workload, x):
+  return signal.lfilter([1.0], [1.0, -workload.momentum], x)
+
+
+def _rows(filtered, rates):
+  """Rows t of `prefix diag(rates) G` in time order, G Toeplitz; one buffer, O(n) each."""
+  n = len(filtered)
+  backwards = filtered[::-1]
+  row = np.zeros(n)
+  for t in range(n):
+    row[:t + 1] += rates[t] * backwards[n - 1 - t:]
+    yield row[:t + 1]
+
+
+def scheduled_error(workload: Workload, inverse: np.ndarray, objective: str):
+  """Error to minimize for a schedule, and its gradient in the n coefficients of C^-1.
+
+  The maximum over steps is smoothed as a power mean of exponent 16. O(n^2)
+  time, O(n) memory: the backward pass undoes the rows it needs.
+
+  Returns:
+    `(value, gradient)`, a mean of squared row norms of `A C^-1` and [n].
+  """
+  n = len(inverse)
+  filtered, rates = _momentum(workload, inverse), workload.rates(n)
+  squares = np.empty(n)
+  row = np.zeros(0)
+  for t, row in enumerate(_rows(filtered, rates)):
+    squares[t] = row @ row
+  value, weights = _reduce(squares, objective)
+  row = row.copy()
+  pulled = np.zeros(n)  # d value / d row, summed over the rows after t.
+  gradient = np.zeros(n)
+  backwards = filtered[::-1]
+  for t in range(n - 1, -1, -1):
+    pulled[:t + 1] += 2 * weights[t] * row[:t + 1]
+    gradient[:t + 1] += rates[t] * pulled[t::-1]
+    row[:t + 1] -= rates[t] * backwards[n - 1 - t:]
+  return value, _momentum(workload, gradient[::-1])[::-1]
+
+
+def _reduce(squares, objective, exponent=16):
+  n = len(squares)
+  if objective == 'last':
+    weights = np.zeros(n)
+    weights[-1] = 1
+    return squares[-1], weights
+  if objective == 'mean':
+    return squares.mean(), np.full(n, 1 / n)
+  top = squares.max()
+  powers = (squares / top)**exponent
+  value = top * powers.mean()**(1 / exponent)
+  return value, value / powers.sum() * powers / np.maximum(squares, 1e-300)
+
+
+def reduce_errors(squares: np.ndarray, objective: str) -> float:
+  """Mean, maximum or last of squared errors; `objective` as named."""
+  check_objective(objective)
+  return float({'mean': np.mean, 'max': np.max, 'last': lambda x: x[-1]}[objective](squares))
+
+
+def check_objective(objective: Optional[str]):
+  if objective not in OBJECTIVES:
+    raise ValueError(f'`objective` must be one of {OBJECTIVES}. Received: objective={objective!r}.')
