@@ -14,11 +14,19 @@ def choose(name, model, asks):
   """
   if name not in ENGINES:
     raise ValueError(f'`engine` must be one of {ENGINES}. Received: engine={name!r}.')
-  if name == 'loop':
-    return materialized.looped
   del asks
-  # Vectorizing attention crashes the process on TF 2.21 with Keras 3.
-  if compat.KERAS_3 and name == 'auto' and any(
-      'Attention' in type(layer).__name__ for layer in model._flatten_layers()):
+  if name == 'loop' or _must_loop(model):
     return materialized.looped
   return materialized.vectorized
+
+
+def _must_loop(model):
+  """Whether vectorizing examples goes wrong.
+
+  Recurrent layers have no vectorized gradient. On Keras 3 attention crashes the
+  process (TF 2.21), and dropout would draw one mask for all examples.
+  """
+  return any(
+      isinstance(layer, compat.keras.layers.RNN) or compat.KERAS_3 and (
+          'Attention' in type(layer).__name__ or getattr(layer, '_seed_generators', None))
+      for layer in model._flatten_layers())

@@ -37,7 +37,6 @@ def sum_records(asks, queries, clips, gradients, mask):
 def _engine(map_examples, model, loss, batch, asks, queries, clips):
   """See `clipping.base`. The loss of an example is that of a batch of it alone."""
   variables = model.trainable_variables
-  # Where every query is static (isotropic), nothing but the sums is kept per example.
 
   def example(inputs):
     x, y, sample_weight, keep = inputs
@@ -60,7 +59,8 @@ def _engine(map_examples, model, loss, batch, asks, queries, clips):
 
 
 def _vectorize(function, records):
-  return tf.vectorized_map(function, records, fallback_to_while_loop=False)
+  # Single operations without a vectorized form (embedding lookups in TF 2.14) loop.
+  return tf.vectorized_map(function, records, fallback_to_while_loop=True)
 
 
 def _loop(function, records):

@@ -1,0 +1,106 @@
+"""Per-example losses equal what Keras computes on a batch of that example alone."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import losses
+
+keras = compat.keras
+N, T, K = 5, 3, 4
+RNG = np.random.default_rng(0)
+PROBABILITIES = RNG.dirichlet(np.ones(K), (N,)).astype('float32')
+SEQUENCES = RNG.dirichlet(np.ones(K), (N, T)).astype('float32')
+VALUES = RNG.normal(size=(N, K)).astype('float32')
+
+CASES = {
+    'mse': (VALUES, RNG.normal(size=(N, K)).astype('float32')),
+    'huber': (VALUES, RNG.normal(size=(N, K)).astype('float32')),
+    'hinge': (VALUES, np.sign(RNG.normal(size=(N, K))).astype('float32')),
+    'kl_divergence': (PROBABILITIES, RNG.dirichlet(np.ones(K), N).astype('float32')),
+    'binary_crossentropy': (PROBABILITIES[:, :1], RNG.integers(0, 2, (N, 1)).astype('float32')),
+    'categorical_crossentropy': (PROBABILITIES, np.eye(K, dtype='float32')[RNG.integers(0, K, N)]),
+    'sparse_categorical_crossentropy': (PROBABILITIES, RNG.integers(0, K, N)),
+    'sequence': (SEQUENCES, RNG.integers(0, K, (N, T))),
+}
+
+
+def _keras_loss(name):
+  name = 'sparse_categorical_crossentropy' if name == 'sequence' else name
+  return keras.losses.get({'config': {}, 'class_name': {
+      'mse': 'MeanSquaredError', 'huber': 'Huber', 'hinge': 'Hinge',
+      'kl_divergence': 'KLDivergence', 'binary_crossentropy': 'BinaryCrossentropy',
+      'categorical_crossentropy': 'CategoricalCrossentropy',
+      'sparse_categorical_crossentropy': 'SparseCategoricalCrossentropy'}[name]})
+
+
+@pytest.mark.parametrize('name', sorted(CASES))
+@pytest.mark.parametrize('given_as', ['name', 'object', 'none', 'sum'])
+def test_equals_the_batch_of_one(name, given_as):
+  outputs, y = CASES[name]
+  reference = _keras_loss(name)
+  loss = {'name': 'sparse_categorical_crossentropy' if name == 'sequence' else name,
+          'object': reference}.get(given_as)
+  if loss is None:
+    reduction = given_as
+    if not compat.KERAS_3:
+      reduction = getattr(keras.losses.Reduction, given_as.upper())
+    loss = type(reference)(reduction=reduction)
+    if given_as == 'sum':
+      reference = loss
+  weight = np.linspace(0, 2, N).astype('float32')
+  values = losses.ExampleLoss(loss)(y, tf.constant(outputs), tf.constant(weight))
+  expected = [float(reference(y[i:i + 1], outputs[i:i + 1], weight[i:i + 1])) for i in range(N)]
+  np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_targets_without_the_last_axis_are_matched_as_keras_does():
+  outputs = RNG.normal(size=(N, 1)).astype('float32')
+  y = RNG.normal(size=N).astype('float32')
+  values = losses.ExampleLoss('mse')(y, tf.constant(outputs))
+  np.testing.assert_allclose(values, (outputs[:, 0] - y)**2, rtol=1e-5)
+
+
+def test_several_outputs_with_weights_by_list_and_by_name():
+  outputs = {'a': tf.constant(VALUES), 'b': tf.constant(PROBABILITIES)}
+  y = {'a': np.zeros_like(VALUES), 'b': RNG.integers(0, K, N)}
+  expected = (0.5 * np.mean(VALUES**2, -1)
+              - 2 * np.log(PROBABILITIES[np.arange(N), y['b']]))
+  named = losses.ExampleLoss({'a': 'mse', 'b': 'sparse_categorical_crossentropy'},
+                             {'a': 0.5, 'b': 2.0}, ['a', 'b'])
+  np.testing.assert_allclose(named(y, outputs), expected, rtol=1e-5)
+  listed = losses.ExampleLoss(['mse', 'sparse_categorical_crossentropy'], [0.5, 2.0], ['a', 'b'])
+  np.testing.assert_allclose(
+      listed([y['a'], y['b']], [outputs['a'], outputs['b']]), expected, rtol=1e-5)
+
+
+def test_a_mask_counts_only_its_own_steps():
+  output = tf.constant(SEQUENCES)
+  mask = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1]], bool)
+  output._keras_mask = tf.constant(mask)
+  y = CASES['sequence'][1]
+  values = losses.ExampleLoss('sparse_categorical_crossentropy')(y, output).numpy()
+  steps = -np.log(np.take_along_axis(SEQUENCES, y[..., None], -1)[..., 0])
+  expected = [np.mean(s[m]) if m.any() else 0 for s, m in zip(steps, mask)]
+  np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_scalar_losses_are_refused():
+  with pytest.raises(ValueError, match='one value per example'):
+    losses.ExampleLoss(lambda y, p: tf.reduce_mean(p - y))(VALUES, tf.constant(VALUES))
+
+
+def test_missing_and_unknown_losses_are_refused():
+  with pytest.raises(ValueError, match='loss=None'):
+    losses.ExampleLoss(None)
+  with pytest.raises(ValueError, match='must name model outputs'):
+    losses.ExampleLoss({'c': 'mse'}, output_names=['a'])
+  with pytest.raises(ValueError, match='one entry per model output'):
+    losses.ExampleLoss(['mse', 'mse'])(VALUES, tf.constant(VALUES))
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='a reduction of Keras 3')
+def test_sample_weight_normalisation_is_refused():
+  with pytest.raises(ValueError, match='sum of sample weights'):
+    losses.ExampleLoss(keras.losses.MeanSquaredError(reduction='mean_with_sample_weight'))
