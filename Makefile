@@ -5,7 +5,7 @@
 SHELL = /bin/sh
 SLOW =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
-PYTEST = -m pytest -n 2 -q -p no:cacheprovider --color=no $(if $(SLOW),--slow) tests
+PYTEST = -m pytest -n 2 --dist loadfile -q -p no:cacheprovider --color=no $(if $(SLOW),--slow) tests
 
 # The first interpreter that really starts, is 3.9 to 3.11 and can make environments.
 PYTHON = $(shell for python in python3.11 python3.10 python3.9 python3; do \
