@@ -92,6 +92,36 @@ def input_structure(model):
   return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
+def raw_variable(variable):
+  """The `tf.Variable` of a model's variable."""
+  return variable._value if KERAS_3 and hasattr(variable, '_value') else variable
+
+
+def variable_key(variable):
+  """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
+  return id(raw_variable(variable).handle)
+
+
+def describe(variable):
+  name = getattr(variable, 'path', None) or variable.name
+  return f'variable {name!r} of shape {tuple(variable.shape)}'
+
+
+def autographed(layer, function):
+  """`function`, the layer's `call`, as Keras would run it in a graph."""
+  own = not type(layer).__module__.startswith('keras.')
+  if KERAS_3 or not own or tf.executing_eagerly():
+    return function
+  autograph = tf.__internal__.autograph
+  return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def unconverted(function):
+  """Keeps autograph from rewriting `function`, but not what it calls."""
+  function.__ag_compiled = True
+  return function
+
+
 def privacy_module(name):
   """A module of tensorflow_privacy's `dp_query` package, or None where it is absent.
 

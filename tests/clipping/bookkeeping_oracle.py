@@ -1,0 +1,107 @@
+"""Shared by the book-keeping tests: the definition, one example at a time."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import statistics
+
+keras = compat.keras
+
+
+def squared_error(y, outputs, sample_weight=()):
+  """[n] loss of examples with any outputs; weighs coordinates unequally."""
+  del sample_weight
+  total = 0.0
+  for target, output in zip(tf.nest.flatten(y), tf.nest.flatten(outputs)):
+    output = tf.cast(output, target.dtype)
+    ramp = tf.reshape(tf.linspace(
+        tf.ones([], output.dtype), 2 * tf.ones([], output.dtype),
+        int(np.prod(output.shape[1:]))), output.shape[1:])
+    total += tf.reduce_sum(
+        ramp * tf.square(output - target), list(range(1, output.shape.rank))) / 2
+  return total
+
+
+def batch_of(x, outputs, mask=None, seed=0):
+  """A `Batch` with random targets in the shape of `outputs`."""
+  rng = np.random.default_rng(seed)
+  wide = lambda t: tf.float32 if t.dtype in (tf.float16, tf.bfloat16) else t.dtype
+  y = tf.nest.map_structure(lambda t: tf.constant(rng.normal(size=t.shape), wide(t)), outputs)
+  n = tf.nest.flatten(x)[0].shape[0]
+  return clipping.Batch(x, y, (), tf.constant([True] * n if mask is None else mask))
+
+
+def gradients(model, loss, batch):
+  """Each example's gradient, from a batch of it alone."""
+  one = lambda tree, i: tf.nest.map_structure(lambda t: t[i:i + 1], tree)
+  result = []
+  for i in range(batch.mask.shape[0]):
+    with tf.GradientTape() as tape:
+      value = loss(one(batch.y, i), model(one(batch.x, i), training=True), ())
+    variables = [compat.raw_variable(v) for v in model.trainable_variables]
+    found = tape.gradient(value, variables, unconnected_gradients='zero')
+    result.append([tf.convert_to_tensor(g) for g in found])
+  return result
+
+
+def by_definition(model, loss, batch, asks, queries, clips):
+  """`Sums` per ask: `project_record` of every record kept, added up."""
+  specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
+  sums = [clipping.zero_sums(ask, specs) for ask in asks]
+  for gradient, keep in zip(gradients(model, loss, batch), batch.mask.numpy()):
+    if keep:
+      sums = [clipping.add_sums(total, clipping.project_record(ask, query, clip, gradient))
+              for total, ask, query, clip in zip(sums, asks, queries, clips)]
+  return sums
+
+
+def geometry(model, seed=1):
+  """A scale per coordinate over two orders of magnitude."""
+  rng = np.random.default_rng(seed)
+  return [tf.constant(10.0 ** rng.uniform(-1, 1, size=v.shape), v.dtype)
+          for v in model.trainable_variables]
+
+
+def median_norm(model, loss, batch, scale=()):
+  """A clip norm that some records exceed and some do not."""
+  scaled = lambda g: g if isinstance(scale, tuple) else [a * s for a, s in zip(g, scale)]
+  norms = [float(tf.linalg.global_norm(scaled(g))) for g in gradients(model, loss, batch)]
+  return tf.constant(float(np.median(norms)), model.trainable_variables[0].dtype)
+
+
+def assert_close(actual, expected, rtol):
+  """Relative to the whole of each ask's sum, as a norm."""
+  for a, e in zip(actual, expected):
+    tf.nest.assert_same_structure(a, e)
+    for left, right in ((a.total, e.total), (a.square, e.square)):
+      left, right = tf.nest.flatten(left), tf.nest.flatten(right)
+      if right:
+        size = np.sqrt(sum(np.sum(np.square(r, dtype=np.float64)) for r in right))
+        assert size > 0, 'A comparison with zero shows nothing.'
+        for got, want in zip(left, right):
+          np.testing.assert_allclose(got, want, rtol=0, atol=rtol * size)
+
+
+def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compile=None):
+  """The engine against the definition, isotropic, scaled and with squares, at once."""
+  batch = batch_of(x, model(x), mask, seed)
+  scale = geometry(model)
+  squares = base.Ask(second=statistics.mean_of_squares())
+  asks = (base.Ask(), squares, base.Ask())
+  queries = (base.Query(), base.Query(scale=scale), base.Query(scale=scale))
+  clips = (median_norm(model, loss, batch), median_norm(model, loss, batch, scale), 1e30)
+  expected = by_definition(model, loss, batch, asks, queries, clips)
+  run = lambda: bookkeeping.engine(model, loss, batch, asks, queries, clips)
+  if jit_compile is not None:
+    run = tf.function(run, jit_compile=jit_compile)
+  clipped = run()
+  assert_close(clipped.sums, expected, rtol)
+  for got, want in zip(tf.nest.flatten(clipped.outputs), tf.nest.flatten(model(x, training=True))):
+    if jit_compile is None:
+      np.testing.assert_array_equal(got, want)
+  assert clipped.losses.shape == batch.mask.shape
+  return clipped

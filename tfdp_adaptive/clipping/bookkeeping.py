@@ -1,0 +1,174 @@
+"""The book-keeping engine: clipping in any diagonal geometry at about the price of a gradient.
+
+One forward and one backward pass give, for every layer, its inputs and the
+gradient of each example's loss by its output. From these follow the norms per
+example, one weight per example and ask, and the weighted sums, without a second
+backward pass and without a gradient per example of the whole model (Li et al.
+2021, ghost clipping; Bu et al. 2022, book-keeping). With `S` a diagonal geometry,
+`||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled.
+
+The sums equal those of `clipping.base.project_record` but for rounding, except
+that a record whose squared norm overflows counts as zero.
+"""
+
+import weakref
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import tracing
+from tfdp_adaptive.clipping.layers import dense
+from tfdp_adaptive.clipping.layers import registry
+from tfdp_adaptive.rules import base
+
+register = registry.register
+Unsupported = registry.Unsupported
+_PROVEN = weakref.WeakKeyDictionary()  # Model -> {input signature: batched arguments}.
+
+
+def supports(model, x=None, asks=()):
+  """Whether the engine can clip this model.
+
+  Args:
+    model: A built Keras model.
+    x: Nest of inputs, or of their specs; without it only the structure is checked.
+    asks: The rule's asks.
+
+  Returns:
+    `(True, '')`, or False and the reason.
+  """
+  try:
+    _check_asks(asks)
+    tracing.units(model) if x is None else _prove(model, x)
+  except Unsupported as error:
+    return False, str(error)
+  return True, ''
+
+
+def engine(model, loss, batch, asks, queries, clips):
+  """See `clipping.base`: the clipped sums, exact in the scaled geometry.
+
+  Args:
+    model: A built Keras model.
+    loss: `(y, outputs, sample_weight) -> [n]`, the loss of each example.
+    batch: `clipping.base.Batch`.
+    asks: One `rules.base.Ask` per sum, with `projection='rescale'`.
+    queries: One `rules.base.Query` per ask; `scale` like the trainable variables.
+    clips: One clip norm per ask, in scaled units.
+
+  Returns:
+    `clipping.base.Clipped`, whose sums are lists like `model.trainable_variables`.
+
+  Raises:
+    Unsupported: If a layer cannot be seen or an ask needs the records themselves.
+  """
+  _check_asks(asks)
+  batched = _prove(model, batch.x)
+  tape = tf.GradientTape(watch_accessed_variables=False)
+  recorder = tracing.Recorder(tracing.units(model), tape)
+  with tape:
+    outputs = recorder.run(model, batch.x)
+    losses = loss(batch.y, outputs, batch.sample_weight)
+  errors = tape.gradient(losses, [record.taps for record in recorder.records])
+  terms = _terms(recorder.records, batched, errors)
+  variables = model.trainable_variables
+  found = [terms.get(compat.variable_key(v)) for v in variables]
+
+  scales = [_per_variable(query.scale, variables) for query in queries]
+  norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in asks]
+  for factor, *of_asks in zip(found, *scales):
+    if factor is not None:
+      norms = [a + b for a, b in zip(norms, factor.squared_norms(of_asks))]
+  norms = [tf.sqrt(norm) for norm in norms]
+  weights = [_weight(norm, clip, batch.mask) for norm, clip in zip(norms, clips)]
+  # 0 * inf is not 0: records finite for no ask leave the products, too.
+  finite = tf.reduce_any(tf.math.is_finite(tf.stack(norms)), 0)
+  found = _zeroed(found, finite)
+  sums = _sums(variables, found, asks, scales, weights)
+  return clipping.Clipped(sums, outputs, losses)
+
+
+def _terms(records, batched, errors):
+  """The factor of every variable that the loss reaches, by variable key."""
+  parts = {}
+  for record, flags, error in zip(records, batched, errors):
+    taps, error = tf.nest.flatten(record.taps), tf.nest.flatten(error)
+    if all(e is None for e in error):
+      continue
+    error = tf.nest.pack_sequence_as(record.taps, [
+        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, error)])
+    for key, factor in tracing.factors_of(record, flags, error):
+      parts.setdefault(key, []).append(factor)
+  return {key: factors.add(found).simplified() for key, found in parts.items()}
+
+
+def _weight(norm, clip, mask):
+  """[n] `min(1, clip / norm)`; zero for padding and where the norm is not finite."""
+  clip = tf.cast(clip, norm.dtype)
+  inside = tf.minimum(tf.ones_like(norm), clip / tf.where(norm > 0, norm, tf.ones_like(norm)))
+  keep = tf.math.is_finite(norm) & mask
+  return tf.where(keep, tf.where(norm > 0, inside, tf.ones_like(norm)), tf.zeros_like(norm))
+
+
+def _zeroed(found, finite):
+  """The factors with zeros for the records that are not finite, if there are any."""
+  tensors = [t for factor in found if factor is not None for t in factors.tensors(factor)]
+
+  def zeroed():
+    return [tf.where(tf.reshape(finite, [-1] + [1] * (t.shape.rank - 1)), t, tf.zeros_like(t))
+            for t in tensors]
+
+  tensors = iter(tf.cond(tf.reduce_all(finite), lambda: tensors, zeroed))
+  return [factor if factor is None else factors.rebuilt(
+      factor, [next(tensors) for _ in factors.tensors(factor)]) for factor in found]
+
+
+def _sums(variables, found, asks, scales, weights):
+  """One `rules.base.Sums` per ask, scaled."""
+  totals, squares = [], []
+  squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
+  for variable, factor in zip(variables, found):
+    if factor is None:
+      zeros = tf.zeros(variable.shape, dense.wide(tf.as_dtype(variable.dtype)))
+      totals.append([zeros] * len(asks))
+      squares.append([zeros] * len(squared))
+    else:
+      totals.append(factor.weighted_sums(weights))
+      squares.append(factor.weighted_squares([tf.square(weights[i]) for i in squared])
+                     if squared else [])
+  result = []
+  for i, scale in enumerate(scales):
+    total = [one[i] if factors.absent(s) else s * one[i] for one, s in zip(totals, scale)]
+    square = ()
+    if i in squared:
+      j = squared.index(i)
+      square = [one[j] if factors.absent(s) else s * s * one[j] for one, s in zip(squares, scale)]
+    result.append(base.Sums(total, square))
+  return tuple(result)
+
+
+def _per_variable(scale, variables):
+  return [()] * len(variables) if factors.absent(scale) else list(tf.nest.flatten(scale))
+
+
+def _check_asks(asks):
+  for ask in asks:
+    if ask.projection != 'rescale':
+      raise Unsupported(
+          "`projection` must be 'rescale' for the book-keeping engine: other projections need the "
+          f"gradient of every record. Received: projection={ask.projection!r}. Use "
+          "engine='materialized' .")
+
+
+def _prove(model, x):
+  """`tracing.probe`, once per model and kind of input."""
+  specs = tf.nest.map_structure(
+      lambda t: tf.TensorSpec([None] + list(t.shape[1:]), t.dtype), x)
+  trainable = tuple(compat.variable_key(v) for v in model.trainable_variables)
+  key = (trainable, str(specs))
+  proven = _PROVEN.setdefault(model, {})
+  if key not in proven:
+    proven[key] = tracing.probe(model, specs)
+  return proven[key]

@@ -1,0 +1,359 @@
+"""Per-example gradients of one variable, kept in factored form.
+
+A layer's file says what the factors of its gradient are; here is what the
+book-keeping engine does with them: norms in a diagonal geometry, sums weighted
+per example, sums of squares. A `scale` is `()` or a tensor of the variable's
+shape; several scales or weights share the work.
+
+Norms are returned squared, in float64, and are never below the truth by more
+than rounding: products of sums are formed in float64, squares that underflow are
+charged at the smallest normal number, and the Gram route adds a bound of its own
+cancellation. A square that overflows gives a non-finite norm, which the engine
+counts as no record.
+"""
+
+import dataclasses
+from typing import Any, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+# Per-example gradients are formed and kept when they take at most this many
+# times the memory of their factors.
+KEEP = 2.0
+# Otherwise at most this many bytes of them exist at once.
+BLOCK_BYTES = 4 * 2**20
+
+
+def absent(scale):
+  return isinstance(scale, tuple) and not scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Explicit:
+  """The gradients themselves, `gradient` [n, *variable shape]."""
+
+  gradient: Any
+
+  @property
+  def shape(self):
+    return tuple(self.gradient.shape[1:].as_list())
+
+  def squared_norms(self, scales):
+    return [_sum_squares(self.gradient if absent(s) else self.gradient * s) for s in scales]
+
+  def weighted_sums(self, weights):
+    flat = tf.reshape(self.gradient, [-1, int(np.prod(self.shape))])
+    sums = tf.matmul(tf.cast(tf.stack(weights), flat.dtype), flat)
+    return [tf.reshape(one, self.shape) for one in tf.unstack(sums, len(weights))]
+
+  def weighted_squares(self, weights):
+    return Explicit(tf.square(self.gradient)).weighted_sums(weights)
+
+  def folded(self, times):
+    return Explicit(tf.reduce_sum(
+        tf.reshape(self.gradient, (-1, times) + self.shape), 1))
+
+  def simplified(self):
+    return self
+
+  def explicit(self):
+    return self.gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+  """`sum_t inputs[:, t] (x) errors[:, t]`: layers that multiply by a matrix.
+
+  Attributes:
+    inputs: [n, T, d].
+    errors: [n, T, p], gradients of the loss by the product.
+    shape: The variable's shape.
+    axes: Order of the variable's axes in which it is a [d, p] matrix.
+  """
+
+  inputs: Any
+  errors: Any
+  shape: Tuple[int, ...]
+  axes: Tuple[int, ...] = ()
+
+  def route(self, scaled):
+    """'rank one', 'explicit', 'gram' or 'blocks', from static shapes."""
+    length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.errors.shape[2]
+    if length == 1:
+      return 'rank one'
+    if length is None:
+      return 'blocks'
+    if d * p <= KEEP * length * (d + p):
+      return 'explicit'
+    # Fewer flops than the gradients, T^2 (d + p) against T d p, by the last test.
+    return 'blocks' if scaled else 'gram'
+
+  def squared_norms(self, scales):
+    if self.route(True) == 'rank one':
+      return self._rank_one(scales)
+    norms = {}
+    for scaled in (False, True):
+      chosen = [i for i, s in enumerate(scales) if absent(s) != scaled]
+      if not chosen:
+        continue
+      if self.route(scaled) == 'gram':
+        norms.update((i, self._gram()) for i in chosen)
+      else:
+        picked = [scales[i] for i in chosen]
+        norms.update(zip(chosen, in_blocks(
+            lambda factor: Explicit(factor.explicit()).squared_norms(picked), self,
+            len(picked))))
+    return [norms[i] for i in range(len(scales))]
+
+  def weighted_sums(self, weights):
+    return [self._product(self.inputs, self.errors * _along(w, self.errors)) for w in weights]
+
+  def weighted_squares(self, weights):
+    if self.route(True) == 'rank one':
+      squares = Outer(tf.square(self.inputs), tf.square(self.errors), self.shape, self.axes)
+      return squares.weighted_sums(weights)
+    return sum_blocks(lambda factor, w: Explicit(factor.explicit()).weighted_squares(w),
+                      self, weights)
+
+  def folded(self, times):
+    return dataclasses.replace(
+        self, inputs=_fold(self.inputs, times), errors=_fold(self.errors, times))
+
+  def simplified(self):
+    return Explicit(self.explicit()) if self.route(True) == 'explicit' else self
+
+  def explicit(self):
+    product = tf.matmul(self.inputs, self.errors, transpose_a=True)
+    if not self.axes:
+      return tf.reshape(product, (-1,) + self.shape)
+    permuted = tf.reshape(product, [-1] + [self.shape[i] for i in self.axes])
+    return tf.transpose(permuted, [0] + [1 + i for i in np.argsort(self.axes)])
+
+  def _rank_one(self, scales):
+    a, e = self.inputs[:, 0], self.errors[:, 0]
+    norms = []
+    for scale in scales:
+      if absent(scale):
+        norms.append(_sum_squares(a) * _sum_squares(e))
+      else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2)
+        tiny = _tiny(a.dtype)
+        rows = tf.matmul(tf.square(a) + tiny, tf.square(self._matrix(scale)))
+        norms.append(tf.cast(tf.reduce_sum(rows * (tf.square(e) + tiny), 1), tf.float64))
+    return norms
+
+  def _gram(self):
+    """||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)."""
+    inner = tf.matmul(self.inputs, self.inputs, transpose_b=True)
+    outer = tf.matmul(self.errors, self.errors, transpose_b=True)
+    total = tf.cast(tf.reduce_sum(inner * outer, [1, 2]), tf.float64)
+    a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
+    lengths = tf.cast(tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1), tf.float64)
+    rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * tf.square(lengths)
+    a, e = (tf.cast(tf.reduce_sum(x, 1), tf.float64) for x in (a, e))
+    size = self.inputs.shape[1] * (self.inputs.shape[2] + self.errors.shape[2])
+    underflow = size * _tiny(inner.dtype) * (a + e + 1)
+    return tf.maximum(total, 0) + rounding + underflow
+
+  def _product(self, inputs, errors):
+    d, p = inputs.shape[2], errors.shape[2]
+    product = tf.matmul(tf.reshape(inputs, [-1, d]), tf.reshape(errors, [-1, p]), transpose_a=True)
+    if not self.axes:
+      return tf.reshape(product, self.shape)
+    permuted = tf.reshape(product, [self.shape[i] for i in self.axes])
+    return tf.transpose(permuted, np.argsort(self.axes))
+
+  def _matrix(self, scale):
+    scale = tf.transpose(scale, self.axes) if self.axes else scale
+    return tf.reshape(scale, [self.inputs.shape[2], self.errors.shape[2]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """`errors[:, t]` added to row `ids[:, t]`: embeddings.
+
+  Attributes:
+    ids: [n, T] integers.
+    errors: [n, T, d].
+    shape: The variable's shape, [rows, d].
+  """
+
+  ids: Any
+  errors: Any
+  shape: Tuple[int, ...]
+
+  def squared_norms(self, scales):
+    merged = self._merged()
+    return [_sum_squares(merged if absent(s) else merged * tf.gather(s, self.ids))
+            for s in scales]
+
+  def weighted_sums(self, weights):
+    return [self._scatter(self.errors * _along(w, self.errors)) for w in weights]
+
+  def weighted_squares(self, weights):
+    squares = tf.square(self._merged())
+    return [self._scatter(squares * _along(w, squares)) for w in weights]
+
+  def folded(self, times):
+    return dataclasses.replace(
+        self, ids=_fold(self.ids, times), errors=_fold(self.errors, times))
+
+  def simplified(self):
+    return self
+
+  def explicit(self):
+    n = tf.shape(self.ids)[0]
+    rows = self.ids + tf.cast(tf.range(n)[:, tf.newaxis] * self.shape[0], self.ids.dtype)
+    flat = tf.math.unsorted_segment_sum(
+        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
+    return tf.reshape(flat, (-1,) + self.shape)
+
+  def _scatter(self, values):
+    return tf.math.unsorted_segment_sum(
+        tf.reshape(values, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0])
+
+  def _merged(self):
+    """[n, T, d]: errors of equal ids of an example summed at their first place."""
+    if self.ids.shape[1] == 1:
+      return self.errors
+    n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
+    same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
+    first = tf.argmax(tf.cast(same, tf.int32), 2, output_type=tf.int32)
+    place = first + tf.range(n)[:, tf.newaxis] * length
+    flat = tf.math.unsorted_segment_sum(
+        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
+    return tf.reshape(flat, tf.shape(self.errors))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+  """A sum of factors of different kinds, as of an embedding tied to a softmax."""
+
+  parts: Tuple[Any, ...]
+
+  def squared_norms(self, scales):
+    return in_blocks(lambda factor: Explicit(factor.explicit()).squared_norms(scales), self,
+                     len(scales))
+
+  def weighted_sums(self, weights):
+    return [tf.add_n(list(sums))
+            for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
+
+  def weighted_squares(self, weights):
+    return sum_blocks(lambda factor, w: Explicit(factor.explicit()).weighted_squares(w),
+                      self, weights)
+
+  def folded(self, times):
+    return Mixed(tuple(part.folded(times) for part in self.parts))
+
+  def simplified(self):
+    return self
+
+  def explicit(self):
+    return tf.add_n([part.explicit() for part in self.parts])
+
+  @property
+  def shape(self):
+    return self.parts[0].shape
+
+
+def tensors(factor):
+  """The [n, ...] tensors a factor is made of."""
+  if isinstance(factor, Mixed):
+    return [t for part in factor.parts for t in tensors(part)]
+  return [value for value in vars(factor).values() if tf.is_tensor(value)]
+
+
+def rebuilt(factor, values):
+  """`factor` with other tensors, in the order of `tensors(factor)`."""
+  values = iter(values)
+
+  def build(one):
+    if isinstance(one, Mixed):
+      return Mixed(tuple(build(part) for part in one.parts))
+    return dataclasses.replace(one, **{
+        name: next(values) for name, value in vars(one).items() if tf.is_tensor(value)})
+
+  return build(factor)
+
+
+def add(parts):
+  """The factor of a sum of gradients of one variable (tied weights)."""
+  if len(parts) == 1:
+    return parts[0]
+  if any(isinstance(part, Explicit) for part in parts):
+    return Explicit(tf.add_n([part.explicit() for part in parts]))
+  first = parts[0]
+  if all(isinstance(p, Rows) for p in parts) or all(
+      isinstance(p, Outer) and p.axes == first.axes
+      and p.inputs.shape[2] == first.inputs.shape[2] for p in parts):
+    columns = zip(*[tensors(part) for part in parts])
+    return rebuilt(first, [tf.concat(column, 1) for column in columns])
+  return Mixed(tuple(parts))
+
+
+def in_blocks(function, factor, count):
+  """`function: factor -> [[n]] * count` over blocks of examples, results joined."""
+  n, blocks = _blocks(factor, tensors(factor))
+  if blocks is None:
+    return function(factor)
+  stack = lambda block: tf.stack(function(rebuilt(factor, block)))
+  norms = tf.map_fn(stack, blocks, fn_output_signature=tf.float64)  # [blocks, scales, rows]
+  return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
+
+
+def sum_blocks(function, factor, weights):
+  """`function: (factor, weights) -> sums` over blocks of examples, results added."""
+  values = tensors(factor)
+  _, blocks = _blocks(factor, values + list(weights))
+  if blocks is None:
+    return function(factor, weights)
+
+  def step(sums, block):
+    return [a + b for a, b in zip(
+        sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
+
+  return tf.foldl(step, blocks, [
+      tf.zeros(factor.shape, tensors(factor)[-1].dtype) for _ in weights])
+
+
+def _blocks(factor, values):
+  """`(n, blocks)`: values [n, ...] padded and cut to [blocks, rows, ...], or None."""
+  rows = max(1, BLOCK_BYTES // (4 * int(np.prod(factor.shape))))
+  if values[0].shape[0] is not None and values[0].shape[0] <= rows:
+    return values[0].shape[0], None
+  n = tf.shape(values[0])[0]
+  rows = tf.minimum(rows, tf.maximum(n, 1))
+  missing = -n % rows
+
+  def cut(x):
+    padded = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+    return tf.reshape(padded, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
+
+  blocks = [cut(x) for x in values]
+  for block, x in zip(blocks, values):
+    block.set_shape([None, None] + x.shape[1:].as_list())
+  return n, blocks
+
+
+def _sum_squares(x):
+  """[n] float64: sum of squares over all axes but the first, from above."""
+  axes = list(range(1, x.shape.rank))
+  total = tf.cast(tf.reduce_sum(tf.square(x), axes), tf.float64)
+  size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
+  return total + size * _tiny(x.dtype)
+
+
+def _tiny(dtype):
+  return float(np.finfo(dtype.as_numpy_dtype).tiny)
+
+
+def _along(weights, x):
+  """[n] weights shaped to multiply x [n, ...]."""
+  return tf.reshape(tf.cast(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
+
+
+def _fold(x, times):
+  """[n * times, T, ...] to [n, times * T, ...]."""
+  length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
+  return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())

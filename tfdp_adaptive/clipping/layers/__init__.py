@@ -1,0 +1,5 @@
+"""One file per kind of layer: the factors of its per-example gradients."""
+
+from tfdp_adaptive.clipping.layers import dense
+from tfdp_adaptive.clipping.layers import embedding
+from tfdp_adaptive.clipping.layers import normalization

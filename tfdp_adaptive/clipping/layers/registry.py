@@ -1,0 +1,102 @@
+"""Which layers the book-keeping engine knows, and how to teach it another.
+
+A layer is known by its exact class; a subclass may compute something else. What
+is not known goes through `generic`, one example at a time.
+
+    @registry.register(MyScale)
+    def my_scale(layer, call, errors):
+      yield layer.gamma, factors.Explicit(tf.reduce_sum(errors * call.inputs, axis=1))
+
+The function gets the layer, one recorded call (`inputs`, its first argument;
+`args`; `kwargs`; `outputs`) and the gradients of the loss by the tap, shaped like
+it; it yields a factor per trainable variable of the layer. Examples lie along the
+first axis of everything, and no example may look at another.
+"""
+
+from typing import Any, Callable, NamedTuple, Tuple
+
+import tensorflow as tf
+
+
+class Unsupported(ValueError):
+  """The book-keeping engine cannot clip this model; the message says why."""
+
+
+class Call(NamedTuple):
+  """One recorded call of a layer."""
+
+  args: Tuple[Any, ...]
+  kwargs: dict
+  outputs: Any  # What the layer returned.
+  saved: Any = ()  # What a kind's own `tap` wants to keep.
+  batched: Tuple[bool, ...] = ()  # Per flat argument: is the batch its first axis?
+  times: Any = 1  # Rows of the first axis per example (TimeDistributed).
+
+  @property
+  def inputs(self):
+    return self.args[0]
+
+
+class Kind(NamedTuple):
+  """How the engine treats a class of layers.
+
+  Attributes:
+    gradients: `(layer, call, errors) -> (variable, factor), ...`.
+    tap: `(layer, function, watch, args, kwargs) -> (outputs, taps, saved)`: runs the
+      layer's own `function(*args, **kwargs)`, and names the tensors whose
+      gradients it needs, after `watch(tensor)`. The result must be the function's.
+    whole: Whether `gradients` covers all variables of the layers inside, too.
+    why: `layer -> str`: why this instance must go through `generic`, or ''.
+  """
+
+  gradients: Callable[..., Any]
+  tap: Callable[..., Any]
+  whole: bool = False
+  why: Callable[[Any], str] = lambda layer: ''
+
+
+_KINDS = {}
+
+
+def at_output(layer, function, watch, args, kwargs):
+  """Tap: what the layer returns."""
+  del layer
+  outputs = function(*args, **kwargs)
+  tf.nest.map_structure(watch, outputs)
+  return outputs, outputs, ()
+
+
+def at_activation(layer, function, watch, args, kwargs):
+  """Tap: what the layer hands to its `activation`."""
+  taps, activation = [], layer.activation
+
+  def tapped(x):
+    watch(x)
+    taps.append(x)
+    return activation(x)
+
+  attributes = vars(layer)
+  attributes['activation'] = tapped
+  try:
+    outputs = function(*args, **kwargs)
+  finally:
+    attributes['activation'] = activation
+  tap, = taps
+  return outputs, tap, ()
+
+
+def register(*classes, tap=at_output, whole=False, why=lambda layer: ''):
+  """Decorates the `gradients` function of layers of exactly these `classes`."""
+
+  def decorate(gradients):
+    for layer_class in classes:
+      _KINDS[layer_class] = Kind(gradients, tap, whole, why)
+    return gradients
+
+  return decorate
+
+
+def find(layer):
+  """The kind of a layer, or None: containers and what only `generic` can treat."""
+  kind = _KINDS.get(type(layer))
+  return None if kind is None or kind.why(layer) else kind

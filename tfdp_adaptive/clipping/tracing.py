@@ -1,0 +1,252 @@
+"""Runs a model once and records what its layers saw, without changing what they do.
+
+While a model is traced, the `call` of every layer that owns trainable variables
+is wrapped: its arguments are kept and the tensor its kind taps is watched by a
+gradient tape. Nothing is added to the computation. What cannot be seen this way
+is refused, never missed: trainable variables read outside of the wrapped calls,
+layers called where the batch is not the first axis or inside another graph.
+"""
+
+import contextlib
+import threading
+from typing import Any, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping.layers import generic
+from tfdp_adaptive.clipping.layers import registry
+
+# A batch size that no layer's width or sequence length is likely to equal.
+_PROBE = 1009
+
+
+class Unit(NamedTuple):
+  """A layer the engine taps."""
+
+  layer: Any
+  kind: registry.Kind
+  variables: Tuple[Any, ...]  # The trainable ones `kind.gradients` answers for.
+
+
+class Record(NamedTuple):
+  """One call of a unit: what its gradients are computed from."""
+
+  unit: Unit
+  call: registry.Call
+  taps: Any  # Nest of tensors, watched by the tape.
+
+
+def units(model):
+  """The units that together own the model's trainable variables.
+
+  Raises:
+    Unsupported: If a trainable variable belongs to no unit.
+  """
+  trainable = {compat.variable_key(v) for v in model.trainable_variables}
+  found, seen = [], set()
+
+  def visit(layer):
+    mine = {compat.variable_key(v): v for v in layer.trainable_variables
+            if compat.variable_key(v) in trainable}
+    if id(layer) in seen or not mine:
+      return
+    seen.add(id(layer))
+    inside = list(layer._flatten_layers(include_self=False, recursive=False))
+    nested = {compat.variable_key(v) for one in inside for v in one.trainable_variables}
+    own = {key: v for key, v in mine.items() if key not in nested}
+    kind = registry.find(layer)
+    if kind is None and layer is not model and (own or generic.is_opaque(layer)):
+      kind = generic.KIND
+    if kind is not None and kind.whole:
+      found.append(Unit(layer, kind, tuple(mine.values())))
+      return
+    if kind is not None:
+      found.append(Unit(layer, kind, tuple(own.values())))
+    for one in inside:
+      visit(one)
+
+  visit(model)
+  owned = {compat.variable_key(v) for unit in found for v in unit.variables}
+  for variable in model.trainable_variables:
+    if compat.variable_key(variable) not in owned:
+      raise registry.Unsupported(
+          'Every trainable variable must belong to a layer inside the model. Received: '
+          f'{compat.describe(variable)}, which does not. Give it a layer of its own, or use '
+          "engine='materialized'.")
+  return found
+
+
+def factors_of(record, batched, errors):
+  """Yields `(variable key, factor)` for every variable of a recorded call."""
+  owned = {compat.variable_key(v) for v in record.unit.variables}
+  call = record.call._replace(batched=batched)
+  for variable, factor in record.unit.kind.gradients(record.unit.layer, call, errors):
+    key = compat.variable_key(variable)
+    if key in owned:
+      yield key, factor if call.times == 1 else factor.folded(call.times)
+
+
+def probe(model, x):
+  """Proves, on a batch of a size like no other, that all can be seen.
+
+  Args:
+    model: A built Keras model.
+    x: Nest of inputs or of their specs; the values are not used.
+
+  Returns:
+    For each call of a unit, in order: which tensors of its arguments have
+    the batch as first axis.
+
+  Raises:
+    Unsupported: As the module says.
+  """
+  tape = tf.GradientTape(watch_accessed_variables=False)
+  recorder = Recorder(units(model), tape)
+  flags = []
+
+  def run(inputs):
+    with tape:
+      outputs = recorder.run(model, inputs)
+    for record in recorder.records:
+      for tap in tf.nest.flatten(record.taps):
+        if tap.shape.rank is None or tap.shape[0] != _PROBE * record.call.times:
+          raise registry.Unsupported(
+              f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
+              f'Received: a result of shape {tap.shape} for a batch of {_PROBE}. Broadcast its '
+              "input to the batch first, or use engine='materialized'.")
+    for output in tf.nest.flatten(outputs):
+      if output.shape.rank is None or output.shape[0] != _PROBE:
+        raise registry.Unsupported('Every output of the model must have the batch as first axis. Received: '
+                          f'shape {output.shape} for a batch of {_PROBE}.')
+    for record in recorder.records:
+      flags.append(tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == _PROBE)
+                         for t in tf.nest.flatten((record.call.args, record.call.kwargs))))
+      zeros = tf.nest.map_structure(tf.zeros_like, record.taps)
+      answered = {key for key, _ in factors_of(record, flags[-1], zeros)}
+      for variable in record.unit.variables:
+        if compat.variable_key(variable) not in answered:
+          raise registry.Unsupported(
+              f'The `gradients` registered for {type(record.unit.layer).__name__} must yield every '
+              f'trainable variable. Received: nothing for {compat.describe(variable)}.')
+    return tf.zeros([])
+
+  specs = tf.nest.map_structure(
+      lambda t: tf.TensorSpec([_PROBE] + t.shape[1:].as_list(), t.dtype), x)
+  tf.function(run, autograph=False).get_concrete_function(specs)
+  return flags
+
+
+class Recorder:
+  """Collects the records of the units that are called while it is active."""
+
+  def __init__(self, found, tape):
+    self.records = []
+    self._units = {id(unit.layer): unit for unit in found}
+    self._tape = tape
+    self._owners = [None]  # Units being called, innermost last.
+    self._segment = None  # A tape that sees which variables are read.
+    self._reads = []  # (variable key, unit reading it or None).
+
+  def run(self, model, x):
+    """`model(x, training=True)`, recorded."""
+    self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    with _tapped([unit.layer for unit in self._units.values()], self):
+      self._listen()
+      try:
+        outputs = model(x, training=True)
+      finally:
+        self._pause()
+    trainable = {compat.variable_key(v): v for v in model.trainable_variables}
+    for key, unit in self._reads:
+      allowed = () if unit is None else [compat.variable_key(v) for v in unit.variables]
+      if key in trainable and key not in allowed:
+        raise registry.Unsupported(
+            'A trainable variable must be used by calling the layer that owns it. Received: '
+            f'{compat.describe(trainable[key])}, read '
+            + (f'by layer {unit.layer.name!r}' if unit else "by the model's own code")
+            + '. Move the computation into the owner (as a tied softmax into a reversible '
+            "embedding), or use engine='materialized'.")
+    return outputs
+
+  def called(self, layer, function, args, kwargs):
+    """Stands in for `function`, the `call` of a unit's layer."""
+    unit = self._units[id(layer)]
+    if any(owner is not None and owner.kind.whole for owner in self._owners):
+      return function(*args, **kwargs)
+    graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    if graph is not self._graph or not _recording():
+      raise registry.Unsupported(
+          f'Layer {layer.name!r} is called inside a loop, a condition, a tf.function or a '
+          "rematerialization, where its gradients cannot be seen. Use engine='materialized'.")
+    self._pause()
+    self._owners.append(unit)
+    self._listen()
+    try:
+      outputs, taps, saved = unit.kind.tap(layer, function, self._tape.watch, args, kwargs)
+    finally:
+      self._pause()
+      self._owners.pop()
+      self._listen()
+    self.records.append(Record(unit, registry.Call(args, kwargs, outputs, saved), taps))
+    return outputs
+
+  def _listen(self):
+    self._segment = tf.GradientTape()
+    self._segment.__enter__()
+
+  def _pause(self):
+    self._segment.__exit__(None, None, None)
+    self._reads += [(compat.variable_key(v), self._owners[-1])
+                    for v in self._segment.watched_variables()]
+
+
+def _recording():
+  """Whether tapes record here: not inside `stop_recording` or `recompute_grad`."""
+  with tf.GradientTape() as tape:
+    one = tf.constant(1.0)
+    tape.watch(one)
+    two = one + one
+  return tape.gradient(two, one) is not None
+
+
+# Layers wrapped at present, by id: [number of recorders, whether the instance
+# had a `call` of its own, that call]. Replicas of a strategy trace in threads
+# that take turns, so wrappers are shared and ask their thread for its recorder.
+_WRAPPED = {}
+_LOCAL = threading.local()
+
+
+@contextlib.contextmanager
+def _tapped(layers, recorder):
+  """Wraps the layers' `call` for `recorder`; leaves them as found, come what may."""
+  for layer in layers:
+    entry = _WRAPPED.setdefault(id(layer), [0, 'call' in vars(layer), vars(layer).get('call')])
+    if not entry[0]:
+      vars(layer)['call'] = _wrapper(layer, layer.call)
+    entry[0] += 1
+  previous, _LOCAL.recorder = getattr(_LOCAL, 'recorder', None), recorder
+  try:
+    yield
+  finally:
+    _LOCAL.recorder = previous
+    for layer in layers:
+      entry = _WRAPPED[id(layer)]
+      entry[0] -= 1
+      if not entry[0]:
+        del _WRAPPED[id(layer)]
+        if entry[1]:
+          vars(layer)['call'] = entry[2]
+        else:
+          del vars(layer)['call']
+
+
+def _wrapper(layer, function):
+  def call(*args, **kwargs):
+    converted = compat.autographed(layer, function)
+    recorder = getattr(_LOCAL, 'recorder', None)
+    if recorder is None:
+      return converted(*args, **kwargs)
+    return recorder.called(layer, converted, args, kwargs)
+
+  return compat.unconverted(call)
