@@ -65,7 +65,7 @@ class Privatizer:
       if ask.second is not None and not ask.second.private and not allow_non_private:
         raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
                          'guarantee. Pass allow_non_private=True if that is what you want.')
-    self.specs = base.map_tree(_wide, specs)
+    self.specs = base.map_tree(noise_lib.wide, specs)
     self._release_specs = tuple(
         (self.specs, ask.second.specs(self.specs) if ask.second else ()) for ask in self._asks)
     source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
@@ -107,52 +107,46 @@ class Privatizer:
 
     Returns:
       One `base.Release` per ask, and the next state. Shares that add up to more
-      than one are answered with proportionally more noise, never with less privacy.
+      than one are answered with proportionally more noise, never with less privacy;
+      what is not positive is no share.
     """
+    if not len(self._asks) == len(queries) == len(sums):
+      raise ValueError('`queries` and `sums` must have one entry per ask. '
+                       f'Received: {len(self._asks)} asks, {len(queries)} queries, '
+                       f'{len(sums)} sums.')
     dtype = self._dtype()
-    is_open = self._check_budget(state.noise.row)
+    is_open = noise_lib.within(state.noise.row, self._steps)
     rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
     row_variance = tf.cast(row_variance, dtype)
     shares = [tf.cast(query.share, dtype) for query in queries]
+    shares = [tf.where(share > 0, share, 0) for share in shares]
     excess = tf.maximum(tf.add_n(shares), 1)
     releases, secrets = [], []
     for ask, clip, share, ask_sums, row, spec, secret in zip(
         self._asks, self.resolve(queries), shares, sums, rows, self._release_specs, state.secret):
       asked = share > 0
+      allowed = is_open & asked
       spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
       mean = base.map_tree(
-          lambda t: tf.where(is_open & asked, t / tf.cast(self._batch_size, t.dtype), 0),
+          lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
           _cast_like(ask_sums.total, spec[0]))
       if ask.second is None:
         std, value, value_std = (
             base.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
       else:
-        square = base.map_tree(lambda t: tf.where(is_open & asked, t / self._batch_size, 0),
+        square = base.map_tree(lambda t: tf.where(allowed, t / self._batch_size, 0),
                                ask_sums.square)
         std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
-        secret = base.map_tree(lambda new, old: tf.where(is_open & asked, new, old),
-                               new_secret, secret)
+        # Past the end the value must go too: it may hold the clean past.
+        value = base.map_tree(lambda v: tf.where(allowed, v, 0), value)
+        secret = base.map_tree(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
       releases.append(base.Release(
           *_noised(mean, row[0], std, spread, row_variance, asked),
           *(_noised(value, row[1], value_std, spread, row_variance, asked)
             if ask.second is not None else ((), ()))))
       secrets.append(secret)
     return tuple(releases), State(noise, tuple(secrets))
-
-  def _check_budget(self, row):
-    """[] bool: whether the step is accounted for.
-
-    Assertions vanish under XLA, so past the end the sums are also replaced by
-    zeros: pure noise is all that can come out.
-    """
-    if self._steps is None:
-      return tf.constant(True)
-    with tf.control_dependencies([tf.debugging.assert_less(
-        row, tf.constant(self._steps, tf.int64),
-        message=f'The privacy plan and its mechanism cover {self._steps} steps, and they are used '
-        'up. Make a plan with more `steps` (and account for it) to train on.')]):
-      return tf.identity(row) < self._steps
 
   def _dtype(self):
     return tf.nest.flatten(self.specs)[0].dtype
@@ -164,11 +158,6 @@ def _noised(value, row, std, spread, row_variance, asked):
   noised = base.map_tree(
       lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)
   return noised, tf.where(asked, tf.square(std) * row_variance, 0)
-
-
-def _wide(spec):
-  dtype = spec.dtype if spec.dtype == tf.float64 else tf.float32
-  return tf.TensorSpec(spec.shape, dtype)
 
 
 def _cast_like(tree, specs):

@@ -1,16 +1,24 @@
 """Online noise: unit rows (C^-1 Z)_t of a mechanism, one per step.
 
-A stream is a pair of pure functions, so the same one runs in optimizer
-variables, in a DPQuery's global state and inside TensorFlow Federated. Time and
-memory do not grow with t.
+A stream is a set of pure functions, so the same one runs in optimizer variables,
+in a DPQuery's global state and inside TensorFlow Federated. A row is computed on
+flat vectors, one per dtype, and split into the leaves of the tree at the end:
+the work per step does not depend on the number of leaves.
+
+Every row is drawn from a fresh key, and what a mechanism needs of past rows
+(outputs, buffers, or the keys to draw them again) is in `history`. So a state
+that is restored and given a fresh `key` continues the mechanism, with noise
+that was never used before.
 """
 
 import functools
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 
 
@@ -27,16 +35,22 @@ class Noise(NamedTuple):
 
     init: `specs -> State`.
     next: `(state, specs) -> (rows, variance, state)`: a tree like `specs` (nests
-      of `tf.TensorSpec`, float32 or wider) and r_t, the variance of its elements.
+      of `tf.TensorSpec`, float32 or float64) and r_t, the variance of its elements.
+    restart: `(state, specs) -> State` before the first row of another,
+      independent run of the mechanism; the chain of keys goes on.
   """
 
   init: Callable[..., State]
   next: Callable[..., Any]
+  restart: Callable[..., State]
 
 
 @functools.singledispatch
 def stream(mechanism, key_source=keys.from_system):
   """The `Noise` of a mechanism.
+
+  Past `mechanism.steps` the rows are still fresh noise, but not noise that was
+  accounted for: callers ask `within` first.
 
   Args:
     mechanism: A `tfdp.mechanisms.Mechanism`.
@@ -49,15 +63,56 @@ def stream(mechanism, key_source=keys.from_system):
 @stream.register(independent.IndependentGaussian)
 def independent_gaussian(mechanism, key_source=keys.from_system):
   """Z itself: no history, r_t = 1."""
-  del mechanism
+  return build(mechanism, key_source, lambda flat: (),
+               lambda key, row, history, flat: (gaussian.vectors(key, flat), history))
+
+
+def build(mechanism, key_source, empty, advance):
+  """A `Noise` from what is particular to a mechanism.
+
+  Args:
+    mechanism: For the variances of its rows.
+    key_source: `() -> [2] int64` key.
+    empty: `flat -> history` before the first row; `flat` as `gaussian.flat_specs`.
+    advance: `(key, row, history, flat) -> (vectors, history)`.
+  """
+  variances = np.square(as_run(mechanism).row_norms(mechanism.steps or 1)).astype(np.float32)
 
   def init(specs):
-    del specs
-    return State(key_source(), tf.zeros([], tf.int64))
+    return State(key_source(), tf.zeros([], tf.int64), empty(gaussian.flat_specs(specs)))
 
   def next_rows(state, specs):
     row_key, key = keys.split(state.key)
-    rows = keys.normal_rows(row_key, specs)
-    return rows, tf.ones([]), State(key, state.row + 1)
+    vectors, history = advance(row_key, state.row, state.history, gaussian.flat_specs(specs))
+    variance = tf.gather(variances, tf.minimum(state.row, len(variances) - 1))
+    return gaussian.unflatten(vectors, specs), variance, State(key, state.row + 1, history)
 
-  return Noise(init, next_rows)
+  def restart(state, specs):
+    return State(state.key, tf.zeros_like(state.row), empty(gaussian.flat_specs(specs)))
+
+  return Noise(init, next_rows, restart)
+
+
+def as_run(mechanism):
+  """The mechanism with the float32 coefficients that a stream really uses, whatever its tensors."""
+  return mechanism.rounded('float32') if mechanism.dtype == 'float64' else mechanism
+
+
+def zeros(flat):
+  """A slot of history: one zero vector per dtype."""
+  return tuple(tf.zeros(spec.shape, spec.dtype) for spec in flat)
+
+
+def within(row, steps):
+  """[] bool: whether the next row is one of the `steps` accounted for (None: any number).
+
+  Raises where it is not, but assertions vanish under XLA: callers must also
+  withhold the data where the answer is False, so that pure noise comes out.
+  """
+  if steps is None:
+    return tf.constant(True)
+  with tf.control_dependencies([tf.debugging.assert_less(
+      row, tf.constant(steps, row.dtype),
+      message=f'The privacy plan and its mechanism cover {steps} steps, and they are used up. '
+      'Make a plan with more `steps` (and account for it) to train on.')]):
+    return tf.identity(row) < steps

@@ -1,9 +1,10 @@
-"""128-bit keys from the operating system, and Gaussian rows from a chain of them.
+"""128-bit keys from the operating system, and chains of them.
 
-A key is used once: every draw returns fresh rows and the next key, so no two
-draws share noise whatever happens to step counters. Ours because TensorFlow's
-`NonDeterministicInts` is seeded with 32 bits per process, and tensorflow_privacy
-seeds from the wall clock; neither is enough for a privacy default.
+A key is used once, for children or for numbers: every draw uses up a row key and
+returns the next key of the chain, so no two draws share noise whatever happens
+to step counters. Ours because TensorFlow's `NonDeterministicInts` is seeded with
+32 bits per process, and tensorflow_privacy seeds from the wall clock; neither is
+enough for a privacy default.
 """
 
 import os
@@ -42,18 +43,6 @@ def children(key, count):
   """[count, 2] keys; full-range integers, equal inside and outside XLA."""
   return tf.random.stateless_uniform(
       [count, 2], key, minval=None, maxval=None, dtype=tf.int64, alg='philox')
-
-
-def normal(key, spec):
-  return tf.random.stateless_normal(spec.shape, key, dtype=spec.dtype, alg='philox')
-
-
-def normal_rows(key, specs):
-  """Standard normal tree like `specs`, one stream per leaf."""
-  leaves = tf.nest.flatten(specs)
-  keys = children(key, len(leaves))
-  return tf.nest.pack_sequence_as(
-      specs, [normal(keys[i], spec) for i, spec in enumerate(leaves)])
 
 
 def split(key):

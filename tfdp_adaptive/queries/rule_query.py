@@ -11,16 +11,11 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
-from tfdp_adaptive import compat
 from tfdp_adaptive import privatizer
 from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.queries import base as query_base
 from tfdp_adaptive.rules import base
-
-_dp_query = compat.privacy_module('dp_query')
-if _dp_query is None:
-  raise ImportError('`tfdp_adaptive.queries` needs tensorflow_privacy. '
-                    'Install it with `pip install --no-deps tensorflow-privacy==0.9.0`.')
 
 
 class State(NamedTuple):
@@ -47,7 +42,7 @@ def check_rule(rule):
                      f'Received: rule={rule.name!r}.')
 
 
-class RuleQuery(_dp_query.SumAggregationDPQuery):
+class RuleQuery(query_base.SumAggregationDPQuery):
   """The DPQuery of a rule: its result is the rule's direction, to be descended.
 
   Records are gradient-like (`initial - final` for model updates). Every record

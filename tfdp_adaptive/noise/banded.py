@@ -1,0 +1,49 @@
+"""Noise of a banded C: past OUTPUTS are kept, C^-1 itself is not banded.
+
+    x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0
+
+History: b-1 slots, newest first, each a row of its own. They move on by
+reference, so outside XLA a step copies nothing.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.mechanisms import banded
+from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import gaussian
+from tfdp_adaptive.noise import keys
+
+
+@base.stream.register(toeplitz.BandedToeplitz)
+def banded_toeplitz(mechanism, key_source=keys.from_system):
+  coefficients = base.as_run(mechanism).coefficients[np.newaxis]
+  return _recursion(mechanism, key_source, coefficients, lambda row: 0)
+
+
+@base.stream.register(banded.Banded)
+def column_normalized(mechanism, key_source=keys.from_system):
+  """Row t of C is `rows[0]` up to the last m rows, where columns are cut short."""
+  rows = base.as_run(mechanism).rows
+  head = mechanism.steps - len(rows)
+  return _recursion(mechanism, key_source, rows,
+                    lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
+
+
+def _recursion(mechanism, key_source, rows, index):
+  slots = rows.shape[1] - 1
+
+  def empty(flat):
+    return tuple(base.zeros(flat) for _ in range(slots))
+
+  def advance(key, row, history, flat):
+    outputs = []
+    for i, x in enumerate(gaussian.vectors(key, flat)):
+      c = tf.unstack(tf.gather(tf.constant(rows, x.dtype), index(row)))
+      for c_j, slot in zip(c[1:], history):
+        x -= c_j * slot[i]
+      outputs.append(x / c[0])
+    return tuple(outputs), ((tuple(outputs),) + tuple(history))[:slots]
+
+  return base.build(mechanism, key_source, empty, advance)

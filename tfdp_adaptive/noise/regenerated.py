@@ -1,0 +1,68 @@
+"""Noise of an explicit C^-1: past z are drawn again from their keys, none is stored.
+
+    x_t = sum_k C^-1[t, t-k] z_{t-k}
+
+Memory is 16 bytes per row that may be needed again; a step costs one pass per
+non-zero of its row: p for a banded inverse, t+1 for the square root and dense
+mechanisms, which are therefore for short runs.
+"""
+
+import tensorflow as tf
+
+from tfdp_adaptive.mechanisms import banded_inverse
+from tfdp_adaptive.mechanisms import dense_optimal
+from tfdp_adaptive.mechanisms import square_root
+from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import gaussian
+from tfdp_adaptive.noise import keys
+
+
+@base.stream.register(banded_inverse.BandedInverse)
+@base.stream.register(square_root.SquareRoot)
+def toeplitz_inverse(mechanism, key_source=keys.from_system):
+  d = base.as_run(mechanism).inverse_coefficients
+  return _regenerated(mechanism, key_source, len(d) - 1,
+                      lambda row: tf.minimum(row, len(d) - 1),
+                      lambda row, k, dtype: tf.gather(tf.constant(d, dtype), k))
+
+
+@base.stream.register(dense_optimal.Dense)
+def dense_inverse(mechanism, key_source=keys.from_system):
+  """Every `len(inverse_rows)` steps begins another run of the mechanism."""
+  rows = base.as_run(mechanism).inverse_rows
+  length = len(rows)
+
+  def coefficient(row, k, dtype):
+    i = row % length
+    return tf.gather_nd(tf.constant(rows, dtype), [i, i - k])
+
+  return _regenerated(mechanism, key_source, length - 1, lambda row: row % length, coefficient)
+
+
+def _regenerated(mechanism, key_source, lags, past, coefficient):
+  """Args:
+
+    lags: Number of past keys to keep.
+    past: `row -> ` number of past rows with a coefficient, at most `lags`.
+    coefficient: `(row, k, dtype) -> C^-1[row, row - k]`.
+  """
+
+  def empty(flat):
+    del flat
+    return tf.zeros([lags, 2], tf.int64) if lags else ()
+
+  def advance(key, row, history, flat):
+    def term(k, key):
+      return tuple(coefficient(row, k, z.dtype) * z for z in gaussian.vectors(key, flat))
+
+    x = term(tf.zeros_like(row), key)
+    if not lags:
+      return x, history
+    # A loop, so that no two past rows are in memory at a time.
+    _, x = tf.while_loop(
+        lambda k, x: k <= past(row),
+        lambda k, x: (k + 1, tuple(map(tf.add, x, term(k, history[(row - k) % lags])))),
+        (tf.ones_like(row), x), parallel_iterations=1)
+    return x, tf.tensor_scatter_nd_update(history, [[row % lags]], [key])
+
+  return base.build(mechanism, key_source, empty, advance)

@@ -1,0 +1,62 @@
+"""Noise of binary trees, computed online (Kairouz et al. 2021; Honaker 2015).
+
+A finished node of level l covers 2^l steps and has the estimate
+
+    e = w_l s n + (1 - w_l) (e_left + e_right)
+
+The noise of a prefix sum adds the estimates of its maximal finished nodes, and
+x_t is what it gains at step t: the estimate of the largest node that ends there
+minus those of the smaller nodes it replaces.
+"""
+
+import tensorflow as tf
+
+from tfdp_adaptive.mechanisms import tree
+from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import gaussian
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import regenerated
+
+
+@base.stream.register(tree.Tree)
+def online(mechanism, key_source=keys.from_system):
+  """History: the last finished left node of every level but the root's."""
+  run = base.as_run(mechanism)
+  if mechanism.variant == 'full':
+    return regenerated.dense_inverse(mechanism, key_source)
+  scale = float(run.node_scale)
+  weights = [float(w) for w in run.level_weights]
+  levels = mechanism.levels
+
+  def empty(flat):
+    return tuple(base.zeros(flat) for _ in range(levels - 1))
+
+  def advance(key, row, lefts, flat):
+    steps = row % mechanism.block + 1  # In this tree.
+    node_keys = keys.children(key, levels)
+
+    def draw(level):
+      return tuple(weights[level] * scale * n for n in gaussian.vectors(node_keys[level], flat))
+
+    def merge(level, right, replaced):
+      left = lefts[level - 1]
+      node = tuple(own + (1 - weights[level]) * (l + r)
+                   for own, l, r in zip(draw(level), left, right))
+      return node, tuple(map(tf.add, replaced, left))
+
+    node, replaced, kept = draw(0), base.zeros(flat), []
+    for level in range(1, levels):
+      ends = steps % 2**level == 0
+      kept.append(_select((steps % 2**level == 2**(level - 1)), node, lefts[level - 1]))
+      node, replaced = tf.cond(
+          ends,
+          lambda level=level, node=node, replaced=replaced: merge(level, node, replaced),
+          lambda node=node, replaced=replaced: (node, replaced))
+    return tuple(map(tf.subtract, node, replaced)), tuple(kept)
+
+  return base.build(mechanism, key_source, empty, advance)
+
+
+def _select(condition, new, old):
+  """Either of two slots, by reference."""
+  return tf.cond(condition, lambda: new, lambda: old)

@@ -1,0 +1,152 @@
+"""A clip norm that follows a quantile of the records' norms, at no extra cost."""
+
+import collections
+from typing import Any, NamedTuple
+
+import dp_accounting
+import tensorflow as tf
+
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.queries import mechanism_sum
+from tfdp_adaptive.rules import base
+
+
+class _Pair(NamedTuple):
+  """Of the sum of records, and of the count of those within the estimate."""
+
+  total: Any
+  count: Any
+
+
+class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
+  """`MechanismSumQuery` with a quantile-adaptive clip norm (Andrew et al., arXiv:1905.03871).
+
+  A record adds itself, clipped, and +1/2 or -1/2 as its norm is or is not within
+  the estimate of the quantile. Both are noised by the same mechanism and are one
+  joint release of noise multiplier sigma: with the count's stddev s (in records,
+  sensitivity 1/2) the sum gets `(sigma^-2 - (2 s)^-2)^(-1/2)`. Under replace both
+  sensitivities and both noises double. Under zero_out a null record adds nothing
+  to either.
+
+  As in tensorflow_privacy, the estimate moves at every step and becomes the clip
+  norm when the query is restarted (`RestartQuery`); `every_step` makes it the
+  clip norm at once. Both are private: past results alone decide, and every row
+  of noise is in the units of its own clip norm.
+
+  Args:
+    record_specs: Tree of `tf.TensorSpec` like a record.
+    mechanism: A `tfdp.mechanisms.Mechanism`, for both releases.
+    initial_l2_norm_clip: The first estimate and clip norm.
+    noise_multiplier: Of both releases together: what is to be accounted for.
+    expected_num_records: Records per step, the divisor of the count; public.
+    target_unclipped_quantile: The fraction of records that should be within.
+    learning_rate: Of the estimate; it moves by at most this, or exp(this).
+    clipped_count_stddev: s; `expected_num_records / 20` by default.
+    geometric_update: Move the logarithm of the estimate.
+    every_step: See above.
+    adjacency: 'zero_out', 'add_remove' or 'replace'.
+    seed: For tests only: fixed noise protects nobody.
+  """
+
+  class GlobalState(NamedTuple):
+    """SECRET, but for `estimate`."""
+
+    sum_state: mechanism_sum.MechanismSumQuery.GlobalState
+    count_state: mechanism_sum.MechanismSumQuery.GlobalState
+    estimate: tf.Tensor  # [] float32, of the quantile.
+
+  def __init__(self, record_specs, mechanism, initial_l2_norm_clip, noise_multiplier,
+               expected_num_records, *, target_unclipped_quantile=0.5, learning_rate=0.2,
+               clipped_count_stddev=None, geometric_update=True, every_step=False,
+               adjacency='zero_out', seed=None):
+    base.check_positive(expected_num_records=expected_num_records)
+    base.check_not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
+    if not 0 <= target_unclipped_quantile <= 1:
+      raise ValueError('`target_unclipped_quantile` must be in [0, 1]. Received: '
+                       f'target_unclipped_quantile={target_unclipped_quantile}.')
+    if clipped_count_stddev is None:
+      clipped_count_stddev = expected_num_records / 20 if noise_multiplier else 0.0
+    self._sum_multiplier = sum_noise_multiplier(noise_multiplier, clipped_count_stddev)
+    self._noise_multiplier = float(noise_multiplier)
+    self._mechanism = mechanism
+    self._expected_num_records = float(expected_num_records)
+    self._target = float(target_unclipped_quantile)
+    self._learning_rate = float(learning_rate)
+    self._geometric_update = geometric_update
+    self._every_step = every_step
+    self._sum = mechanism_sum.MechanismSumQuery(
+        record_specs, mechanism, initial_l2_norm_clip, self._sum_multiplier,
+        adjacency=adjacency, seed=seed)
+    self._count = mechanism_sum.MechanismSumQuery(
+        tf.TensorSpec([]), mechanism, 0.5, 2 * clipped_count_stddev, adjacency=adjacency,
+        seed=None if seed is None else ~seed)
+
+  def initial_global_state(self):
+    total = self._sum.initial_global_state()
+    return self.GlobalState(total, self._count.initial_global_state(), total.clip_value)
+
+  def derive_sample_params(self, global_state):
+    return _Pair(global_state.sum_state.clip_value, global_state.estimate)
+
+  def initial_sample_state(self, template=None):
+    return _Pair(self._sum.initial_sample_state(template), self._count.initial_sample_state())
+
+  def preprocess_record(self, params, record):
+    clipped, norm = self._sum.preprocess_record_l2_impl(params.total, record)
+    within = tf.cast(norm, tf.float32) <= params.count  # Not so if the norm is not finite.
+    return _Pair(clipped, tf.where(within, 0.5, -0.5))
+
+  def get_noised_result(self, sample_state, global_state):
+    result, sum_state, _ = self._sum.get_noised_result(sample_state.total, global_state.sum_state)
+    count, count_state, _ = self._count.get_noised_result(
+        sample_state.count, global_state.count_state)
+    fraction = tf.clip_by_value(count / self._expected_num_records + 0.5, 0.0, 1.0)
+    step = self._learning_rate * (fraction - self._target)
+    estimate = (global_state.estimate * tf.exp(-step) if self._geometric_update
+                else global_state.estimate - step)
+    state = self.GlobalState(sum_state, count_state, estimate)
+    if self._every_step:
+      state = self._adopt(state)
+    return result, state, self._event()
+
+  def reset_state(self, noised_results, global_state):
+    """Before another run of the mechanism, with the estimate as the clip norm."""
+    state = self._adopt(global_state)
+    return state._replace(
+        sum_state=self._sum.reset_state(noised_results, state.sum_state),
+        count_state=self._count.reset_state(noised_results, state.count_state))
+
+  def derive_metrics(self, global_state):
+    return collections.OrderedDict(
+        current_clip=global_state.sum_state.clip_value, estimate_clip=global_state.estimate)
+
+  def _adopt(self, state):
+    clip = tf.maximum(state.estimate, 0.0)  # A clip norm of zero releases zeros.
+    return state._replace(sum_state=self._sum.reset_l2_clip_gaussian_noise(
+        state.sum_state, clip, clip * self._sum.relative_stddev))
+
+  def _event(self):
+    if not self._noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
+    if not isinstance(self._mechanism, independent.IndependentGaussian):
+      return dp_accounting.UnsupportedDpEvent()
+    return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+
+
+def sum_noise_multiplier(noise_multiplier, clipped_count_stddev):
+  """What is left for the sum of a joint `noise_multiplier`; raises if nothing is.
+
+  The squares of sensitivity over standard deviation add up: `sigma^-2 =
+  sum^-2 + (2 s)^-2` (Andrew et al., Theorem 1).
+  """
+  base.check_not_negative(
+      noise_multiplier=noise_multiplier, clipped_count_stddev=clipped_count_stddev)
+  if not noise_multiplier:
+    return 0.0
+  if 2 * clipped_count_stddev <= noise_multiplier:
+    raise ValueError(
+        '`clipped_count_stddev` must be more than half of `noise_multiplier`: the count alone '
+        f'would cost more. Received: clipped_count_stddev={clipped_count_stddev}, '
+        f'noise_multiplier={noise_multiplier}. Expect more records, or raise it.')
+  return (noise_multiplier**-2 - (2 * clipped_count_stddev)**-2)**-0.5

@@ -1,0 +1,148 @@
+"""Clipped sums with the noise of any mechanism, as a DPQuery."""
+
+import collections
+from typing import Any, NamedTuple
+
+import dp_accounting
+import tensorflow as tf
+
+from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.rules import base
+
+
+class MechanismSumQuery(query_base.SumAggregationDPQuery):
+  """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
+
+  A drop-in for tensorflow_privacy's `TreeResidualSumQuery` and (`cumulative`)
+  `TreeCumulativeSumQuery` with any `tfdp.mechanisms.Mechanism`; composes with
+  its `NormalizedQuery`, `RestartQuery` and `NestedSumQuery`, and runs in TFF's
+  `DifferentiallyPrivateFactory`. One convention differs: `noise_multiplier` is
+  the standard deviation of Z, and every mechanism has sensitivity one for a
+  single participation. Tree nodes of tensorflow_privacy with multiplier nm are
+  `Tree(...)` with `noise_multiplier = nm / sqrt(levels)`.
+
+  Records have L2 sensitivity `l2_norm_clip` (twice that under replace, which
+  doubles the noise). After `mechanism.steps` results it raises, unless it was
+  restarted; a restart is another, composed run of the mechanism.
+
+  Args:
+    record_specs: Tree of `tf.TensorSpec` like a record.
+    mechanism: A `tfdp.mechanisms.Mechanism`.
+    l2_norm_clip: Clip norm of a record.
+    noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
+    adjacency: 'zero_out', 'add_remove' or 'replace'.
+    cumulative: Release sums over all steps so far. Only released numbers are
+      added up: the state never holds clean sums.
+    seed: For tests only: fixed noise protects nobody.
+  """
+
+  class GlobalState(NamedTuple):
+    """SECRET, but for `clip_value`, `stddev` and `released`."""
+
+    noise: noise_lib.State
+    clip_value: tf.Tensor  # [] float32.
+    stddev: tf.Tensor  # [] float32, of Z in the units of the sum.
+    released: Any  # The last cumulative sum, or ().
+
+  def __init__(self, record_specs, mechanism, l2_norm_clip, noise_multiplier, *,
+               adjacency='zero_out', cumulative=False, seed=None):
+    base.check_not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+    self._record_specs = record_specs
+    self._specs = base.map_tree(noise_lib.wide, record_specs)
+    self._mechanism = mechanism
+    self._l2_norm_clip = float(l2_norm_clip)
+    self._relative_stddev = float(noise_multiplier) * base.mean_sensitivity(1.0, 1.0, adjacency)
+    self._noise_multiplier = float(noise_multiplier)
+    self._cumulative = cumulative
+    self._noise = noise_lib.stream(
+        mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
+
+  @property
+  def relative_stddev(self):
+    """Of Z, in clip norms: the noise multiplier, doubled under replace."""
+    return self._relative_stddev
+
+  @classmethod
+  def build_l2_gaussian_query(cls, clip_norm, noise_multiplier, record_specs, noise_seed=None, *,
+                              mechanism, **kwargs):
+    """The constructor in the argument order of tensorflow_privacy."""
+    return cls(record_specs, mechanism, clip_norm, noise_multiplier, seed=noise_seed, **kwargs)
+
+  def initial_global_state(self):
+    return self.GlobalState(
+        self._noise.init(self._specs),
+        tf.constant(self._l2_norm_clip, tf.float32),
+        tf.constant(self._relative_stddev * self._l2_norm_clip, tf.float32),
+        base.zeros(self._specs) if self._cumulative else ())
+
+  def derive_sample_params(self, global_state):
+    return global_state.clip_value
+
+  def initial_sample_state(self, template=None):
+    del template  # Sums are wider than records of half precision.
+    return base.zeros(self._specs)
+
+  def preprocess_record(self, params, record):
+    clipped, _ = self.preprocess_record_l2_impl(params, record)
+    return clipped
+
+  def preprocess_record_l2_impl(self, params, record):
+    """`(record clipped to the norm params, its norm before)`; not finite counts as zero."""
+    tf.nest.assert_same_structure(record, self._specs)
+    base.map_tree(_check_shape, record, self._specs)
+    dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
+    widest = tf.float64 if tf.float64 in dtypes else tf.float32
+    record = base.map_tree(lambda r: tf.cast(r, widest), record)
+    ratio, peak = clipping.norm_and_peak(record)
+    clipped = clipping.clip(record, tf.cast(params, widest))
+    return base.map_tree(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), ratio * peak
+
+  def get_noised_result(self, sample_state, global_state):
+    allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)
+    rows, _, noise = self._noise.next(global_state.noise, self._specs)
+    result = base.map_tree(
+        lambda total, row: (tf.where(allowed, tf.cast(total, row.dtype), 0)
+                            + tf.cast(global_state.stddev, row.dtype) * row), sample_state, rows)
+    if self._cumulative:
+      result = base.map_tree(tf.add, global_state.released, result)
+    state = global_state._replace(noise=noise, released=result if self._cumulative else ())
+    result = base.map_tree(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
+    return result, state, self._event(global_state)
+
+  def reset_state(self, noised_results, global_state):
+    """Before the first step of another run of the mechanism; the key chain goes on."""
+    del noised_results  # The state has them, in full precision.
+    return global_state._replace(noise=self._noise.restart(global_state.noise, self._specs))
+
+  def reset_l2_clip_gaussian_noise(self, global_state, clip_norm, stddev):
+    """Another clip norm and stddev from now on: public functions of past results.
+
+    Rows are kept in units of `stddev`, so this may be done at any step; what
+    past rows cancel of the noise to come is then approximate.
+    """
+    return global_state._replace(
+        clip_value=tf.cast(clip_norm, tf.float32), stddev=tf.cast(stddev, tf.float32))
+
+  def derive_metrics(self, global_state):
+    return collections.OrderedDict(l2_norm_clip=global_state.clip_value)
+
+  def _event(self, global_state):
+    """Of one step. Correlated noise has none: all steps together are one event."""
+    if not self._noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
+    if not isinstance(self._mechanism, independent.IndependentGaussian):
+      return dp_accounting.UnsupportedDpEvent()
+    relative = tf.math.divide_no_nan(global_state.stddev, global_state.clip_value)
+    return dp_accounting.GaussianDpEvent(
+        relative * (self._noise_multiplier / self._relative_stddev))
+
+
+def _check_shape(value, spec):
+  shape = tf.convert_to_tensor(value).shape
+  if not shape.is_compatible_with(spec.shape):
+    raise ValueError('`record` must have the shapes of `record_specs`, or values would share '
+                     f'their noise. Received: shape {shape} for {spec}.')
