@@ -83,7 +83,8 @@ def _batch(arrays, indices, multiple):
   weight[:len(indices)] = 1
 
   def padded(array):
-    value = np.zeros((rows,) + array.shape[1:], array.dtype)
+    shape = (rows,) + array.shape[1:]
+    value = np.full(shape, b'', object) if array.dtype == object else np.zeros(shape, array.dtype)
     value[:len(indices)] = array[indices]
     return value
 
@@ -135,7 +136,7 @@ def _array(value):
   if array.dtype.kind in 'US':
     array = array.astype(object)
   if array.ndim < 1 or (array.dtype == object and not all(
-      isinstance(item, (str, bytes)) for item in array.ravel()[:100])):
+      isinstance(item, (str, bytes)) for item in array.ravel())):
     raise ValueError('`data` must be numeric or string arrays with the example as leading axis. '
                      f'Received: shape={array.shape}, dtype={array.dtype}.')
   return array

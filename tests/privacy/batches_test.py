@@ -1,0 +1,200 @@
+"""Padded, masked batches: nothing dropped, nothing invented, nothing seen twice."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp_adaptive.privacy import batches as batches_lib
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sampling
+
+N = 120
+
+
+def make_plan(**changes):
+  fields = dict(population_size=N, batch_size=16, steps=12, l2_norm_clip=1.0,
+                noise_multiplier=1.0, target_delta=1e-5, seed=5)
+  fields.update(changes)
+  return plan_lib.PrivacyPlan(**fields)
+
+
+def make_data():
+  x = np.arange(1, N + 1, dtype=np.float32)[:, None] * np.ones(3, np.float32)
+  return x, np.arange(1, N + 1)
+
+
+@pytest.mark.parametrize('scheme', [
+    sampling.Poisson(), sampling.CyclicPoisson(cycle=3), sampling.FixedOrder()], ids=repr)
+def test_batches_hold_exactly_the_records_of_the_plan(scheme):
+  plan = make_plan(sampling=scheme)
+  expected = list(plan.index_batches())
+  found = list(plan.batches(make_data()).as_numpy_iterator())
+  assert len(found) == plan.steps
+  for (x, y, weight), indices in zip(found, expected):
+    assert x.dtype == np.float32 and weight.dtype == np.float32
+    assert len(x) == len(y) == len(weight) >= max(1, len(indices))
+    np.testing.assert_array_equal(weight, np.arange(len(weight)) < len(indices))
+    np.testing.assert_array_equal(y[weight == 1], indices + 1)
+    np.testing.assert_array_equal(x[weight == 1, 0], indices + 1)
+    assert not np.any(x[weight == 0]) and not np.any(y[weight == 0])  # No record pads.
+
+
+def test_shapes_come_from_a_handful_of_sizes_and_nothing_is_cut():
+  plan = make_plan(steps=300)
+  sizes = {len(w) for _, _, w in plan.batches(make_data()).as_numpy_iterator()}
+  assert len(sizes) <= 6 and all(size % 8 == 0 for size in sizes)
+  one = {len(w) for _, _, w in plan.batches(make_data(), pad_to=40).as_numpy_iterator()}
+  assert one == {40}
+  total = sum(w.sum() for _, _, w in plan.batches(make_data(), pad_to=10).as_numpy_iterator())
+  assert total == sum(len(b) for b in plan.index_batches())
+  grown = {len(w) for _, _, w in plan.batches(make_data(), pad_to=10).as_numpy_iterator()}
+  assert len(grown) > 1 and all(size % 10 == 0 for size in grown)
+
+
+def test_fixed_order_has_one_shape():
+  plan = make_plan(sampling=sampling.FixedOrder(), steps=20)  # 120 = 7 * 16 + 8.
+  shapes = {(len(w), int(w.sum())) for _, _, w in plan.batches(make_data()).as_numpy_iterator()}
+  assert shapes == {(16, 16), (16, 8)}
+
+
+def test_an_empty_batch_has_one_padded_row_at_least():
+  plan = make_plan(batch_size=0.05, steps=30)
+  found = list(plan.batches(make_data()).as_numpy_iterator())
+  empty = [w for _, _, w in found if not w.sum()]
+  assert len(found) == 30 and empty and all(len(w) == 1 for w in empty)
+
+
+def test_every_pass_and_every_call_draws_anew():
+  plan = make_plan(seed=None, steps=8)
+  one = plan.batches(make_data())
+  runs = [[tuple(y) for _, y, _ in dataset.as_numpy_iterator()]
+          for dataset in (one, one, plan.batches(make_data()))]
+  assert len({batch for run in runs for batch in run}) == 24
+
+
+def test_resuming_continues_where_the_run_stopped():
+  plan = make_plan(sampling=sampling.FixedOrder())
+  whole = list(plan.batches(make_data()).as_numpy_iterator())
+  rest = plan.batches(make_data(), start_step=5)
+  assert rest.tfdp_start_step == 5 and int(rest.cardinality()) == 7
+  for (_, a, _), (_, b, _) in zip(whole[5:], rest.as_numpy_iterator()):
+    np.testing.assert_array_equal(a, b)
+  with pytest.raises(ValueError, match='All 12 steps'):
+    plan.batches(make_data(), start_step=12)
+
+
+def test_the_data_set_says_which_plan_it_is_for():
+  plan = make_plan()
+  dataset = plan.batches(make_data())
+  assert dataset.tfdp_plan == plan and dataset.tfdp_start_step == 0
+  assert int(dataset.cardinality()) == plan.steps
+
+
+def test_nested_inputs_text_and_sample_weights():
+  words = np.array([f'word {i}' for i in range(N)])
+  data = ({'text': words, 'pair': (np.arange(N), np.ones((N, 2, 2), np.float16))},
+          np.arange(N), np.linspace(0.5, 1, N))
+  plan = make_plan()
+  indices = next(plan.index_batches())
+  x, y, weight = next(plan.batches(data).as_numpy_iterator())
+  n = len(indices)
+  assert [w.decode() for w in x['text'][:n]] == [f'word {i}' for i in indices]
+  assert set(x['text'][n:]) <= {b''}
+  np.testing.assert_array_equal(x['pair'][0][:n], indices)
+  assert x['pair'][1].dtype == np.float16 and x['pair'][1].shape[1:] == (2, 2)
+  np.testing.assert_allclose(weight[:n], data[2][indices], rtol=1e-6)
+  assert not weight[n:].any()
+
+
+def test_inputs_without_labels():
+  dataset = make_plan().batches(make_data()[0])
+  x, y, weight = next(iter(dataset))
+  assert y is None and x.shape[0] == weight.shape[0]
+
+
+def test_a_data_set_is_read_into_memory_once():
+  x, y = make_data()
+  reads = []
+
+  def elements():
+    reads.append(1)
+    yield from ({'x': a, 'y': b} for a, b in zip(x, y))
+
+  source = tf.data.Dataset.from_generator(elements, output_signature={
+      'x': tf.TensorSpec((3,)), 'y': tf.TensorSpec((), tf.int64)}).map(lambda e: (e['x'], e['y']))
+  plan = make_plan()
+  found = plan.batches(source)
+  for (a, b, _), (c, d, _) in zip(found.as_numpy_iterator(),
+                                  plan.batches((x, y)).as_numpy_iterator()):
+    np.testing.assert_array_equal(a, c)
+    np.testing.assert_array_equal(b, d)
+  assert len(reads) == 1
+
+
+@pytest.mark.parametrize('data, message', [
+    ((np.zeros((N - 1, 2)), np.zeros(N - 1)), 'population_size=120 records, and the data has 119'),
+    ((np.zeros((N, 2)), np.zeros(N - 1)), r'same number of examples. Received: lengths=\[119, 120\]'),
+    ((np.zeros((N, 2)), None), 'numeric or string arrays'),
+    ((np.float32(3), np.zeros(N)), 'example as leading axis'),
+    (([[1], [1, 2]] * (N // 2), np.zeros(N)), 'example as leading axis'),
+])
+def test_refusals(data, message):
+  with pytest.raises(ValueError, match=message):
+    make_plan().batches(data)
+
+
+def test_refused_data_sets():
+  x, y = make_data()
+  base = tf.data.Dataset.from_tensor_slices((x, y))
+  with pytest.raises(ValueError, match='must be finite'):
+    make_plan().batches(base.repeat())
+  with pytest.raises(ValueError, match='and the data has 4'):
+    make_plan().batches(base.batch(30))
+  with pytest.raises(ValueError, match='elements of one shape'):
+    make_plan().batches(base.batch(50))
+  with pytest.raises(ValueError, match='no examples'):
+    make_plan().batches(base.take(0))
+  ragged = tf.ragged.constant([[1.0]] * N)
+  with pytest.raises(ValueError, match='must be dense arrays'):
+    make_plan().batches((ragged, y))
+  with pytest.raises(ValueError, match='`pad_to` must be an integer >= 1'):
+    make_plan().batches((x, y), pad_to=0)
+
+
+def test_user_level_plans_have_no_batches_of_examples():
+  with pytest.raises(ValueError, match='unit="example".*tfdp.federated'):
+    make_plan(unit='user').batches(make_data())
+
+
+class _Recorder(tf.keras.Model):
+  """Adds up the batches it is shown."""
+
+  def __init__(self):
+    super().__init__()
+    self.seen = []
+
+  def train_step(self, data):
+    _, y, weight = data
+    tf.py_function(lambda *batch: self.seen.append([t.numpy() for t in batch]), [y, weight], [])
+    return {'loss': tf.reduce_sum(weight)}
+
+  def call(self, inputs):
+    return inputs
+
+
+@pytest.mark.parametrize('scheme', [sampling.Poisson(), sampling.FixedOrder()], ids=repr)
+def test_keras_epochs_continue_through_one_pass(scheme):
+  plan = make_plan(sampling=scheme, seed=5)
+  model = _Recorder()
+  model.compile(run_eagerly=True)
+  model.fit(plan.batches(make_data()), steps_per_epoch=4, epochs=3, verbose=0)
+  assert len(model.seen) == 12
+  for (y, weight), indices in zip(model.seen, plan.index_batches()):
+    np.testing.assert_array_equal(y[weight == 1], indices + 1)
+
+
+def test_padding_is_a_multiple_and_at_least_one_row():
+  arrays = (np.arange(5.0), np.arange(5))
+  for size, multiple, rows in ((0, 3, 3), (3, 3, 3), (4, 3, 6), (1, 1, 1)):
+    _, _, weight = batches_lib._batch(arrays, np.arange(size), multiple)
+    assert len(weight) == rows and weight.sum() == size

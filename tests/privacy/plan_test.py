@@ -1,0 +1,258 @@
+"""What a plan refuses, says and remembers."""
+
+import dataclasses
+import json
+import math
+import types
+
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sampling
+
+FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
+              noise_multiplier=1.5, target_delta=1e-5)
+
+
+def make_plan(**changes):
+  return plan_lib.PrivacyPlan(**dict(FIELDS, **changes))
+
+
+def make_rule(*statistics):
+  """A stand-in for `rules.base.Rule`: the plan reads these attributes only."""
+  asks = tuple(types.SimpleNamespace(second=s) for s in statistics)
+  return types.SimpleNamespace(name='some_rule', asks=asks)
+
+
+def make_statistic(**changes):
+  return types.SimpleNamespace(**dict(dict(amplifiable=True, private=True), **changes))
+
+
+def test_public_names():
+  assert tfdp.PrivacyPlan is plan_lib.PrivacyPlan
+  assert tfdp.sampling is sampling
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(batch_size=0), '`batch_size` must be a positive finite number. Received: batch_size=0'),
+    (dict(batch_size=-3), '`batch_size` must be a positive finite number'),
+    (dict(batch_size=math.nan), '`batch_size` must be a positive finite number'),
+    (dict(batch_size=1001), '`batch_size` must be at most the population size'),
+    (dict(steps=0), '`steps` must be an integer >= 1. Received: steps=0'),
+    (dict(steps=40.0), '`steps` must be an integer >= 1. Received: steps=40.0'),
+    (dict(steps=True), '`steps` must be an integer'),
+    (dict(l2_norm_clip=0.0), '`l2_norm_clip` must be a positive'),
+    (dict(l2_norm_clip=math.inf), '`l2_norm_clip` must be a positive'),
+    (dict(noise_multiplier=-0.1), '`noise_multiplier` must be a finite number >= 0'),
+    (dict(noise_multiplier=math.nan), '`noise_multiplier` must be a finite number >= 0'),
+    (dict(noise_multiplier=None), '`noise_multiplier` must be a finite number >= 0'),
+    (dict(target_delta=0.0), r'`target_delta` must be in \(0, 1\)'),
+    (dict(target_delta=1.0), r'`target_delta` must be in \(0, 1\)'),
+    (dict(target_delta=math.nan), r'`target_delta` must be in \(0, 1\)'),
+    (dict(population_size=0), '`population_size` must be an integer >= 1'),
+    (dict(population_size=None), '`population_size` must be given'),
+    (dict(unit='batch'), "`unit` must be one of \\('example', 'user'\\)"),
+    (dict(adjacency='swap'), '`adjacency` must be one of'),
+    (dict(sampling='poisson'), '`sampling` must be a scheme of `tfdp.sampling`'),
+    (dict(mechanism='tree'), '`mechanism` must be a mechanism of `tfdp.mechanisms`'),
+    (dict(seed=-1), '`seed` must be an integer >= 0'),
+    (dict(adjacency='add_remove'), 'so it must be public'),
+    (dict(adjacency='add_remove', sampling=sampling.FixedOrder(), population_is_public=True),
+     "FixedOrder cannot be accounted for under 'add_remove'"),
+    (dict(adjacency='replace', sampling=sampling.CyclicPoisson(cycle=2)),
+     "CyclicPoisson cannot be accounted for under 'replace'"),
+    (dict(sampling=sampling.FixedOrder(), batch_size=50.5), '`batch_size` must be an integer'),
+    (dict(sampling=sampling.CyclicPoisson(cycle=21)),
+     '`cycle` must be at most population_size / batch_size'),
+    (dict(sampling=sampling.BallsInBins(cycle=10)),
+     '`batch_size` must be population_size / cycle = 100'),
+    (dict(sampling=sampling.Poisson(sampling_probability=0.04)),
+     '`batch_size` must be sampling_probability \\* population_size'),
+    (dict(mechanism=mechanisms.BandedToeplitz(bands=4, steps=39),
+          sampling=sampling.CyclicPoisson(cycle=4)), 'was designed for 39 steps'),
+    (dict(mechanism=mechanisms.BandedToeplitz(bands=4, steps=40)),
+     'Poisson amplifies privacy only for independent noise; use CyclicPoisson'),
+    (dict(mechanism=mechanisms.BandedToeplitz(bands=5, steps=40),
+          sampling=sampling.CyclicPoisson(cycle=4)), 'with at most `cycle` bands'),
+    (dict(mechanism=mechanisms.SquareRoot(steps=40), sampling=sampling.CyclicPoisson(cycle=4)),
+     'use FixedOrder for any other'),
+    (dict(mechanism=mechanisms.Tree(steps=40), sampling=sampling.Poisson()),
+     'Poisson amplifies privacy only'),
+    (dict(mechanism=mechanisms.BandedInverse(inverse_bands=2, steps=40),
+          sampling=sampling.CyclicPoisson(cycle=4)), 'use FixedOrder for any other'),
+    (dict(sampling=sampling.FixedOrder(), min_sep=21), '`min_sep` must be at most 20'),
+    (dict(sampling=sampling.FixedOrder(), max_participations=1),
+     '`max_participations` must be at least 2'),
+    (dict(max_participations=39), '`max_participations` must be at least 40'),
+])
+def test_refusals(changes, message):
+  with pytest.raises(ValueError, match=message):
+    make_plan(**changes)
+
+
+@pytest.mark.parametrize('scheme, arguments', [
+    (sampling.Poisson, dict(sampling_probability=0.0)),
+    (sampling.Poisson, dict(sampling_probability=1.5)),
+    (sampling.TruncatedPoisson, dict(max_batch_size=0)),
+    (sampling.CyclicPoisson, dict(cycle=0)),
+    (sampling.CyclicPoisson, dict(cycle=2.0)),
+    (sampling.BallsInBins, dict(cycle=-1)),
+])
+def test_schemes_refuse(scheme, arguments):
+  with pytest.raises(ValueError, match=f'`{next(iter(arguments))}` must be'):
+    scheme(**arguments)
+
+
+def test_the_private_size_of_a_population_stays_out_of_the_plan():
+  plan = plan_lib.PrivacyPlan(
+      batch_size=50, steps=40, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-5,
+      adjacency='add_remove', sampling=sampling.Poisson(sampling_probability=0.05))
+  assert not plan.population_is_public
+  same = make_plan(l2_norm_clip=1.0, noise_multiplier=1.0)
+  assert plan.epsilon() == same.epsilon()
+  assert 'stays private' in plan.statement()
+
+
+def test_more_participations_than_the_sampling_has_may_be_assumed():
+  fixed = make_plan(sampling=sampling.FixedOrder())
+  wider = make_plan(sampling=sampling.FixedOrder(), max_participations=5, min_sep=7,
+                    mechanism=mechanisms.SquareRoot(steps=40))
+  assert fixed.participation() == (20, 2) and wider.participation() == (7, 5)
+  assert wider.epsilon() > make_plan(
+      sampling=sampling.FixedOrder(), mechanism=mechanisms.SquareRoot(steps=40)).epsilon()
+
+
+def test_steps_done_are_at_most_the_plan():
+  with pytest.raises(ValueError, match="`steps` must be at most the plan's 40. Received: steps=41"):
+    make_plan().epsilon(41)
+  with pytest.raises(ValueError, match='All 40 steps of the plan are used up'):
+    make_plan().index_batches(start_step=40)
+
+
+@pytest.mark.parametrize('size', [999, 1001, 1])
+def test_other_data_than_planned_is_refused_by_name(size):
+  with pytest.raises(ValueError, match=f'population_size=1000 records, and the data has\\s+{size}'):
+    make_plan().index_batches(size)
+
+
+def test_unknown_accountants_are_refused():
+  with pytest.raises(ValueError, match='`accountant` must be one of'):
+    make_plan().epsilon(accountant='gdp')
+
+
+# --- Rules.
+
+
+def test_rules_that_use_the_present_batch_only_are_fine():
+  assert make_plan().check_rule(make_rule(None))
+  assert make_plan().check_rule(make_rule(None, make_statistic()))
+
+
+def test_statistics_of_past_clean_data_are_not_amplified():
+  rule = make_rule(make_statistic(amplifiable=False))
+  with pytest.raises(ValueError, match='some_rule.*sampling does not amplify'):
+    make_plan().check_rule(rule)
+  with pytest.raises(ValueError, match='sampling does not amplify'):
+    make_plan(sampling=sampling.CyclicPoisson(cycle=2)).check_rule(rule)
+  assert make_plan(sampling=sampling.FixedOrder()).check_rule(rule)
+
+
+@pytest.mark.parametrize('rule', [make_rule(make_statistic()), make_rule(None, None)])
+def test_only_one_sum_is_accounted_for_under_poisson_and_replace(rule, monkeypatch):
+  monkeypatch.setattr(plan_lib.accounting, '_HAS_TRUNCATED', True)
+  plan = make_plan(adjacency='replace')
+  with pytest.raises(ValueError, match='one clipped sum per step only'):
+    plan.check_rule(rule)
+  assert plan.check_rule(make_rule(None))
+  assert make_plan(adjacency='replace', sampling=sampling.FixedOrder()).check_rule(rule)
+
+
+def test_a_rule_without_noise_has_no_guarantee():
+  rule = make_rule(make_statistic(private=False))
+  assert make_plan().epsilon(rule=rule) == math.inf
+  text = make_plan().statement(rule=rule)
+  assert text.startswith('NO PRIVACY GUARANTEE') and 'Guarantee: (' not in text
+
+
+# --- Statement and configuration.
+
+
+def test_statement_says_what_the_reporting_list_asks_for():
+  plan = make_plan(unit='user')
+  text = plan.statement(rule=make_rule(None))
+  for words in (f'({plan.epsilon():.4g}, 1e-05)-differential privacy after all 40 steps',
+                'one user, with all their data', 'zero-out', '1000, is treated as public',
+                'Poisson sampling', 'probability 0.05', 'IndependentGaussian',
+                'noise multiplier 1.5', 'clip norm 2', 'standard deviation 3', 'constant 50',
+                'dp_accounting', 'Amplification by sampling is claimed', 'all intermediate weights',
+                'hyperparameters', 'vocabulary', 'metrics', 'not cryptographic', 'some_rule',
+                'trusted curator'):
+    assert words in text, words
+  assert 'SEED' not in text and 'WARNING' not in text
+
+
+def test_statement_of_a_run_in_progress():
+  plan = make_plan(sampling=sampling.FixedOrder())
+  text = plan.statement(steps=20)
+  assert 'after 20 of the 40 planned steps' in text and 'at the end' in text
+  assert f'{plan.epsilon(20):.4g}' in text and f'{plan.epsilon():.4g}' in text
+  assert 'at most 1 times, at least 20 steps apart' in text
+  assert 'No amplification is claimed' in text
+  assert 'no step has been taken' in plan.statement(steps=0)
+
+
+def test_statement_mentions_what_weakens_the_guarantee():
+  assert 'FIXED SEED' in make_plan(seed=3).statement()
+  assert 'twice the clip norm' in make_plan(
+      adjacency='replace', sampling=sampling.FixedOrder()).statement()
+  assert 'delta is not below 1/1000' in make_plan(target_delta=1e-3).statement()
+
+
+def test_statement_and_json_hold_no_fresh_secret():
+  plan = make_plan()
+  list(plan.index_batches())
+  assert plan.statement() == make_plan().statement() and plan.to_json() == make_plan().to_json()
+
+
+@pytest.mark.parametrize('changes', [
+    dict(), dict(sampling=sampling.FixedOrder(shuffle_seed=None), unit='user', seed=3),
+    dict(sampling=sampling.CyclicPoisson(cycle=4), steps=np.int64(30), noise_multiplier=np.float32(2),
+         mechanism=mechanisms.BandedToeplitz(bands=4, steps=40)),
+    dict(sampling=sampling.FixedOrder(), mechanism=mechanisms.Tree(steps=40), adjacency='replace',
+         min_sep=3, max_participations=4),
+    dict(population_size=None, adjacency='add_remove',
+         sampling=sampling.Poisson(sampling_probability=0.05)),
+])
+def test_json_round_trip(changes):
+  plan = make_plan(**changes)
+  again = plan_lib.PrivacyPlan.from_json(plan.to_json())
+  assert again == plan and hash(again) == hash(plan)
+  assert again.epsilon() == plan.epsilon() and again.statement() == plan.statement()
+
+
+def test_damaged_json_is_refused():
+  content = json.loads(make_plan().to_json())
+  with pytest.raises(ValueError, match='must be the JSON of a plan'):
+    plan_lib.PrivacyPlan.from_json('{"a": 1}')
+  with pytest.raises(ValueError, match='of version 1. Received: .* of version 2'):
+    plan_lib.PrivacyPlan.from_json(json.dumps(dict(content, version=2)))
+  content['plan']['noise_multiplier'] = -1
+  with pytest.raises(ValueError, match='`noise_multiplier` must be'):
+    plan_lib.PrivacyPlan.from_json(json.dumps(content))
+
+
+def test_plans_are_constants():
+  plan = make_plan()
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    plan.noise_multiplier = 0.1
+  assert len({plan, make_plan(), make_plan(steps=41)}) == 2
+
+
+def test_calibrate_finds_the_noise_and_takes_none():
+  fields = {k: v for k, v in FIELDS.items() if k != 'noise_multiplier'}
+  assert plan_lib.PrivacyPlan.calibrate(target_epsilon=3.0, **fields).l2_norm_clip == 2.0
+  with pytest.raises(ValueError, match='`noise_multiplier` is what `calibrate` finds'):
+    plan_lib.PrivacyPlan.calibrate(target_epsilon=3.0, noise_multiplier=1.0, **fields)
