@@ -4,6 +4,7 @@ from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
 from tfdp_adaptive.mechanisms.base import Mechanism as Mechanism
 from tfdp_adaptive.mechanisms.blt import BLT as BLT
+from tfdp_adaptive.mechanisms.choice import choose as choose
 from tfdp_adaptive.mechanisms.dense_optimal import Dense as Dense
 from tfdp_adaptive.mechanisms.independent import IndependentGaussian as IndependentGaussian
 from tfdp_adaptive.mechanisms.square_root import SquareRoot as SquareRoot

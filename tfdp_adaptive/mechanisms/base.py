@@ -41,10 +41,12 @@ class Mechanism(abc.ABC):
     objective: 'mean', 'max' or 'last' (iterate): which error was minimized.
     dtype: What `arrays` were rounded to, 'float64' as designed. The stream
       must use, and the accountant must see, `rounded(run-time dtype)`.
+    reason: Why `mechanisms.choose` chose it; no part of its identity.
   """
 
   bands: Optional[int] = None
   dtype: str = 'float64'
+  reason: str = ''
   cached = False  # Whether a design takes long enough to be kept on disk.
 
   def __init__(self, steps: Optional[int] = None, *, workload=None, objective: str = 'mean'):

@@ -40,7 +40,9 @@ def optimal(buffers, steps, workload, objective, min_sep, k, name):
   bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (2 * buffers - 1)
   with progress.bar(name) as bar:
     for start in _starts(buffers, steps, min_sep if k > 1 else steps):
-      p = toeplitz.minimize(loss, start, bounds=bounds, callback=lambda _: bar.update())
+      # Valleys are flat where a buffer more than needed hardly counts.
+      p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=300, ftol=1e-13,
+                            callback=lambda _: bar.update())
       value = loss(p)[0]
       if value < best[0]:
         best = value, p

@@ -111,14 +111,14 @@ def optimal(start, steps, workload, objective) -> np.ndarray:
   def loss(tail):
     c = np.concatenate([[1.0], tail])
     value, gradient = squared_error(c, steps, workload, objective)
-    if not value > 0 or not np.all(np.isfinite(gradient)):
+    if not 0 < value < math.inf:
       return math.inf, tail
     return (math.log(value) + math.log(c @ c), (gradient / value + 2 * c / (c @ c))[1:])
 
   return np.concatenate([[1.0], minimize(loss, start[1:])])
 
 
-def minimize(loss, start, *, bounds=None, maxiter=1000, callback=None) -> np.ndarray:
+def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, callback=None) -> np.ndarray:
   """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
 
   The line search may step out of it (an unstable C^-1). It is answered with a
@@ -133,7 +133,7 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, callback=None) -> np.nda
   def guarded(x):
     with np.errstate(all='ignore'):
       value, gradient = loss(x)
-    if not math.isfinite(value):
+    if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
       step = x - best[1]
       return best[0] + 1 + step @ step, 2 * step
     if value < best[0]:
@@ -148,7 +148,7 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, callback=None) -> np.nda
     scaled = lambda y: _times(guarded(y * unit), unit)
     optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
                       bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
-                      options={'maxcor': 30, 'maxiter': maxiter, 'ftol': 1e-15, 'gtol': 1e-10})
+                      options={'maxcor': 30, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
     if before - best[0] < 1e-12:
       if unit < 1e-3:
         break
@@ -207,6 +207,8 @@ def error_weights(steps, length, objective):
 def pull(c, pulled, x):
   """Gradient in c of a function of `x = a / c` with gradient `pulled` in x."""
   adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
+  if not np.all(np.isfinite(adjoint)):
+    return np.full(len(c), np.inf)
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
 
