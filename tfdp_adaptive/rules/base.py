@@ -141,14 +141,14 @@ def constant_like(value, specs, name):
   leaves = tf.nest.flatten(specs)
   values = tf.nest.flatten(value)
   if len(values) == 1 and not getattr(values[0], 'shape', ()):
-    return map_tree(lambda s: tf.fill(s.shape, tf.cast(values[0], s.dtype)), specs)
+    return map_tree(lambda s: tf.fill(s.shape, tf.constant(values[0], s.dtype)), specs)
   if [tuple(getattr(v, 'shape', ())) for v in values] != [tuple(s.shape) for s in leaves]:
     raise ValueError(
         f'`{name}` must be a number or one array per variable, of shapes '
         f'{[tuple(s.shape) for s in leaves]}. '
         f"Received: shapes {[tuple(getattr(v, 'shape', ())) for v in values]}.")
   return tf.nest.pack_sequence_as(
-      specs, [tf.cast(v, s.dtype) for v, s in zip(values, leaves)])
+      specs, [tf.cast(tf.convert_to_tensor(v), s.dtype) for v, s in zip(values, leaves)])
 
 
 def unscale(tree, scale):

@@ -19,7 +19,7 @@ def check(box, radius):
 def into_box(box, params):
   """The nearest point with all coordinates in [low, high], in any diagonal metric."""
   return base.map_tree(lambda y: tf.clip_by_value(
-      y, tf.cast(box[0], y.dtype), tf.cast(box[1], y.dtype)), params)
+      y, tf.constant(box[0], y.dtype), tf.constant(box[1], y.dtype)), params)
 
 
 def into_ball(radius, y):

@@ -135,7 +135,8 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
     del public
     adaptive = phase(state) >= sgd_steps
     scale = base.map_tree(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
-    return (base.Query(scale, tf.where(adaptive, clip, 1.0)),)
+    relative_clip = tf.where(adaptive, tf.constant(clip, state.variance.dtype), 1)
+    return (base.Query(scale, relative_clip),)
 
   def update(state, releases, public=()):
     del public

@@ -143,7 +143,7 @@ def _normalize(beta, moment, step):
 
 
 def _filled(value):
-  return lambda specs: base.map_tree(lambda s: tf.fill(s.shape, tf.cast(value, s.dtype)), specs)
+  return lambda specs: base.map_tree(lambda s: tf.fill(s.shape, tf.constant(value, s.dtype)), specs)
 
 
 def _as_it_is(nu, step):

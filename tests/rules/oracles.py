@@ -1,0 +1,439 @@
+"""Every algorithm once more, in plain NumPy on one flat vector, from the formulas.
+
+Each function returns `problem -> [T + 1, 5] iterates`. Nothing is shared with
+the library, and little between the algorithms.
+"""
+
+import numpy as np
+from scipy import optimize
+
+
+def clip(v, bound):
+  norm = np.linalg.norm(v)
+  return v if norm <= bound else v * (bound / norm)
+
+
+def clipped_sum(records, bound):
+  return sum((clip(v, bound) for v in records), np.zeros(records.shape[1]))
+
+
+def private_mean(p, theta, t, z=None):
+  z = p.z if z is None else z
+  return clipped_sum(p.gradients(theta, t), p.clip) / p.divisor + p.std * z[t]
+
+
+def ratio(a, b):
+  return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
+
+
+def iterate(p, step):
+  """`step(theta, t) -> theta` from p.theta on."""
+  thetas = [p.theta]
+  for t in range(len(p.sizes)):
+    thetas.append(step(thetas[-1], t))
+  return np.array(thetas)
+
+
+def sgd(momentum=0.0, nesterov=False):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      # The closed form of momentum: weights momentum^(t - j).
+      m = sum(momentum**(t - j) * g for j, g in enumerate(gs))
+      return theta - p.rate * (gs[-1] + momentum * m if nesterov else m)
+
+    return iterate(p, step)
+  return solve
+
+
+def average(values, beta):
+  """(1 - beta) sum_j beta^(t - j) values_j, the exponential average started at zero."""
+  t = len(values)
+  return (1 - beta) * sum(beta**(t - 1 - j) * v for j, v in enumerate(values))
+
+
+def adam(b1, b2, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      mu = average(gs, b1) / (1 - b1**(t + 1))
+      nu = average(np.square(gs), b2) / (1 - b2**(t + 1))
+      return theta - p.rate * mu / (np.sqrt(nu) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def adagrad(initial, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      return theta - p.rate * ratio(gs[-1], np.sqrt(initial + np.sum(np.square(gs), 0)) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def rmsprop(rho, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      return theta - p.rate * gs[-1] / (np.sqrt(average(np.square(gs), rho)) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def yogi(b1, b2, eps, initial):
+  def solve(p):
+    m, v = np.zeros_like(p.theta), np.full_like(p.theta, initial)
+
+    def step(theta, t):
+      nonlocal m, v
+      g = private_mean(p, theta, t)
+      m = b1 * m + (1 - b1) * g
+      v = np.where(v > g**2, v - (1 - b2) * g**2, v + (1 - b2) * g**2)
+      return theta - p.rate * m / (np.sqrt(v) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def adam_bc(b1, b2, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      mu = average(gs, b1) / (1 - b1**(t + 1))
+      nu = average(np.square(gs), b2) / (1 - b2**(t + 1))
+      variances = [p.std**2 * p.row_variance(j) for j in range(t + 1)]
+      bias = average(variances, b2) / (1 - b2**(t + 1))
+      return theta - p.rate * mu / np.sqrt(np.maximum(nu - bias, eps**2))
+
+    return iterate(p, step)
+  return solve
+
+
+def adagrad_bc(eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      nu = np.sum(np.square(gs), 0) - sum(p.std**2 * p.row_variance(j) for j in range(t + 1))
+      return theta - p.rate * gs[-1] / np.sqrt(np.maximum(nu, eps**2))
+
+    return iterate(p, step)
+  return solve
+
+
+def rmsprop_bc(rho, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      bias = average([p.std**2 * p.row_variance(j) for j in range(t + 1)], rho)
+      nu = average(np.square(gs), rho) - bias
+      return theta - p.rate * gs[-1] / np.sqrt(np.maximum(nu, eps**2))
+
+    return iterate(p, step)
+  return solve
+
+
+def two_moments(second, eps, std1, std2, per_record=False, floor=False, update_clip=None, b1=None):
+  """IME and JME: `second(list of squares, t) -> nu_hat`, stds for zeta = 1 and sigma = 1."""
+  def solve(p):
+    xs, qs = [], []
+
+    def step(theta, t):
+      records = p.gradients(theta, t)
+      x = clipped_sum(records, p.clip) / p.divisor
+      if per_record:
+        q = sum((clip(g, p.clip)**2 for g in records), np.zeros_like(theta)) / p.divisor
+      else:
+        q = clip(x, p.clip)**2
+      xs.append(x + std1 * p.clip * p.sigma * p.z[t])
+      qs.append(q + std2 * p.clip**2 * p.sigma * p.z2[t])
+      mu = xs[-1] if b1 is None else average(xs, b1) / (1 - b1**(t + 1))
+      root = np.sqrt(np.maximum(second(qs, t), 0))
+      d = mu / (np.maximum(root, eps) if floor else root + eps)
+      return theta - p.rate * (d if update_clip is None else clip(d, update_clip))
+
+    return iterate(p, step)
+  return solve
+
+
+def adam_second(b2):
+  return lambda qs, t: average(qs, b2) / (1 - b2**(t + 1))
+
+
+def adagrad_second(qs, t):
+  del t
+  return np.sum(qs, 0)
+
+
+def scale_then_privatize(kind, eps, scale_eps, b1=0.9, beta=0.9):
+  def solve(p):
+    m = nu = np.zeros_like(p.theta)
+
+    def estimate(count):
+      return nu / (1 - beta**count) if kind == 'adam' and count else nu
+
+    def step(theta, t):
+      nonlocal m, nu
+      s = 1 / (np.sqrt(estimate(t)) + scale_eps)
+      noised = clipped_sum(p.gradients(theta, t) * s, p.clip) + (
+          p.factor * p.clip * p.sigma * p.z[t])
+      g = noised / p.divisor / s
+      nu = nu + g**2 if kind == 'adagrad' else beta * nu + (1 - beta) * g**2
+      m = b1 * m + (1 - b1) * g
+      numerator = m / (1 - b1**(t + 1)) if kind == 'adam' else g
+      return theta - p.rate * numerator / (np.sqrt(estimate(t + 1)) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def update_second(kind, v, a2, beta):
+  if kind == 'rmsprop':
+    return beta * v + (1 - beta) * a2
+  if kind == 'adagrad':
+    return v + a2
+  return v + (1 - beta) * np.sign(a2 - v) * a2
+
+
+def dp2(kind, s1, s2, clip2, rate2, eps, beta=0.9, noise_first=False, subtract=False):
+  """Algorithm 1 as printed: v is updated at the first adaptive step, `acc` reset at phase 0."""
+  def solve(p):
+    v = acc = np.zeros_like(p.theta)
+
+    def step(theta, t):
+      nonlocal v, acc
+      phase = t % (s1 + s2)
+      if phase == 0:
+        acc = np.zeros_like(theta)
+      if phase == s1:
+        a2 = (acc / s1)**2
+        if subtract:
+          a2 = np.maximum(a2 - p.std**2 / s1, 0)
+        v = update_second(kind, v, a2, beta)
+        acc = np.zeros_like(theta)
+      if phase < s1:
+        d, rate = private_mean(p, theta, t), p.rate
+      elif noise_first:
+        d, rate = private_mean(p, theta, t) / (np.sqrt(v) + eps), rate2
+      else:
+        records = p.gradients(theta, t) / (np.sqrt(v) + eps)
+        d = (clipped_sum(records, clip2) + p.factor * clip2 * p.sigma * p.z[t]) / p.divisor
+        rate = rate2
+      acc = acc + d
+      return theta - rate * d
+
+    if s2 == 0:
+      raise ValueError('Not for this oracle.')
+    return iterate(p, step)
+  return solve
+
+
+def dp2_extra_query(kind, s, clip2, rate2, eps, beta=0.9):
+  def solve(p):
+    v, acc, count = np.zeros_like(p.theta), np.zeros_like(p.theta), 0
+
+    def step(theta, t):
+      nonlocal v, acc, count
+      boundary = t % s == 0
+      spread = 1.0 if boundary else np.sqrt(2)  # Two queries of one batch, half the budget each.
+      g = clipped_sum(p.gradients(theta, t), p.clip) / p.divisor + spread * p.std * p.z[t]
+      acc, count = acc + g, count + 1
+      if boundary:
+        v = update_second(kind, v, (acc / count)**2, beta)
+        acc, count = np.zeros_like(theta), 0
+        return theta - p.rate * g
+      records = p.gradients(theta, t) / (np.sqrt(v) + eps)
+      noise = spread * p.factor * clip2 * p.sigma * p.z2[t]
+      return theta - rate2 * (clipped_sum(records, clip2) + noise) / p.divisor
+
+    return iterate(p, step)
+  return solve
+
+
+def side_information(b1, b2, eps, fixed=None):
+  def solve(p):
+    gs, publics = [], []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      publics.append(p.public_mean(theta)**2)
+      nu = fixed if fixed is not None else average(publics, b2) / (1 - b2**(t + 1))
+      return theta - p.rate * average(gs, b1) / (1 - b1**(t + 1)) / (np.sqrt(nu) + eps)
+
+    return iterate(p, step)
+  return solve
+
+
+def adadps(kind, eps, rho=0.9, inside=False):
+  def solve(p):
+    v = np.zeros_like(p.theta)
+
+    def step(theta, t):
+      nonlocal v
+      v = update_second(kind, v, p.public_mean(theta)**2, rho)
+      d = np.sqrt(v + eps) if inside else np.sqrt(v) + eps
+      noised = clipped_sum(p.gradients(theta, t) / d, p.clip) + (
+          p.factor * p.clip * p.sigma * p.z[t])
+      return theta - p.rate * noised / p.divisor
+
+    return iterate(p, step)
+  return solve
+
+
+def pda_dpmd(steps):
+  def step_of(p):
+    def step(theta, t):
+      a = np.cos(np.pi * min(t, steps) / (2 * steps))
+      return theta - p.rate * (a * private_mean(p, theta, t) + (1 - a) * p.public_mean(theta))
+
+    return iterate(p, step)
+  return step_of
+
+
+def pdp_sgd(k=None, basis=None, after=0):
+  def solve(p):
+    def step(theta, t):
+      g = private_mean(p, theta, t)
+      v = basis
+      if v is None:
+        records = p.public_records(theta)
+        values, vectors = np.linalg.eigh(records.T @ records / len(records))
+        v = vectors[:, np.argsort(values)[::-1][:k]]
+      return theta - p.rate * (g if t < after else v @ v.T @ g)
+
+    return iterate(p, step)
+  return solve
+
+
+def euclidean(a, x, bound):
+  """The nearest point to x with sum a y^2 <= bound^2, its multiplier by bisection."""
+  if np.sum(a * x**2) <= bound**2:
+    return x
+  high = 1.0
+  while np.sum(a * (x / (1 + high * a))**2) > bound**2:
+    high *= 2
+  lam = optimize.brentq(
+      lambda lam: np.sum(a * (x / (1 + lam * a))**2) - bound**2, 0, high, xtol=1e-15, rtol=1e-14)
+  return x / (1 + lam * a)
+
+
+def rescale(a, x, bound):
+  norm = np.sqrt(np.sum(a * x**2))
+  return x if norm <= bound else x * bound / norm
+
+
+def metric_ball(weights, y, radius):
+  """argmin of sum h (x - y)^2 over the ball, h > 0."""
+  return y if np.linalg.norm(y) <= radius else weights**-0.5 * euclidean(
+      1 / weights, weights**0.5 * y, radius)
+
+
+def ellipsoidal(scalar, a, projection, project=None):
+  """PASAN (`scalar`) and PAGAN; `project(h, y)`."""
+  def solve(p):
+    acc = 0.0 if scalar else np.zeros_like(p.theta)
+
+    def step(theta, t):
+      nonlocal acc
+      total = sum((projection(a, g, p.clip) for g in p.gradients(theta, t)), np.zeros_like(theta))
+      g = (total + p.factor * p.clip * p.sigma * p.z[t] / np.sqrt(a)) / p.divisor
+      acc = acc + (np.sum(g**2) if scalar else g**2)
+      h = np.sqrt(acc) / p.rate
+      y = theta - g / h
+      return y if project is None else project(np.broadcast_to(h, y.shape), y)
+
+    return iterate(p, step)
+  return solve
+
+
+def noisy_adagrad(participations, basis, mode, project=None, relative=1.0):
+  def solve(p):
+    s = np.zeros((p.theta.size,) * 2)
+    delta = p.factor * p.clip / p.divisor
+    k = basis.shape[1]
+
+    def step(theta, t):
+      nonlocal s
+      x = clipped_sum(p.gradients(theta, t), p.clip) / p.divisor
+      s = s + np.outer(x, x)
+      values, vectors = np.linalg.eigh(s)
+      root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+      sigma_b = relative * p.sigma * np.sqrt(participations) * delta
+      goe = (p.z_matrix[t] + p.z_matrix[t].T) / np.sqrt(2)
+      h, u = np.linalg.eigh(basis.T @ (root + sigma_b * goe) @ basis)
+      u = basis @ u
+      threshold = 2 * np.sqrt(k) * sigma_b
+      if mode == 'floor':
+        h = np.maximum(h, threshold)
+      if mode == 'truncate':
+        u, h = u[:, h >= threshold], h[h >= threshold]
+      y = theta - p.rate * (u / h) @ u.T @ (x + p.std * p.z[t])
+      return y if project is None else project(u, h, y)
+
+    return iterate(p, step)
+  return solve
+
+
+def ball_in_range(radius):
+  """The constraint of noisy AdaGrad: H = u diag(h) u^T is singular elsewhere."""
+  def project(u, h, y):
+    inner = u.T @ y
+    rest = y - u @ inner
+    if np.linalg.norm(inner) > radius:
+      return u @ metric_ball(h, inner, radius)
+    return u @ inner + clip(rest, np.sqrt(radius**2 - inner @ inner))
+
+  return project
+
+
+def noisy_adagrad_diagonal(participations, eps, basis=None, project=None):
+  def solve(p):
+    v = np.zeros_like(p.theta)
+    delta = p.factor * p.clip / p.divisor
+
+    def step(theta, t):
+      nonlocal v
+      x = clipped_sum(p.gradients(theta, t), p.clip) / p.divisor
+      v = v + x**2
+      h = np.sqrt(v) + p.sigma * np.sqrt(participations) * delta * p.z2[t]
+      h = h if basis is None else basis @ basis.T @ h
+      h = np.maximum(h, 0) + eps
+      y = theta - p.rate * (x + p.std * p.z[t]) / h
+      return y if project is None else project(h, y)
+
+    return iterate(p, step)
+  return solve
+
+
+def noiseless(b1, b2, eps, scale_eps=None):
+  def solve(p):
+    gs, cleans = [], []
+
+    def step(theta, t):
+      nu = average(np.square(cleans), b2) / (1 - b2**t) if t else np.zeros_like(theta)
+      s = np.ones_like(theta) if scale_eps is None else 1 / (np.sqrt(nu) + scale_eps)
+      clean = clipped_sum(p.gradients(theta, t) * s, p.clip) / p.divisor
+      gs.append((clean + p.std * p.z[t]) / s)
+      cleans.append(clean / s)
+      nu = average(np.square(cleans), b2) / (1 - b2**(t + 1))
+      return theta - p.rate * average(gs, b1) / (1 - b1**(t + 1)) / (np.sqrt(nu) + eps)
+
+    return iterate(p, step)
+  return solve

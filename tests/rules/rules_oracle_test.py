@@ -1,0 +1,37 @@
+"""Every rule, several steps with explicit noise, against NumPy (batches of 3, 4, 5, 0; B = 4)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import loop
+import table
+
+
+@pytest.mark.parametrize('case', table.RULES, ids=lambda case: case.name)
+def test_equals_the_formulas(case):
+  problem = loop.Problem(**case.setting)
+  actual, _ = loop.run(case.rule(), problem)
+  expected = case.oracle(problem)
+  assert np.abs(np.diff(expected, axis=0)).max() > 1e-3  # It moves.
+  np.testing.assert_allclose(actual, expected, rtol=case.tolerance, atol=0.01 * case.tolerance)
+
+
+@pytest.mark.parametrize('case', table.RULES, ids=lambda case: case.name)
+def test_the_noise_matters(case):
+  """The comparison above would notice 1% more noise."""
+  problem = loop.Problem(**case.setting)
+  expected = case.oracle(problem)
+  other = case.oracle(dataclasses.replace(problem, sigma=1.01 * problem.sigma))
+  assert np.abs(other - expected).max() > 1e-5
+
+
+def test_every_factory_has_a_line():
+  from tfdp_adaptive import rules  # pylint: disable=g-import-not-at-top
+  helpers = {'average_iterates', 'negative_fraction', 'pagan_ellipsoid', 'pasan_ellipsoid',
+             'private_stddevs', 'dp2'}
+  factories = {name for name in vars(rules)
+               if callable(getattr(rules, name)) and name[0].islower()} - helpers
+  assert factories == {case.name.partition('-')[0] for case in table.RULES}
+  assert len(factories) == 25
