@@ -1,0 +1,10 @@
+"""User-level differential privacy with adaptive server optimizers, in TensorFlow Federated."""
+
+from tfdp_adaptive.federated.evaluation import evaluator as evaluator
+from tfdp_adaptive.federated.processes import build_private_fed_avg as build_private_fed_avg
+from tfdp_adaptive.federated.processes import PrivateFedAvg as PrivateFedAvg
+from tfdp_adaptive.federated.simulation import simulate as simulate
+from tfdp_adaptive.federated.simulation import Simulation as Simulation
+from tfdp_adaptive.federated.users import Users as Users
+from tfdp_adaptive.federated.workers import WorkerLostError as WorkerLostError
+from tfdp_adaptive.federated.workers import Workers as Workers

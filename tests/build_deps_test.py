@@ -22,6 +22,7 @@ package(default_visibility = ["//visibility:public"])
 DISTRIBUTIONS = {
     'IPython': 'ipython',
     'dp_accounting': 'dp-accounting',
+    'grpc': 'grpcio',
     'keras': 'keras',
     'matplotlib': 'matplotlib',
     'numpy': 'numpy',

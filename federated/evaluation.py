@@ -1,0 +1,37 @@
+"""Metrics of the global model on held-out users, computed centrally."""
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+def evaluator(model_fn, dataset):
+  """`weights -> {metric: float}` of a TFF model on a batched `tf.data.Dataset`.
+
+  The metrics are exact: they are private only for users who are not in `dataset`.
+
+  Args:
+    model_fn: As given to `build_private_fed_avg`.
+    dataset: Batches in the structure of the model's `input_spec`.
+
+  Returns:
+    A function of `tff.learning.models.ModelWeights`.
+  """
+  model = (tff.learning.models.model_from_functional(model_fn)
+           if isinstance(model_fn, tff.learning.models.FunctionalModel) else model_fn())
+
+  @tf.function
+  def run():
+    for batch in dataset:
+      model.forward_pass(batch, training=False)
+    return model.report_local_unfinalized_metrics()
+
+  def evaluate(weights):
+    weights.assign_weights_to(model)
+    model.reset_metrics()
+    unfinalized = run()
+    # The finalizers of Keras metrics make variables at every call, which a
+    # tf.function may not; run them eagerly.
+    return {name: float(getattr(finalize, 'python_function', finalize)(unfinalized[name]))
+            for name, finalize in model.metric_finalizers().items()}
+
+  return evaluate

@@ -1,0 +1,58 @@
+"""Whose data there is: anything with `client_ids` and a data set for each.
+
+`tff.simulation.datasets.ClientData` is one, a `Users` another: it keeps arrays
+per user and caps what one user may contribute to a round.
+"""
+
+from typing import Any, Mapping, Optional
+
+import numpy as np
+import tensorflow as tf
+
+
+class Users:
+  """Users with their examples in memory.
+
+  Args:
+    examples: {user: nest of arrays}, equally long along the leading axis; the
+      order of the users is kept.
+    batch_size: Examples per local step.
+    epochs: Passes over a user's examples in a round.
+    max_examples: Examples of one user that a round uses at most, drawn anew in
+      every round; None for all. Clipping bounds a user's influence anyway: this
+      bounds its work.
+  """
+
+  def __init__(self, examples: Mapping[str, Any], *, batch_size: int, epochs: int = 1,
+               max_examples: Optional[int] = None):
+    if not examples:
+      raise ValueError('`examples` must hold at least one user. Received: none.')
+    self._examples = dict(examples)
+    self._batch_size, self._epochs, self._max_examples = batch_size, epochs, max_examples
+
+  @property
+  def client_ids(self):
+    return list(self._examples)
+
+  @property
+  def element_type_structure(self):
+    """Nest of `tf.TensorSpec` of a batch; what a TFF model takes as `input_spec`."""
+    return self._dataset(next(iter(self._examples.values()))).element_spec
+
+  def create_tf_dataset_for_client(self, client_id):
+    arrays = self._examples[client_id]
+    size = len(tf.nest.flatten(arrays)[0])
+    if self._max_examples is not None and size > self._max_examples:
+      chosen = np.random.default_rng().permutation(size)[:self._max_examples]
+      arrays = tf.nest.map_structure(lambda a: np.asarray(a)[chosen], arrays)
+    return self._dataset(arrays)
+
+  def all_examples(self, batch_size=256):
+    """One data set of everybody's examples, for evaluation."""
+    together = tf.nest.map_structure(
+        lambda *arrays: np.concatenate(arrays), *self._examples.values())
+    return tf.data.Dataset.from_tensor_slices(together).batch(batch_size)
+
+  def _dataset(self, arrays):
+    return (tf.data.Dataset.from_tensor_slices(arrays).repeat(self._epochs)
+            .batch(self._batch_size))

@@ -1,0 +1,216 @@
+"""TFF worker processes: started here or elsewhere, driven by gRPC, never left behind.
+
+TFF's default context starts a worker that shares Python's output and often
+outlives it, so that `python train.py | tail` waits for ever; and it retries a
+lost worker for ever. Here a worker has no output, dies with its parent whatever
+happens to it, and a lost one is an error.
+
+The connection is neither encrypted nor authenticated: whoever can reach a
+worker can read its data and run code on it. Keep workers in a trusted network.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import grpc
+import tensorflow_federated as tff
+
+_START_SECONDS = 60
+_MESSAGE_BYTES = 2 * 1000**3
+_CHANNEL_OPTIONS = [('grpc.max_receive_message_length', _MESSAGE_BYTES),
+                    ('grpc.max_send_message_length', _MESSAGE_BYTES),
+                    # Each worker has its own connection, also on the same machine.
+                    ('grpc.use_local_subchannel_pool', 1)]
+# Runs the binary with "kill me when my parent dies" set; safer than a
+# `preexec_fn`, which would run Python between fork and exec of a threaded process.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class WorkerLostError(ConnectionError):
+  """A worker did not answer. Nothing of the round was released."""
+
+
+class Workers:
+  """One or more TFF workers, each with an execution context of its own.
+
+  Use it as a context manager: inside, TFF computations run on the first worker;
+  at the end the processes started here are gone.
+
+  Args:
+    addresses: 'host:port' of running workers (`worker_binary --port=...`), or
+      nothing to start `count` of them on this machine.
+    count: Number of local workers.
+    max_concurrent_clients: How many clients a local worker trains at a time; 0
+      for no limit. Each needs memory for a model of its own.
+
+  Attributes:
+    addresses: 'host:port' of each.
+    contexts: The TFF context of each.
+  """
+
+  def __init__(self, addresses=(), *, count=1, max_concurrent_clients=0):
+    self._processes, self._channels, self._installed = [], [], contextlib.ExitStack()
+    self.addresses, self.contexts = [], []
+    try:
+      for _ in range(0 if addresses else count):
+        process, address = _start(max_concurrent_clients)
+        self._processes.append(process)
+        self.addresses.append(address)
+      self.addresses.extend(addresses)
+      for address in self.addresses:
+        _check_address(address)
+        channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
+        self._channels.append(channel)
+        self._wait_for(channel, address)
+        self.contexts.append(_context(channel, address))
+    except BaseException:
+      self.close()
+      raise
+
+  def __enter__(self):
+    self._installed.enter_context(
+        tff.framework.get_context_stack().install(self.contexts[0]))
+    return self
+
+  def __exit__(self, *error):
+    self._installed.close()
+    self.close()
+
+  def close(self):
+    """Ends the processes started here; remote workers go on."""
+    for channel in self._channels:
+      channel.close()
+    for process in self._processes:
+      process.kill()
+      process.wait()
+    self._channels, self._processes = [], []
+
+  def _wait_for(self, channel, address):
+    ready = grpc.channel_ready_future(channel)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+      try:
+        return ready.result(timeout=0.2)
+      except grpc.FutureTimeoutError:
+        ended = [p.returncode for p in self._processes if p.poll() is not None]
+        if ended or time.monotonic() > deadline:
+          ready.cancel()
+          raise WorkerLostError(
+              f'No TFF worker answers at {address}. Start one there with `worker_binary '
+              '--port=PORT` (it comes with tensorflow_federated, in its data folder), and check '
+              f'that the port is open. Exit codes of workers started here: {ended}.') from None
+
+
+def binary():
+  """Path of the `worker_binary` of the installed tensorflow_federated."""
+  path = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
+  if not path.is_file():
+    raise FileNotFoundError(f'tensorflow_federated must come with {path}, and it does not.')
+  return str(path)
+
+
+def _start(max_concurrent_clients):
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  process = subprocess.Popen(
+      [sys.executable, '-S', '-E', '-c', _LAUNCHER, str(os.getpid()), binary(), f'--port={port}',
+       f'--max_concurrent_computation_calls={max_concurrent_clients or -1}'],
+      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  return process, f'localhost:{port}'
+
+
+def _check_address(address):
+  host, _, port = address.rpartition(':')
+  if not host or not port.isdigit():
+    raise ValueError("`workers` must be addresses like 'host:8000'. "
+                     f'Received: {address!r}.')
+
+
+def _context(channel, address):
+  return tff.framework.SyncExecutionContext(
+      _ExecutorFactory(_Stub(channel, address)),
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result)
+
+
+def _cause(error):
+  return f'{error.code().name}, {error.details()}' if isinstance(error, grpc.Call) else error
+
+
+class _Stub(tff.framework.RemoteExecutorGrpcStub):
+  """Turns what TFF would retry for ever into `WorkerLostError`."""
+
+  def __init__(self, channel, address):
+    super().__init__(channel)
+    self.address = address
+
+
+def _fail_fast(name):
+  base_method = getattr(tff.framework.RemoteExecutorGrpcStub, name)
+
+  @functools.wraps(base_method)
+  def method(self, request):
+    try:
+      return base_method(self, request)
+    except tff.framework.RetryableError as error:
+      raise WorkerLostError(
+          f'The TFF worker at {self.address} was lost. The round was not released; start the '
+          f'worker again and resume from the last saved state. Cause: {_cause(error)}') from error
+
+  return method
+
+
+for _name in ('get_executor', 'create_value', 'create_struct', 'create_call', 'create_selection',
+              'compute'):
+  setattr(_Stub, _name, _fail_fast(_name))
+
+
+class _ExecutorFactory(tff.framework.ExecutorFactory):
+  """One executor at a time.
+
+  TFF's own factory keeps ten and forgets to close the eleventh, which leaks in
+  the worker when cohorts have ever new sizes, as Poisson sampling gives them.
+  """
+
+  def __init__(self, stub):
+    self._stub = stub
+    self._executor, self._clients = None, None
+
+  def create_executor(self, cardinalities):
+    clients = sum(cardinalities.values())  # Only clients have a cardinality here.
+    if self._executor is None or clients != self._clients:
+      self._close()
+      executor = tff.framework.RemoteExecutor(self._stub)
+      executor.set_cardinalities({tff.CLIENTS: clients})
+      self._executor, self._clients = executor, clients
+    return self._executor
+
+  def clean_up_executor(self, cardinalities):
+    del cardinalities
+    self._close()
+
+  def _close(self):
+    if self._executor is not None:
+      self._executor.close()
+    self._executor, self._clients = None, None
+
+
+@atexit.register
+def end_default_worker():
+  """Ends the worker of TFF's own default context, which outlives Python otherwise."""
+  tff.test.set_no_default_context()
+  gc.collect()

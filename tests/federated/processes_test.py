@@ -1,0 +1,158 @@
+"""build_private_fed_avg equals float64 NumPy over per-user deltas, and refuses the rest."""
+
+import numpy as np
+import pytest
+import regression
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import queries
+from tfdp_adaptive import rules
+
+COHORTS = [[0, 1, 2], [3, 4, 5, 0, 2], [], [1], [5, 3]]
+RULES = {
+    'dp_sgd': lambda: rules.dp_sgd(momentum=0.9),
+    'dp_adam': rules.dp_adam,
+    'scale_then_privatize': lambda: rules.scale_then_privatize(scale_epsilon=0.2),
+}
+
+
+class Oracle:
+  """Server optimizers over clipped user deltas, in float64."""
+
+  def __init__(self, name, plan, sign=1.0):
+    self.name, self.plan, self.sign = name, plan, sign
+    self.rows = iter(regression.noise_rows(len(COHORTS)))
+    self.weights = np.zeros(4)
+    self.momentum = self.mu = self.nu = self.nu_hat = np.zeros(4)
+    self.step = 0
+
+  def next(self, cohort):
+    self.step += 1
+    scale = 1 / (np.sqrt(self.nu_hat) + 0.2) if self.name == 'scale_then_privatize' else 1.0
+    total = np.zeros(4)
+    for examples in cohort:
+      v = scale * self.sign * regression.delta(self.weights, examples)
+      norm = np.linalg.norm(v)
+      total += v * min(1, self.plan.l2_norm_clip / norm) if norm else v
+    mean = total + self.plan.noise_multiplier * self.plan.l2_norm_clip * next(self.rows)
+    self.weights = self.weights - self.sign * 0.5 * self.direction(
+        mean / self.plan.batch_size / scale)
+    return self.weights
+
+  def direction(self, g):
+    if self.name == 'dp_sgd':
+      self.momentum = 0.9 * self.momentum + g
+      return self.momentum
+    self.mu = 0.9 * self.mu + 0.1 * g
+    self.nu = 0.999 * self.nu + 0.001 * g**2
+    self.nu_hat = self.nu / (1 - 0.999**self.step)
+    return self.mu / (1 - 0.9**self.step) / (np.sqrt(self.nu_hat) + 1e-8)
+
+
+def run(process, examples):
+  state = process.initialize()
+  trajectory = []
+  users = tfdp.federated.Users(examples, batch_size=4)
+  for cohort in COHORTS:
+    state, _ = process.next(
+        state, [users.create_tf_dataset_for_client(f'user{i}') for i in cohort])
+    trajectory.append(regression.flat(process.get_model_weights(state)))
+  return np.asarray(trajectory)
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_equals_numpy_over_user_deltas(name):
+  examples = regression.make_users()
+  for sigma in (0.0, 0.5):
+    plan = regression.make_plan(noise_multiplier=sigma)
+    actual = run(regression.build(RULES[name](), plan), examples)
+    expected, flipped = (
+        np.asarray([oracle.next([examples[f'user{i}'] for i in cohort]) for cohort in COHORTS])
+        for oracle in (Oracle(name, plan), Oracle(name, plan, sign=-1.0)))
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-5)
+    # Records of the wrong sign, ascended, are the same thing only without noise.
+    assert (np.abs(flipped - actual).max() < 1e-3) == (sigma == 0)
+
+
+def test_equals_the_query_and_the_rule_by_hand():
+  """rule loop = DPQuery loop = TFF process, for a rule with two releases."""
+  examples = regression.make_users()
+  plan = regression.make_plan()
+  rule = rules.dp_adam_ime()
+  process = regression.build(rule, plan)
+  query = queries.RuleQuery(rule, [tf.TensorSpec([3, 1]), tf.TensorSpec([1])], plan=plan,
+                            seed=regression.SEED)
+  state, weights, trajectory = query.initial_global_state(), np.zeros(4), []
+  for cohort in COHORTS:
+    params, sums = query.derive_sample_params(state), query.initial_sample_state()
+    for i in cohort:
+      d = regression.delta(weights, examples[f'user{i}']).astype(np.float32)
+      record = [tf.constant(d[:3, None]), tf.constant(d[3:])]
+      sums = query.accumulate_record(params, sums, record)
+    direction, state, _ = query.get_noised_result(sums, state)
+    weights = weights - 0.5 * np.concatenate([np.ravel(x) for x in direction])
+    trajectory.append(weights)
+  np.testing.assert_allclose(run(process, examples), trajectory, rtol=2e-3, atol=1e-4)
+
+
+def test_a_functional_model_gives_the_same_weights():
+  examples = regression.make_users()
+  plan = regression.make_plan()
+  keras = lambda: tf.keras.Sequential([
+      tf.keras.layers.InputLayer((3,)), tf.keras.layers.Dense(1, kernel_initializer='zeros')])
+  functional = tff.learning.models.functional_model_from_keras(
+      keras, tf.keras.losses.MeanSquaredError(), regression.SPEC)
+  process = tfdp.federated.build_private_fed_avg(
+      functional, server_rule=rules.dp_adam(), plan=plan, server_learning_rate=0.5,
+      seed=regression.SEED, client_optimizer_fn=lambda: tff.learning.optimizers.build_sgdm(
+          regression.CLIENT_RATE))
+  np.testing.assert_allclose(
+      run(process, examples), run(regression.build(rules.dp_adam(), plan), examples),
+      rtol=1e-5, atol=1e-6)
+
+
+def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most():
+  """One user gone, without data, with non-finite data and with a huge update."""
+  plan = regression.make_plan(noise_multiplier=0.0)
+  process = regression.build(rules.dp_sgd(), plan)
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  cohort = [users.create_tf_dataset_for_client(f'user{i}') for i in (0, 2, 3)]
+  batch = next(iter(users.create_tf_dataset_for_client('user4')))
+  neighbours = {'gone': []}
+  for name, factor in (('empty', None), ('nan', np.nan), ('huge', 1e18), ('negated', -1.0)):
+    dataset = tf.data.Dataset.from_tensors(
+        {k: tf.cast(v if factor is None else factor * v, tf.float32) for k, v in batch.items()})
+    neighbours[name] = [dataset.take(0) if factor is None else dataset]
+
+  def mean(cohort):
+    state, _ = process.next(process.initialize(), cohort)
+    return regression.flat(process.get_model_weights(state)) / -0.5
+
+  without = mean(cohort)
+  bound = plan.l2_norm_clip / plan.batch_size
+  distances = {name: np.linalg.norm(mean(cohort + extra) - without)
+               for name, extra in neighbours.items()}
+  assert distances['gone'] == distances['empty'] == distances['nan'] == 0
+  assert distances['huge'] <= bound * (1 + 1e-5)
+  assert distances['negated'] == pytest.approx(bound, rel=1e-4)  # The bound is met.
+
+
+def test_nothing_exact_about_the_clients_comes_out_unless_asked_for():
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  cohort = [users.create_tf_dataset_for_client('user3')]
+  for exact in (False, True):
+    process = regression.build(rules.dp_sgd(), regression.make_plan(), exact_metrics=exact)
+    _, metrics = process.next(process.initialize(), cohort)
+    assert bool(metrics['client_work']['train']) == exact
+
+
+def test_refusals():
+  rule, plan = rules.dp_sgd(), regression.make_plan()
+  with pytest.raises(ValueError, match="unit='user'"):
+    regression.build(rule, regression.make_plan(unit='example'))
+  with pytest.raises(ValueError, match='multiply the sensitivity'):
+    regression.build(rule, plan, client_weighting='num_examples')
+  with pytest.raises(ValueError, match='never sees them'):
+    regression.build(rule._replace(public='mean'), plan)

@@ -1,0 +1,73 @@
+"""A federated regression that is small enough for NumPy."""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import keys
+
+CLIENT_RATE, SEED = 0.1, 7
+SPEC = collections.OrderedDict(
+    x=tf.TensorSpec([None, 3], tf.float32), y=tf.TensorSpec([None, 1], tf.float32))
+
+
+def model_fn():
+  """Linear regression from zero weights."""
+  model = tf.keras.Sequential([
+      tf.keras.layers.InputLayer((3,)), tf.keras.layers.Dense(1, kernel_initializer='zeros')])
+  return tff.learning.models.from_keras_model(
+      model, loss=tf.keras.losses.MeanSquaredError(), input_spec=SPEC)
+
+
+def make_users(count=6, seed=0):
+  """{user: examples} of unequal sizes; user 1 has no examples."""
+  rng = np.random.default_rng(seed)
+  users = {}
+  for i in range(count):
+    x = rng.normal(size=(0 if i == 1 else 2 + 3 * i, 3)).astype(np.float32)
+    y = (x @ [[1.0], [-2.0], [0.5]] + 0.3 * i).astype(np.float32)
+    users[f'user{i}'] = collections.OrderedDict(x=x, y=y)
+  return users
+
+
+def make_plan(**kwargs):
+  arguments = dict(batch_size=3, steps=10, l2_norm_clip=0.2, noise_multiplier=0.5,
+                   target_delta=1e-3, population_size=6, unit='user', seed=SEED)
+  arguments.update(kwargs)
+  return tfdp.PrivacyPlan(**arguments)
+
+
+def build(rule, plan, **kwargs):
+  return tfdp.federated.build_private_fed_avg(
+      model_fn, server_rule=rule, plan=plan, server_learning_rate=0.5, seed=SEED,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(CLIENT_RATE), **kwargs)
+
+
+def delta(weights, examples, batch_size=4):
+  """[4] float64 `initial - final` of one user's epoch of SGD on the squared error."""
+  w = weights.copy()
+  for start in range(0, len(examples['x']), batch_size):
+    x = np.asarray(examples['x'][start:start + batch_size], np.float64)
+    residual = x @ w[:3] + w[3] - examples['y'][start:start + batch_size, 0]
+    w -= CLIENT_RATE * 2 * np.append(x.T @ residual, residual.sum()) / len(x)
+  return weights - w
+
+
+def noise_rows(count):
+  """[count, 4] the rows of the fixed seed."""
+  specs = (([tf.TensorSpec([3, 1]), tf.TensorSpec([1])], ()),)
+  stream = noise_lib.stream(independent.IndependentGaussian(), lambda: keys.from_seed(SEED))
+  state, rows = stream.init(specs), []
+  for _ in range(count):
+    row, _, state = stream.next(state, specs)
+    rows.append(np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(row)]))
+  return np.asarray(rows, np.float64)
+
+
+def flat(weights):
+  return np.concatenate([np.ravel(w) for w in weights.trainable]).astype(np.float64)

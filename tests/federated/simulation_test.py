@@ -1,0 +1,44 @@
+"""simulate draws the cohorts of the plan, and leaves nothing behind."""
+
+import numpy as np
+import pytest
+import regression
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import rules
+
+
+def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
+  plan = regression.make_plan(steps=4)
+  process = regression.build(rules.dp_adam(), plan)
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  evaluate = tfdp.federated.evaluator(regression.model_fn, users.all_examples())
+  result = tfdp.federated.simulate(
+      process, users, rounds=3, evaluate=evaluate, rounds_per_evaluation=2, progress=False)
+  state = process.initialize()
+  losses = []
+  for indices, _ in zip(plan.index_batches(6), range(3)):
+    state, _ = process.next(
+        state, [users.create_tf_dataset_for_client(f'user{i}') for i in indices])
+    weights = process.get_model_weights(state)
+    together = [np.concatenate([u[k] for u in regression.make_users().values()]) for k in 'xy']
+    kernel, bias = weights.trainable
+    losses.append(np.mean((together[0] @ kernel + bias - together[1])**2))
+  np.testing.assert_allclose(regression.flat(result.weights), regression.flat(weights), rtol=1e-5)
+  assert [row.get('loss') for row in result.history] == [
+      None, pytest.approx(losses[1], rel=1e-4), pytest.approx(losses[2], rel=1e-4)]
+  assert result.rounds == 3 and 'after 3 of the 4 planned steps' in result.statement
+  assert 'user' in result.statement
+
+
+def test_refusals():
+  plan = regression.make_plan(steps=4)
+  process = regression.build(rules.dp_sgd(), plan)
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  with pytest.raises(ValueError, match="between 1 and the plan's 4"):
+    tfdp.federated.simulate(process, users, rounds=5)
+  with pytest.raises(ValueError, match='come from one plan'):
+    tfdp.federated.simulate(process, users, plan=regression.make_plan(steps=5))
+  with pytest.raises(ValueError, match='population_size=6'):
+    tfdp.federated.simulate(
+        process, tfdp.federated.Users(regression.make_users(5), batch_size=4))

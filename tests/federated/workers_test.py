@@ -1,0 +1,85 @@
+"""Workers end with whoever started them, and a lost one is an error."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+import tfdp_adaptive as tfdp
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+import sys
+import tfdp_adaptive as tfdp
+tfdp.__path__.append(sys.argv[1])
+workers = tfdp.federated.Workers()
+print(*[process.pid for process in workers._processes], flush=True)
+if sys.argv[2] == 'default':
+  import numpy as np
+  import tensorflow_federated as tff
+  assert tff.tensorflow.computation(lambda x: x, np.int32)(1) == 1
+if sys.argv[2] == 'wait':
+  import time
+  time.sleep(100)
+"""
+
+
+@tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+def total(values):
+  return tff.federated_sum(values)
+
+
+def is_running(pid):
+  try:
+    with open(f'/proc/{pid}/stat', encoding='utf-8') as stat:
+      return stat.read().rsplit(')', 1)[1].split()[0] != 'Z'
+  except FileNotFoundError:
+    return False
+
+
+def ends_soon(pid):
+  deadline = time.monotonic() + 20
+  while is_running(pid) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  return not is_running(pid)
+
+
+@pytest.mark.parametrize('how', ['end', 'default', 'kill'])
+def test_nothing_is_left_running(how):
+  """Also no holder of the output: reading it to its end must not wait."""
+  process = subprocess.Popen(
+      [sys.executable, '-c', SCRIPT, str(ROOT), 'wait' if how == 'kill' else how],
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+  pid = next(int(line) for line in process.stdout if line.strip().isdigit())
+  if how == 'kill':
+    assert is_running(pid)
+    os.kill(process.pid, signal.SIGKILL)
+  rest = process.communicate(timeout=120)[0]
+  assert process.returncode == (-signal.SIGKILL if how == 'kill' else 0), rest
+  assert ends_soon(pid)
+
+
+def test_a_lost_worker_is_an_error_and_not_a_wait():
+  with tfdp.federated.Workers(count=2) as workers:
+    assert total([1, 2, 3]) == 6
+    second = tff.framework.get_context_stack()
+    with second.install(workers.contexts[1]):
+      assert total([]) == 0
+    os.kill(workers._processes[0].pid, signal.SIGKILL)
+    with pytest.raises(tfdp.federated.WorkerLostError, match=workers.addresses[0]):
+      total([1, 2])
+  assert not any(is_running(process.pid) for process in workers._processes)
+
+
+def test_addresses_are_checked(monkeypatch):
+  with pytest.raises(ValueError, match="Received: 'example.org'"):
+    tfdp.federated.Workers(['example.org'])
+  monkeypatch.setattr('tfdp_adaptive.federated.workers._START_SECONDS', 0.5)
+  with pytest.raises(tfdp.federated.WorkerLostError, match='No TFF worker answers at localhost:9'):
+    tfdp.federated.Workers(['localhost:9'])
