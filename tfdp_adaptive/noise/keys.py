@@ -25,8 +25,9 @@ def from_system():
   if tf.executing_eagerly():
     return tf.constant(np.frombuffer(os.urandom(16), np.int64))
   if not os.path.exists(_KERNEL_UUID):
-    raise OSError(f'Cannot draw a key inside a graph: {_KERNEL_UUID} is missing on this system. '
-                  'Call `init` eagerly, or run the computation on Linux.')
+    raise RuntimeError(
+        f'Cannot draw a key inside a graph: {_KERNEL_UUID} is missing on this system. '
+        'Call `init` eagerly, or run the computation on Linux.')
   uuids = tf.data.TextLineDataset([_KERNEL_UUID] * 2).batch(2).get_single_element()
   text = tf.strings.reduce_join(uuids)
   return tf.stack([

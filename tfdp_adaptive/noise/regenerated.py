@@ -58,10 +58,11 @@ def _regenerated(mechanism, key_source, lags, past, coefficient):
     x = term(tf.zeros_like(row), key)
     if not lags:
       return x, history
-    # A loop, so that no two past rows are in memory at a time.
+    # A loop, so that no two past rows are in memory at a time; `gather`, because XLA compiles
+    # a slice anew for every place it starts at.
     _, x = tf.while_loop(
         lambda k, x: k <= past(row),
-        lambda k, x: (k + 1, tuple(map(tf.add, x, term(k, history[(row - k) % lags])))),
+        lambda k, x: (k + 1, tuple(map(tf.add, x, term(k, tf.gather(history, (row - k) % lags))))),
         (tf.ones_like(row), x), parallel_iterations=1)
     return x, tf.tensor_scatter_nd_update(history, [[row % lags]], [key])
 
