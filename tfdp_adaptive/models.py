@@ -175,7 +175,7 @@ def check_fit(optimizer, x, y, kwargs):
       raise optimizers.PrivacyError('`validation_split` changes the population after the plan was '
                                     'made. Split first, then pass `validation_data`.')
     epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
-    wanted = epochs * (kwargs.get('steps_per_epoch') or plan.steps - optimizer.steps_done)
+    wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
     if optimizer.steps_done + wanted > plan.steps:
       raise optimizers.PrivacyError(
           f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '

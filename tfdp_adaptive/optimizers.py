@@ -8,7 +8,6 @@ and averaging.
 
 import contextlib
 import inspect
-import json
 import types
 import warnings
 
@@ -304,7 +303,7 @@ class NamedOptimizer(DPOptimizer):
     config.update(self._hidden.rule_config)
     config.update(self._hidden.private, accumulation_steps=self.accumulation_steps, engine=self.engine)
     if self.plan is not None:
-      config['plan'] = json.dumps(self.plan.get_config())
+      config['plan'] = self.plan.to_json()
       for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
         del config[key]
     elif self.mechanism is not None:
@@ -315,7 +314,7 @@ class NamedOptimizer(DPOptimizer):
   def from_config(cls, config, custom_objects=None):
     config = dict(config)
     if config.get('plan') is not None:
-      config['plan'] = plan_lib.PrivacyPlan.from_config(json.loads(config['plan']))
+      config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
     if config.get('mechanism') is not None:
       config['mechanism'] = mechanisms.from_json(config['mechanism'])
     return super().from_config(config, custom_objects=custom_objects)

@@ -1,0 +1,198 @@
+"""Everything that would train without the privacy it claims raises first (architecture, 5.1)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+
+keras = compat.keras
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(16, 3)).astype('float32')
+Y = X.sum(1, keepdims=True)
+
+
+def _optimizer(**kwargs):
+  return tfdp.DPAdam(**{**dict(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8), **kwargs})
+
+
+def _model(*hidden, kind=keras.Sequential):
+  return kind([layers.Input((3,)), *hidden, layers.Dense(1)])
+
+
+def _compiled(*hidden, optimizer=None, **kwargs):
+  model = _model(*hidden, kind=tfdp.DPSequential)
+  model.compile(optimizer=optimizer or _optimizer(), loss='mse', **kwargs)
+  return model
+
+
+def _plan(**kwargs):
+  return tfdp.PrivacyPlan(**{**dict(
+      batch_size=8, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-5,
+      population_size=16, sampling=tfdp.sampling.Poisson()), **kwargs})
+
+
+@pytest.mark.parametrize('change,message', [
+    (dict(l2_norm_clip=None), r"Missing \['l2_norm_clip'\]: there is no safe default"),
+    (dict(noise_multiplier=None), 'Missing'), (dict(batch_size=None), 'Missing'),
+    (dict(l2_norm_clip=0.0), '`l2_norm_clip` must be positive and finite. Received'),
+    (dict(l2_norm_clip=float('nan')), '`l2_norm_clip` must be positive'),
+    (dict(noise_multiplier=-1.0), '`noise_multiplier` must be finite and >= 0'),
+    (dict(noise_multiplier=float('inf')), '`noise_multiplier` must be finite'),
+    (dict(batch_size=0), '`batch_size` must be positive'),
+    (dict(adjacency='swap'), '`adjacency` must be one of'),
+    (dict(engine='fast'), '`engine` must be one of'),
+    (dict(accumulation_steps=0), '`accumulation_steps` must be a positive integer'),
+    (dict(clipnorm=1.0), '`clipnorm` cannot be used.*`l2_norm_clip`'),
+    (dict(clipvalue=1.0), '`clipvalue` cannot be used'),
+    (dict(global_clipnorm=1.0), '`global_clipnorm` cannot be used'),
+    (dict(gradient_accumulation_steps=2), '`accumulation_steps`: one noise draw'),
+    (dict(beta_1=1.5), r'`beta_1` must be in \[0, 1\)'),
+])
+def test_bad_arguments(change, message):
+  with pytest.raises(ValueError, match=message):
+    _optimizer(**change)
+
+
+def test_plan_and_noise_multiplier_together_are_refused():
+  with pytest.raises(ValueError, match='come from the plan'):
+    tfdp.DPAdam(plan=_plan(), noise_multiplier=0.1)
+
+
+def test_zero_noise_is_said():
+  with pytest.warns(UserWarning, match='NOT private'):
+    _optimizer(noise_multiplier=0.0)
+
+
+@pytest.mark.parametrize('call', [
+    lambda o, v: o.apply_gradients([(tf.ones_like(v), v)]),
+    lambda o, v: o.apply([tf.ones_like(v)], [v]),
+    lambda o, v: o.compute_gradients(lambda: tf.reduce_sum(v), [v]),
+    lambda o, v: o.minimize(lambda: tf.reduce_sum(v), [v]),
+])
+def test_ready_made_gradients_are_refused(call):
+  variable = _model().trainable_variables[0]
+  before = np.array(variable)
+  with pytest.raises(tfdp.PrivacyError, match='make_private'):
+    call(_optimizer(), variable)
+  np.testing.assert_array_equal(variable, before)
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 3 has no hook in a plain model')
+def test_a_plain_model_on_keras_3_names_the_fix():
+  model = _model()
+  model.compile(optimizer=_optimizer(), loss=keras.losses.MeanSquaredError(reduction='none'))
+  with pytest.raises(tfdp.PrivacyError, match='make_private'):
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.skipif(compat.KERAS_3, reason='plain models train on Keras 2 only')
+class TestPlainModelOnKeras2:
+
+  def test_a_scalar_loss_is_refused(self):
+    model = _model()
+    model.compile(optimizer=_optimizer(), loss='mse')
+    with pytest.raises(tfdp.PrivacyError, match="reduction='none'"):
+      model.fit(X, Y, batch_size=8, verbose=0)
+
+  def test_batch_normalization_is_found(self):
+    model = _model(layers.BatchNormalization())
+    model.compile(optimizer=_optimizer(), loss=keras.losses.MeanSquaredError(reduction='none'))
+    with pytest.raises(tfdp.PrivacyError, match='normalises over the batch'):
+      model.fit(X, Y, batch_size=8, verbose=0)
+
+  def test_it_equals_the_private_model(self):
+    results = []
+    for private in (False, True):
+      keras.utils.set_random_seed(2)
+      model = tfdp.make_private(_model()) if private else _model()
+      model.compile(optimizer=_optimizer(seed=1),
+                    loss=keras.losses.MeanSquaredError(reduction='none'))
+      model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+      results.append(model.get_weights()[0])
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_wrong_batch_size_raises_before_any_step():
+  model = _compiled()
+  before = model.get_weights()[0]
+  with pytest.raises(tfdp.PrivacyError, match=r'batch_size=8.*Received: fit\(batch_size=4\)'):
+    model.fit(X, Y, batch_size=4, verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match='last batch of an epoch would have 7 of 8'):
+    model.fit(X[:15], Y[:15], batch_size=8, verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match='exactly batch_size=8'):
+    model.train_on_batch(X[:4], Y[:4])
+  np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
+@pytest.mark.parametrize('hidden,message', [
+    (lambda: layers.BatchNormalization(), 'normalises over the batch; use LayerNormalization'),
+    (lambda: layers.Dense(4, activity_regularizer='l2'), 'activity_regularizer'),
+])
+def test_layers_that_break_per_example_gradients(hidden, message):
+  with pytest.raises(tfdp.PrivacyError, match=message):
+    tfdp.make_private(_model(hidden()))
+  with pytest.raises(tfdp.PrivacyError, match=message):
+    _compiled(hidden()).fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_the_numeric_probe_finds_a_layer_that_looks_across_the_batch():
+  class Centre(layers.Layer):
+    def call(self, x):
+      return x - tf.reduce_mean(x, 0, keepdims=True)
+
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples'):
+    tfdp.validate_model(_model(Centre()))
+  tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization()))
+
+
+def test_losses_added_in_call_are_found():
+  class Penalty(layers.Layer):
+    def call(self, x):
+      self.add_loss(tf.reduce_sum(x**2))
+      return x
+
+  with pytest.raises(tfdp.PrivacyError, match='add_loss'):
+    tfdp.validate_model(_model(Penalty()))
+
+
+def test_a_private_model_wants_a_private_optimizer():
+  with pytest.raises(ValueError, match='needs a private optimizer'):
+    _model(kind=tfdp.DPSequential).compile(optimizer='adam', loss='mse')
+  with pytest.raises(ValueError, match='loss=None'):
+    model = _model(kind=tfdp.DPSequential)
+    model.compile(optimizer=_optimizer())
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_a_plan_wants_its_own_batches():
+  model = _compiled(optimizer=tfdp.DPAdam(plan=_plan()))
+  shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(16).batch(8)
+  for data in ((X, Y), (shuffled, None)):
+    with pytest.raises(tfdp.PrivacyError, match=r'plan\.batches'):
+      model.fit(*data, verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match=r'plan\.batches'):
+    model.fit(_plan(noise_multiplier=2.0).batches((X, Y)), verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match='covers 4 steps'):
+    model.fit(_plan().batches((X, Y)), epochs=2, verbose=0)
+
+
+def test_more_steps_than_planned_are_refused():
+  model = _compiled(optimizer=tfdp.DPAdam(plan=_plan()))
+  model.fit(_plan().batches((X, Y)), verbose=0)
+  assert model.optimizer.steps_done == 4
+  with pytest.raises(tfdp.PrivacyError, match='4 are done'):
+    model.fit(_plan().batches((X, Y)), verbose=0)
+  before = model.get_weights()[0]
+  with pytest.raises(tf.errors.InvalidArgumentError, match='used up'):
+    model.train_on_batch(X[:8], Y[:8])
+  np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
+def test_a_bare_rule_cannot_be_saved_with_a_model():
+  with pytest.raises(NotImplementedError, match='named class'):
+    tfdp.DPOptimizer(tfdp.rules.dp_adam(), l2_norm_clip=1.0, noise_multiplier=1.0,
+                     batch_size=8).get_config()
+  with pytest.raises(ValueError, match='`rule` must be'):
+    tfdp.DPOptimizer('adam', l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8)
