@@ -33,7 +33,7 @@ class Banded(base.Mechanism):
 
   def __init__(self, bands, steps, *, method='normalized', coefficients=None, workload=None,
                objective='mean'):
-    super().__init__(steps, workload=workload, objective=objective)
+    super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
     if method not in ('normalized', 'optimal'):
       raise ValueError(f"`method` must be 'normalized' or 'optimal'. Received: method={method!r}.")
     if method == 'optimal' and (objective != 'mean' or coefficients is not None):
@@ -43,7 +43,6 @@ class Banded(base.Mechanism):
       base.check_dense(steps)
     self._toeplitz = toeplitz.BandedToeplitz(
         bands, steps, coefficients=coefficients, workload=workload, objective=objective)
-    self.bands = self._toeplitz.bands
     self.method = method
 
   @property
@@ -105,7 +104,7 @@ class Banded(base.Mechanism):
     """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep, else a bound."""
     if k == 1 or self.bands <= min_sep:
       return math.sqrt(k * self._squared_norms(self.rows).max())
-    if self.steps <= sensitivity_lib.GRAM_LIMIT:
+    if self.method == 'optimal' or self.steps <= sensitivity_lib.GRAM_LIMIT:
       return sensitivity_lib.gram_bound(self.strategy(), min_sep, k)
     # All patterns through one column, as if each of the k were the worst one: the
     # last 4 b columns hold every kind of neighbourhood.

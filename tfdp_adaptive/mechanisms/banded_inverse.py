@@ -34,15 +34,14 @@ class BandedInverse(base.ToeplitzMechanism):
 
   def __init__(self, inverse_bands, steps, *, method='optimal', coefficients=None, min_sep=None,
                max_participations=1, workload=None, objective='mean'):
-    super().__init__(steps, workload=workload, objective=objective)
-    base.check_count(inverse_bands=inverse_bands)
+    super().__init__(
+        steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective)
     base.check_participation(min_sep, max_participations)
     if inverse_bands > steps:
       raise ValueError('`inverse_bands` must be at most `steps`. '
                        f'Received: inverse_bands={inverse_bands}, steps={steps}.')
     if method not in ('optimal', 'power'):
       raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
-    self.inverse_bands = int(inverse_bands)
     self.method = method
     self.min_sep = min_sep
     self.max_participations = max_participations
@@ -65,7 +64,7 @@ class BandedInverse(base.ToeplitzMechanism):
     return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
 
   def noising(self, n=None):
-    return base.resized(self.inverse_coefficients, n and self._rows(n))
+    return base.resized(self.inverse_coefficients, None if n is None else self._rows(n))
 
   def passes(self):
     return self.inverse_bands

@@ -44,20 +44,22 @@ class Mechanism(abc.ABC):
     reason: Why `mechanisms.choose` chose it; no part of its identity.
   """
 
+  steps: Optional[int] = None
   bands: Optional[int] = None
   dtype: str = 'float64'
   reason: str = ''
   cached = False  # Whether a design takes long enough to be kept on disk.
 
-  def __init__(self, steps: Optional[int] = None, *, workload=None, objective: str = 'mean'):
-    if steps is not None:
-      check_count(steps=steps)
+  def __init__(self, *, workload=None, objective: str = 'mean', **counts):
+    """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
+    check_count(**counts)
+    for name, value in counts.items():
+      setattr(self, name, int(value))
     workload_lib.check_objective(objective)
-    self.steps = None if steps is None else int(steps)
     self.workload = workload_lib.get(workload)
     self.objective = objective
-    if steps is not None:
-      self.workload.rates(1 if self.workload.is_toeplitz else self.steps)
+    if self.steps is not None:
+      self.workload.check(self.steps)
 
   @abc.abstractmethod
   def design(self) -> Dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ class BLT(base.ToeplitzMechanism):
 
   def __init__(self, buffers, steps, *, weights=None, decays=None, min_sep=None,
                max_participations=1, workload=None, objective='mean'):
-    super().__init__(steps, workload=workload, objective=objective)
+    super().__init__(steps=steps, workload=workload, objective=objective)
     base.check_participation(min_sep, max_participations)
     if buffers:
       base.check_count(buffers=buffers)

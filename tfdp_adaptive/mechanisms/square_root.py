@@ -20,7 +20,7 @@ class SquareRoot(base.ToeplitzMechanism):
   """
 
   def __init__(self, steps, *, workload=None):
-    super().__init__(steps, workload=workload, objective='max')
+    super().__init__(steps=steps, workload=workload, objective='max')
     toeplitz.require_toeplitz(self.workload, 'SquareRoot')
 
   @property

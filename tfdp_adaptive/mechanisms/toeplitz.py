@@ -16,6 +16,7 @@ from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
+_HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
@@ -37,13 +38,11 @@ class BandedToeplitz(base.ToeplitzMechanism):
 
   def __init__(self, bands, steps, *, method='optimal', coefficients=None, workload=None,
                objective='mean'):
-    super().__init__(steps, workload=workload, objective=objective)
-    base.check_count(bands=bands)
+    super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
     if bands > steps:
       raise ValueError(f'`bands` must be at most `steps`. Received: bands={bands}, steps={steps}.')
     if method not in ('optimal', 'square_root'):
       raise ValueError(f"`method` must be 'optimal' or 'square_root'. Received: method={method!r}.")
-    self.bands = int(bands)
     self.method = method
     self._given = check_coefficients(coefficients, bands)
 
@@ -61,7 +60,7 @@ class BandedToeplitz(base.ToeplitzMechanism):
     return {'coefficients': np.asarray(c) / np.linalg.norm(c)}
 
   def strategy(self, n=None):
-    return base.resized(self.coefficients, n and self._rows(n))
+    return base.resized(self.coefficients, None if n is None else self._rows(n))
 
   def noising(self, n=None):
     return reciprocal(self.coefficients, self._rows(n))
@@ -207,7 +206,7 @@ def error_weights(steps, length, objective):
 def pull(c, pulled, x):
   """Gradient in c of a function of `x = a / c` with gradient `pulled` in x."""
   adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
-  if not np.all(np.isfinite(adjoint)):
+  if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]

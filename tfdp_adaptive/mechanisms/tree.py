@@ -26,15 +26,16 @@ class Tree(base.Mechanism):
 
   Args:
     steps: T.
-    variant: 'online' estimates a node from its own and its children's noise,
-      'full' every prefix sum from all nodes seen so far (t + 1 draws at step
-      t), 'naive' from the node's own noise.
+    variant: 'online' estimates a node from its own noise and its children's,
+      'naive' from its own. 'full' is the least-squares estimate of every prefix
+      sum from all nodes of the tree, run as the lower-triangular C with the
+      same C^T C (t + 1 draws at step t).
     restart_every: Steps after which a new tree begins; None for one tree.
     workload: What errors refer to; a `Workload` or its config.
   """
 
   def __init__(self, steps, variant='online', restart_every=None, *, workload=None):
-    super().__init__(steps, workload=workload)
+    super().__init__(steps=steps, workload=workload)
     if variant not in VARIANTS:
       raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
     if restart_every is not None:

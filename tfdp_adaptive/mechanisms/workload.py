@@ -47,14 +47,16 @@ class Workload:
     powers = self.momentum ** np.arange(1, n + 1)
     return (1 - powers) / (1 - self.momentum)
 
+  def check(self, steps: int):
+    """Raises unless there is a learning rate for every step."""
+    if not self.is_toeplitz and len(self.learning_rates) < steps:
+      raise ValueError(f'`learning_rates` must have a value for each of {steps} steps. '
+                       f'Received: {len(self.learning_rates)} values.')
+
   def rates(self, n: int) -> np.ndarray:
     """[n] learning rates."""
-    if self.is_toeplitz:
-      return np.ones(n)
-    if n > len(self.learning_rates):
-      raise ValueError(f'`learning_rates` must have one value for each of {n} steps. '
-                       f'Received: {len(self.learning_rates)} values.')
-    return np.asarray(self.learning_rates[:n])
+    self.check(n)
+    return np.ones(n) if self.is_toeplitz else np.asarray(self.learning_rates[:n])
 
   def apply(self, x: np.ndarray) -> np.ndarray:
     """`A @ x` for x of shape [n, ...]."""

@@ -1,0 +1,8 @@
+"""Designs of these tests are made anew: nothing is read from the user's cache."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch):
+  monkeypatch.setenv('TFDP_MECHANISM_CACHE', 'off')

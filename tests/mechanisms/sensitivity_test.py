@@ -1,0 +1,198 @@
+"""Sensitivities against all participation patterns, written out."""
+
+import itertools
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import blt_design
+from tfdp_adaptive.mechanisms import sensitivity
+
+PATTERNS = [(1, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 4), (4, 3), (1, 10), (9, 2)]
+DECREASING = (1.0, .6, .5, .3, .3, .1)
+NOT_DECREASING = (1.0, .2, .9, -.4, .7, .1)
+
+
+def brute_force(c, min_sep, k):
+  """Largest `||C u||` over u with entries -1, 0, 1 whose support is a pattern."""
+  n = c.shape[1]
+  worst = 0.0
+  for size in range(1, k + 1):
+    signs = np.array([(1, *s) for s in itertools.product((-1, 1), repeat=min(size, 5) - 1)])
+    for pattern in itertools.combinations(range(n), size):
+      if min(np.diff(pattern), default=np.inf) >= min_sep:
+        columns = c[:, list(pattern)]
+        if size <= 5:
+          worst = max(worst, np.linalg.norm(columns @ signs.T, axis=0).max())
+        else:
+          worst = max(worst, np.linalg.norm(columns.sum(axis=1)))
+  return worst
+
+
+def toeplitz(c, n):
+  return base.toeplitz_matrix(np.asarray(c), n)
+
+
+@pytest.mark.parametrize('n', [1, 7, 10])
+@pytest.mark.parametrize('min_sep,k', PATTERNS)
+@pytest.mark.parametrize('bands', [1, 2, 4, 6])
+def test_decreasing_toeplitz_is_exact(n, min_sep, k, bands):
+  c = np.array(DECREASING[:bands])
+  expected = brute_force(toeplitz(c, n), min_sep, k)
+  assert sensitivity.toeplitz(c, n, min_sep, k) == pytest.approx(expected, rel=1e-12)
+  assert sensitivity.equal_spacing(c, n, min_sep, k) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize('min_sep,k', PATTERNS)
+def test_equal_spacing_refuses_what_it_would_underestimate(min_sep, k):
+  for c in (np.array(NOT_DECREASING), np.array([1., .5, -.1]), np.array([.5, .6])):
+    with pytest.raises(ValueError, match='non-increasing'):
+      sensitivity.equal_spacing(c, 10, min_sep, k)
+    assert (sensitivity.toeplitz(c, 10, min_sep, k) * (1 + 1e-12)
+            >= brute_force(toeplitz(c, 10), min_sep, k))
+
+
+def test_the_equally_spaced_pattern_need_not_be_the_worst():
+  c = np.array([1., 0., 0., 1.])
+  equally_spaced = np.linalg.norm(sensitivity.equal_spacing_column(c, 10, 2, 2))
+  worst = brute_force(toeplitz(c, 10), 2, 2)
+  assert equally_spaced < .82 * worst
+  assert sensitivity.toeplitz(c, 10, 2, 2) >= worst
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    st.lists(st.floats(-1, 1), min_size=36, max_size=36), st.integers(1, 8), st.integers(1, 8),
+    st.integers(1, 8))
+def test_any_matrix_is_never_underestimated(values, bands, min_sep, k):
+  n = 8
+  c = np.zeros((n, n))
+  c[np.tril_indices(n)] = values
+  c = np.where(np.tri(n, k=-bands), 0.0, c)
+  worst = brute_force(c, min_sep, k)
+  bound = sensitivity.general(c, min_sep, k)
+  assert bound >= worst * (1 - 1e-12)
+  if k == 1 or bands <= min_sep:
+    assert bound == pytest.approx(worst, rel=1e-12)
+
+
+def test_best_pattern_is_the_best():
+  rng = np.random.default_rng(0)
+  for _ in range(50):
+    n, b, k = rng.integers(1, 9), rng.integers(1, 5), rng.integers(1, 6)
+    values = rng.uniform(size=n)
+    expected = max(values[list(p)].sum() for size in range(k + 1)
+                   for p in itertools.combinations(range(n), size)
+                   if min(np.diff(p), default=np.inf) >= b)
+    assert sensitivity.best_pattern(values, b, k) == pytest.approx(expected)
+
+
+MECHANISMS = [
+    mechanisms.IndependentGaussian(),
+    mechanisms.BandedToeplitz(3, 10),
+    mechanisms.BandedToeplitz(6, 10, coefficients=NOT_DECREASING),
+    mechanisms.Banded(3, 10),
+    mechanisms.Banded(6, 10, coefficients=NOT_DECREASING),
+    mechanisms.Banded(3, 10, method='optimal'),
+    mechanisms.BLT(2, 10),
+    mechanisms.BLT(2, 10, weights=[.9, .8], decays=[.9, .2]),
+    mechanisms.BandedInverse(2, 10),
+    mechanisms.BandedInverse(4, 10, min_sep=3, max_participations=3),
+    mechanisms.BandedInverse(3, 10, coefficients=[1., -.2, -.7]),
+    mechanisms.SquareRoot(10),
+    mechanisms.Dense(10),
+    mechanisms.Tree(10),
+    mechanisms.Tree(10, 'naive', restart_every=4),
+    mechanisms.Tree(10, 'full'),
+    mechanisms.Tree(10, 'full', restart_every=4),
+]
+# How far above the truth a bound may be; 1 for exact ones. A bound that is not
+# exact loses accuracy, not privacy.
+LOOSEST = {'Banded': 1.6, 'BandedToeplitz': 1.6, 'BLT': 1.25, 'BandedInverse': 1.4, 'Dense': 1.1,
+           'Tree': 1.15}
+
+
+@pytest.mark.parametrize('dtype', ['float64', 'float32', 'float16'])
+@pytest.mark.parametrize('mechanism', MECHANISMS, ids=repr)
+def test_every_mechanism_covers_all_patterns(mechanism, dtype):
+  mechanism = mechanism.rounded(dtype)
+  c = mechanism.materialize(10)
+  for min_sep, k in PATTERNS:
+    worst = brute_force(c, min_sep, k)
+    found = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
+    assert found >= worst * (1 - 1e-12)
+    loosest = LOOSEST.get(type(mechanism).__name__, 1 + 1e-9)
+    if k == 1 or (mechanism.bands or 10) <= min_sep:
+      # Columns of `Banded` have norm one up to rounding, and count as the longest.
+      loosest = 1 + 1e-9 if dtype == 'float64' else 1.001
+    assert found <= worst * loosest
+
+
+@pytest.mark.parametrize('mechanism', [
+    mechanisms.Banded(2, 10), mechanisms.Banded(2, 10, coefficients=[1., -.8]),
+    mechanisms.Banded(2, 10, method='optimal'),
+    mechanisms.Tree(10), mechanisms.Tree(10, restart_every=4), mechanisms.Tree(10, 'full')],
+    ids=repr)
+def test_the_bounds_of_long_runs_hold_too(mechanism, monkeypatch):
+  monkeypatch.setattr(sensitivity, 'GRAM_LIMIT', 0)
+  for dtype in ('float64', 'float16'):
+    mechanism = mechanism.rounded(dtype)
+    for min_sep, k in PATTERNS:
+      worst = brute_force(mechanism.materialize(10), min_sep, k)
+      found = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
+      assert worst * (1 - 1e-12) <= found <= worst * 1.6
+
+
+@pytest.mark.parametrize('steps,min_sep,k', [
+    (1, 1, 1), (2, 1, 2), (50, 1, 50), (500, 1, 500), (500, 7, 3), (500, 7, 71), (500, 7, 72),
+    (500, 100, 5), (499, 100, 5), (500, 499, 2), (500, 40, 12)])
+def test_blt_in_closed_form(steps, min_sep, k):
+  weights, decays = np.array([.3, .2, .1]), np.array([.999, .9, .1])
+  c = blt_design.coefficients(.8, weights, decays, steps)
+  k = sensitivity.most_participations(steps, min_sep, k)
+  expected = sensitivity.equal_spacing(c, steps, min_sep, k)
+  found = blt_design.sensitivity(.8, weights, decays, steps, min_sep, k)
+  assert found == pytest.approx(expected, rel=1e-11)
+
+
+def test_the_closed_form_is_used_for_decreasing_c_only(monkeypatch):
+  from tfdp_adaptive.mechanisms import blt  # pylint: disable=g-import-not-at-top
+  good = mechanisms.BLT(2, 100, weights=[.3, .2], decays=[.9, .5])
+  bad = mechanisms.BLT(2, 100, weights=[.9, .8], decays=[.9, .5])
+  written_out = good.sensitivity(min_sep=5, max_participations=4)
+  assert bad.sensitivity(min_sep=5, max_participations=4) > 0
+  monkeypatch.setattr(blt, '_LONGEST', 10)
+  closed = good.sensitivity(min_sep=5, max_participations=4)
+  assert closed == pytest.approx(written_out, rel=1e-12)
+  with pytest.raises(ValueError, match='at most one'):
+    bad.sensitivity(min_sep=5, max_participations=4)
+
+
+def test_rounding_is_part_of_the_sensitivity():
+  designed = mechanisms.BLT(3, 5_000)
+  run = designed.rounded('float16')
+  assert designed.sensitivity() == pytest.approx(1, abs=1e-12)
+  rounded = [np.asarray(x).astype(np.float16).astype(float)
+             for x in (designed.output_scale, designed.weights, designed.decays)]
+  c = blt_design.coefficients(*rounded, 5_000)
+  assert run.sensitivity() == pytest.approx(np.linalg.norm(c), rel=1e-12)
+  assert abs(run.sensitivity() - 1) > .01
+
+
+@pytest.mark.parametrize('arguments', [
+    dict(max_participations=2), dict(max_participations=0, min_sep=1),
+    dict(max_participations=2, min_sep=0), dict(max_participations=1.5, min_sep=1),
+    dict(max_participations=2, min_sep=2.5), dict(max_participations='2', min_sep=1)])
+def test_participation_is_not_guessed(arguments):
+  with pytest.raises(ValueError, match='must be'):
+    mechanisms.BandedToeplitz(2, 10).sensitivity(**arguments)
+
+
+def test_participations_beyond_the_run_do_not_count():
+  mechanism = mechanisms.BandedToeplitz(2, 10)
+  assert (mechanism.sensitivity(min_sep=5, max_participations=10**9)
+          == mechanism.sensitivity(min_sep=5, max_participations=2))
