@@ -61,3 +61,43 @@ def test_sequence_embedding_normalization():
   x = ids(6, 3)
   model(x)
   oracle.check(randomized(model), x)
+
+
+@pytest.mark.parametrize('layer', [
+    layers.Conv2D(3, 2), layers.Conv2D(9, 3, padding='same', strides=2),
+    layers.Conv2D(4, (2, 3), dilation_rate=2, padding='same', use_bias=False),
+    layers.Conv2D(6, 2, groups=3), layers.Conv2D(12, 2, padding='same', activation='relu'),
+], ids=str)
+def test_convolution_2d(layer):
+  model = keras.Sequential([layer, layers.Conv2D(2, 2, activation='tanh'), layers.Flatten(),
+                            layers.Dense(2)])
+  x = floats(4, 7, 6, 12 if layer.filters == 12 else 3)
+  model(x)
+  oracle.check(randomized(model), x)
+
+
+@pytest.mark.parametrize('equation, output, bias', [
+    ('abc,cd->abd', (3, 5), 'd'), ('abc,cde->abde', (3, 2, 5), 'de'), ('abc,cde->abde', (3, 2, 5), 'e'),
+    ('abc,bcd->abd', (3, 5), 'bd'), ('...c,dc->...d', 5, None), ('abc,cd->ad', (5,), 'd'),
+    ('abc,dbce->aed', (5, 2), 'ed')])
+def test_einsum_dense(equation, output, bias):
+  model = keras.Sequential([
+      layers.EinsumDense(equation, output, bias_axes=bias, activation='tanh')])
+  x = floats(5, 3, 4)
+  model(x)
+  oracle.check(randomized(model), x)
+
+
+def transformer():
+  x = inputs = keras.Input((3,), dtype='int32')
+  x = layers.Embedding(7, 8)(x)
+  y = layers.LayerNormalization()(x)
+  y = layers.MultiHeadAttention(2, 4)(y, y, use_causal_mask=True)
+  x = layers.Add()([x, y])
+  y = layers.Dense(12, activation='gelu')(layers.LayerNormalization()(x))
+  x = layers.Add()([x, layers.Dense(8)(y)])
+  return keras.Model(inputs, layers.Dense(7)(x))
+
+
+def test_attention():
+  oracle.check(randomized(transformer()), ids(5, 3))

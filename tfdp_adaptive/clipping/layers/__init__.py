@@ -1,5 +1,7 @@
 """One file per kind of layer: the factors of its per-example gradients."""
 
+from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.clipping.layers import dense
+from tfdp_adaptive.clipping.layers import einsum_dense
 from tfdp_adaptive.clipping.layers import embedding
 from tfdp_adaptive.clipping.layers import normalization

@@ -26,9 +26,17 @@ def wide(dtype):
   return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
+def summed_to(errors, shape):
+  """The factor of a variable of `shape` that is broadcast and added."""
+  offset = errors.shape.rank - len(shape)
+  axes = [i for i in range(1, errors.shape.rank) if i < offset or shape[i - offset] == 1]
+  total = tf.reduce_sum(errors, axes) if axes else errors
+  return factors.Explicit(tf.reshape(total, (-1,) + shape))
+
+
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation)
 def dense(layer, call, errors):
   inputs, errors = sequence(call.inputs), sequence(errors)
   yield layer.kernel, factors.Outer(inputs, errors, tuple(layer.kernel.shape))
   if layer.bias is not None:
-    yield layer.bias, factors.Explicit(tf.reduce_sum(errors, 1))
+    yield layer.bias, summed_to(errors, tuple(layer.bias.shape))

@@ -69,6 +69,8 @@ def at_output(layer, function, watch, args, kwargs):
 def at_activation(layer, function, watch, args, kwargs):
   """Tap: what the layer hands to its `activation`."""
   taps, activation = [], layer.activation
+  if activation is None:
+    return at_output(layer, function, watch, args, kwargs)
 
   def tapped(x):
     watch(x)
