@@ -26,7 +26,7 @@ _FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that der
         '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
 
 
-class PrivacyError(RuntimeError):
+class PrivacyError(Exception):
   """Going on would void the privacy guarantee."""
 
 
