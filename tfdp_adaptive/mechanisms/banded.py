@@ -53,6 +53,9 @@ class Banded(base.Mechanism):
     """
     return self.arrays['rows']
 
+  def shapes(self):
+    return {'rows': (self.steps if self.method == 'optimal' else self.bands, self.bands)}
+
   def design(self):
     c = self._toeplitz.coefficients
     rows = np.tile(c, (self.bands, 1))

@@ -36,21 +36,22 @@ class BandedInverse(base.ToeplitzMechanism):
                max_participations=1, workload=None, objective='mean'):
     super().__init__(
         steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective)
-    base.check_participation(min_sep, max_participations)
     if inverse_bands > steps:
       raise ValueError('`inverse_bands` must be at most `steps`. '
                        f'Received: inverse_bands={inverse_bands}, steps={steps}.')
     if method not in ('optimal', 'power'):
       raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
     self.method = method
-    self.min_sep = min_sep
-    self.max_participations = max_participations
+    self.min_sep, self.max_participations = base.check_participation(min_sep, max_participations)
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
     """[inverse_bands] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
     return self.arrays['inverse_coefficients']
+
+  def shapes(self):
+    return {'inverse_coefficients': (self.inverse_bands,)}
 
   def design(self):
     d = self._given

@@ -17,7 +17,7 @@ import copy
 import functools
 import json
 import math
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 import numpy as np
 from scipy import linalg
@@ -103,8 +103,16 @@ class Mechanism(abc.ABC):
     self.check_arrays(arrays)
     return arrays
 
+  @abc.abstractmethod
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
+    """Of `arrays`."""
+
   def check_arrays(self, arrays):
-    """Raises if C or C^-1 cannot be computed from the (rounded, or loaded) numbers."""
+    """Raises if (rounded, or loaded) numbers do not define C and C^-1."""
+    found = {name: np.shape(value) for name, value in arrays.items()}
+    if found != self.shapes() or not all(np.all(np.isfinite(a)) for a in arrays.values()):
+      raise ValueError(f'The numbers of {self!r} must be finite in {self.dtype}, of shapes '
+                       f'{self.shapes()}. Received: shapes {found}.')
 
   def rounded(self, dtype='float32') -> 'Mechanism':
     """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
@@ -136,9 +144,8 @@ class Mechanism(abc.ABC):
         `max_participations` > 1.
       max_participations: Largest number k of steps it takes part in.
     """
-    check_participation(min_sep, max_participations)
-    k = int(max_participations)
-    min_sep = int(min_sep or 1)
+    min_sep, k = check_participation(min_sep, max_participations)
+    min_sep = min_sep or 1
     if self.steps is not None:
       k = sensitivity_lib.most_participations(self.steps, min_sep, k)
     return float(self._sensitivity(min_sep, k))
@@ -243,6 +250,13 @@ class MatrixMechanism(Mechanism):
     """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
     return self.arrays['inverse_rows']
 
+  def shapes(self):
+    return {'inverse_rows': (self.steps, self.steps)}
+
+  def check_arrays(self, arrays):
+    super().check_arrays(arrays)
+    check_lower(arrays['inverse_rows'])
+
   @functools.cached_property
   def _matrix(self):
     return invert_lower(self.inverse_rows)
@@ -268,6 +282,11 @@ class MatrixMechanism(Mechanism):
 def invert_lower(matrix: np.ndarray) -> np.ndarray:
   """Inverse of a lower-triangular matrix."""
   return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
+
+
+def check_lower(matrix):
+  if np.any(np.triu(matrix, 1)) or not np.all(np.diagonal(matrix) > 0):
+    raise ValueError('C^-1 must be lower triangular with positive diagonal.')
 
 
 def factor_gram(gram: np.ndarray) -> np.ndarray:
@@ -302,7 +321,7 @@ def check_dense(n):
 
 
 def check_participation(min_sep, max_participations):
-  """Raises unless (min_sep, max_participations) is a participation pattern."""
+  """(min_sep, max_participations) as integers; raises unless they are a pattern."""
   check_count(max_participations=max_participations)
   if max_participations > 1 and min_sep is None:
     raise ValueError(
@@ -311,6 +330,7 @@ def check_participation(min_sep, max_participations):
         'min_sep=None.')
   if min_sep is not None:
     check_count(min_sep=min_sep)
+  return min_sep and int(min_sep), int(max_participations)
 
 
 def check_count(**counts):
@@ -324,7 +344,5 @@ def check_count(**counts):
 def _frozen(value, dtype):
   with np.errstate(over='ignore'):
     result = np.asarray(value, np.float64).astype(dtype).astype(np.float64)
-  if not np.all(np.isfinite(result)):
-    raise ValueError(f'The designed coefficients must be finite in {dtype}; use a wider type.')
   result.setflags(write=False)
   return result

@@ -35,12 +35,10 @@ class BLT(base.ToeplitzMechanism):
   def __init__(self, buffers, steps, *, weights=None, decays=None, min_sep=None,
                max_participations=1, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
-    base.check_participation(min_sep, max_participations)
     if buffers:
       base.check_count(buffers=buffers)
     self.buffers = int(buffers)
-    self.min_sep = min_sep
-    self.max_participations = max_participations
+    self.min_sep, self.max_participations = base.check_participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)
 
   @property
@@ -68,6 +66,9 @@ class BLT(base.ToeplitzMechanism):
     """[buffers] phi, the decays of C^-1; they interlace with those of C."""
     return blt_design.invert(self.weights, self.decays)[1]
 
+  def shapes(self):
+    return {'output_scale': (), 'weights': (self.buffers,), 'decays': (self.buffers,)}
+
   def design(self):
     if self._given is not None:
       weights, decays = map(np.asarray, self._given)
@@ -79,6 +80,7 @@ class BLT(base.ToeplitzMechanism):
     return {'output_scale': 1 / norm, 'weights': weights, 'decays': decays}
 
   def check_arrays(self, arrays):
+    super().check_arrays(arrays)
     decays = arrays['decays']
     if np.any(decays >= 1) or np.any(decays <= 0) or np.any(np.diff(decays) >= 0):
       raise ValueError(f'`dtype` must tell the decays from one another and from 1. Received: '

@@ -18,6 +18,9 @@ class IndependentGaussian(base.ToeplitzMechanism):
   def design(self):
     return {}
 
+  def shapes(self):
+    return {}
+
   def strategy(self, n=None):
     return base.resized(np.ones(1), n)
 

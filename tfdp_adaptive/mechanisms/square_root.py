@@ -28,6 +28,9 @@ class SquareRoot(base.ToeplitzMechanism):
     """[steps] first column of C^-1: `x_t = sum_{k<=t} inverse_coefficients[k] z_{t-k}`."""
     return self.arrays['inverse_coefficients']
 
+  def shapes(self):
+    return {'inverse_coefficients': (self.steps,)}
+
   def design(self):
     c = toeplitz.square_root(self.workload, self.steps)
     # A^-1 = (1 - x)(1 - beta x), times A^(1/2), is A^(-1/2).

@@ -120,8 +120,7 @@ def _write(path, text):
 
 
 def _check(mechanism):
-  if not all(np.all(np.isfinite(array)) for array in mechanism.arrays.values()):
-    raise ValueError('The numbers of a mechanism must be finite.')
+  mechanism.check_arrays(mechanism.arrays)
   norm = mechanism.sensitivity()
   if not abs(norm - 1) <= NORM_TOLERANCE:
     raise ValueError(f'The strategy must have maximal column norm one. Received: {norm}.')

@@ -51,6 +51,9 @@ class BandedToeplitz(base.ToeplitzMechanism):
     """[bands] c: `x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0`."""
     return self.arrays['coefficients']
 
+  def shapes(self):
+    return {'coefficients': (self.bands,)}
+
   def design(self):
     c = self._given
     if c is None:

@@ -73,6 +73,16 @@ class Tree(base.Mechanism):
     """[block, block] C^-1 of one tree; variant 'full' only."""
     return self.arrays['inverse_rows']
 
+  def shapes(self):
+    if self.variant == 'full':
+      return {'inverse_rows': (self.block, self.block)}
+    return {'level_weights': (self.levels,), 'node_scale': ()}
+
+  def check_arrays(self, arrays):
+    super().check_arrays(arrays)
+    if self.variant == 'full':
+      base.check_lower(arrays['inverse_rows'])
+
   def design(self):
     if self.variant == 'full':
       nodes = _nodes(self.block) / math.sqrt(self.levels)

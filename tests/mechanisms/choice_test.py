@@ -1,0 +1,80 @@
+"""What is chosen for a plan, can be accounted for, and is the best of the candidates."""
+
+import dataclasses
+
+import pytest
+
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sampling
+
+
+def make_plan(scheme, steps=300, batch_size=100, population_size=10_000):
+  return plan_lib.PrivacyPlan(
+      batch_size=batch_size, steps=steps, l2_norm_clip=1., noise_multiplier=2.,
+      target_delta=1e-6, population_size=population_size, sampling=scheme)
+
+
+@pytest.mark.parametrize('scheme,memory,kind,bands', [
+    (sampling.Poisson(), 32, 'IndependentGaussian', 1),
+    (sampling.CyclicPoisson(cycle=1), 32, 'IndependentGaussian', 1),
+    (sampling.CyclicPoisson(cycle=20), 0, 'IndependentGaussian', 1),
+    (sampling.CyclicPoisson(cycle=20), 32, 'BandedToeplitz', 20),
+    (sampling.CyclicPoisson(cycle=100), 32, 'BandedToeplitz', 33),
+    (sampling.FixedOrder(), 32, 'BLT', None),
+    (sampling.FixedOrder(), 2, 'BLT', None),
+    (sampling.FixedOrder(), 0, 'BandedInverse', None),
+    (sampling.FixedOrder(), 100, 'BandedToeplitz', 100),
+    (sampling.BallsInBins(cycle=100), 32, 'BLT', None),
+], ids=str)
+def test_choice(scheme, memory, kind, bands):
+  plan = make_plan(scheme)
+  chosen = mechanisms.choose(plan, memory=memory)
+  assert type(chosen).__name__ == kind and chosen.bands == bands
+  assert chosen.memory() <= memory
+  assert len(chosen.reason) > 40 and chosen.reason.endswith('.')
+  run = dataclasses.replace(plan, mechanism=chosen)  # Accountable, or it raises.
+  assert run.amplified == (kind in ('IndependentGaussian', 'BandedToeplitz') and
+                           isinstance(scheme, (sampling.Poisson, sampling.CyclicPoisson)))
+  assert 0 < run.epsilon() < 20
+
+
+def test_without_amplification_it_is_the_least_error_that_fits():
+  plan = make_plan(sampling.FixedOrder())
+  min_sep, k = plan.participation()
+  assert (min_sep, k) == (100, 3)
+  pattern = dict(min_sep=min_sep, max_participations=k)
+  chosen = mechanisms.choose(plan)
+  for other in (mechanisms.BandedToeplitz(33, 300), mechanisms.Tree(300),
+                mechanisms.BLT(1, 300, **pattern), mechanisms.BandedInverse(4, 300, **pattern)):
+    assert chosen.rmse(**pattern) < other.rmse(**pattern)
+  assert f'{chosen.rmse(**pattern):.4g}' in chosen.reason
+
+
+def test_one_epoch_needs_no_bands():
+  plan = make_plan(sampling.FixedOrder(), steps=100)
+  assert isinstance(mechanisms.choose(plan, memory=1000), mechanisms.BLT)
+
+
+def test_one_step_has_nothing_to_correlate():
+  plan = make_plan(sampling.FixedOrder(), steps=1)
+  assert isinstance(mechanisms.choose(plan), mechanisms.IndependentGaussian)
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max', 'last'])
+def test_workload_and_objective_are_passed_on(objective):
+  workload = mechanisms.Workload(.9)
+  chosen = mechanisms.choose(
+      make_plan(sampling.FixedOrder(), steps=40), workload=workload, objective=objective)
+  assert chosen.workload == workload and chosen.objective == objective
+
+
+def test_the_reason_is_not_part_of_the_mechanism():
+  plan = make_plan(sampling.CyclicPoisson(cycle=20))
+  assert mechanisms.choose(plan) == mechanisms.BandedToeplitz(20, 300)
+
+
+@pytest.mark.parametrize('memory', [-1, 1.5, True])
+def test_memory_is_a_count(memory):
+  with pytest.raises(ValueError, match='`memory`'):
+    mechanisms.choose(make_plan(sampling.FixedOrder()), memory=memory)
