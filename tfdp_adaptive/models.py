@@ -76,7 +76,7 @@ class DPModel:
     result = []
 
     def collect(asks, queries, clips):
-      engine = engines.choose(optimizer.engine, self, asks)
+      engine = engines.choose(optimizer.engine, self, asks, x)
       run = chunks.chunked(engine, optimizer.accumulation_steps)
       clipped = run(self, example_loss, batch, asks, queries, clips)
       result.append(clipped)

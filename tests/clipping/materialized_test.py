@@ -165,7 +165,7 @@ def test_every_example_gets_its_own_dropout_mask_and_a_fresh_one_each_step():
 
   @tf.function
   def outputs():
-    engine = engines.choose('materialized', model, (base.Ask(),))
+    engine = engines.choose('materialized', model, (base.Ask(),), batch.x)
     return engine(model, losses.ExampleLoss('mse'), batch, (base.Ask(),), (base.Query(),),
                   (tf.constant(1.0),)).outputs
 

@@ -1,20 +1,28 @@
 """Which engine clips a model's gradients."""
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import materialized
 
 ENGINES = ('auto', 'bookkeeping', 'materialized', 'loop')
 
 
-def choose(name, model, asks):
+def choose(name, model, asks, x):
   """The engine `name`, or the fastest one that can do it for 'auto'.
+
+  Args:
+    name: One of `ENGINES`.
+    model: A built Keras model.
+    asks: The rule's asks; projections other than rescaling need every record.
+    x: Nest of inputs.
 
   Raises:
     ValueError: If the engine is unknown.
   """
   if name not in ENGINES:
     raise ValueError(f'`engine` must be one of {ENGINES}. Received: engine={name!r}.')
-  del asks
+  if name == 'bookkeeping' or name == 'auto' and bookkeeping.supports(model, x, asks)[0]:
+    return bookkeeping.engine
   if name == 'loop' or _must_loop(model):
     return materialized.looped
   return materialized.vectorized
