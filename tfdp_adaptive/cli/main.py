@@ -15,6 +15,7 @@ COMMANDS = {
     'compare': 'train with each private optimizer, example by example, and compare',
     'federated': 'train over users with TensorFlow Federated and compare',
     'privacy': 'epsilon of a plan, or the noise multiplier for a target',
+    'mechanism': 'design correlated noise, beside the alternatives',
 }
 
 

@@ -1,0 +1,240 @@
+"""`tfdp mechanism`: design a noise mechanism and see it beside the alternatives."""
+
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.mechanisms import progress
+
+# name -> (what SIZE means, or None; constructor from steps, size and design options).
+KINDS = {
+    'independent': (None, lambda steps, size, design: mechanisms.IndependentGaussian(
+        workload=design['workload'])),
+    'tree': (None, lambda steps, size, design: mechanisms.Tree(
+        steps, workload=design['workload'])),
+    'tree-full': (None, lambda steps, size, design: mechanisms.Tree(
+        steps, 'full', workload=design['workload'])),
+    'square-root': (None, lambda steps, size, design: mechanisms.SquareRoot(
+        steps, workload=design['workload'])),
+    'banded-toeplitz': ('bands', lambda steps, size, design: mechanisms.BandedToeplitz(
+        size, steps, **_plain(design))),
+    'banded': ('bands', lambda steps, size, design: mechanisms.Banded(
+        size, steps, **_plain(design))),
+    'banded-optimal': ('bands', lambda steps, size, design: mechanisms.Banded(
+        size, steps, method='optimal', **_plain(design))),
+    'banded-inverse': ('bands of the inverse', lambda steps, size, design:
+                       mechanisms.BandedInverse(size, steps, **design)),
+    'blt': ('buffers', lambda steps, size, design: mechanisms.BLT(size, steps, **design)),
+    'dense': (None, lambda steps, size, design: mechanisms.Dense(steps, **_plain(design))),
+}
+_PLOTTED = 1 << 20  # First steps that are drawn of longer runs.
+_MEASURED_PASSES = 64  # Streams that draw more rows per step are not timed.
+_COLUMNS = ('mechanism', 'mean error', 'max error', 'of independent', 'sensitivity', 'rows kept',
+            'draws/step', 'design s')
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser(
+      'mechanism', description=__doc__,
+      epilog='NAME is one of ' + ', '.join(
+          name if size is None else f'{name}:{size.replace(" ", "-").upper()}'
+          for name, (size, _) in KINDS.items())
+      + '. Errors are those of the prefix sums of gradients (the iterates of SGD, with --momentum) '
+      'per unit noise multiplier and clip norm, sensitivity included.')
+  add = parser.add_argument
+  add('--steps', type=options.positive_int, required=True, metavar='T')
+  add('--design', default='blt:4', metavar='NAME[:SIZE]',
+      help='the mechanism to save (default: %(default)s)')
+  add('--beside', metavar='NAME[:SIZE],...',
+      help='alternatives to show; "none" for none (default: those that fit the number of steps)')
+  add('--min-sep', type=options.positive_int, metavar='B',
+      help='smallest number of steps between two participations of a record')
+  add('--max-participations', type=options.positive_int, default=1, metavar='K',
+      help='largest number of steps a record takes part in (default: %(default)s)')
+  add('--momentum', type=float, default=0.0, metavar='M',
+      help='of the optimizer whose iterates must be accurate (default: %(default)s)')
+  add('--objective', choices=('mean', 'max', 'last'), default='mean',
+      help='the error to minimize (default: %(default)s)')
+  add('--parameters', type=options.positive_int, metavar='P',
+      help='also show the memory for so many parameters, and time the streams on this machine')
+  add('--out', type=pathlib.Path, metavar='DIR',
+      help='folder for mechanism.json, results.json and errors.png (default: runs/<time>)')
+  add('--json', action='store_true', help='print the results as JSON instead of a table')
+  return parser
+
+
+def run(arguments):
+  try:
+    rows = [_row(name, mechanism, arguments) for name, mechanism in _designs(arguments)]
+  except ValueError as error:
+    raise options.UsageError(str(error)) from error
+  bound = lower_bound(arguments)
+  folder = arguments.out or pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S'))
+  paths = _save(folder, rows, bound, arguments)
+  if arguments.json:
+    print(_json(rows, bound, arguments))
+  else:
+    print(table(rows))
+    print(f'\nNo mechanism has a mean error below {bound:.6g}.' if bound else '')
+    print(f'{rows[0]["mechanism"]} is in mechanism.json: tfdp.mechanisms.load(...).\n')
+  print('\n'.join(map(str, paths)), file=sys.stderr if arguments.json else sys.stdout)
+
+
+def parse(text):
+  """`(name, size)` of `NAME[:SIZE]`."""
+  name, _, size = text.strip().partition(':')
+  if name not in KINDS:
+    raise options.UsageError(f'A mechanism must be one of {", ".join(KINDS)}. Received: {text}')
+  meaning = KINDS[name][0]
+  if (meaning is None) != (not size) or (size and not size.isdigit()):
+    wanted = f'{name}:SIZE, SIZE being the number of {meaning}' if meaning else name
+    raise options.UsageError(f'The mechanism must be given as {wanted}. Received: {text}')
+  return name, int(size or 0)
+
+
+def alternatives(steps):
+  """Names that fit a number of steps."""
+  names = ['independent', 'tree', 'banded-inverse:4', 'blt:2', 'blt:3', 'blt:4']
+  names += [f'banded-toeplitz:{bands}' for bands in (4, 16, 64) if bands < steps]
+  if steps <= 4096:
+    names += ['square-root']
+  if steps <= 256:
+    names += ['dense']
+  return [name for name in names if steps >= 4 or name == 'independent']
+
+
+def lower_bound(arguments):
+  """Of the mean error for prefix sums: `sqrt(k) ||A||_* / T`; None where it is not known."""
+  steps, k = arguments.steps, arguments.max_participations
+  if arguments.momentum or steps > 10**7 or (k > 1 and steps != k * arguments.min_sep):
+    return None
+  j = np.arange(1, steps + 1)
+  return float(np.sqrt(k) * np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * steps + 2)))) / steps)
+
+
+def table(rows):
+  """Aligned text; ratios are to independent noise."""
+  columns = _COLUMNS + tuple(key for key in ('MB', 'ms/step') if key in rows[0])
+  cells = [columns] + [tuple(_cell(row[column]) for column in columns) for row in rows]
+  widths = [max(map(len, column)) for column in zip(*cells)]
+  lines = ['  '.join(cell.rjust(width) if i else cell.ljust(width)
+                     for i, (cell, width) in enumerate(zip(line, widths))) for line in cells]
+  lines.insert(1, '-' * len(lines[0]))
+  return '\n'.join(lines)
+
+
+def _cell(value):
+  if value is None:
+    return '-'
+  if isinstance(value, float):
+    return f'{value:.4f}' if 1e-3 <= value < 1e4 else f'{value:.2g}'
+  return str(value)
+
+
+def _designs(arguments):
+  """`(name, mechanism)` of the one to save, then of all others."""
+  beside = arguments.beside
+  names = (alternatives(arguments.steps) if beside is None else
+           [] if beside == 'none' else beside.split(','))
+  wanted = dict.fromkeys(parse(text) for text in [arguments.design] + names)
+  design = dict(
+      min_sep=arguments.min_sep, max_participations=arguments.max_participations,
+      workload=mechanisms.Workload(arguments.momentum), objective=arguments.objective)
+  with progress.bar('designs', len(wanted)) as bar:
+    for name, size in wanted:
+      label = f'{name}:{size}' if KINDS[name][0] else name
+      bar.set_description(label)
+      yield label, KINDS[name][1](arguments.steps, size, design)
+      bar.update()
+
+
+def _plain(design):
+  """Of mechanisms whose design does not depend on the participation."""
+  return {key: design[key] for key in ('workload', 'objective')}
+
+
+def _row(name, mechanism, arguments):
+  steps = arguments.steps
+  pattern = dict(min_sep=arguments.min_sep, max_participations=arguments.max_participations)
+  start = time.perf_counter()
+  mechanism.sensitivity()
+  seconds = time.perf_counter() - start
+  independent = mechanisms.IndependentGaussian(workload=mechanism.workload)
+  row = {
+      'mechanism': name, 'mean error': mechanism.rmse(steps, **pattern),
+      'max error': mechanism.max_error(steps, **pattern),
+      'of independent': mechanism.rmse(steps, **pattern) / independent.rmse(steps, **pattern),
+      'sensitivity': mechanism.sensitivity(**pattern), 'rows kept': mechanism.memory(),
+      'draws/step': mechanism.passes(), 'design s': seconds, 'made': mechanism}
+  if arguments.parameters:
+    row['MB'] = 4e-6 * mechanism.memory() * arguments.parameters
+    row['ms/step'] = _milliseconds(mechanism, arguments.parameters)
+  return row
+
+
+def _milliseconds(mechanism, parameters, rows=5):
+  """Median time of a noise row of so many float32 values; None where it takes too long."""
+  if mechanism.passes() > _MEASURED_PASSES:
+    return None
+  import tensorflow as tf  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive import noise  # pylint: disable=import-outside-toplevel
+  specs = (tf.TensorSpec([parameters], tf.float32),)
+  stream = noise.stream(mechanism)
+  draw = tf.function(lambda state: stream.next(state, specs))
+  state = stream.init(specs)
+  times = []
+  for _ in range(min(rows + 1, mechanism.steps or rows + 1)):
+    start = time.perf_counter()
+    values, _, state = draw(state)
+    values[0][-1].numpy()
+    times.append(time.perf_counter() - start)
+  return 1e3 * float(np.median(times[1:] or times))
+
+
+def _json(rows, bound, arguments):
+  about = {key: str(value) if isinstance(value, pathlib.Path) else value
+           for key, value in vars(arguments).items() if key not in ('run', 'command')}
+  shown = [{key: value for key, value in row.items() if key != 'made'} for row in rows]
+  return json.dumps(dict(options=about, lower_bound_of_mean_error=bound, rows=shown), indent=1)
+
+
+def _save(folder, rows, bound, arguments):
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise options.UsageError(f'--out must be a folder. Received: {folder} ({error})') from error
+  paths = [folder / name for name in ('mechanism.json', 'results.json', 'errors.png')]
+  rows[0]['made'].save(paths[0])
+  paths[1].write_text(_json(rows, bound, arguments) + '\n', encoding='utf-8')
+  return paths if _draw(rows, arguments, paths[2]) else paths[:2]
+
+
+def _draw(rows, arguments, path):
+  """Saves the standard error of every answer; False without matplotlib."""
+  try:
+    from matplotlib import figure  # pylint: disable=import-outside-toplevel
+  except ImportError:
+    print('No errors.png: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
+          file=sys.stderr)
+    return False
+  steps = min(arguments.steps, _PLOTTED)
+  shown = np.unique(np.geomspace(1, steps, 800).astype(int)) - 1
+  canvas = figure.Figure(figsize=(8, 5), layout='constrained')
+  panel = canvas.subplots()
+  for i, row in enumerate(rows):
+    errors = row['sensitivity'] * np.sqrt(row['made'].squared_errors(steps)[shown])
+    panel.plot(shown + 1, errors, label=row['mechanism'], linewidth=1.2 if i else 3,
+               linestyle='-' if i < 10 else '--')
+  panel.set(xscale='log', yscale='log', xlabel='step',
+            ylabel='standard error, in noise multiplier times clip norm',
+            title='Error of the sum of gradients up to each step'
+            if not arguments.momentum else 'Error of the iterate of SGD after each step')
+  panel.grid(alpha=.3, which='both')
+  panel.legend(fontsize='small')
+  canvas.savefig(path, dpi=110)
+  return True
