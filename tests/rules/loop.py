@@ -88,7 +88,7 @@ def run(rule, problem):
     gradients = [split(g) for g in p.gradients(theta, t)]
     releases = []
     for i, (ask, query) in enumerate(zip(rule.asks, rule.query(state, public))):
-      release, secrets[i] = _release(p, t, i, ask, query, gradients, secrets[i])
+      release, secrets[i] = answer(p, t, i, ask, query, gradients, secrets[i])
       releases.append(release)
     direction, state = rule.update(state, tuple(releases), public)
     theta = theta - p.rate * join(direction)
@@ -98,7 +98,8 @@ def run(rule, problem):
   return np.array(iterates), state
 
 
-def _release(p, t, index, ask, query, gradients, secret):
+def answer(p, t, index, ask, query, gradients, secret):
+  """One `base.Release` and the next secret, with row t of the noise."""
   clip = tf.constant(p.clip, tf.float64) * tf.cast(query.relative_clip, tf.float64)
   share = float(query.share)
   zeros = base.zeros(SPECS)
