@@ -6,9 +6,9 @@ from scipy import optimize
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import dense_optimal
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import quadrature
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -154,7 +154,7 @@ def general_optimum(parametrize, x, n, workload, objective='rmse'):
 @pytest.mark.parametrize('objective', ['rmse', 'last'])
 def test_toeplitz_is_optimal(workload, objective):
   n = 9
-  lag = lambda x: base.toeplitz_matrix(np.concatenate([[1.], x]), n)
+  lag = lambda x: matrices.toeplitz_matrix(np.concatenate([[1.], x]), n)
   expected = general_optimum(lag, np.array([.5, .4]), n, workload, objective)
   mechanism = mechanisms.BandedToeplitz(
       3, n, workload=workload, objective='mean' if objective == 'rmse' else 'last')
@@ -220,7 +220,7 @@ def test_sensitivity_of_the_banded_inverse_is_differentiated_as_reported():
 
 def test_cholesky_factor_has_the_columns_of_the_gram_matrix():
   gram = np.array([[1., .6, .1], [.6, 1., .5], [.1, .5, 1.]])
-  c = base.factor_gram(gram)
+  c = matrices.factor_gram(gram)
   np.testing.assert_allclose(c.T @ c, gram, atol=1e-15)
   assert not np.any(np.triu(c, 1)) and np.all(np.diagonal(c) > 0)
   wrong = np.linalg.cholesky(gram)  # C C^T = gram: another sensitivity.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import blt_design
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity
 
 PATTERNS = [(1, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 4), (4, 3), (1, 10), (9, 2)]
@@ -34,7 +34,7 @@ def brute_force(c, min_sep, k):
 
 
 def toeplitz(c, n):
-  return base.toeplitz_matrix(np.asarray(c), n)
+  return matrices.toeplitz_matrix(np.asarray(c), n)
 
 
 @pytest.mark.parametrize('n', [1, 7, 10])

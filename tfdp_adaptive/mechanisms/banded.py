@@ -6,6 +6,7 @@ import numpy as np
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
@@ -40,7 +41,7 @@ class Banded(base.Mechanism):
       raise ValueError("`objective` must be 'mean', and `coefficients` None, for the method "
                        f"'optimal'. Received: objective={objective!r}.")
     if method == 'optimal':
-      base.check_dense(steps)
+      matrices.check_dense(steps)
     self._toeplitz = toeplitz.BandedToeplitz(
         bands, steps, coefficients=coefficients, workload=workload, objective=objective)
     self.method = method
@@ -69,7 +70,7 @@ class Banded(base.Mechanism):
     return self._block(self.rows, self.steps)[:n, :n]
 
   def noising(self, n=None):
-    return base.invert_lower(self.strategy(n))
+    return matrices.invert_lower(self.strategy(n))
 
   def row_norms(self, n=None):
     n = self._rows(n)
@@ -119,7 +120,7 @@ class Banded(base.Mechanism):
 
   def _block(self, rows, count):
     """[count, count] the last rows and columns of C."""
-    base.check_dense(count)
+    matrices.check_dense(count)
     result = np.zeros((count, count))
     for j in range(min(self.bands, count)):
       i = np.arange(j, count)
@@ -177,7 +178,7 @@ def _optimal(start, bands, workload):
 
   with progress.bar(f'Banded(bands={bands}, steps={n})') as bar:
     x = matrix(toeplitz.minimize(loss, (start.T @ start)[i, j], callback=lambda _: bar.update()))
-  c = base.factor_gram(x)
+  c = matrices.factor_gram(x)
   c /= np.linalg.norm(c, axis=0)
   t, lag = np.indices((n, bands))
   return np.where(t >= lag, c[t, np.maximum(t - lag, 0)], 0.0)

@@ -11,6 +11,8 @@ import numpy as np
 from scipy import optimize
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -42,7 +44,7 @@ class BandedInverse(base.ToeplitzMechanism):
     if method not in ('optimal', 'power'):
       raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
     self.method = method
-    self.min_sep, self.max_participations = base.check_participation(min_sep, max_participations)
+    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
 
   @property
@@ -65,7 +67,7 @@ class BandedInverse(base.ToeplitzMechanism):
     return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
 
   def noising(self, n=None):
-    return base.resized(self.inverse_coefficients, None if n is None else self._rows(n))
+    return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
 
   def passes(self):
     return self.inverse_bands
@@ -110,7 +112,7 @@ def _differences(sums):
 
 
 def _squared_error(d, steps, workload, objective):
-  inverse = base.resized(d, steps)
+  inverse = matrices.resized(d, steps)
   if not workload.is_toeplitz:
     value, gradient = workload_lib.scheduled_error(workload, inverse, objective)
     return value, gradient[:len(d)]

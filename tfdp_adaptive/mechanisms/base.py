@@ -20,13 +20,12 @@ import math
 from typing import Dict, Optional, Tuple
 
 import numpy as np
-from scipy import linalg
 
+from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
-
-DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
 
 
 class Mechanism(abc.ABC):
@@ -52,7 +51,7 @@ class Mechanism(abc.ABC):
 
   def __init__(self, *, workload=None, objective: str = 'mean', **counts):
     """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
-    check_count(**counts)
+    checks.count(**counts)
     for name, value in counts.items():
       setattr(self, name, int(value))
     workload_lib.check_objective(objective)
@@ -144,7 +143,7 @@ class Mechanism(abc.ABC):
         `max_participations` > 1.
       max_participations: Largest number k of steps it takes part in.
     """
-    min_sep, k = check_participation(min_sep, max_participations)
+    min_sep, k = checks.participation(min_sep, max_participations)
     min_sep = min_sep or 1
     if self.steps is not None:
       k = sensitivity_lib.most_participations(self.steps, min_sep, k)
@@ -173,12 +172,12 @@ class Mechanism(abc.ABC):
   def materialize(self, n: Optional[int] = None) -> np.ndarray:
     """[n, n] C, for tests and small problems."""
     n = self._rows(n)
-    return toeplitz_matrix(self.strategy(n), n)
+    return matrices.toeplitz_matrix(self.strategy(n), n)
 
   def materialize_inverse(self, n: Optional[int] = None) -> np.ndarray:
     """[n, n] C^-1."""
     n = self._rows(n)
-    return toeplitz_matrix(self.noising(n), n)
+    return matrices.toeplitz_matrix(self.noising(n), n)
 
   def _error(self, objective, n, min_sep, max_participations):
     size = self.sensitivity(min_sep=min_sep, max_participations=max_participations)
@@ -193,7 +192,7 @@ class Mechanism(abc.ABC):
       raise ValueError('`n` must be given: the mechanism has no fixed number of steps. '
                        'Received: n=None.')
     n = self.steps if n is None else n
-    check_count(n=n)
+    checks.count(n=n)
     if self.steps is not None and n > self.steps:
       raise ValueError(f'`n` must be at most {self.steps}, the steps the mechanism was designed '
                        f'for: its sensitivity does not cover more. Received: n={n}. '
@@ -255,11 +254,11 @@ class MatrixMechanism(Mechanism):
 
   def check_arrays(self, arrays):
     super().check_arrays(arrays)
-    check_lower(arrays['inverse_rows'])
+    matrices.check_lower(arrays['inverse_rows'])
 
   @functools.cached_property
   def _matrix(self):
-    return invert_lower(self.inverse_rows)
+    return matrices.invert_lower(self.inverse_rows)
 
   def strategy(self, n=None):
     n = self._rows(n)
@@ -277,68 +276,6 @@ class MatrixMechanism(Mechanism):
 
   def _sensitivity(self, min_sep, k):
     return sensitivity_lib.general(self._matrix, min_sep, k)
-
-
-def invert_lower(matrix: np.ndarray) -> np.ndarray:
-  """Inverse of a lower-triangular matrix."""
-  return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
-
-
-def check_lower(matrix):
-  if np.any(np.triu(matrix, 1)) or not np.all(np.diagonal(matrix) > 0):
-    raise ValueError('C^-1 must be lower triangular with positive diagonal.')
-
-
-def factor_gram(gram: np.ndarray) -> np.ndarray:
-  """Lower-triangular C with `C^T C = gram` and positive diagonal.
-
-  `cholesky(gram)` has `C C^T = gram`, whose columns have other norms: rows and
-  columns are reversed before and after it.
-  """
-  return np.linalg.cholesky(gram[::-1, ::-1]).T[::-1, ::-1]
-
-
-def toeplitz_matrix(values, n: int) -> np.ndarray:
-  """[n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
-  check_dense(n)
-  c = np.asarray(values, np.float64)
-  if c.ndim == 2:
-    return c
-  lag = np.subtract.outer(np.arange(n), np.arange(n))
-  return np.where(lag >= 0, resized(c, n)[np.abs(lag)], 0.0)
-
-
-def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:
-  """First n values, zeros after the last one; all of them for None."""
-  if n is None:
-    return values
-  return np.concatenate([values[:n], np.zeros(max(0, n - len(values)))])
-
-
-def check_dense(n):
-  if n > DENSE_LIMIT:
-    raise ValueError(f'`n` must be at most {DENSE_LIMIT} for an [n, n] matrix. Received: n={n}.')
-
-
-def check_participation(min_sep, max_participations):
-  """(min_sep, max_participations) as integers; raises unless they are a pattern."""
-  check_count(max_participations=max_participations)
-  if max_participations > 1 and min_sep is None:
-    raise ValueError(
-        '`min_sep` must be given when a record may take part more than once '
-        f'(1 for reshuffled epochs). Received: max_participations={max_participations}, '
-        'min_sep=None.')
-  if min_sep is not None:
-    check_count(min_sep=min_sep)
-  return min_sep and int(min_sep), int(max_participations)
-
-
-def check_count(**counts):
-  """Raises unless every value is a positive integer."""
-  for name, value in counts.items():
-    if (isinstance(value, (bool, str)) or not np.isscalar(value) or not np.isfinite(value)
-        or int(value) != value or value < 1):
-      raise ValueError(f'`{name}` must be a positive integer. Received: {name}={value!r}.')
 
 
 def _frozen(value, dtype):

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import blt_design
+from tfdp_adaptive.mechanisms import checks
 
 _LONGEST = 1 << 22  # Coefficients of C that are written out.
 
@@ -36,9 +37,9 @@ class BLT(base.ToeplitzMechanism):
                max_participations=1, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
     if buffers:
-      base.check_count(buffers=buffers)
+      checks.count(buffers=buffers)
     self.buffers = int(buffers)
-    self.min_sep, self.max_participations = base.check_participation(min_sep, max_participations)
+    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)
 
   @property

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import progress
 
 _ITERATIONS = 2000
@@ -37,7 +38,7 @@ class Dense(base.MatrixMechanism):
 
   def __init__(self, steps, *, strategy=None, tolerance=None, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
-    base.check_dense(steps)
+    matrices.check_dense(steps)
     if objective == 'last':
       raise ValueError("`objective` must be 'mean' or 'max' for Dense: for the last iterate alone "
                        "the optimum is singular. Received: objective='last'.")
@@ -52,7 +53,7 @@ class Dense(base.MatrixMechanism):
     if c is None:
       c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance)
     c = np.asarray(c)
-    inverse = base.invert_lower(c / np.linalg.norm(c, axis=0).max())
+    inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
     return {'inverse_rows': np.tril(inverse)}
 
   def passes(self):
@@ -102,7 +103,7 @@ def optimal(workload, n, objective, tolerance):
       warnings.warn(f'The error of Dense(steps={n}) may be {best / bound - 1:.1e} above the least '
                     f'one; the tolerance {tolerance} was not met in {_ITERATIONS} iterations.',
                     RuntimeWarning, stacklevel=2)
-  return base.factor_gram(chosen), bound
+  return matrices.factor_gram(chosen), bound
 
 
 def _decompose(matrix, objective):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import matrices
 
 
 class IndependentGaussian(base.ToeplitzMechanism):
@@ -22,10 +23,10 @@ class IndependentGaussian(base.ToeplitzMechanism):
     return {}
 
   def strategy(self, n=None):
-    return base.resized(np.ones(1), n)
+    return matrices.resized(np.ones(1), n)
 
   def noising(self, n=None):
-    return base.resized(np.ones(1), n)
+    return matrices.resized(np.ones(1), n)
 
   def row_norms(self, n=None):
     return np.ones(1 if n is None else n)

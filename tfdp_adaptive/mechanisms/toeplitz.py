@@ -13,6 +13,7 @@ from scipy import optimize
 from scipy import signal
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
@@ -63,7 +64,7 @@ class BandedToeplitz(base.ToeplitzMechanism):
     return {'coefficients': np.asarray(c) / np.linalg.norm(c)}
 
   def strategy(self, n=None):
-    return base.resized(self.coefficients, None if n is None else self._rows(n))
+    return matrices.resized(self.coefficients, None if n is None else self._rows(n))
 
   def noising(self, n=None):
     return reciprocal(self.coefficients, self._rows(n))
@@ -89,7 +90,7 @@ def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
     return signal.lfilter([1.0], c, impulse)
   half = reciprocal(c, -(-n // 2))  # Newton's step doubles the number of right ones.
   product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
-  return 2 * base.resized(half, n) - product
+  return 2 * matrices.resized(half, n) - product
 
 
 def square_root(workload, n: int) -> np.ndarray:

@@ -11,6 +11,8 @@ import math
 import numpy as np
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
@@ -39,11 +41,11 @@ class Tree(base.Mechanism):
     if variant not in VARIANTS:
       raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
     if restart_every is not None:
-      base.check_count(restart_every=restart_every)
+      checks.count(restart_every=restart_every)
     self.variant = variant
     self.restart_every = None if restart_every is None else int(restart_every)
     if variant == 'full':
-      base.check_dense(self.block)
+      matrices.check_dense(self.block)
 
   @property
   def block(self) -> int:
@@ -81,12 +83,12 @@ class Tree(base.Mechanism):
   def check_arrays(self, arrays):
     super().check_arrays(arrays)
     if self.variant == 'full':
-      base.check_lower(arrays['inverse_rows'])
+      matrices.check_lower(arrays['inverse_rows'])
 
   def design(self):
     if self.variant == 'full':
       nodes = _nodes(self.block) / math.sqrt(self.levels)
-      return {'inverse_rows': np.tril(base.invert_lower(base.factor_gram(nodes.T @ nodes)))}
+      return {'inverse_rows': np.tril(matrices.invert_lower(matrices.factor_gram(nodes.T @ nodes)))}
     weights = np.ones(self.levels)
     if self.variant == 'online':
       weights = 1 / (2 - 0.5**np.arange(self.levels))
@@ -121,7 +123,7 @@ class Tree(base.Mechanism):
   def squared_errors(self, n=None):
     n = self._rows(n)
     if self.workload != workload_lib.Workload():
-      base.check_dense(n)
+      matrices.check_dense(n)
       return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
     if self.variant == 'full':
       block = np.sum(np.cumsum(self.inverse_rows, axis=0)**2, axis=1)
@@ -152,7 +154,7 @@ class Tree(base.Mechanism):
 
   def _largest_column(self):
     if self.variant == 'full':
-      return np.linalg.norm(base.invert_lower(self.inverse_rows), axis=0).max()
+      return np.linalg.norm(matrices.invert_lower(self.inverse_rows), axis=0).max()
     return math.sqrt(self.levels) / self.node_scale
 
   def _level_bound(self, min_sep, k):
@@ -163,8 +165,8 @@ class Tree(base.Mechanism):
       total += (k // most) * most**2 + (k % most)**2
     if self.variant != 'full':
       return math.sqrt(total) / self.node_scale
-    exact = base.factor_gram(_nodes(self.block).T @ _nodes(self.block)) / math.sqrt(self.levels)
-    moved = np.linalg.norm(base.invert_lower(self.inverse_rows) - exact, axis=0).max()
+    exact = matrices.factor_gram(_nodes(self.block).T @ _nodes(self.block)) / math.sqrt(self.levels)
+    moved = np.linalg.norm(matrices.invert_lower(self.inverse_rows) - exact, axis=0).max()
     return math.sqrt(total / self.levels) + k * moved
 
   @functools.cached_property
@@ -198,17 +200,17 @@ class Tree(base.Mechanism):
 
   def _block_strategy(self):
     if self.variant == 'full':
-      return base.invert_lower(self.inverse_rows)
+      return matrices.invert_lower(self.inverse_rows)
     return _nodes(self.block) / self.node_scale
 
   def _diagonal(self, n, block):
-    base.check_dense(n)
+    matrices.check_dense(n)
     return np.kron(np.eye(-(-n // self.block)), block)
 
 
 def _nodes(n):
   """[nodes, n] membership of steps in complete dyadic intervals, leaves first."""
-  base.check_dense(n)
+  matrices.check_dense(n)
   step = np.arange(n)
   return np.concatenate([
       (step >> level) == np.arange(n >> level)[:, None] for level in range(n.bit_length())

@@ -1,0 +1,49 @@
+"""Lower-triangular matrices, whole or by their Toeplitz coefficients."""
+
+from typing import Optional
+
+import numpy as np
+from scipy import linalg
+
+DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
+
+
+def invert_lower(matrix: np.ndarray) -> np.ndarray:
+  """Inverse of a lower-triangular matrix."""
+  return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
+
+
+def check_lower(matrix):
+  if np.any(np.triu(matrix, 1)) or not np.all(np.diagonal(matrix) > 0):
+    raise ValueError('C^-1 must be lower triangular with positive diagonal.')
+
+
+def factor_gram(gram: np.ndarray) -> np.ndarray:
+  """Lower-triangular C with `C^T C = gram` and positive diagonal.
+
+  `cholesky(gram)` has `C C^T = gram`, whose columns have other norms: rows and
+  columns are reversed before and after it.
+  """
+  return np.linalg.cholesky(gram[::-1, ::-1]).T[::-1, ::-1]
+
+
+def toeplitz_matrix(values, n: int) -> np.ndarray:
+  """[n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
+  check_dense(n)
+  c = np.asarray(values, np.float64)
+  if c.ndim == 2:
+    return c
+  lag = np.subtract.outer(np.arange(n), np.arange(n))
+  return np.where(lag >= 0, resized(c, n)[np.abs(lag)], 0.0)
+
+
+def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:
+  """First n values, zeros after the last one; all of them for None."""
+  if n is None:
+    return values
+  return np.concatenate([values[:n], np.zeros(max(0, n - len(values)))])
+
+
+def check_dense(n):
+  if n > DENSE_LIMIT:
+    raise ValueError(f'`n` must be at most {DENSE_LIMIT} for an [n, n] matrix. Received: n={n}.')
