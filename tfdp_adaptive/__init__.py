@@ -11,6 +11,7 @@ import importlib.util
 # Where each public name lives; a subpackage is its own name.
 _EXPORTS = {
     'PrivacyPlan': 'privacy.plan',
+    'advise': 'privacy.advice',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'optimizers',
     'PrivacyError': 'optimizers',
@@ -21,6 +22,8 @@ _EXPORTS = {
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
         'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP',
+        'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
+        'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'named_optimizers'),
 }
 _SUBPACKAGES = ('federated', 'mechanisms', 'privacy', 'rules')

@@ -200,12 +200,15 @@ def test_sensitivity_divides_the_noise_multiplier_once():
   np.testing.assert_allclose(plan.event().noise_multiplier, 1 / sensitivity, rtol=1e-6)
 
 
-def test_the_sensitivity_is_of_the_rounded_strategy_too():
-  mechanism = mechanisms.SquareRoot(steps=300)
-  of = lambda m: m.sensitivity(min_sep=100, max_participations=3)
-  got = accounting.sensitivity(mechanism, 100, 3)
-  assert got == max(of(mechanism), of(mechanism.rounded('float32')))
-  assert of(mechanism) != of(mechanism.rounded('float32'))
+def test_the_larger_sensitivity_counts_of_the_strategy_as_designed_and_as_rounded():
+  of = lambda m: m.sensitivity(min_sep=20, max_participations=2)
+  larger = set()
+  for steps in range(30, 40):
+    mechanism = mechanisms.SquareRoot(steps=steps)
+    designed, rounded = of(mechanism), of(mechanism.rounded('float32'))
+    assert accounting.sensitivity(mechanism, 20, 2) == max(designed, rounded)
+    larger.add(rounded > designed)
+  assert larger == {True, False}
 
 
 # --- Truncation.
@@ -213,13 +216,13 @@ def test_the_sensitivity_is_of_the_rounded_strategy_too():
 
 @needs_current
 def test_truncated_batches_cost_more_and_a_wide_limit_costs_nothing():
-  poisson = make_plan(population_size=2000, steps=50).epsilon()
-  costs = [make_plan(population_size=2000, steps=50,
-                     sampling=sampling.TruncatedPoisson(max_batch_size=limit)).epsilon()
-           for limit in (110, 140, 400)]
-  assert costs[0] > costs[1] > costs[2] * (1 - 1e-9)
-  np.testing.assert_allclose(costs[2], poisson, rtol=1e-6)
-  assert costs[0] > 1.1 * poisson
+  poisson = make_plan(population_size=2000, steps=10).epsilon()
+  cut, whole = [
+      make_plan(population_size=2000, steps=10,
+                sampling=sampling.TruncatedPoisson(max_batch_size=limit)).epsilon()
+      for limit in (110, 400)]
+  assert cut > 1.1 * poisson
+  np.testing.assert_allclose(whole, poisson, rtol=1e-6)
 
 
 def test_old_library_refuses_what_it_does_not_know(monkeypatch):
@@ -234,7 +237,7 @@ def test_old_library_refuses_what_it_does_not_know(monkeypatch):
 # --- Calibration.
 
 
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=8)
 @hypothesis.given(
     target=st.floats(0.02, 60), log_delta=st.floats(-9, -4), steps=st.integers(1, 3000),
     share=st.floats(0.001, 1.0), scheme=st.sampled_from([

@@ -12,6 +12,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
+from tfdp_adaptive.privacy import statement
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)
@@ -183,7 +184,7 @@ def test_a_rule_without_noise_has_no_guarantee():
 def test_statement_says_what_the_reporting_list_asks_for():
   plan = make_plan(unit='user')
   text = plan.statement(rule=make_rule(None))
-  for words in (f'({plan.epsilon():.4g}, 1e-05)-differential privacy after all 40 steps',
+  for words in (f'({statement._up(plan.epsilon())}, 1e-05)-differential privacy after all 40 steps',
                 'one user, with all their data', 'zero-out', '1000, is treated as public',
                 'Poisson sampling', 'probability 0.05', 'IndependentGaussian',
                 'noise multiplier 1.5', 'clip norm 2', 'standard deviation 3', 'constant 50',
@@ -194,11 +195,27 @@ def test_statement_says_what_the_reporting_list_asks_for():
   assert 'SEED' not in text and 'WARNING' not in text
 
 
+@pytest.mark.parametrize('epsilon, shown', [
+    (1.82801, '1.829'), (1.828, '1.828'), (4.9999999, '5.000'), (149.0927, '149.1'),
+    (0.000123401, '0.0001235'), (12345.6, '12350'), (0.0, '0.0')])
+def test_statement_rounds_epsilon_up(epsilon, shown):
+  assert statement._up(epsilon) == shown
+
+
+def test_statement_follows_the_accountant():
+  plan = make_plan()
+  text = plan.statement(accountant='rdp')
+  assert 'Renyi' in text and statement._up(plan.epsilon(accountant='rdp')) in text
+  assert 'loss distributions' in plan.statement()
+  with pytest.raises(ValueError, match='`accountant` must be one of'):
+    plan.statement(accountant='zcdp')
+
+
 def test_statement_of_a_run_in_progress():
   plan = make_plan(sampling=sampling.FixedOrder())
   text = plan.statement(steps=20)
   assert 'after 20 of the 40 planned steps' in text and 'at the end' in text
-  assert f'{plan.epsilon(20):.4g}' in text and f'{plan.epsilon():.4g}' in text
+  assert statement._up(plan.epsilon(20)) in text and statement._up(plan.epsilon()) in text
   assert 'at most 1 times, at least 20 steps apart' in text
   assert 'No amplification is claimed' in text
   assert 'no step has been taken' in plan.statement(steps=0)

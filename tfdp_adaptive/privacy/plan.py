@@ -272,14 +272,16 @@ class PrivacyPlan:
     from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
     return batches.dataset(self, data, start_step=start_step, pad_to=pad_to)
 
-  def statement(self, *, steps: Optional[int] = None, rule=None) -> str:
+  def statement(self, *, steps: Optional[int] = None, rule=None, accountant: str = 'pld') -> str:
     """What may honestly be said of the model, in plain text.
 
     Args:
       steps: Steps done, if fewer than planned.
       rule: The rule that is run, to be named.
+      accountant: 'pld' (tight) or 'rdp'.
     """
-    return statement_lib.statement(self, self._steps(steps), rule)
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    return statement_lib.statement(self, self._steps(steps), rule, accountant)
 
   def to_json(self) -> str:
     """All fields as text; `from_json` restores them. Holds no secret."""

@@ -5,6 +5,7 @@ setting and unit, what is covered, adjacency, sampling, mechanism, accountant,
 hyperparameters, and what the guarantee leaves out. Holds no secret.
 """
 
+import decimal
 from importlib import metadata
 
 from tfdp_adaptive.privacy import accounting
@@ -26,16 +27,16 @@ _LEFT_OUT = (
 )
 
 
-def statement(plan, steps, rule=None):
+def statement(plan, steps, rule, accountant):
   """Plain text; `steps` of the plan's steps have been taken, with `rule`."""
   private = rule is None or plan.check_rule(rule)
-  lines = [_guarantee(plan, steps, private, rule)]
+  lines = [_guarantee(plan, steps, private, rule, accountant)]
   lines.append(
       f'Unit and adjacency: the unit of privacy is {_UNITS[plan.unit]}. Neighbouring data sets '
       f'differ in that {_ADJACENCY[plan.adjacency].format(unit=plan.unit)}. ' + _population(plan))
   lines.append('Sampling: ' + plan.sampling.describe(plan))
   lines.append('Mechanism: ' + _mechanism(plan, rule))
-  lines.append('Accounting: ' + _accounting(plan, steps))
+  lines.append('Accounting: ' + _accounting(plan, steps, accountant))
   lines.append(
       'Covered: the final weights, all intermediate weights, and every noised statistic the '
       'optimizer released, together. '
@@ -46,7 +47,7 @@ def statement(plan, steps, rule=None):
   return '\n\n'.join(lines) + '\n'
 
 
-def _guarantee(plan, steps, private, rule):
+def _guarantee(plan, steps, private, rule, accountant):
   if not private:
     return (f'NO PRIVACY GUARANTEE: the rule {rule.name!r} uses a statistic of the data without '
             'noise. Epsilon is infinite, whatever noise was added elsewhere.')
@@ -55,15 +56,21 @@ def _guarantee(plan, steps, private, rule):
             'experiment, not a private model.')
   done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
           else f'after all {steps} steps')
-  text = (f'Guarantee: ({plan.epsilon(steps):.4g}, {plan.target_delta:g})-differential privacy '
-          f'{done}')
+  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
+  text = f'Guarantee: {pair(steps)}-differential privacy {done}'
   if steps < plan.steps:
-    text += f'; ({plan.epsilon():.4g}, {plan.target_delta:g}) at the end'
-  text += f'. It holds at the level of {_UNITS[plan.unit]}, in the central model of a trusted curator.'
+    text += f'; {pair(plan.steps)} at the end'
+  text += (f'. It holds at the level of {_UNITS[plan.unit]}, in the central model of a trusted '
+           'curator.')
   if plan.population_size is not None and plan.target_delta * plan.population_size >= 1:
     text += (f' WARNING: delta is not below 1/{plan.population_size}, one over the number of '
              'records; such a delta permits publishing a record outright.')
   return text
+
+
+def _up(epsilon):
+  """Four digits, never below the truth."""
+  return f'{decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).create_decimal(repr(float(epsilon))):f}'
 
 
 def _population(plan):
@@ -86,27 +93,28 @@ def _mechanism(plan, rule):
   return text
 
 
-def _accounting(plan, steps):
+def _accounting(plan, steps, accountant):
   text = f'dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
+  method = ('Renyi differential privacy' if accountant == 'rdp' else
+            'privacy loss distributions' if plan.amplified else 'the exact Gaussian trade-off')
   if plan.amplified:
     return text + (
-        f'privacy loss distributions, of {plan.event(steps)}. Amplification by sampling is '
-        'claimed; it holds only if the batches were the ones this plan drew.')
+        f'{method}, of {plan.event(steps)}. Amplification by sampling is claimed; it holds only '
+        'if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
   sensitivity = accounting.sensitivity(plan.mechanism, min_sep, count)
   return text + (
-      'as one Gaussian mechanism, exactly. '
-      f'A record takes part at most {count} times, at least {min_sep} steps apart: sensitivity '
-      f'{sensitivity:.6g} clip norms, effective noise multiplier '
+      f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, at least '
+      f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise multiplier '
       f'{plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.')
 
 
 def _caveats(plan):
-  text = ('Caveats: noise and coins come from counter-based generators (Philox, PCG64) keyed by '
-          'the operating system\'s entropy, which are not cryptographic, and noise is added in '
-          'floating point; attacks on these are outside the guarantee.')
+  text = ('Caveats: noise and coins come from Philox and PCG64 generators keyed by the operating '
+          'system\'s entropy; they are not cryptographic, and noise is added in floating point. '
+          'Attacks on either are outside the guarantee.')
   if plan.seed is not None:
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')
