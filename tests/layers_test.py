@@ -21,7 +21,7 @@ NUMPY_ONLY = ('mechanisms',)
 ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
-    'tensorflow_federated': ('tfdp_adaptive.federated',),
+    'tensorflow_federated': ('tfdp_adaptive.federated', 'tfdp_adaptive.cli.federated'),
 }
 MODULES = build_deps_test.modules()
 

@@ -95,6 +95,16 @@ def test_malformed_files_name_the_line(tmp_path, lines, message):
     corpus.read(write(tmp_path / 'bad.jsonl', *lines))
 
 
+def test_a_missing_client_is_refused_where_it_matters(tmp_path):
+  lines = ['{"text": "one two three", "client": 1}', '', '{"text": "one two three"}']
+  path = write(tmp_path / 'a.jsonl', *lines)
+  assert len(corpus.read(path).sentences) == 2
+  with pytest.raises(corpus.DataError, match='line 3: `client` is missing'):
+    corpus.read(path, need_client=True)
+  with pytest.raises(corpus.DataError, match='plain text does not say whose it is'):
+    corpus.read(write(tmp_path / 'a.txt', 'one two three'), need_client=True)
+
+
 def test_unreadable_files(tmp_path):
   with pytest.raises(corpus.DataError, match='missing.txt: cannot be read: No such file'):
     corpus.read(tmp_path / 'missing.txt')

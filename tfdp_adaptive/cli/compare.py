@@ -1,10 +1,7 @@
 """`tfdp compare`: the same model with each private optimizer, sentence by sentence."""
 
 import dataclasses
-import itertools
-import sys
 
-import dp_accounting
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
@@ -14,7 +11,6 @@ from tfdp_adaptive.cli import report as report_lib
 from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
-from tfdp_adaptive.privacy import accounting
 
 PART = 'centralized'
 STEPS = 300
@@ -25,7 +21,8 @@ def add_parser(subparsers):
   parser = subparsers.add_parser('compare', description=__doc__)
   add_arguments(parser)
   options.add_data_arguments(parser)
-  options.add_privacy_arguments(parser, EPSILON)
+  options.add_privacy_arguments(parser, f'{EPSILON:g}')
+  options.add_method_arguments(parser, settings_lib.CENTRALIZED)
   return parser
 
 
@@ -36,24 +33,20 @@ def add_arguments(parser):
                      help='training steps of every method (default: %(default)s)')
   group.add_argument('--batch-size', type=options.positive_int, default=512, metavar='N',
                      help='expected number of sentences per step (default: %(default)s)')
-  group.add_argument('--methods', metavar='NAME,...',
-                     help=f'of {", ".join(settings_lib.CENTRALIZED)} (default: all)')
-  group.add_argument('--tune', action='store_true',
-                     help='choose the settings again, on held-out validation sentences')
 
 
 def run(arguments):
   methods = options.chosen(arguments.methods, settings_lib.CENTRALIZED, '--methods')
   task = tasks.load(arguments)
+  plan = make_plan(arguments, task)
   report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
   report.state(*report_lib.preamble(task, arguments))
-  train_all(arguments, task, methods, report)
+  train_all(arguments, task, plan, methods, report)
   report.finish(arguments.json)
 
 
-def train_all(arguments, task, methods, report):
+def train_all(arguments, task, plan, methods, report):
   """Trains with every method and reports it."""
-  plan = make_plan(arguments, len(task.train[0]))
   report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
   private_runs = 0
   for method in methods.values():
@@ -74,29 +67,25 @@ def train_all(arguments, task, methods, report):
         method.label, PART, measured.loss, measured.accuracy, steps=plan.steps,
         seconds_per_step=measured.seconds_per_step, settings=settings, curve=measured.curve,
         **guarantee))
-  if private_runs:
-    report.state(report_lib.together(
-        PART, private_runs, composed_epsilon(plan, private_runs), plan.target_delta))
+  report.state_together(PART, plan, private_runs)
 
 
-def make_plan(arguments, population_size):
+def make_plan(arguments, task):
   """The plan of all private methods; each puts its own clip norm in.
 
   Raises:
     options.UsageError: The command line asks for a plan that cannot be.
   """
+  population_size = len(task.train[0])
   if arguments.batch_size > population_size:
     raise options.UsageError(
         f'--batch-size must be at most the number of training sentences, {population_size}. '
         f'Received: {arguments.batch_size}')
-  try:
-    return tfdp.PrivacyPlan.calibrate(
-        target_epsilon=arguments.epsilon,
-        target_delta=arguments.delta or options.default_delta(population_size),
-        population_size=population_size, batch_size=arguments.batch_size, steps=arguments.steps,
-        l2_norm_clip=1.0)
-  except ValueError as error:
-    raise options.UsageError(str(error)) from error
+  return options.calibrate(
+      target_epsilon=arguments.epsilon or EPSILON,
+      target_delta=arguments.delta or options.default_delta(population_size),
+      population_size=population_size, batch_size=arguments.batch_size, steps=arguments.steps,
+      l2_norm_clip=1.0)
 
 
 def prepare(task, method, settings, plan):
@@ -118,22 +107,10 @@ def prepare(task, method, settings, plan):
 
 def tune(task, method, plan):
   """(settings of least validation loss, number of runs) over the method's grid."""
-  results = []
-  for values in itertools.product(*method.grid.values()):
-    settings = {**method.settings, **dict(zip(method.grid, values))}
+
+  def validation_loss(settings):
     model, batches, _ = prepare(task, method, settings, plan)
-    measured = training.fit(
-        model, batches, plan.steps, language_model.Evaluator(model, task.validation),
-        f'{method.label} {values}', points=1)
-    results.append((measured.loss, settings))
-    print(f'{method.label}: validation loss {measured.loss:.4f} with {settings}', file=sys.stderr)
-  best = min(results, key=lambda result: result[0])[1]
-  print(f'{method.label}: chosen {best}', file=sys.stderr)
-  return best, len(results)
+    evaluate = language_model.Evaluator(model, task.validation)
+    return training.fit(model, batches, plan.steps, evaluate, method.label, points=1).loss
 
-
-def composed_epsilon(plan, runs):
-  """Epsilon of `runs` models trained by the plan on the same data, all released."""
-  return accounting.epsilon(
-      dp_accounting.SelfComposedDpEvent(plan.event(), runs), plan.target_delta, 'pld',
-      accounting.relation(plan))
+  return settings_lib.search(method, validation_loss)

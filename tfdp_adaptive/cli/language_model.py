@@ -32,7 +32,7 @@ def sentence_loss(targets, logits):
 def _word_losses(targets, logits):
   """Cross-entropies and which of them count, both [n, length]."""
   targets = tf.cast(targets, tf.int32)
-  words = tf.cast(targets != next_word.PADDING, logits.dtype)
+  words = tf.cast(tf.not_equal(targets, next_word.PADDING), logits.dtype)
   losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
   return losses * words, words
 
@@ -52,5 +52,5 @@ class Evaluator:
   def _batch_totals(self, x, y):
     logits = self._model(x, training=False)
     losses, words = _word_losses(y, logits)
-    right = words * tf.cast(tf.argmax(logits, -1, y.dtype) == y, words.dtype)
+    right = words * tf.cast(tf.equal(tf.argmax(logits, -1, y.dtype), y), words.dtype)
     return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(right), tf.reduce_sum(words)])

@@ -3,6 +3,8 @@
 import argparse
 import pathlib
 
+import tfdp_adaptive as tfdp
+
 
 class UsageError(ValueError):
   """The command line cannot be carried out; the message says how to put it right."""
@@ -52,20 +54,37 @@ def add_data_arguments(parser):
       '--json', action='store_true', help='print the results as JSON instead of a table')
 
 
-def add_privacy_arguments(parser, target_epsilon):
+def add_privacy_arguments(parser, default_epsilon):
   """The guarantee asked for."""
   group = parser.add_argument_group('privacy')
   group.add_argument(
-      '--epsilon', type=positive_float, default=target_epsilon, metavar='E',
-      help='target epsilon of every private model (default: %(default)s)')
+      '--epsilon', type=positive_float, metavar='E',
+      help=f'target epsilon of every private model (default: {default_epsilon})')
   group.add_argument(
       '--delta', type=probability, metavar='D',
       help='target delta (default: the largest power of ten below 1 / number of records)')
 
 
+def add_method_arguments(parser, methods):
+  """Which methods, with which settings."""
+  group = parser.add_argument_group('methods')
+  group.add_argument('--methods', metavar='NAME,...',
+                     help=f'some of {", ".join(methods)} (default: all)')
+  group.add_argument('--tune', action='store_true',
+                     help='choose the settings again, on held-out validation sentences')
+
+
 def default_delta(population_size):
   """The largest power of ten below `1 / population_size`."""
   return float(f'1e-{len(str(population_size))}')
+
+
+def calibrate(**fields):
+  """`PrivacyPlan.calibrate`; what it refuses can be put right on the command line."""
+  try:
+    return tfdp.PrivacyPlan.calibrate(**fields)
+  except ValueError as error:
+    raise UsageError(str(error)) from error
 
 
 def chosen(names, known, flag):

@@ -57,10 +57,10 @@ def make_plan(arguments):
       batch_size=arguments.batch_size, steps=arguments.steps,
       l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
       sampling=SAMPLINGS[arguments.sampling]())
-  try:
-    if arguments.epsilon is None:
-      return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
-    return tfdp.PrivacyPlan.calibrate(
+  if arguments.epsilon is not None:
+    return options.calibrate(
         target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)
+  try:
+    return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
   except ValueError as error:
     raise options.UsageError(str(error)) from error

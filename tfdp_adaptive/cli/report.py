@@ -7,9 +7,11 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+import dp_accounting
 import numpy as np
 
 from tfdp_adaptive.cli import options
+from tfdp_adaptive.privacy import accounting
 
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
 
@@ -52,12 +54,6 @@ def preamble(task, arguments):
       'epsilon: publish them only if that text is public.']
 
 
-def together(part, runs, epsilon, delta):
-  """What the models of one part cost when all of them are released."""
-  return (f'All {runs} private models of the {part} part together, trained on the same records: '
-          f'({epsilon:.4g}, {delta:g})-differential privacy.')
-
-
 class Report:
   """Collects rows and keeps the files up to date after each of them.
 
@@ -94,6 +90,16 @@ class Report:
     self._statement += paragraphs
     self._folder.mkdir(parents=True, exist_ok=True)
     self._path('privacy.txt').write_text('\n\n'.join(self._statement) + '\n', encoding='utf-8')
+
+  def state_together(self, part, plan, runs):
+    """States what `runs` models of one part cost when all of them are released."""
+    if runs:
+      event = dp_accounting.SelfComposedDpEvent(plan.event(), runs)
+      epsilon = accounting.epsilon(
+          event, plan.target_delta, 'pld', accounting.relation(plan))
+      self.state(
+          f'All {runs} private models of the {part} part together, trained on the same records: '
+          f'({epsilon:.4g}, {plan.target_delta:g})-differential privacy.')
 
   def json(self) -> str:
     return json.dumps(dict(self._about, rows=[row._asdict() for row in self._rows]), indent=1)

@@ -4,6 +4,8 @@ Chosen by `tfdp compare --tune` and `tfdp federated --tune`: the best validation
 loss over the grid, on the default text, which is public.
 """
 
+import itertools
+import sys
 from typing import Any, Dict, NamedTuple, Tuple
 
 
@@ -44,3 +46,35 @@ CENTRALIZED = {
         dict(learning_rate=.01, l2_norm_clip=150., scale_epsilon=3e-3),
         dict(learning_rate=(.01, .02, .04), l2_norm_clip=(50., 150.), scale_epsilon=(3e-3, 1e-2))),
 }
+
+FEDERATED = {
+    'dp_adam': Method(
+        'DP-Adam', 'dp_adam',
+        dict(server_learning_rate=.01, client_learning_rate=1., l2_norm_clip=.5),
+        dict(server_learning_rate=(.01, .02), l2_norm_clip=(.5, 1.))),
+    'dp_adam_stp': Method(
+        'DP-AdamSTP', 'scale_then_privatize',
+        dict(server_learning_rate=.01, client_learning_rate=1., l2_norm_clip=20.,
+             scale_epsilon=3e-2),
+        dict(server_learning_rate=(.01, .02), scale_epsilon=(1e-2, 3e-2))),
+}
+
+
+def search(method, validation_loss):
+  """Tries the method's whole grid.
+
+  Args:
+    method: A `Method`.
+    validation_loss: `settings -> float`, trains a model.
+
+  Returns:
+    The settings of least loss, and the number of models trained.
+  """
+  results = []
+  for values in itertools.product(*method.grid.values()):
+    settings = {**method.settings, **dict(zip(method.grid, values))}
+    results.append((validation_loss(settings), settings))
+    print(f'{method.label}: validation loss {results[-1][0]:.4f} with {settings}', file=sys.stderr)
+  best = min(results, key=lambda result: result[0])[1]
+  print(f'{method.label}: chosen {best}', file=sys.stderr)
+  return best, len(results)

@@ -20,18 +20,22 @@ class Task(NamedTuple):
   validation: Examples  # For choosing settings.
   test: Examples  # For the table.
   clients: Dict[str, Examples]  # Of the training sentences.
-  without_client: int  # Training sentences that nobody is known to have written.
   baseline: Tuple[float, float]  # Loss and accuracy of the word frequencies.
   notes: List[str]  # For the privacy statement.
 
 
-def load(arguments) -> Task:
+def load(arguments, need_client=False) -> Task:
   """Reads text and vocabulary as the command line says.
+
+  Args:
+    arguments: Of the command line.
+    need_client: Whether a text without clients is refused.
 
   Raises:
     corpus_lib.DataError: A file cannot be used, or nothing is left to train on.
   """
-  corpus = corpus_lib.read(arguments.data) if arguments.data else corpus_lib.standard_library()
+  corpus = (corpus_lib.read(arguments.data, need_client) if arguments.data
+            else corpus_lib.standard_library())
   vocabulary, source = _vocabulary(arguments)
   parts = corpus_lib.split(corpus.sentences)
   if not (parts.train and parts.validation and parts.test):
@@ -50,7 +54,6 @@ def load(arguments) -> Task:
       test=test,
       clients={client: next_word.examples(sentences, vocabulary)
                for client, sentences in by_client.items()},
-      without_client=sum(sentence.client is None for sentence in parts.train),
       baseline=next_word.frequency_baseline(train[1], test[1], num_ids),
       notes=_notes(corpus, parts, source, len(vocabulary)))
 

@@ -78,3 +78,10 @@ def fit(model, batches, steps, evaluate, label, points=POINTS) -> Run:
   recorder = Recorder(steps, evaluate, label, points)
   model.fit(batches, epochs=1, verbose=0, callbacks=[_Callback(recorder)])
   return recorder.finish()
+
+
+def from_history(start, history) -> Run:
+  """The `Run` of a `tfdp.federated.simulate` history, evaluated at `start` as well."""
+  curve = [(0, *start)] + [(row['round'], row['loss'], row['accuracy'])
+                           for row in history if 'loss' in row]
+  return Run(tuple(curve), statistics.median(row['seconds'] for row in history))

@@ -93,20 +93,29 @@ def _docstring_sentences(path):
           line for line in lines if not line.lstrip().startswith(('>>> ', '... '))))
 
 
-def read(path) -> Corpus:
+def read(path, need_client: bool = False) -> Corpus:
   """Reads a text file, plain or JSON lines, also .xz or .gz.
 
   JSON lines (suffix .jsonl, .ndjson or .json, or a first line that starts with
   an opening brace) hold objects with `text` and optionally `client`, a string or
   an integer. Anything else is plain text, whose sentences have no client.
 
+  Args:
+    path: The file.
+    need_client: Whether a text without `client` is refused.
+
   Raises:
     DataError: The file is missing, unreadable, malformed or without sentences.
   """
   path = pathlib.Path(path)
   lines = read_lines(path)
-  sentences = list(_json_sentences(path, lines) if _is_json(path, lines) else
-                   (Sentence(None, words) for words in tokenize('\n'.join(lines))))
+  if _is_json(path, lines):
+    sentences = list(_json_sentences(path, lines, need_client))
+  elif need_client:
+    raise DataError(f'{path}: plain text does not say whose it is; user-level training needs JSON '
+                    'lines with `text` and `client`.')
+  else:
+    sentences = [Sentence(None, words) for words in tokenize('\n'.join(lines))]
   if not sentences:
     raise DataError(f'{path}: no sentence of {MIN_WORDS} or more words in {len(lines)} lines.')
   return Corpus(path.name, sentences, public=False)
@@ -139,10 +148,13 @@ def _is_json(path, lines):
   return next(line for line in lines if line.strip()).lstrip().startswith('{')
 
 
-def _json_sentences(path, lines):
+def _json_sentences(path, lines, need_client):
   for number, line in enumerate(lines, 1):
     if line.strip():
       client, text = _json_record(f'{path}, line {number}', line)
+      if client is None and need_client:
+        raise DataError(f'{path}, line {number}: `client` is missing; user-level training must '
+                        'know whose text it is.')
       for words in tokenize(text):
         yield Sentence(client, words)
 

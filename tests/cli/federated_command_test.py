@@ -1,0 +1,95 @@
+"""`tfdp federated` and `tfdp demo` on a few users."""
+
+import importlib.util
+import json
+
+import dp_accounting
+from dp_accounting import pld
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.cli import main
+from tfdp_adaptive.cli import settings
+
+WORDS = ('the', 'cat', 'dog', 'sees', 'hears', 'and', 'runs', 'away')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A text of 30 clients with one to four sentences each, and its public vocabulary."""
+  path = tmp_path_factory.mktemp('data')
+  rng = np.random.default_rng(0)
+  with open(path / 'text.jsonl', 'w', encoding='utf-8') as stream:
+    for client in range(30):
+      for _ in range(1 + client % 4):
+        text = f'The {rng.choice(WORDS[1:3])} {rng.choice(WORDS[3:5])} it and runs away.'
+        stream.write(json.dumps({'client': f'c{client}', 'text': text}) + '\n')
+  (path / 'words.txt').write_text('\n'.join(WORDS), encoding='utf-8')
+  return path
+
+
+def arguments(command, folder, *more):
+  return [command, '--data', str(folder / 'text.jsonl'), '--vocabulary',
+          str(folder / 'words.txt'), '--clients-per-round', '5', '--rounds', '2', *more]
+
+
+def results(path):
+  return json.loads((path / 'results.json').read_text(encoding='utf-8'))
+
+
+@pytest.mark.federated
+def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
+  few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
+  monkeypatch.setattr(settings, 'CENTRALIZED', few)
+  out = folder / 'demo'
+  assert main.main(arguments(
+      'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0
+  found = results(out)
+  private = {(row['part'], row['method']): row for row in found['rows']
+             if row['epsilon'] is not None}
+  assert set(private) == (
+      {('centralized', 'DP-SGD')}
+      | {('federated', method.label) for method in settings.FEDERATED.values()})
+  assert {'DP-Adam', 'DP-AdamSTP'} <= {method for part, method in private if part == 'federated'}
+  for (part, _), row in private.items():
+    assert row['unit'] == {'centralized': 'sentence', 'federated': 'client'}[part]
+    assert np.isfinite(row['loss']) and [point[0] for point in row['curve']] == [0, 1, 2]
+
+  statement = (out / 'privacy.txt').read_text(encoding='utf-8')
+  federated = statement[statement.index('(federated) =='):]
+  sigma = float(federated.split('noise multiplier ')[1].split(',')[0])
+  event = dp_accounting.PoissonSampledDpEvent(
+      5 / found['clients'], dp_accounting.GaussianDpEvent(sigma))
+  expected = pld.PLDAccountant().compose(event, 2).get_epsilon(1e-2)
+  assert private['federated', 'DP-Adam']['epsilon'] == pytest.approx(expected, rel=1e-3)
+  assert 'the unit of privacy is one user' in federated
+  assert (out / 'curves.png').stat().st_size > 10_000
+  printed = capsys.readouterr().out
+  assert ' client ' in printed and ' sentence ' in printed and str(out / 'privacy.txt') in printed
+
+
+@pytest.mark.federated
+@pytest.mark.parametrize('text, message', [
+    ('{"text": "one two three"}', 'line 1: `client` is missing'),
+    ('one two three', 'plain text does not say whose it is'),
+])
+def test_text_without_users_is_refused(tmp_path, text, message, capsys):
+  (tmp_path / 'text').write_text(text, encoding='utf-8')
+  assert main.main(['federated', '--data', str(tmp_path / 'text')]) == 2
+  assert message in capsys.readouterr().err
+
+
+@pytest.mark.federated
+def test_too_many_clients_per_round(folder, capsys):
+  assert main.main(arguments('federated', folder, '--clients-per-round', '31')) == 2
+  assert 'at most the number of training clients' in capsys.readouterr().err
+
+
+def test_without_tensorflow_federated_it_says_what_to_install(folder, capsys, monkeypatch):
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name, package=None: (
+      None if name == 'tensorflow_federated' else find_spec(name, package)))
+  monkeypatch.delattr(tfdp, 'federated', raising=False)
+  assert main.main(arguments('federated', folder)) == 2
+  assert 'needs tensorflow_federated' in capsys.readouterr().err

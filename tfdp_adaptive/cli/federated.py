@@ -1,0 +1,134 @@
+"""`tfdp federated`: the same model over users, who keep their text, with a private server."""
+
+import collections
+import dataclasses
+
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.cli import language_model
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.cli import report as report_lib
+from tfdp_adaptive.cli import settings as settings_lib
+from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import training
+
+PART = 'federated'
+ROUNDS = 60
+EPSILON = 10.0
+_LOCAL_BATCH, _LOCAL_SENTENCES = 16, 64
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser('federated', description=__doc__)
+  add_arguments(parser)
+  options.add_data_arguments(parser)
+  options.add_privacy_arguments(parser, f'{EPSILON:g}')
+  options.add_method_arguments(parser, settings_lib.FEDERATED)
+  return parser
+
+
+def add_arguments(parser):
+  """What only this part has."""
+  group = parser.add_argument_group('federated training')
+  group.add_argument('--rounds', type=options.positive_int, default=ROUNDS, metavar='N',
+                     help='rounds of every method (default: %(default)s)')
+  group.add_argument('--clients-per-round', type=options.positive_int, default=100, metavar='N',
+                     help='expected number of clients per round (default: %(default)s)')
+
+
+def run(arguments):
+  methods = options.chosen(arguments.methods, settings_lib.FEDERATED, '--methods')
+  require()
+  task = tasks.load(arguments, need_client=True)
+  plan = make_plan(arguments, task)
+  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  report.state(*report_lib.preamble(task, arguments))
+  train_all(arguments, task, plan, methods, report)
+  report.finish(arguments.json)
+
+
+def require():
+  """Raises where TensorFlow Federated cannot be had."""
+  try:
+    return tfdp.federated
+  except ImportError as error:
+    raise options.UsageError(str(error)) from error
+
+
+def train_all(arguments, task, plan, methods, report):
+  """Trains with every method and reports it."""
+  report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
+  private_runs = 0
+  for method in methods.values():
+    settings = method.settings
+    if arguments.tune:
+      settings, tried = settings_lib.search(
+          method, lambda s, m=method: train(task, m, s, plan, task.validation, points=1)[0].loss)
+      private_runs += tried
+    measured, process = train(task, method, settings, plan, task.test)
+    private_runs += 1
+    report.state(f'== {method.label} ({PART}) ==',
+                 process.plan.statement(rule=process.rule))
+    report.add(report_lib.Row(
+        method.label, PART, measured.loss, measured.accuracy,
+        epsilon=process.plan.epsilon(rule=process.rule), delta=plan.target_delta, unit='client',
+        seconds_per_step=measured.seconds_per_step, steps=plan.steps, settings=settings,
+        curve=measured.curve))
+  report.state_together(PART, plan, private_runs)
+
+
+def make_plan(arguments, task):
+  """The plan of all methods; each puts its own clip norm in.
+
+  Raises:
+    options.UsageError: The command line asks for a plan that cannot be.
+  """
+  population_size = len(task.clients)
+  if arguments.clients_per_round > population_size:
+    raise options.UsageError(
+        f'--clients-per-round must be at most the number of training clients, {population_size}. '
+        f'Received: {arguments.clients_per_round}')
+  return options.calibrate(
+      target_epsilon=arguments.epsilon or EPSILON,
+      target_delta=arguments.delta or options.default_delta(population_size),
+      population_size=population_size, batch_size=arguments.clients_per_round,
+      steps=arguments.rounds, l2_norm_clip=1.0, unit='user')
+
+
+class _SentenceLoss(tf.keras.losses.Loss):
+
+  def call(self, y_true, y_pred):
+    return language_model.sentence_loss(y_true, y_pred)
+
+
+def train(task, method, settings, plan, held_out, points=training.POINTS):
+  """One run; returns its `training.Run` and the process."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+  settings = dict(settings)
+  plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
+  rates = settings.pop('server_learning_rate'), settings.pop('client_learning_rate')
+  users = tfdp.federated.Users(
+      {client: collections.OrderedDict(x=x, y=y) for client, (x, y) in task.clients.items()},
+      batch_size=_LOCAL_BATCH, max_examples=_LOCAL_SENTENCES)
+
+  def model_fn():
+    return tff.learning.models.from_keras_model(
+        language_model.build(task.num_ids), loss=_SentenceLoss(),
+        input_spec=users.element_type_structure)
+
+  process = tfdp.federated.build_private_fed_avg(
+      model_fn, server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
+      server_learning_rate=rates[0],
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(rates[1]))
+  model = language_model.build(task.num_ids)
+  evaluator = language_model.Evaluator(model, held_out)
+  start = evaluator()
+
+  def evaluate(weights):
+    weights.assign_weights_to(model)
+    return dict(zip(('loss', 'accuracy'), evaluator()))
+
+  simulation = tfdp.federated.simulate(
+      process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points))
+  return training.from_history(start, simulation.history), process
