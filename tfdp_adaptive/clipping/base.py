@@ -131,14 +131,20 @@ def euclidean(scale, clip_norm, gradient):
   radius = clip_norm / safe  # of the ball around it, in the same units
   top = tf.reduce_max(s)
   a = tf.square(s / top)  # curvature relative to the largest, in (0, 1]
-  lam = tf.zeros([], x.dtype)
-  for _ in range(40):
-    shrink = 1 / (1 + lam * a)
-    w = tf.square(u * shrink)
-    excess = tf.sqrt(tf.reduce_sum(w)) / radius - 1
-    slope = tf.math.divide_no_nan(tf.reduce_sum(w * a * shrink), tf.reduce_sum(w))
+
+  def newton(step, lam):
     # Newton on 1/||.||, concave in lam: few steps, never beyond the root.
-    lam = lam + tf.math.divide_no_nan(tf.maximum(excess, 0), slope)
+    shrink = 1 / (1 + lam * a)
+    point = u * shrink
+    top = tf.reduce_max(tf.abs(point))
+    w = tf.square(tf.math.divide_no_nan(point, top))  # Neither overflows nor vanishes.
+    square = tf.reduce_sum(w)
+    excess = top * tf.sqrt(square) / radius - 1
+    slope = tf.math.divide_no_nan(tf.reduce_sum(w * a * shrink), square)
+    return step + 1, lam + tf.math.divide_no_nan(tf.maximum(excess, 0), slope)
+
+  _, lam = tf.while_loop(
+      lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], x.dtype)))
   flat = clip(u * safe / (1 + lam * a), clip_norm)
   parts = tf.split(flat, [leaf.shape.num_elements() for leaf in leaves])
   return tf.nest.pack_sequence_as(

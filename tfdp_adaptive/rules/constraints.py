@@ -35,21 +35,23 @@ def into_ball_weighted(radius, weights, y):
   leave of the ball. Otherwise `x = h y / (h + lam)`, lam > 0 by Newton on
   `1 / ||x||`, which is concave in lam, so that it climbs to the root from zero.
   """
-  flat = weights > 0
-  inner, rest = tf.where(flat, y, 0), tf.where(flat, tf.zeros_like(y), y)
+  weighted = weights > 0
+  inner, rest = tf.where(weighted, y, 0), tf.where(weighted, tf.zeros_like(y), y)
   inner_norm, rest_norm = tf.norm(inner), tf.norm(rest)
   room = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
   rest *= base.safe_divide(tf.minimum(rest_norm, room), rest_norm)
   h = base.safe_divide(weights, tf.reduce_max(weights))
-  lam = tf.zeros([], y.dtype)
 
   def shrunk(lam):
     return base.safe_divide(h * inner, h + lam)
 
-  for _ in range(40):
+  def newton(step, lam):
     x = shrunk(lam)
     norm = tf.norm(x)
     slope = base.safe_divide(
         tf.reduce_sum(base.safe_divide(tf.square(x), h + lam)), tf.square(norm))
-    lam += base.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
+    return step + 1, lam + base.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
+
+  _, lam = tf.while_loop(
+      lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], y.dtype)))
   return into_ball(radius, shrunk(lam) + rest)

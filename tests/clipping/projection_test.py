@@ -1,0 +1,180 @@
+"""The per-record map: radial clipping and the Euclidean projection, against SciPy."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.rules import base
+
+EUCLIDEAN = base.Ask('euclidean')
+
+
+def tree(vector, dtype=tf.float64):
+  vector = np.asarray(vector)
+  return {'b': tf.constant(vector[:2], dtype), 'w': tf.constant(vector[2:].reshape(1, -1), dtype)}
+
+
+def join(nest):
+  return np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(nest)])
+
+
+def euclidean(scale, bound, x, dtype=tf.float64):
+  """In the original space."""
+  y = clipping.euclidean(tree(scale, dtype), tf.constant(bound, dtype), tree(x, dtype))
+  return join(y).astype(np.float64) / scale
+
+
+def oracle(scale, bound, x):
+  """The multiplier of the Lagrangian, bracketed and solved by Brent's method."""
+  a = (scale / bound)**2
+
+  def excess(log_lam):
+    return np.log(np.sum(a * (x / (1 + np.exp(log_lam) * a))**2))
+
+  if np.sum(a * x**2) <= 1:
+    return x
+  low, high = -60.0, 60.0
+  while excess(high) > 0:
+    high += 30
+  lam = np.exp(optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
+  return x / (1 + lam * a)
+
+
+@pytest.mark.parametrize('spread', [0.0, 1.0, 4.0])  # Decades between the axes.
+@pytest.mark.parametrize('size', [0.1, 1.0, 1e3, 1e12])
+def test_euclidean_equals_the_lagrangian(spread, size):
+  for seed in range(5):
+    rng = np.random.default_rng(seed)
+    scale = 10**rng.uniform(-spread, spread, size=7)
+    x = size * rng.normal(size=7) / scale
+    np.testing.assert_allclose(
+        euclidean(scale, 0.7, x), oracle(scale, 0.7, x), rtol=1e-7, atol=1e-12 * np.abs(x).max())
+
+
+def test_euclidean_is_the_nearest_point():
+  """A general solver finds nothing nearer in the ellipsoid."""
+  for seed in range(5):
+    rng = np.random.default_rng(seed)
+    scale, x = rng.uniform(0.3, 3, size=5), 2 * rng.normal(size=5)
+    y = euclidean(scale, 0.7, x)
+    found = optimize.minimize(
+        lambda v: np.sum((v - x)**2), np.zeros(5), jac=lambda v: 2 * (v - x), method='SLSQP',
+        constraints={'type': 'ineq', 'fun': lambda v: 0.49 - np.sum((scale * v)**2)},
+        options={'ftol': 1e-14, 'maxiter': 200})
+    np.testing.assert_allclose(y, found.x, atol=1e-5)
+    rescaled = join(clipping.clip(tree(scale * x), tf.constant(0.7, tf.float64))) / scale
+    assert np.linalg.norm(y - x) < np.linalg.norm(rescaled - x)
+
+
+@pytest.mark.parametrize('spread', [0.0, 3.0, 6.0])
+@pytest.mark.parametrize('size', [1e-3, 1.0, 1e6, 1e20])
+def test_euclidean_in_single_precision(spread, size):
+  for seed in range(5):
+    rng = np.random.default_rng(seed)
+    scale = (10**rng.uniform(-spread, spread, size=7)).astype(np.float32).astype(np.float64)
+    x = (size * rng.normal(size=7) / scale).astype(np.float32).astype(np.float64)
+    y = euclidean(scale, 0.7, x, tf.float32)
+    assert np.linalg.norm(scale * y) <= 0.7 * (1 + 1e-6)
+    if size * 10**spread < 1e25:  # Beyond, the multiplier overflows and the record counts as zero.
+      np.testing.assert_allclose(scale * y, scale * oracle(scale, 0.7, x), atol=1e-5)
+
+
+def test_euclidean_without_a_scale_is_clipping():
+  x = tree(np.arange(7.0))
+  bound = tf.constant(0.7, tf.float64)
+  np.testing.assert_array_equal(
+      join(clipping.euclidean((), bound, x)), join(clipping.clip(x, bound)))
+  np.testing.assert_allclose(
+      euclidean(np.ones(7), 0.7, np.arange(7.0)), join(clipping.clip(x, bound)), rtol=1e-12)
+
+
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
+def test_clip_is_the_formula(dtype):
+  rng = np.random.default_rng(0)
+  for size in (1e-3, 0.1, 1.0, 1e10):
+    x = size * rng.normal(size=7)
+    norm = np.linalg.norm(x)
+    expected = x if norm <= 0.7 else x * 0.7 / norm
+    y = join(clipping.clip(tree(x, dtype), tf.constant(0.7, dtype)))
+    np.testing.assert_allclose(y, expected, rtol=1e-6 if dtype == tf.float32 else 1e-14)
+
+
+def test_inside_is_left_alone_to_the_last_bit():
+  x = tree(np.random.default_rng(0).normal(size=7), tf.float32)
+  for ask in (EUCLIDEAN, base.Ask()):
+    kept = clipping.project_record(ask, base.Query(), tf.constant(10.0), x).total
+    np.testing.assert_array_equal(join(kept), join(x))
+
+
+def test_zero_stays_zero():
+  for ask in (EUCLIDEAN, base.Ask()):
+    for scale in ((), tree(np.ones(7))):
+      zero = clipping.project_record(
+          ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(np.zeros(7))).total
+      np.testing.assert_array_equal(join(zero), np.zeros(7))
+
+
+@pytest.mark.parametrize('ask', [EUCLIDEAN, base.Ask()], ids=['euclidean', 'rescale'])
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+def test_a_record_that_is_not_finite_is_no_record(ask, bad):
+  x = np.ones(7)
+  x[3] = bad
+  for scale in ((), tree(np.full(7, 2.0))):
+    total = clipping.project_record(
+        ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(x)).total
+    np.testing.assert_array_equal(join(total), np.zeros(7))
+
+
+@pytest.mark.parametrize('ask', [EUCLIDEAN, base.Ask()], ids=['euclidean', 'rescale'])
+def test_nothing_overflows(ask):
+  """Finite records beyond the square root of the largest float, scaled up further."""
+  bound = tf.constant(0.7)
+  for x, s in ((3e34, 1e3), (3e38, 1.0), (1e30, 1e-30)):
+    gradient = np.full(7, x)
+    gradient[0] = 0
+    total = join(clipping.project_record(
+        ask, base.Query(tree(np.full(7, s), tf.float32)), bound, tree(gradient, tf.float32)).total)
+    assert np.all(np.isfinite(total))
+    assert np.linalg.norm(total) <= 0.7 * (1 + 1e-6)
+    if x < 3e38 or ask is not EUCLIDEAN:  # There 1 / x underflows: the record counts as zero.
+      assert np.linalg.norm(total) > 0.69
+  # Where the scaled record itself overflows, it counts as zero.
+  total = clipping.project_record(
+      ask, base.Query(tree(np.full(7, 1e8), tf.float32)), bound,
+      tree(np.full(7, 3e34), tf.float32)).total
+  np.testing.assert_array_equal(join(total), np.zeros(7))
+
+
+def test_square_is_of_the_clipped_record():
+  statistic = base.Statistic(True, lambda s: s, lambda s: (), None, None)
+  sums = clipping.project_record(
+      base.Ask(second=statistic), base.Query(tree(np.full(7, 3.0))), tf.constant(0.7, tf.float64),
+      tree(np.arange(7.0)))
+  np.testing.assert_allclose(join(sums.square), join(sums.total)**2)
+  assert np.sum(join(sums.square)) == pytest.approx(0.49)
+
+
+def test_xla_and_vectorized():
+  """As engines call it: mapped over records, with and without a compiler."""
+  rng = np.random.default_rng(0)
+  scale = rng.uniform(0.1, 10, size=7)
+  records = 2 * rng.normal(size=(4, 7))
+
+  def project(x):
+    return tf.vectorized_map(
+        lambda g: clipping.project_record(
+            EUCLIDEAN, base.Query(tree(scale)), tf.constant(0.7, tf.float64),
+            {'b': g[:2], 'w': g[tf.newaxis, 2:]}).total, x)
+
+  expected = np.array([scale * oracle(scale, 0.7, x) for x in records])
+  for jit in (False, True):
+    total = tf.function(project, jit_compile=jit)(tf.constant(records))
+    np.testing.assert_allclose(
+        np.concatenate([total['b'], total['w'][:, 0]], 1), expected, rtol=1e-7)
+
+
+def test_unknown_projection():
+  with pytest.raises(ValueError, match="must be 'rescale' or 'euclidean'"):
+    clipping.project_record(base.Ask('oblique'), base.Query(), tf.constant(1.0), tf.ones([2]))
