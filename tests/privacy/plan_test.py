@@ -10,9 +10,11 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import rules
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.privacy import statement
+from tfdp_adaptive.rules import noisy_root
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)
@@ -29,7 +31,8 @@ def make_rule(*statistics):
 
 
 def make_statistic(**changes):
-  return types.SimpleNamespace(**dict(dict(amplifiable=True, private=True), **changes))
+  return types.SimpleNamespace(**dict(
+      dict(amplifiable=True, private=True, participations=0, relative_noise=1.0), **changes))
 
 
 def test_public_names():
@@ -153,12 +156,41 @@ def test_rules_that_use_the_present_batch_only_are_fine():
 
 
 def test_statistics_of_past_clean_data_are_not_amplified():
-  rule = make_rule(make_statistic(amplifiable=False))
-  with pytest.raises(ValueError, match='some_rule.*sampling does not amplify'):
+  rule = make_rule(make_statistic(amplifiable=False, relative_noise=2.0))
+  with pytest.raises(ValueError, match=r'must be \(2.0,\) for the rule .some_rule., .*amplify'):
     make_plan().check_rule(rule)
-  with pytest.raises(ValueError, match='sampling does not amplify'):
-    make_plan(sampling=sampling.CyclicPoisson(cycle=2)).check_rule(rule)
-  assert make_plan(sampling=sampling.FixedOrder()).check_rule(rule)
+  with pytest.raises(ValueError, match='claim no amplification'):
+    make_plan(extra_releases=(2.0,))
+  with pytest.raises(ValueError, match='with independent noise'):
+    make_plan(extra_releases=(2.0,), sampling=sampling.FixedOrder(),
+              mechanism=mechanisms.Tree(steps=40))
+  with pytest.raises(ValueError, match=r'must be \(2.0,\)'):  # Its cost would be forgotten.
+    make_plan(sampling=sampling.FixedOrder()).check_rule(rule)
+  plan = make_plan(sampling=sampling.FixedOrder(), extra_releases=[2.0])
+  assert plan.check_rule(rule)
+  with pytest.raises(ValueError, match=r'must be \(\) for the rule'):
+    plan.check_rule(make_rule(None))
+
+
+def test_statistics_of_past_clean_data_are_paid_for_at_every_step():
+  plan = make_plan(sampling=sampling.FixedOrder(), extra_releases=(2.0, 4.0))
+  for steps in (1, 20, 21, 40):
+    seen = -(-steps // 20)
+    expected = 1.5 / math.sqrt(seen + steps / 4 + steps / 16)
+    np.testing.assert_allclose(plan.event(steps).noise_multiplier, expected, rtol=1e-12)
+  assert 'further statistic' in plan.statement()
+
+
+def test_noisy_adagrad():
+  plan = make_plan(sampling=sampling.FixedOrder(), extra_releases=(3.0,))
+  rule = rules.noisy_adagrad(participations=2, diagonal=True, relative_noise=3.0)
+  assert plan.check_rule(rule)
+  np.testing.assert_allclose(
+      plan.event().noise_multiplier,
+      noisy_root.equivalent_noise_multiplier(1.5, 40, 2, relative_noise=3.0))
+  once = rules.noisy_adagrad(participations=1, diagonal=True, relative_noise=3.0)
+  with pytest.raises(ValueError, match=r'must be made for participations=2.*Received: \[1\]'):
+    plan.check_rule(once)
 
 
 @pytest.mark.parametrize('rule', [make_rule(make_statistic()), make_rule(None, None)])
@@ -172,7 +204,7 @@ def test_only_one_sum_is_accounted_for_under_poisson_and_replace(rule, monkeypat
 
 
 def test_a_rule_without_noise_has_no_guarantee():
-  rule = make_rule(make_statistic(private=False))
+  rule = make_rule(make_statistic(private=False, amplifiable=False))
   assert make_plan().epsilon(rule=rule) == math.inf
   text = make_plan().statement(rule=rule)
   assert text.startswith('NO PRIVACY GUARANTEE') and 'Guarantee: (' not in text
@@ -240,6 +272,7 @@ def test_statement_and_json_hold_no_fresh_secret():
          mechanism=mechanisms.BandedToeplitz(bands=4, steps=40)),
     dict(sampling=sampling.FixedOrder(), mechanism=mechanisms.Tree(steps=40), adjacency='replace',
          min_sep=3, max_participations=4),
+    dict(sampling=sampling.FixedOrder(), extra_releases=(0.5, 2.0)),
     dict(population_size=None, adjacency='add_remove',
          sampling=sampling.Poisson(sampling_probability=0.05)),
 ])

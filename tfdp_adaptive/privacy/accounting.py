@@ -50,7 +50,14 @@ def sensitivity(mechanism, min_sep, max_participations):
       for dtype in ('float64', 'float32'))
 
 
-def event(plan, steps, noise_multiplier=None):
+def total_sensitivity(plan, steps):
+  """Of all un-amplified releases of the first `steps` steps together, in units of their noise."""
+  size = sensitivity(plan.mechanism, *plan.participation(steps))
+  # Past clean data of a record is in the extra releases of all steps, whenever it took part.
+  return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
+
+
+def event(plan, steps, noise_multiplier=None, rule=None):
   """The DpEvent of the first `steps` steps of a plan (for `relation(plan)`)."""
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
@@ -58,9 +65,7 @@ def event(plan, steps, noise_multiplier=None):
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
   if not claims_amplification(plan):
-    min_sep, max_participations = plan.participation(steps)
-    return dp_accounting.GaussianDpEvent(
-        float(sigma / sensitivity(plan.mechanism, min_sep, max_participations)))
+    return dp_accounting.GaussianDpEvent(float(sigma / total_sensitivity(plan, steps)))
   probability, count = plan.sampling.compositions(plan, steps)
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
@@ -74,6 +79,24 @@ def event(plan, steps, noise_multiplier=None):
     step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
         plan.population_size, float(probability), max_batch_size, sigma)
   return dp_accounting.SelfComposedDpEvent(step, count)
+
+
+def run_sensitivity(plan, steps, rule=None):
+  """How far one record moves all releases of an un-amplified run, in their noise per sigma.
+
+  A statistic of all past clean data (`amplifiable=False`) is a fresh release about
+  every record at every step; Gaussian releases add up in squares.
+  """
+  squared = sensitivity(plan.mechanism, *plan.participation(steps))**2
+  for statistic in running_statistics(rule):
+    squared += steps / statistic.relative_noise**2
+  return math.sqrt(squared)
+
+
+def running_statistics(rule):
+  """The statistics of past clean data that a rule (or None) releases."""
+  asks = () if rule is None else rule.asks
+  return [ask.second for ask in asks if ask.second is not None and not ask.second.amplifiable]
 
 
 def relation(plan):

@@ -43,6 +43,10 @@ class PrivacyPlan:
       the sampling's own, which is the default.
     max_participations: Largest number of them; at least the sampling's own.
     mechanism: A mechanism of `tfdp.mechanisms`.
+    extra_releases: One noise multiplier, relative to the plan's, for every
+      statistic of past clean data that the rule releases at each step besides
+      its means (`Statistic.relative_noise`); they concern every record at every
+      step. `check_rule` says what a rule needs; () for almost all.
     seed: Fixes all coins, FOR TESTS ONLY; the statement says so.
 
   Example:
@@ -68,6 +72,7 @@ class PrivacyPlan:
   max_participations: Optional[int] = None
   mechanism: mechanisms.Mechanism = dataclasses.field(
       default_factory=mechanisms.IndependentGaussian)
+  extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
 
   def __post_init__(self):
@@ -85,6 +90,9 @@ class PrivacyPlan:
                        f'`IndependentGaussian()`. Received: mechanism={self.mechanism!r}.')
     if self.seed is not None:
       checks.whole(0, seed=self.seed)
+    object.__setattr__(self, 'extra_releases', tuple(self.extra_releases))
+    for relative_noise in self.extra_releases:
+      checks.positive(extra_releases=relative_noise)
     self._check_population()
     self.sampling.check(self)
     self._check_accountable()
@@ -126,6 +134,11 @@ class PrivacyPlan:
              'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
           + f' Received: mechanism={type(self.mechanism).__name__} with '
           f'bands={self.mechanism.bands}, sampling={self.sampling!r}.')
+    if self.extra_releases and (self.sampling.amplified or self.mechanism.bands != 1):
+      raise ValueError(
+          '`extra_releases`, of past clean data, are accounted for with independent noise and '
+          'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
+          f'Received: sampling={self.sampling!r}, mechanism={self.mechanism!r}.')
     if self.amplified and self.adjacency == 'replace':
       accounting.needs_current_library('Poisson sampling under replace adjacency')
     if hasattr(self.sampling, 'max_batch_size'):
@@ -201,9 +214,9 @@ class PrivacyPlan:
       raise ValueError(f'`steps` must be at most the plan\'s {self.steps}. Received: steps={steps}.')
     return int(steps)
 
-  def event(self, steps: Optional[int] = None):
-    """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
-    return accounting.event(self, self._steps(steps))
+  def event(self, steps: Optional[int] = None, rule=None):
+    """The dp_accounting DpEvent of the first `steps` steps (default: all) with `rule`."""
+    return accounting.event(self, self._steps(steps), rule=rule)
 
   def epsilon(self, steps: Optional[int] = None, accountant: str = 'pld', rule=None) -> float:
     """Epsilon at `target_delta` after `steps` steps, by default after all.
@@ -211,14 +224,14 @@ class PrivacyPlan:
     Args:
       steps: Steps (rounds) done so far.
       accountant: 'pld' (tight) or 'rdp'.
-      rule: The rule that is run, if it may be one without a guarantee; its
-        epsilon is infinite.
+      rule: The rule that is run. Only rules that release more than clipped sums
+        need it: noisy AdaGrad costs more, a noiseless diagnostic has no guarantee.
     """
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     if rule is not None and not self.check_rule(rule):
       return float('inf')
     return accounting.epsilon(
-        self.event(steps), self.target_delta, accountant, accounting.relation(self))
+        self.event(steps, rule), self.target_delta, accountant, accounting.relation(self))
 
   def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
     """Delta at `epsilon` after `steps` steps."""
@@ -233,17 +246,33 @@ class PrivacyPlan:
       diagnostics, which the optimizer gates.
     """
     statistics = [ask.second for ask in rule.asks if ask.second is not None]
-    if self.amplified and not all(s.amplifiable for s in statistics):
+    if not all(s.private for s in statistics):
+      return False
+    past = tuple(s.relative_noise for s in statistics if not s.amplifiable)
+    if past != self.extra_releases:
       raise ValueError(
-          f'The rule {rule.name!r} releases a statistic of past clean data, which sampling does '
-          'not amplify. Use sampling=tfdp.sampling.FixedOrder(). '
-          f'Received: sampling={self.sampling!r}.')
+          f'`extra_releases` of the plan must be {past} for the rule {rule.name!r}'
+          + (', which releases statistics of past clean data; sampling does not amplify them, so '
+             'the plan also needs sampling=tfdp.sampling.FixedOrder().' if past else '.')
+          + f' Received: extra_releases={self.extra_releases}, sampling={self.sampling!r}.')
+    _, most = self.participation()
+    if any(0 < s.participations < most for s in statistics):
+      raise ValueError(
+          f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
+          f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
+    for statistic in accounting.running_statistics(rule):
+      participations = self.participation()[1]
+      if statistic.participations is None or statistic.participations < participations:
+        raise ValueError(
+            f'The rule {rule.name!r} makes noise for `participations` of a record that this plan '
+            f'does not keep to. Received: {statistic.participations}, at least '
+            f'{participations} needed.')
     if self.amplified and self.adjacency == 'replace' and (statistics or len(rule.asks) > 1):
       raise ValueError(
           'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
           f'only, and the rule {rule.name!r} releases more. Use adjacency="zero_out", or '
           'sampling=tfdp.sampling.FixedOrder().')
-    return all(s.private for s in statistics)
+    return True
 
   def index_batches(self, size: Optional[int] = None, start_step: int = 0) -> Iterator[np.ndarray]:
     """Record indices of steps `start_step`, ..., `steps - 1`; drawn anew at every call.

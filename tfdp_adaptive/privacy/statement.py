@@ -36,7 +36,7 @@ def statement(plan, steps, rule, accountant):
       f'differ in that {_ADJACENCY[plan.adjacency].format(unit=plan.unit)}. ' + _population(plan))
   lines.append('Sampling: ' + plan.sampling.describe(plan))
   lines.append('Mechanism: ' + _mechanism(plan, rule))
-  lines.append('Accounting: ' + _accounting(plan, steps, accountant))
+  lines.append('Accounting: ' + _accounting(plan, steps, rule, accountant))
   lines.append(
       'Covered: the final weights, all intermediate weights, and every noised statistic the '
       'optimizer released, together. '
@@ -56,7 +56,7 @@ def _guarantee(plan, steps, private, rule, accountant):
             'experiment, not a private model.')
   done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
           else f'after all {steps} steps')
-  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
+  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant, rule))}, {plan.target_delta:g})'
   text = f'Guarantee: {pair(steps)}-differential privacy {done}'
   if steps < plan.steps:
     text += f'; {pair(plan.steps)} at the end'
@@ -93,7 +93,7 @@ def _mechanism(plan, rule):
   return text
 
 
-def _accounting(plan, steps, accountant):
+def _accounting(plan, steps, rule, accountant):
   text = f'dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
@@ -104,11 +104,13 @@ def _accounting(plan, steps, accountant):
         f'{method}, of {plan.event(steps)}. Amplification by sampling is claimed; it holds only '
         'if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
-  sensitivity = accounting.sensitivity(plan.mechanism, min_sep, count)
+  sensitivity = accounting.total_sensitivity(plan, steps)
+  extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released at '
+           'every step and counted in full.' if plan.extra_releases else '')
   return text + (
       f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, at least '
       f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise multiplier '
-      f'{plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.')
+      f'{plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 
 
 def _caveats(plan):
