@@ -151,6 +151,12 @@ def constant_like(value, specs, name):
       specs, [tf.cast(tf.convert_to_tensor(v), s.dtype) for v, s in zip(values, leaves)])
 
 
+def widen(tensor):
+  """A dense tensor of float32 at least: gradients of half precision are not summed as such."""
+  tensor = tf.convert_to_tensor(tensor)
+  return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
+
+
 def unscale(tree, scale):
   """Takes a release out of the scaled space: `tree / scale`."""
   return tree if isinstance(scale, tuple) and not scale else map_tree(tf.divide, tree, scale)

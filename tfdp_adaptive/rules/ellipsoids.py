@@ -66,7 +66,7 @@ def private_stddevs(records, *, scale, moment_ratio, target_epsilon, target_delt
     if not active.size:
       break
     rho = 4 * moment_ratio * scale * 2.0**(1 - t) * max(1.0, math.log(moment_ratio))
-    squares = np.minimum(np.square(z[:, active]), rho**2).mean(axis=0)
+    squares = np.square(np.minimum(np.abs(z[:, active]), rho)).mean(axis=0)
     std = multiplier * math.sqrt(active.size) * rho**2 / n
     noisy = squares + std * rng.standard_normal(active.size)
     found = np.sqrt(np.maximum(noisy, 0.0)) >= scale * 2.0**-(t + 1)
