@@ -9,81 +9,242 @@ rule turns it into a direction of descent:
 """
 
 import collections
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tfdp_adaptive import privacy
-from tfdp_adaptive import queries
+from tfdp_adaptive.federated import server as server_lib
+
+
+class Sums(NamedTuple):
+  """Of the clients of a round, or of some of them; SECRET, and so is `not_private`."""
+
+  answers: server_lib.Answer
+  not_private: Any
 
 
 class PrivateFedAvg(tff.learning.templates.LearningProcess):
   """A `tff.learning.templates.LearningProcess` that knows what it promises.
 
-  Its state is SECRET: the aggregator's part holds the noise still to come. Only
-  `get_model_weights(state)` may be published.
+  Its state is SECRET: it holds the noise still to come. Only
+  `get_model_weights(state)` and `metrics['released']` may be published.
+
+  `next` is `server.step` after `client_sums`. Whoever drives rounds can call the
+  two themselves, as `simulate` does: the state of the server then stays where it
+  is, and any number of workers share the clients.
 
   Attributes:
     plan: The `tfdp.PrivacyPlan` of the run.
     rule: The server's rule.
-    query: The `RuleQuery` that clips, noises and updates.
     model_fn: What the process was built from.
+    server: The `Server`.
+    client_sums: TFF computation `(weights, broadcast, datasets) -> Sums`.
+    settings: {name: value}, for the statement and to recognize a saved run.
+    seed: The seed of a test, or None.
   """
 
-  def __init__(self, process, *, plan, rule, query, model_fn):
-    super().__init__(process.initialize, process.next, process.get_model_weights,
-                     process.set_model_weights, get_hparams_fn=process.get_hparams,
-                     set_hparams_fn=process.set_hparams)
-    self.plan, self.rule, self.query, self.model_fn = plan, rule, query, model_fn
+  def __init__(self, computations, *, plan, rule, model_fn, server, client_sums, settings, seed):
+    super().__init__(*computations)
+    self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
+    self.client_sums, self.settings, self.seed = client_sums, settings, seed
 
 
 def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
-                          client_optimizer_fn, client_weighting='uniform', exact_metrics=False,
-                          seed=None):
+                          client_optimizer_fn, client_weighting='uniform',
+                          max_examples_per_client=None, quantile_clip=None, private_metrics=None,
+                          exact_metrics=False, seed=None):
   """Builds federated averaging with user-level differential privacy.
 
   Args:
     model_fn: A no-argument function that makes a `tff.learning.models.VariableModel`,
       or a `tff.learning.models.FunctionalModel`.
-    server_rule: A `tfdp.rules` rule that needs neither public gradients nor the
-      parameters.
+    server_rule: A `tfdp.rules` rule that needs no public gradients.
     plan: A `tfdp.PrivacyPlan` with unit='user': `batch_size` is the expected
       number of clients per round, `steps` the number of rounds, `l2_norm_clip`
       bounds a client's update, in the units of the rule's scaled records.
-    server_learning_rate: Step size of the server, > 0.
+    server_learning_rate: Step size of the server, > 0, or a TensorFlow function
+      of the number of rounds done (a Keras schedule, for instance).
     client_optimizer_fn: A `tff.learning.optimizers.Optimizer` (or a function that
       returns one) for the training on the clients.
-    client_weighting: 'uniform'. Weights by number of examples are refused: they
-      would multiply the clipped update, and so the sensitivity, by a number that
-      is private and has no bound.
+    client_weighting: 'uniform', or 'num_examples': an update counts in proportion
+      to the client's examples, up to `max_examples_per_client`, whose weight is
+      one. Weights above one are refused: they would multiply the sensitivity.
+    max_examples_per_client: For 'num_examples'; a public constant.
+    quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
+    private_metrics: `PrivateMetrics` of the clients' training, or None.
     exact_metrics: Whether rounds also return TFF's sums of the clients' training
-      metrics. They are exact: NOT PRIVATE, for diagnosis only.
+      metrics, as `metrics['not_private']`: exact, for diagnosis only.
     seed: For tests only: fixed noise protects nobody.
 
   Returns:
-    A `PrivateFedAvg`.
+    A `PrivateFedAvg`. `next` returns `metrics` with what was `released` privately
+    beside the weights, and what is `not_private`.
   """
+  if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
+    client_optimizer_fn = client_optimizer_fn()
+  return _build(
+      model_fn, client_optimizer_fn, lambda data: data, server_rule, plan, server_learning_rate,
+      client_weighting, max_examples_per_client, quantile_clip, private_metrics, exact_metrics,
+      seed)
+
+
+def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
+                          client_weighting='uniform', max_examples_per_client=None,
+                          quantile_clip=None, private_metrics=None, exact_metrics=False,
+                          seed=None):
+  """Federated SGD: a client's answer is its gradient, the mean over its examples.
+
+  All of a client's examples of a round make one batch of one step of size one.
+  For the arguments see `build_private_fed_avg`.
+  """
+  one_batch = tff.tensorflow.computation(
+      lambda data: data.unbatch().batch(2**31 - 1), _data_type(model_fn))
+  return _build(
+      model_fn, tff.learning.optimizers.build_sgdm(1.0),
+      lambda data: tff.federated_map(one_batch, data), server_rule, plan, server_learning_rate,
+      client_weighting, max_examples_per_client, quantile_clip, private_metrics, exact_metrics,
+      seed)
+
+
+def _build(model_fn, client_optimizer, prepare, rule, plan, learning_rate, client_weighting,
+           max_examples, quantile_clip, private_metrics, exact_metrics, seed):
+  _check(plan, learning_rate, client_weighting, max_examples)
+  server = server_lib.Server(rule, trainable_specs(model_fn), plan, learning_rate, quantile_clip,
+                             private_metrics, seed)
+  init = tff.tensorflow.computation(lambda: server.init(initial_weights(model_fn)))
+  state_type = init.type_signature.result
+  broadcast = tff.tensorflow.computation(server.broadcast, state_type)
+  client_sums = _client_sums(
+      model_fn, client_optimizer, prepare, server, broadcast.type_signature.result,
+      max_examples if client_weighting == 'num_examples' else None, private_metrics, exact_metrics)
+  _, _, data_type = client_sums.type_signature.parameter
+  step = tff.tensorflow.computation(
+      server.step, state_type, client_sums.type_signature.result.member.answers)
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_eval(init, tff.SERVER)
+
+  @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), data_type)
+  def next_round(state, data):
+    sums = client_sums(
+        state.global_model_weights, tff.federated_map(broadcast, state), data)
+    state, released = tff.federated_map(step, (state, sums.answers))
+    metrics = tff.federated_zip(
+        collections.OrderedDict(released=released, not_private=sums.not_private))
+    return tff.learning.templates.LearningProcessOutput(state, metrics)
+
+  weights_type = state_type.global_model_weights
+  computations = (
+      initialize, next_round,
+      tff.tensorflow.computation(lambda state: state.global_model_weights, state_type),
+      tff.tensorflow.computation(
+          lambda state, weights: state._replace(global_model_weights=weights),
+          state_type, weights_type))
+  settings = dict(
+      server_rule=rule.name, server_learning_rate=str(learning_rate),
+      client_weighting=client_weighting, max_examples_per_client=max_examples,
+      quantile_clip=str(quantile_clip), private_metrics=str(private_metrics))
+  return PrivateFedAvg(computations, plan=plan, rule=rule, model_fn=model_fn, server=server,
+                       client_sums=client_sums, settings=settings, seed=seed)
+
+
+def _client_sums(model_fn, client_optimizer, prepare, server, broadcast_type, full_weight,
+                 private_metrics, exact_metrics):
+  """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
+  work = _client_work(
+      model_fn, client_optimizer, _metrics_aggregator(server, private_metrics, exact_metrics))
+  _, weights_type, data_type = work.next.type_signature.parameter
+  result_type = work.next.type_signature.result.result.member
+
+  @tff.tensorflow.computation(broadcast_type, result_type)
+  def record(broadcast, result):
+    update = result.update
+    if full_weight is not None:
+      weight = tf.minimum(result.update_weight / full_weight, 1.0)
+      update = tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
+    return server.record(broadcast, update)
+
+  @tff.federated_computation(
+      tff.FederatedType(weights_type.member, tff.SERVER),
+      tff.FederatedType(broadcast_type, tff.SERVER), data_type)
+  def client_sums(weights, broadcast, data):
+    output = work.next(work.initialize(), tff.federated_broadcast(weights), prepare(data))
+    sums = tff.federated_sum(
+        tff.federated_map(record, (tff.federated_broadcast(broadcast), output.result)))
+    metrics = output.measurements.train
+    return tff.federated_zip(Sums(
+        server_lib.Answer(sums.sums, sums.within, metrics.private), metrics.not_private))
+
+  return client_sums
+
+
+def _client_work(model_fn, client_optimizer, metrics_aggregator):
+  arguments = dict(client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
+                   optimizer=client_optimizer, metrics_aggregator=metrics_aggregator)
+  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    return tff.learning.templates.build_functional_model_delta_client_work(
+        model=model_fn, **arguments)
+  return tff.learning.templates.build_model_delta_client_work(model_fn=model_fn, **arguments)
+
+
+def _metrics_aggregator(server, private_metrics, exact_metrics):
+  """A TFF metrics aggregator: the sum of bounded vectors, and exact values if asked for."""
+
+  def aggregator(finalizers, local_unfinalized_metrics_type=None):
+    del local_unfinalized_metrics_type
+
+    @tff.federated_computation
+    def aggregate(metrics):
+      private = tff.federated_value((), tff.SERVER)
+      exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
+      if private_metrics is not None:
+        bounded = tff.tensorflow.computation(
+            lambda values: server.bounded_metrics(_finalized(finalizers, values)),
+            metrics.type_signature.member)
+        private = tff.federated_sum(tff.federated_map(bounded, metrics))
+      if exact_metrics:
+        exact = tff.learning.metrics.sum_then_finalize(finalizers)(metrics)
+      return tff.federated_zip(collections.OrderedDict(private=private, not_private=exact))
+
+    return aggregate
+
+  return aggregator
+
+
+def _finalized(finalizers, values):
+  if callable(finalizers):
+    return finalizers(values)
+  return {name: finalize(values[name]) for name, finalize in finalizers.items()}
+
+
+def _check(plan, learning_rate, client_weighting, max_examples):
   if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user':
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user': what is clipped and "
                      f'noised here is the update of a whole user. Received: plan={plan!r}.')
-  if client_weighting != 'uniform':
-    raise ValueError("`client_weighting` must be 'uniform': a weight such as the number of "
-                     'examples is private and unbounded, and would multiply the sensitivity. '
-                     f'Received: client_weighting={client_weighting!r}.')
-  if not server_learning_rate > 0:
+  if not callable(learning_rate) and not learning_rate > 0:
     raise ValueError('`server_learning_rate` must be positive. '
-                     f'Received: server_learning_rate={server_learning_rate}.')
-  if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
-    client_optimizer_fn = client_optimizer_fn()
-  query = queries.RuleQuery(server_rule, trainable_specs(model_fn), plan=plan, seed=seed)
-  process = tff.learning.algorithms.build_unweighted_fed_avg(
-      model_fn,
-      client_optimizer_fn=client_optimizer_fn,
-      server_optimizer_fn=tff.learning.optimizers.build_sgdm(server_learning_rate),
-      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory(query),
-      metrics_aggregator=(
-          tff.learning.metrics.sum_then_finalize if exact_metrics else _no_metrics))
-  return PrivateFedAvg(process, plan=plan, rule=server_rule, query=query, model_fn=model_fn)
+                     f'Received: server_learning_rate={learning_rate}.')
+  if client_weighting not in ('uniform', 'num_examples'):
+    raise ValueError("`client_weighting` must be 'uniform' or 'num_examples'. "
+                     f'Received: client_weighting={client_weighting!r}.')
+  if client_weighting == 'num_examples' and not (max_examples and max_examples > 0):
+    raise ValueError(
+        '`max_examples_per_client` must be given with client_weighting="num_examples": the number '
+        'of examples is private and unbounded, and would multiply the sensitivity. '
+        f'Received: max_examples_per_client={max_examples}.')
+
+
+def initial_weights(model_fn):
+  """`tff.learning.models.ModelWeights` of a new model."""
+  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    trainable, non_trainable = model_fn.initial_weights
+    return tff.learning.models.ModelWeights(
+        tuple(tf.convert_to_tensor(w) for w in trainable),
+        tuple(tf.convert_to_tensor(w) for w in non_trainable))
+  return tff.learning.models.ModelWeights.from_model(model_fn())
 
 
 def trainable_specs(model_fn):
@@ -95,7 +256,9 @@ def trainable_specs(model_fn):
   return tff.types.type_to_tf_tensor_specs(weights.trainable)
 
 
-def _no_metrics(metric_finalizers, local_unfinalized_metrics_type=None):
-  """A TFF metrics aggregator that lets nothing of the clients' metrics out."""
-  del metric_finalizers, local_unfinalized_metrics_type
-  return lambda metrics: tff.federated_value(collections.OrderedDict(), tff.SERVER)
+def _data_type(model_fn):
+  """The TFF type of a client's data set."""
+  if not isinstance(model_fn, tff.learning.models.FunctionalModel):
+    with tf.Graph().as_default():
+      model_fn = model_fn()
+  return tff.SequenceType(tff.types.tensorflow_to_type(model_fn.input_spec))

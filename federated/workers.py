@@ -79,9 +79,12 @@ class Workers:
       self.close()
       raise
 
+  def installed(self):
+    """A context manager inside which TFF computations run on the first worker."""
+    return tff.framework.get_context_stack().install(self.contexts[0])
+
   def __enter__(self):
-    self._installed.enter_context(
-        tff.framework.get_context_stack().install(self.contexts[0]))
+    self._installed.enter_context(self.installed())
     return self
 
   def __exit__(self, *error):

@@ -145,7 +145,7 @@ def test_nothing_exact_about_the_clients_comes_out_unless_asked_for():
   for exact in (False, True):
     process = regression.build(rules.dp_sgd(), regression.make_plan(), exact_metrics=exact)
     _, metrics = process.next(process.initialize(), cohort)
-    assert bool(metrics['client_work']['train']) == exact
+    assert bool(metrics['not_private']) == exact
 
 
 def test_refusals():
@@ -154,5 +154,5 @@ def test_refusals():
     regression.build(rule, regression.make_plan(unit='example'))
   with pytest.raises(ValueError, match='multiply the sensitivity'):
     regression.build(rule, plan, client_weighting='num_examples')
-  with pytest.raises(ValueError, match='never sees them'):
+  with pytest.raises(ValueError, match='taken at the server'):
     regression.build(rule._replace(public='mean'), plan)

@@ -205,6 +205,9 @@ def test_rules_that_need_the_parameters_are_refused():
     make_query(rule._replace(public='mean'))
   with pytest.raises(ValueError, match='project the parameters'):
     make_query(rule._replace(project=lambda state, params: params))
+  with pytest.raises(ValueError, match='needs independent noise'):
+    make_query(rule._replace(independent_noise=True),
+               mechanism=tfdp.mechanisms.BandedToeplitz(bands=2, steps=4))
 
 
 def test_missing_or_doubled_numbers_are_refused():

@@ -88,6 +88,10 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     self._rule = rule
     self._specs = specs
     self._mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    if rule.independent_noise and not isinstance(
+        self._mechanism, independent.IndependentGaussian):
+      raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '
+                       f'needs independent noise. Received: mechanism={self._mechanism!r}.')
     self._privatizer = privatizer.Privatizer(
         rule.asks, specs, **numbers, adjacency=adjacency, mechanism=self._mechanism, steps=steps,
         seed=seed, allow_non_private=allow_non_private)

@@ -1,0 +1,112 @@
+"""The clients of one round: spread over workers, failing one by one and not together."""
+
+import concurrent.futures
+from typing import List, NamedTuple
+
+import grpc
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tfdp_adaptive.federated import workers as workers_lib
+
+CLIENTS_PER_CALL = 64  # Bounds a worker's memory; it holds all answers of a call.
+
+
+class ClientsFailedError(RuntimeError):
+  """No client could be trained at all: the model or all data are at fault."""
+
+
+class Outcome(NamedTuple):
+  """Attributes:
+
+    answers: The sum of the clients' `Answer`s, tensors; SECRET.
+    not_private: One dict of exact metrics per call, and the clients it is of.
+    failed: Ids of the clients that failed and count as if they had not taken part.
+  """
+
+  answers: object
+  not_private: List
+  failed: List[str]
+
+
+def run(process, workers, state, cohort, users, check_all_failed=True):
+  """Trains a cohort from the weights of `state`.
+
+  A client that fails contributes nothing and leaves the others untouched, which
+  is what user-level privacy needs: were the clients around it dropped with it,
+  one user's data would move more than one clip norm. So a call with a failing
+  client is repeated in halves until it stands alone.
+
+  Args:
+    process: A `PrivateFedAvg`.
+    workers: `Workers`.
+    state: The server's state.
+    cohort: Ids of the clients.
+    users: What has `create_tf_dataset_for_client`.
+    check_all_failed: Raise `ClientsFailedError` if every client failed.
+
+  Raises:
+    WorkerLostError: A worker is gone. Nothing was released.
+  """
+  broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
+  weights = tf.nest.map_structure(_numpy, state.global_model_weights)
+  failed = {}
+  datasets = []
+  for client in cohort:
+    try:
+      datasets.append((client, users.create_tf_dataset_for_client(client)))
+    except Exception as error:  # pylint: disable=broad-except
+      failed[client] = error
+  calls = _split(datasets, len(workers.contexts))
+
+  def work(context, mine):
+    with tff.framework.get_context_stack().install(context):
+      return [result for call in mine
+              for result in _call(process, weights, broadcast, call, failed)]
+
+  with concurrent.futures.ThreadPoolExecutor(len(workers.contexts)) as pool:
+    results = [result for part in pool.map(
+        work, workers.contexts, [calls[i::len(workers.contexts)]
+                                 for i in range(len(workers.contexts))])
+               for result in part]
+  if check_all_failed and cohort and len(failed) == len(cohort):
+    raise ClientsFailedError(
+        f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
+        f'at fault. The first error: {next(iter(failed.values()))}'
+    ) from next(iter(failed.values()))
+  total = process.server.zero()
+  for _, sums in results:
+    total = tf.nest.map_structure(
+        lambda a, b: a + tf.cast(b, a.dtype), total,
+        tf.nest.pack_sequence_as(total, tf.nest.flatten(sums.answers)))
+  return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
+
+
+def _call(process, weights, broadcast, clients, failed):
+  """[(clients, Sums)] of one call, or of its parts if it failed."""
+  if not clients:
+    return []
+  try:
+    datasets = [dataset for _, dataset in clients]
+    return [(len(clients), process.client_sums(weights, broadcast, datasets))]
+  except workers_lib.WorkerLostError:
+    raise
+  except (grpc.RpcError, tf.errors.OpError, TypeError, ValueError) as error:
+    if len(clients) == 1:
+      failed[clients[0][0]] = error
+      return []
+    half = len(clients) // 2
+    return (_call(process, weights, broadcast, clients[:half], failed)
+            + _call(process, weights, broadcast, clients[half:], failed))
+
+
+def _split(clients, workers):
+  """Equal calls of at most CLIENTS_PER_CALL, and no fewer than there are workers."""
+  if not clients:
+    return []
+  count = max(min(workers, len(clients)), -(-len(clients) // CLIENTS_PER_CALL))
+  return [clients[i::count] for i in range(count)]
+
+
+def _numpy(value):
+  return value.numpy() if tf.is_tensor(value) else value

@@ -1,0 +1,240 @@
+"""The private server of a round, as pure TensorFlow functions.
+
+    broadcast(state) -> what a client needs to clip its answer; public
+    record(broadcast, update, metrics) -> the answer of one client, bounded
+    step(state, sum of the answers) -> next state, released numbers
+
+Beside the update an answer may hold whether it was clipped, which moves the clip
+norm, and some metrics. Everything a round releases is ONE Gaussian mechanism of
+the plan's noise multiplier sigma: a part with share s of the budget is noised with
+`sigma / sqrt(s)` times its own sensitivity, and the shares add up to one, so the
+joint vector, each part in units of its own noise, moves by at most 1 / sigma.
+"""
+
+import collections
+import math
+from typing import Any, Mapping, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import privatizer
+from tfdp_adaptive import queries
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.rules import base
+
+
+class QuantileClip(NamedTuple):
+  """A clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
+
+  After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with
+  the noised fraction of clients whose update was within the clip norm. It starts
+  at the plan's `l2_norm_clip`, and noise stays proportional to it. With
+  correlated noise privacy is exact and what cancels is approximate.
+
+  Attributes:
+    quantile: Fraction of the updates that should not be clipped, in (0, 1).
+    learning_rate: Largest move of the logarithm of the clip norm per round.
+    share: Part of each round's privacy budget that this costs, in (0, 1). The
+      fraction has the noise stddev `noise_multiplier / (2 clients sqrt(share))`.
+  """
+
+  quantile: float = 0.5
+  learning_rate: float = 0.2
+  share: float = 0.01
+
+
+class PrivateMetrics(NamedTuple):
+  """Noised means over the clients of a round of metrics of their training.
+
+  A client counts with its own value of a metric, clipped to its range; the number
+  of clients is released as well.
+
+  Attributes:
+    ranges: {metric of the model: (lowest, highest)}, chosen without the data.
+    share: Part of each round's privacy budget that this costs, in (0, 1).
+  """
+
+  ranges: Mapping[str, Tuple[float, float]]
+  share: float = 0.01
+
+
+class State(NamedTuple):
+  """SECRET, but for the weights."""
+
+  global_model_weights: Any  # `tff.learning.models.ModelWeights`.
+  round: tf.Tensor  # [] int64, rounds done.
+  query: Any  # Of the `RuleQuery`.
+  clip: Any = ()  # `privatizer.State` of the fraction within the clip norm.
+  metrics: Any = ()  # `privatizer.State` of the metrics.
+
+
+class Answer(NamedTuple):
+  """Of a client, or the sum of them; SECRET."""
+
+  sums: Any  # One `base.Sums` per ask.
+  within: Any = ()  # [1] float32: 1 if the update was within the clip norm, or -1.
+  metrics: Any = ()  # [1 + metrics] float32 in the unit ball.
+
+
+class _Scaled(NamedTuple):
+  """State of a rule whose clip norms are multiplied by `factor`."""
+
+  rule: Any
+  factor: tf.Tensor  # []
+
+
+class Server:
+  """See the module's docstring.
+
+  Args:
+    rule: A `tfdp.rules` rule that needs no public gradients.
+    specs: Nest of `tf.TensorSpec` like the trainable weights.
+    plan: The `tfdp.PrivacyPlan`.
+    learning_rate: > 0, or a function of the number of rounds done.
+    quantile_clip: `QuantileClip`, or None for a fixed clip norm.
+    private_metrics: `PrivateMetrics`, or None.
+    seed: For tests only.
+  """
+
+  def __init__(self, rule, specs, plan, learning_rate, quantile_clip=None, private_metrics=None,
+               seed=None):
+    plan.check_rule(rule)
+    sides = [side for side in (quantile_clip, private_metrics) if side is not None]
+    _check_sides(rule, plan, sides, quantile_clip)
+    self._rule, self._plan, self._learning_rate = rule, plan, learning_rate
+    self._quantile_clip, self._private_metrics = quantile_clip, private_metrics
+    bare = rule._replace(project=None)  # The server, unlike a DPQuery, has the parameters.
+    self.query = queries.RuleQuery(
+        bare if quantile_clip is None else _with_factor(bare), specs, seed=seed,
+        **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
+    self._within, self._metrics = (
+        side and privatizer.Privatizer(
+            (base.Ask(),), tf.TensorSpec([size]), seed=None if seed is None else seed + offset,
+            **self._noise(side.share, 1.0))
+        for side, size, offset in (
+            (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
+
+  def _noise(self, share, l2_norm_clip):
+    return dict(l2_norm_clip=l2_norm_clip, batch_size=self._plan.batch_size,
+                noise_multiplier=self._plan.noise_multiplier / math.sqrt(share),
+                adjacency=self._plan.adjacency, mechanism=self._plan.mechanism,
+                steps=self._plan.steps)
+
+  def init(self, weights):
+    return State(weights, tf.zeros([], tf.int64), self.query.initial_global_state(),
+                 self._within.init() if self._within else (),
+                 self._metrics.init() if self._metrics else ())
+
+  def broadcast(self, state):
+    return self.query.derive_sample_params(state.query)
+
+  def record(self, broadcast, update, metrics=()):
+    """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
+    within = ()
+    if self._within:
+      scale = broadcast.scales[0]
+      scaled = base.map_tree(tf.multiply, scale, update) if tf.nest.flatten(scale) else update
+      ratio, peak = clipping.norm_and_peak(scaled)
+      # Not so where the norm is not finite.
+      within = tf.where(ratio * peak <= broadcast.clips[0], [1.0], [-1.0])
+    return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
+
+  def bounded_metrics(self, values):
+    """[1 + metrics] float32 of norm at most one, from a client's own metrics."""
+    parts = [tf.ones([])]
+    for name, (low, high) in self._private_metrics.ranges.items():
+      if name not in values:
+        raise ValueError(f'`private_metrics` must name metrics of the model, {list(values)}. '
+                         f'Received: {name!r}.')
+      value = (tf.cast(values[name], tf.float32) - low) / (high - low)
+      parts.append(tf.where(tf.math.is_finite(value), tf.clip_by_value(value, 0.0, 1.0), 0.0))
+    return tf.stack(parts) / math.sqrt(len(parts))
+
+  def zero(self):
+    """The sum over no clients."""
+    return Answer(self.query.initial_sample_state(),
+                  tf.zeros([1]) if self._within else (),
+                  tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
+
+  def step(self, state, total):
+    """Noises the sums of a round and moves the weights.
+
+    Returns:
+      The next state, and {name: [] float32} of what else is released.
+    """
+    direction, query, _ = self.query.get_noised_result(total.sums, state.query)
+    released, clip, metrics = collections.OrderedDict(), (), ()
+    if self._within:
+      mean, clip = _release(self._within, state.clip, total.within)
+      fraction = tf.clip_by_value((mean[0] + 1) / 2, 0.0, 1.0)
+      released['l2_norm_clip'] = self.query.derive_sample_params(state.query).clips[0]
+      released['fraction_within_clip'] = fraction
+      factor = query.rule.factor * tf.exp(
+          -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile))
+      query = query._replace(rule=query.rule._replace(factor=factor))
+    if self._metrics:
+      mean, metrics = _release(self._metrics, state.metrics, total.metrics)
+      released.update(self._metric_means(mean))
+    weights = state.global_model_weights
+    rate = self._learning_rate(state.round) if callable(
+        self._learning_rate) else self._learning_rate
+    trainable = base.map_tree(
+        lambda w, d: w - tf.cast(rate, w.dtype) * d, weights.trainable, direction)
+    if self._rule.project is not None:
+      inner = query.rule.rule if self._quantile_clip else query.rule
+      trainable = self._rule.project(inner, trainable)
+    return State(weights._replace(trainable=trainable), state.round + 1, query, clip,
+                 metrics), released
+
+  def _metric_means(self, mean):
+    clients = mean[0] * math.sqrt(len(self._private_metrics.ranges) + 1) * self._plan.batch_size
+    yield 'clients', clients
+    # The noised number of clients may be anything; means stay in their range.
+    for i, (name, (low, high)) in enumerate(self._private_metrics.ranges.items(), 1):
+      ratio = mean[i] / tf.maximum(mean[0], 1.0 / self._plan.batch_size)
+      yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
+
+
+def _check_sides(rule, plan, sides, quantile_clip):
+  if rule.public is not None:
+    raise ValueError(
+        f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
+        'be taken at the server, in the units of the clients\' updates. Use its Keras optimizer. '
+        f'Received: server_rule={rule.name!r}.')
+  if not all(0 < side.share < 1 for side in sides) or sum(side.share for side in sides) >= 1:
+    raise ValueError('`share` must be in (0, 1), and all shares together below one. '
+                     f'Received: {[side.share for side in sides]}.')
+  if sides and plan.amplified and plan.adjacency == 'replace':
+    raise ValueError(
+        'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
+        'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')
+  if quantile_clip is not None:
+    if len(rule.asks) != 1:
+      raise ValueError(f'`quantile_clip` needs a rule with one query per round, and {rule.name} '
+                       f'has {len(rule.asks)}.')
+    if not 0 < quantile_clip.quantile < 1 or not quantile_clip.learning_rate >= 0:
+      raise ValueError('`quantile` must be in (0, 1) and `learning_rate` >= 0. '
+                       f'Received: {quantile_clip}.')
+
+
+def _with_factor(rule):
+  return rule._replace(
+      init=lambda specs: _Scaled(rule.init(specs), tf.ones([])),
+      query=lambda state, public=(): tuple(
+          query._replace(relative_clip=query.relative_clip * state.factor)
+          for query in rule.query(state.rule, public)),
+      update=lambda state, releases, public=(): _updated(rule, state, releases, public))
+
+
+def _updated(rule, state, releases, public):
+  direction, inner = rule.update(state.rule, releases, public)
+  return direction, state._replace(rule=inner)
+
+
+def _release(noiser, state, total):
+  (release,), state = noiser.release(state, (base.Query(),), (base.Sums(total),))
+  return release.mean, state
+
+
+def _size(private_metrics):
+  return 1 + len(private_metrics.ranges) if private_metrics else 0

@@ -1,0 +1,22 @@
+"""What the plan's statement says, and what is particular to federated users."""
+
+
+def statement(process, rounds, facts=()):
+  """Plain text; `rounds` of the plan's steps have been taken with `process`."""
+  settings = process.settings
+  lines = [
+      'Federated: every record above is the update of one user in one round, whatever number of '
+      'examples it comes from; training on the device is not limited otherwise.',
+      'What the server sees: all updates of the users, as they are. The guarantee is for whoever '
+      'sees what the server releases: the weights of every round'
+      + (', and the noised numbers beside them' if settings['private_metrics'] != 'None'
+         or settings['quantile_clip'] != 'None' else '')
+      + '. Secure aggregation is not simulated; the state of the server and the workers\' memory '
+      'are not released and must stay secret.']
+  if settings['quantile_clip'] != 'None':
+    lines.append(f'Adaptive clip norm: {settings["quantile_clip"]}, inside the same budget; the '
+                 'clip norm above is the first one.')
+  if settings['private_metrics'] != 'None':
+    lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
+  lines.extend(facts)
+  return process.plan.statement(steps=rounds, rule=process.rule) + '\n' + '\n\n'.join(lines) + '\n'
