@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive.privacy import batches as batches_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
@@ -198,3 +199,22 @@ def test_padding_is_a_multiple_and_at_least_one_row():
   for size, multiple, rows in ((0, 3, 3), (3, 3, 3), (4, 3, 6), (1, 1, 1)):
     _, _, weight = batches_lib._batch(arrays, np.arange(size), multiple)
     assert len(weight) == rows and weight.sum() == size
+
+
+@pytest.mark.parametrize('scheme, refused', [
+    (sampling.Poisson(), False), (sampling.CyclicPoisson(cycle=3), True),
+    (sampling.FixedOrder(), True)], ids=repr)
+def test_a_second_fit_must_not_start_an_order_over(scheme, refused):
+  plan = make_plan(sampling=scheme)
+  model = tfdp.DPSequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+  model.compile(optimizer=tfdp.DPSGD(learning_rate=0.1, plan=plan), loss='mse')
+  data = make_data()
+  dataset = plan.batches(data)
+  model.fit(dataset, steps_per_epoch=5, epochs=1, verbose=0)
+  if refused:
+    with pytest.raises(tfdp.PrivacyError, match=r'start_step=5\)`. Received: start_step=0'):
+      model.fit(dataset, steps_per_epoch=7, epochs=1, verbose=0)
+  rest = plan.batches(data, start_step=5)
+  model.fit(rest, verbose=0)
+  with pytest.raises(tfdp.PrivacyError):
+    model.fit(plan.batches(data), verbose=0)
