@@ -7,8 +7,9 @@ from tfdp_adaptive import optimizers
 from tfdp_adaptive import validation
 from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import chunks
-from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.clipping import public
 from tfdp_adaptive.rules import base
 
 keras = compat.keras
@@ -82,8 +83,12 @@ class DPModel:
       result.append(clipped)
       return clipped.sums
 
-    regularization = self._regularization_gradients()
-    optimizer.private_step(collect, self.trainable_variables, regularization=regularization)
+    gradients = ()
+    if optimizer.rule.public is not None:
+      gradients = public.gradients(
+          optimizer.rule.public, self, example_loss, *optimizer.public_batch())
+    optimizer.private_step(collect, self.trainable_variables, gradients,
+                           self._regularization_gradients())
     clipped, = result
     keep = tf.cast(batch.mask, tf.float32)
     compat.loss_tracker(self, clipped.outputs).update_state(
@@ -98,9 +103,8 @@ class DPModel:
       if not penalties:
         return None
       total = tf.add_n(penalties)
-    return [tf.cast(g, tf.float64 if v.dtype == 'float64' else tf.float32)
-            for g, v in zip(tape.gradient(total, variables, unconnected_gradients='zero'),
-                            variables)]
+    return [base.widen(g) for g in
+            tape.gradient(total, variables, unconnected_gradients='zero')]
 
 
 @compat.serializable
@@ -171,6 +175,12 @@ def check_fit(optimizer, x, y, kwargs):
           'The optimizer has a plan, so the batches must come from it: the sampling that is '
           f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
           'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it).')
+    if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
+      raise optimizers.PrivacyError(
+          f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
+          'take part sooner than they are accounted for. Use '
+          f'`plan.batches(data, start_step={optimizer.steps_done})`. '
+          f'Received: start_step={x.tfdp_start_step}.')
     if kwargs.get('validation_split'):
       raise optimizers.PrivacyError('`validation_split` changes the population after the plan was '
                                     'made. Split first, then pass `validation_data`.')

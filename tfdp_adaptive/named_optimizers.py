@@ -15,12 +15,32 @@ Keras optimizer of `tfdp.rules.{factory}`, which documents the rule's own argume
 """
 
 
-def _class(name, factory):
-  cls = type(name, (optimizers.NamedOptimizer,), {
+class _Delayed(optimizers.NamedOptimizer):
+  """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
+
+  def __init__(self, learning_rate=0.001, *, l2_norm_clip=None, plan=None,
+               adaptive_l2_norm_clip=None, adaptive_learning_rate=None, **kwargs):
+    clip = plan.l2_norm_clip if l2_norm_clip is None and plan is not None else l2_norm_clip
+    if adaptive_l2_norm_clip is not None and clip is not None:
+      kwargs['relative_adaptive_clip'] = adaptive_l2_norm_clip / clip
+    if adaptive_learning_rate is not None:
+      if not isinstance(learning_rate, (int, float)):
+        raise ValueError('With a learning rate schedule, give `relative_adaptive_learning_rate` '
+                         'instead of `adaptive_learning_rate`. '
+                         f'Received: learning_rate={learning_rate!r}.')
+      kwargs['relative_adaptive_learning_rate'] = adaptive_learning_rate / learning_rate
+    super().__init__(learning_rate, l2_norm_clip=l2_norm_clip, plan=plan, **kwargs)
+
+
+def _class(name, factory, delayed=False):
+  arguments = list(optimizers.parameters(factory))
+  if delayed:
+    arguments += ['adaptive_l2_norm_clip', 'adaptive_learning_rate']
+  cls = type(name, (_Delayed if delayed else optimizers.NamedOptimizer,), {
       'factory': staticmethod(factory), '__module__': __name__,
       '__doc__': _DOC.format(
           summary=factory.__doc__.strip().splitlines()[0], factory=factory.__name__,
-          arguments=', '.join(f'`{p}`' for p in optimizers.parameters(factory)) or 'none')})
+          arguments=', '.join(f'`{a}`' for a in arguments) or 'none')})
   return compat.serializable(cls)
 
 
@@ -37,3 +57,15 @@ DPAdaGradIME = _class('DPAdaGradIME', rules.dp_adagrad_ime)
 DPAdamSTP = _class('DPAdamSTP', rules.scale_then_privatize)
 DPAdaGradSTP = _class('DPAdaGradSTP', rules.dp_adagrad_stp)
 DPRMSpropSTP = _class('DPRMSpropSTP', rules.dp_rmsprop_stp)
+DPAdamJME = _class('DPAdamJME', rules.dp_adam_jme)
+SideInformationAdam = _class('SideInformationAdam', rules.side_information_adam)
+AdaDPS = _class('AdaDPS', rules.adadps)
+PDADPMD = _class('PDADPMD', rules.pda_dpmd)
+PDPSGD = _class('PDPSGD', rules.pdp_sgd)
+PASAN = _class('PASAN', rules.pasan)
+PAGAN = _class('PAGAN', rules.pagan)
+NoisyAdaGrad = _class('NoisyAdaGrad', rules.noisy_adagrad)
+NonPrivateNoiselessAdam = _class('NonPrivateNoiselessAdam', rules.non_private_noiseless_adam)
+DP2RMSprop = _class('DP2RMSprop', rules.dp2_rmsprop, delayed=True)
+DP2AdaGrad = _class('DP2AdaGrad', rules.dp2_adagrad, delayed=True)
+DP2Yogi = _class('DP2Yogi', rules.dp2_yogi, delayed=True)

@@ -7,6 +7,7 @@ and averaging.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import types
 import warnings
@@ -21,6 +22,7 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import moments as rules_moments
 
 _FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
         '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
@@ -57,6 +59,13 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       after the other, to save memory; noise is drawn once per batch.
     engine: How gradients are clipped: 'bookkeeping', 'materialized', 'loop' (one example
       after the other), or 'auto', the fastest that can do it for the model.
+    public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
+      whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
+      function that returns such a batch. It is not saved with the optimizer; set
+      `optimizer.public_data` after loading. It must really be public: a part of the
+      private data is not.
+    average_iterates: Also keep the mean of all iterates; `finalize_variable_values`
+      puts it into the model.
     seed: Fixed noise, for tests: it protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
     **kwargs: `name`, `weight_decay`, `use_ema`, `ema_momentum`,
@@ -69,7 +78,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               engine='auto', seed=None, allow_non_private=False, name=None, **kwargs):
+               engine='auto', public_data=None, average_iterates=False, seed=None, allow_non_private=False, name=None, **kwargs):
     _refuse(kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     if not isinstance(rule, base.Rule):
@@ -86,8 +95,16 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     private = _privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
     private.update(seed=seed, allow_non_private=allow_non_private)
+    if average_iterates and kwargs.get('use_ema'):
+      raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one.')
+    if rule.independent_noise and not isinstance(
+        private['mechanism'], (type(None), mechanisms.IndependentGaussian)):
+      raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
+                       f"noise. Received: mechanism={private['mechanism']!r}.")
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
-                           privatizer=None, state=None)
+                           privatizer=None, state=None, average=None, public_data=None)
+    self.average_iterates = average_iterates
+    self.public_data = public_data
     self.accumulation_steps = int(accumulation_steps)
     self.engine = engine
     self._applying = False
@@ -129,6 +146,56 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
   def seed(self):
     return self._hidden.private['seed']
 
+  @property
+  def public_data(self):
+    return self._hidden.public_data
+
+  @public_data.setter
+  def public_data(self, data):
+    if data is not None and self.rule.public is None:
+      raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
+    if isinstance(data, tf.data.Dataset):
+      iterator = iter(data.repeat())
+      data = lambda: next(iterator)
+    elif data is not None and not callable(data):
+      fixed = base.map_tree(tf.convert_to_tensor, tuple(data))
+      data = lambda: fixed
+    self._hidden.public_data = data
+
+  def public_batch(self):
+    """The next public `(x, y)`."""
+    if self.public_data is None:
+      raise ValueError(f'The rule {self.rule.name} needs gradients of public data. Pass '
+                       '`public_data=`, or set `optimizer.public_data` after loading.')
+    return self.public_data()
+
+  # What may be said.
+
+  def epsilon(self, steps=None):
+    """Epsilon at the plan's delta after `steps` steps (default: all planned).
+
+    Raises:
+      ValueError: Without a plan, since nothing is accounted for.
+    """
+    if self.plan is None:
+      raise ValueError('Without a plan there is no epsilon: sampling and number of steps are '
+                       'unknown. Make a `tfdp.PrivacyPlan` and pass `plan=`.')
+    return self.plan.epsilon(steps, rule=self.rule)
+
+  def statement(self, steps=None):
+    """What may honestly be said of a model trained with this optimizer, in plain text."""
+    if self.plan is None:
+      return (f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
+              f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. '
+              'There is no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor '
+              'steps are known.\n')
+    text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
+        steps=steps, rule=self.rule)
+    if self.seed is not None:
+      text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise away, '
+               'so this run is a test and the guarantee above does not hold against them.\n')
+    return text
+
   # State.
 
   def build(self, var_list):
@@ -149,6 +216,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
           lambda t: (tf.Variable(t, trainable=False, name='noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
       self._hidden.privatizer = privatizer
+      if self.average_iterates:
+        self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     if not compat.KERAS_3:
       self._built = True
 
@@ -198,6 +267,22 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     with self._allow_apply():
       compat.apply_direction(
           self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
+    self._constrain(rule_state, variables)
+    if self.average_iterates:
+      averages = rules_moments.average_iterates(
+          [tf.convert_to_tensor(v) for v in self._hidden.average], private_state.noise.row,
+          [tf.convert_to_tensor(v) for v in variables])
+      for average, value in zip(self._hidden.average, averages):
+        average.assign(value)
+
+  def finalize_variable_values(self, var_list):
+    """Puts the averaged iterate into the variables, if one is kept."""
+    super().finalize_variable_values(var_list)
+    if self._hidden.average is not None:
+      for variable, average in zip(var_list, self._hidden.average):
+        variable.assign(tf.convert_to_tensor(average))
+
+  def _constrain(self, rule_state, variables):
     if self.rule.project is not None:
       projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
       for variable, value in zip(variables, projected):
@@ -294,14 +379,21 @@ class NamedOptimizer(DPOptimizer):
 
   def __init__(self, learning_rate=0.001, **kwargs):
     names = parameters(self.factory)
-    rule_config = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
+    rule_config = {k: v for k, v in kwargs.items() if k in names}
+    kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
     super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
     self._hidden.rule_config = rule_config
 
+  @classmethod
+  def arguments(cls):
+    """Names of the rule's own arguments."""
+    return parameters(cls.factory)
+
   def get_config(self):
     config = compat.base_config(self)
-    config.update(self._hidden.rule_config)
-    config.update(self._hidden.private, accumulation_steps=self.accumulation_steps, engine=self.engine)
+    config.update({k: _plain(v) for k, v in self._hidden.rule_config.items()})
+    config.update(self._hidden.private, accumulation_steps=self.accumulation_steps, engine=self.engine,
+                  average_iterates=self.average_iterates)
     if self.plan is not None:
       config['plan'] = self.plan.to_json()
       for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
@@ -312,7 +404,7 @@ class NamedOptimizer(DPOptimizer):
 
   @classmethod
   def from_config(cls, config, custom_objects=None):
-    config = dict(config)
+    config = {key: _revived(value) for key, value in config.items()}
     if config.get('plan') is not None:
       config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
     if config.get('mechanism') is not None:
@@ -376,6 +468,23 @@ def _refuse_batch_statistics(loss):
       raise PrivacyError('The model normalises over the batch, so one example changes the '
                          f'gradients of others. Received: operation {op.name}. Use '
                          'LayerNormalization or GroupNormalization.')
+
+
+def _plain(value):
+  """Arrays, in lists too, as something JSON can hold; see `_revived`."""
+  if isinstance(value, (list, tuple)):
+    return [_plain(v) for v in value]
+  if isinstance(value, np.ndarray) or tf.is_tensor(value):
+    return {'array': np.asarray(value).tolist()}
+  return value
+
+
+def _revived(value):
+  if isinstance(value, (list, tuple)):
+    return [_revived(v) for v in value]
+  if isinstance(value, dict) and set(value) == {'array'}:
+    return np.asarray(value['array'])
+  return value
 
 
 def _add_scaled(mean, scale, gradients):

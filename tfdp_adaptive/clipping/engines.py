@@ -28,6 +28,11 @@ def choose(name, model, asks, x):
   return materialized.vectorized
 
 
+def record_gradients(model, loss, x, y):
+  """[n, ...] gradients of every example, a list like the trainable variables."""
+  return materialized.record_gradients(model, loss, x, y, vectorize=not _must_loop(model))
+
+
 def _must_loop(model):
   """Whether vectorizing examples goes wrong.
 

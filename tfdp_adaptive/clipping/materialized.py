@@ -21,6 +21,12 @@ def looped(model, loss, batch, asks, queries, clips):
   return _engine(_loop, model, loss, batch, asks, queries, clips)
 
 
+def record_gradients(model, loss, x, y, vectorize=True):
+  """[n, ...] gradients of every example, a list like the trainable variables."""
+  return (_vectorize if vectorize else _loop)(
+      lambda record: _gradient(model, loss, *record, ())[0], (x, y))
+
+
 def sum_records(asks, queries, clips, gradients, mask):
   """`Sums` of every ask, from a tree of [n, ...] gradients and an [n] mask."""
 
@@ -36,16 +42,10 @@ def sum_records(asks, queries, clips, gradients, mask):
 
 def _engine(map_examples, model, loss, batch, asks, queries, clips):
   """See `clipping.base`. The loss of an example is that of a batch of it alone."""
-  variables = model.trainable_variables
 
   def example(inputs):
-    x, y, sample_weight, keep = inputs
-    one = lambda tree: base.map_tree(lambda t: t[tf.newaxis], tree)
-    with tf.GradientTape() as tape:
-      outputs = model(one(x), training=True)
-      value = loss(one(y), outputs, one(sample_weight))
-    gradient = [
-        _dense(g, v) for g, v in zip(tape.gradient(value, variables), variables)]
+    *record, keep = inputs
+    gradient, outputs, value = _gradient(model, loss, *record)
     sums = tuple(
         base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
                       clipping.project_record(ask, query, clip, gradient))
@@ -56,6 +56,17 @@ def _engine(map_examples, model, loss, batch, asks, queries, clips):
       example, (batch.x, batch.y, batch.sample_weight, batch.mask))
   return clipping.Clipped(
       base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses)
+
+
+def _gradient(model, loss, x, y, sample_weight):
+  """Gradient, outputs and loss of one example."""
+  one = lambda tree: base.map_tree(lambda t: t[tf.newaxis], tree)
+  variables = model.trainable_variables
+  with tf.GradientTape() as tape:
+    outputs = model(one(x), training=True)
+    value = loss(one(y), outputs, one(sample_weight))
+  gradient = tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+  return [base.widen(g) for g in gradient], outputs, value
 
 
 def _vectorize(function, records):
@@ -69,11 +80,3 @@ def _loop(function, records):
       lambda t: tf.TensorSpec(t.shape, t.dtype),
       tf.function(function).get_concrete_function(first).structured_outputs)
   return tf.map_fn(function, records, fn_output_signature=signature)
-
-
-def _dense(gradient, variable):
-  """float32 at least, zeros for variables the loss does not reach."""
-  dtype = tf.float64 if variable.dtype in ('float64', tf.float64) else tf.float32
-  if gradient is None:
-    return tf.zeros(variable.shape, dtype)
-  return tf.cast(tf.convert_to_tensor(gradient), dtype)

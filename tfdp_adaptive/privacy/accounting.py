@@ -57,7 +57,7 @@ def total_sensitivity(plan, steps):
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
 
 
-def event(plan, steps, noise_multiplier=None, rule=None):
+def event(plan, steps, noise_multiplier=None):
   """The DpEvent of the first `steps` steps of a plan (for `relation(plan)`)."""
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
@@ -79,24 +79,6 @@ def event(plan, steps, noise_multiplier=None, rule=None):
     step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
         plan.population_size, float(probability), max_batch_size, sigma)
   return dp_accounting.SelfComposedDpEvent(step, count)
-
-
-def run_sensitivity(plan, steps, rule=None):
-  """How far one record moves all releases of an un-amplified run, in their noise per sigma.
-
-  A statistic of all past clean data (`amplifiable=False`) is a fresh release about
-  every record at every step; Gaussian releases add up in squares.
-  """
-  squared = sensitivity(plan.mechanism, *plan.participation(steps))**2
-  for statistic in running_statistics(rule):
-    squared += steps / statistic.relative_noise**2
-  return math.sqrt(squared)
-
-
-def running_statistics(rule):
-  """The statistics of past clean data that a rule (or None) releases."""
-  asks = () if rule is None else rule.asks
-  return [ask.second for ask in asks if ask.second is not None and not ask.second.amplifiable]
 
 
 def relation(plan):

@@ -214,9 +214,9 @@ class PrivacyPlan:
       raise ValueError(f'`steps` must be at most the plan\'s {self.steps}. Received: steps={steps}.')
     return int(steps)
 
-  def event(self, steps: Optional[int] = None, rule=None):
-    """The dp_accounting DpEvent of the first `steps` steps (default: all) with `rule`."""
-    return accounting.event(self, self._steps(steps), rule=rule)
+  def event(self, steps: Optional[int] = None):
+    """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
+    return accounting.event(self, self._steps(steps))
 
   def epsilon(self, steps: Optional[int] = None, accountant: str = 'pld', rule=None) -> float:
     """Epsilon at `target_delta` after `steps` steps, by default after all.
@@ -224,14 +224,14 @@ class PrivacyPlan:
     Args:
       steps: Steps (rounds) done so far.
       accountant: 'pld' (tight) or 'rdp'.
-      rule: The rule that is run. Only rules that release more than clipped sums
-        need it: noisy AdaGrad costs more, a noiseless diagnostic has no guarantee.
+      rule: The rule that is run, if it may be one without a guarantee; its
+        epsilon is infinite.
     """
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     if rule is not None and not self.check_rule(rule):
       return float('inf')
     return accounting.epsilon(
-        self.event(steps, rule), self.target_delta, accountant, accounting.relation(self))
+        self.event(steps), self.target_delta, accountant, accounting.relation(self))
 
   def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
     """Delta at `epsilon` after `steps` steps."""
@@ -260,13 +260,6 @@ class PrivacyPlan:
       raise ValueError(
           f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
           f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
-    for statistic in accounting.running_statistics(rule):
-      participations = self.participation()[1]
-      if statistic.participations is None or statistic.participations < participations:
-        raise ValueError(
-            f'The rule {rule.name!r} makes noise for `participations` of a record that this plan '
-            f'does not keep to. Received: {statistic.participations}, at least '
-            f'{participations} needed.')
     if self.amplified and self.adjacency == 'replace' and (statistics or len(rule.asks) > 1):
       raise ValueError(
           'Poisson sampling under replace adjacency is accounted for one clipped sum per step '

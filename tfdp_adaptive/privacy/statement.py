@@ -36,7 +36,7 @@ def statement(plan, steps, rule, accountant):
       f'differ in that {_ADJACENCY[plan.adjacency].format(unit=plan.unit)}. ' + _population(plan))
   lines.append('Sampling: ' + plan.sampling.describe(plan))
   lines.append('Mechanism: ' + _mechanism(plan, rule))
-  lines.append('Accounting: ' + _accounting(plan, steps, rule, accountant))
+  lines.append('Accounting: ' + _accounting(plan, steps, accountant))
   lines.append(
       'Covered: the final weights, all intermediate weights, and every noised statistic the '
       'optimizer released, together. '
@@ -56,7 +56,7 @@ def _guarantee(plan, steps, private, rule, accountant):
             'experiment, not a private model.')
   done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
           else f'after all {steps} steps')
-  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant, rule))}, {plan.target_delta:g})'
+  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
   text = f'Guarantee: {pair(steps)}-differential privacy {done}'
   if steps < plan.steps:
     text += f'; {pair(plan.steps)} at the end'
@@ -93,7 +93,7 @@ def _mechanism(plan, rule):
   return text
 
 
-def _accounting(plan, steps, rule, accountant):
+def _accounting(plan, steps, accountant):
   text = f'dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'

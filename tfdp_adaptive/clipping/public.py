@@ -1,0 +1,26 @@
+"""Gradients of public data at the current parameters: no clipping, no noise, no privacy."""
+
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.rules import base
+
+
+def gradients(kind, model, loss, x, y):
+  """What `rule.public` asks for.
+
+  Args:
+    kind: 'mean' for the gradient of the mean loss, a list like the trainable
+      variables, or 'records' for [n, ...] gradients of every public record.
+    model: A built Keras model.
+    loss: `(y, outputs, sample_weight) -> [n]`.
+    x: Nest of public inputs.
+    y: Nest of public targets.
+  """
+  variables = model.trainable_variables
+  if kind == 'records':
+    return engines.record_gradients(model, loss, x, y)
+  with tf.GradientTape() as tape:
+    value = tf.reduce_mean(loss(y, model(x, training=True), ()))
+  found = tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+  return [base.widen(g) for g in found]
