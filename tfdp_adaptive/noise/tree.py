@@ -46,10 +46,10 @@ def online(mechanism, key_source=keys.from_system):
 
     node, replaced, kept = draw(0), base.zeros(flat), []
     for level in range(1, levels):
-      ends = steps % 2**level == 0
-      kept.append(_select((steps % 2**level == 2**(level - 1)), node, lefts[level - 1]))
+      phase = steps % 2**level  # `tf.equal`: in TFF's graphs `==` compares identities.
+      kept.append(_select(tf.equal(phase, 2**(level - 1)), node, lefts[level - 1]))
       node, replaced = tf.cond(
-          ends,
+          tf.equal(phase, 0),
           lambda level=level, node=node, replaced=replaced: merge(level, node, replaced),
           lambda node=node, replaced=replaced: (node, replaced))
     return tuple(map(tf.subtract, node, replaced)), tuple(kept)

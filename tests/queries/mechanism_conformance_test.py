@@ -1,0 +1,203 @@
+"""tensorflow_privacy's own tests of its queries, run on ours.
+
+The test modules come with its wheel. Their queries are replaced while a test
+runs; left out is what asks for another clip than L2, for the type of a private
+attribute, or for a clip norm or learning rate held in a variable.
+"""
+
+import itertools
+import types
+from unittest import mock
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import queries
+from tfdp_adaptive.noise import gaussian
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.queries import base as query_base
+
+tree_aggregation = compat.privacy_module('tree_aggregation')
+NODE_STD = 5.0  # NOISE_STD of the tests whose noise is a function without a known spread.
+
+
+class UnitTree(mechanisms.Tree):
+  """Nodes of standard deviation one, as in tensorflow_privacy."""
+
+  def design(self):
+    return dict(super().design(), node_scale=1.0)
+
+
+class ConstantNodes(queries.MechanismSumQuery):
+  """Standard deviation one, and every node of the tree has the same value."""
+
+  def __init__(self, *args, value=0.0, **kwargs):
+    super().__init__(*args, **kwargs)
+    self._value = value
+
+  def initial_global_state(self):
+    return super().initial_global_state()._replace(stddev=tf.constant(1.0))
+
+  def get_noised_result(self, sample_state, global_state):
+    constant = lambda key, flat: tuple(tf.fill(s.shape, tf.cast(self._value, s.dtype))
+                                       for s in flat)
+    with mock.patch.object(gaussian, 'vectors', constant):
+      return super().get_noised_result(sample_state, global_state)
+
+
+def tree_query(cumulative):
+  """A constructor with the arguments of tensorflow_privacy's tree queries."""
+
+  def build(record_specs, noise_generator, clip_fn, clip_value, use_efficient=True):
+    del clip_fn  # L2.
+    mechanism = UnitTree(64, 'online' if use_efficient else 'naive')
+    arguments = (record_specs, mechanism, clip_value)
+    if isinstance(noise_generator, tree_aggregation.GaussianNoiseGenerator):
+      return queries.MechanismSumQuery(
+          *arguments, noise_generator._noise_std / clip_value, cumulative=cumulative,
+          seed=noise_generator._seed)
+    values = tf.nest.flatten(noise_generator())
+    if any(tf.size(value) > 1 and tf.math.reduce_std(value) > 0 for value in values):
+      return queries.MechanismSumQuery(*arguments, NODE_STD / clip_value, cumulative=cumulative)
+    return ConstantNodes(
+        *arguments, 1.0, cumulative=cumulative, value=tf.reshape(values[0], [-1])[0])
+
+  def build_l2_gaussian_query(clip_norm, noise_multiplier, record_specs, noise_seed=None,
+                              use_efficient=True):
+    return queries.MechanismSumQuery.build_l2_gaussian_query(
+        clip_norm, noise_multiplier, record_specs, noise_seed, cumulative=cumulative,
+        mechanism=UnitTree(64, 'online' if use_efficient else 'naive'))
+
+  build.build_l2_gaussian_query = build_l2_gaussian_query
+  return build
+
+
+class Gaussian(query_base.SumAggregationDPQuery):
+  """`GaussianSumQuery(l2_norm_clip, stddev)`, which learns its specs from the template."""
+
+  def __init__(self, l2_norm_clip, stddev):
+    self._arguments = mechanisms.IndependentGaussian(), l2_norm_clip, stddev / l2_norm_clip
+    self._specs, self._query = (), queries.MechanismSumQuery((), *self._arguments)
+
+  def initial_global_state(self):  # Has no history that would depend on the specs.
+    return self._query.initial_global_state()
+
+  def initial_sample_state(self, template=None):
+    specs = tf.nest.map_structure(
+        lambda value: tf.TensorSpec(tf.convert_to_tensor(value).shape), template)
+    if specs != self._specs:
+      self._specs, self._query = specs, queries.MechanismSumQuery(specs, *self._arguments)
+      self.preprocess_record = tf.function(self._query.preprocess_record)
+      self.get_noised_result = tf.function(self._query.get_noised_result)
+    return self._query.initial_sample_state()
+
+  def derive_sample_params(self, global_state):
+    return self._query.derive_sample_params(global_state)
+
+  def get_noised_result(self, sample_state, global_state):
+    raise AssertionError('No template was given.')
+
+
+class SumState(queries.MechanismSumQuery.GlobalState):
+
+  @property
+  def tree_state(self):
+    return types.SimpleNamespace(
+        value_generator_state=types.SimpleNamespace(stddev=self.stddev))
+
+
+class SumQuery(queries.MechanismSumQuery):
+  GlobalState = SumState
+
+
+class AdaptiveState(queries.AdaptiveClipSumQuery.GlobalState):
+
+  @property
+  def quantile_estimator_state(self):
+    return types.SimpleNamespace(current_estimate=self.estimate)
+
+
+class Adaptive(queries.AdaptiveClipSumQuery):
+  """`QAdaClipTreeResSumQuery`, whose noise multiplier is that of the sum alone."""
+
+  GlobalState = AdaptiveState
+
+  def __init__(self, initial_l2_norm_clip, noise_multiplier, record_specs,
+               target_unclipped_quantile, learning_rate, clipped_count_stddev,
+               expected_num_records, geometric_update=True, noise_seed=None):
+    total = 0.0
+    if noise_multiplier:  # The count is never free of noise with ours.
+      clipped_count_stddev = clipped_count_stddev or 1e-3
+      total = (noise_multiplier**-2 + (2 * clipped_count_stddev)**-2)**-0.5
+    with mock.patch('tfdp_adaptive.queries.mechanism_sum.MechanismSumQuery', SumQuery):
+      super().__init__(
+          record_specs, UnitTree(64), initial_l2_norm_clip, total, expected_num_records,
+          target_unclipped_quantile=target_unclipped_quantile,
+          learning_rate=float(learning_rate), clipped_count_stddev=clipped_count_stddev,
+          geometric_update=geometric_update, seed=noise_seed)
+    self._spec, self._shape = record_specs, record_specs.shape
+
+  def preprocess_record(self, params, record):
+    self._shape = record.shape  # [1] where [] is specified; ours is strict.
+    return super().preprocess_record(params, tf.reshape(record, self._spec.shape))
+
+  def get_noised_result(self, sample_state, global_state):
+    result, state, event = super().get_noised_result(sample_state, global_state)
+    return tf.reshape(result, self._shape), state, event
+
+
+TREES = {'tree_aggregation_query.TreeCumulativeSumQuery': tree_query(cumulative=True),
+         'tree_aggregation_query.TreeResidualSumQuery': tree_query(cumulative=False)}
+GAUSSIAN = {'gaussian_query.GaussianSumQuery': Gaussian}
+ADAPTIVE = {'quantile_adaptive_clip_tree_query.QAdaClipTreeResSumQuery': Adaptive}
+
+
+def conformance(module_name, class_name, replacements, without=()):
+  """The test case of tensorflow_privacy with our queries in place of its own."""
+  module = compat.privacy_module(module_name)
+  parent = getattr(module, class_name)
+
+  class Conformance(parent):
+
+    def setUp(self):
+      super().setUp()
+      seeds = itertools.count()  # Statistical tests with tight limits: the same every time.
+      patches = [mock.patch.object(keys, 'from_system', lambda: keys.from_seed(next(seeds)))]
+      for path, ours in replacements.items():
+        owner, name = path.split('.')
+        patches.append(mock.patch.object(getattr(module, owner), name, ours))
+      for patch in patches:
+        patch.start()
+        self.addCleanup(patch.stop)
+
+  inherited = [name for name in dir(parent) if name.startswith('test')]
+  for start in without:
+    dropped = [name for name in inherited if name.startswith(start)]
+    assert dropped, start
+    for name in dropped:
+      setattr(Conformance, name, None)
+  assert any(getattr(Conformance, name) for name in inherited)
+  return Conformance
+
+
+CumulativeSumTest = conformance(
+    'tree_aggregation_query_test', 'TreeCumulativeSumQueryTest', TREES,
+    without=('test_correct_initial_global_state', 'test_l_infty', 'test_linfty',
+             'test_sum_tree_aggregator_instance', 'test_session'))
+ResidualSumTest = conformance(
+    'tree_aggregation_query_test', 'TreeResidualQueryTest', TREES,
+    without=('test_sum_tree_aggregator_instance', 'test_derive_metrics', 'test_session'))
+RestartTest = conformance(
+    'restart_query_test', 'RestartQueryTest', TREES, without=('test_session',))
+GaussianTest = conformance(
+    'gaussian_query_test', 'GaussianQueryTest', GAUSSIAN,
+    without=('test_gaussian_sum_with_changing_clip_no_noise', 'test_session'))
+NormalizedTest = conformance(
+    'normalized_query_test', 'NormalizedQueryTest', GAUSSIAN, without=('test_session',))
+NestedTest = conformance('nested_query_test', 'NestedQueryTest', GAUSSIAN,
+                         without=('test_session',))
+AdaptiveTest = conformance(
+    'quantile_adaptive_clip_tree_query_test', 'QAdaClipTreeResSumQueryTest', ADAPTIVE,
+    without=('test_adaptation_clip_noise', 'test_adaptation_all_equal_start_low_geometric',
+             'test_adaptation_all_equal_start_high_geometric', 'test_session'))
