@@ -63,17 +63,55 @@ def test_sequence_embedding_normalization():
   oracle.check(randomized(model), x)
 
 
-@pytest.mark.parametrize('layer', [
-    layers.Conv2D(3, 2), layers.Conv2D(9, 3, padding='same', strides=2),
-    layers.Conv2D(4, (2, 3), dilation_rate=2, padding='same', use_bias=False),
-    layers.Conv2D(6, 2, groups=3), layers.Conv2D(12, 2, padding='same', activation='relu'),
-], ids=str)
-def test_convolution_2d(layer):
-  model = keras.Sequential([layer, layers.Conv2D(2, 2, activation='tanh'), layers.Flatten(),
-                            layers.Dense(2)])
-  x = floats(4, 7, 6, 12 if layer.filters == 12 else 3)
+def small(x, *some):
+  """The layers, then something that makes their errors differ."""
+  model = keras.Sequential(list(some) + [layers.Flatten(), layers.Dense(2)])
   model(x)
-  oracle.check(randomized(model), x)
+  return randomized(model)
+
+
+CONVOLUTIONS = {
+    'plain': dict(filters=3, kernel_size=2),
+    'strided': dict(filters=9, kernel_size=3, padding='same', strides=2, activation='tanh'),
+    'strided evenly': dict(filters=2, kernel_size=4, strides=2),
+    'unequal': dict(filters=2, kernel_size=(4, 3), strides=(2, 1), padding='same'),
+    'dilated': dict(filters=4, kernel_size=(2, 3), dilation_rate=2, padding='same', use_bias=False),
+    'grouped': dict(filters=6, kernel_size=2, groups=3, activation='relu'),
+    'many filters': dict(filters=40, kernel_size=5, strides=2),
+}
+
+
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_convolution_2d(name):
+  x = floats(4, 7, 6, 3)
+  oracle.check(small(x, layers.Conv2D(**CONVOLUTIONS[name])), x)
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.Conv1D(3, 3, strides=2, padding='same'),
+    lambda: layers.Conv1D(3, 2, dilation_rate=2, padding='causal', activation='tanh'),
+    lambda: layers.DepthwiseConv1D(3, depth_multiplier=2, padding='same'),
+    lambda: layers.SeparableConv1D(4, 3, depth_multiplier=2),
+])
+def test_convolution_1d(layer):
+  x = floats(4, 7, 3)
+  oracle.check(small(x, layer()), x)
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.DepthwiseConv2D(3, strides=2, padding='same', activation='tanh'),
+    lambda: layers.DepthwiseConv2D((2, 3), depth_multiplier=2, use_bias=False),
+    lambda: layers.SeparableConv2D(4, 3, padding='same', activation='tanh'),
+    lambda: layers.SeparableConv2D(4, 3, strides=2, depth_multiplier=2),
+])
+def test_separable_convolution(layer):
+  x = floats(4, 7, 6, 3)
+  oracle.check(small(x, layer()), x)
+
+
+def test_convolution_3d():
+  x = floats(3, 5, 4, 4, 2)
+  oracle.check(small(x, layers.Conv3D(3, (3, 2, 2), strides=(2, 1, 1), padding='same')), x)
 
 
 @pytest.mark.parametrize('equation, output, bias', [

@@ -31,34 +31,77 @@ def absent(scale):
 
 @dataclasses.dataclass(frozen=True)
 class Explicit:
-  """The gradients themselves, `gradient` [n, *variable shape]."""
+  """The gradients themselves.
 
-  gradient: Any
+  Attributes:
+    parts: Tensors [n, ...]: the variable, reshaped to `view`, with its axes in the
+      order `axes`, cut along the first of them; mostly a single one.
+    shape: The variable's shape.
+    axes: A permutation, or () for none.
+    view: Another shape for the variable, or () for its own.
+  """
 
-  @property
-  def shape(self):
-    return tuple(self.gradient.shape[1:].as_list())
+  parts: Tuple[Any, ...]
+  shape: Tuple[int, ...]
+  axes: Tuple[int, ...] = ()
+  view: Tuple[int, ...] = ()
 
   def squared_norms(self, scales):
-    return [_sum_squares(self.gradient if absent(s) else self.gradient * s) for s in scales]
+    norms = []
+    for scale in scales:
+      pieces = [None] * len(self.parts) if absent(scale) else self._cut(scale)
+      norms.append(tf.add_n([_sum_squares(part if piece is None else part * piece)
+                             for part, piece in zip(self.parts, pieces)]))
+    return norms
 
   def weighted_sums(self, weights):
-    flat = tf.reshape(self.gradient, [-1, int(np.prod(self.shape))])
-    sums = tf.matmul(tf.cast(tf.stack(weights), flat.dtype), flat)
-    return [tf.reshape(one, self.shape) for one in tf.unstack(sums, len(weights))]
+    flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
+    weights = tf.cast(tf.stack(weights), flat[0].dtype)
+    sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
+    return [tf.reshape(restored(one, self.view or self.shape, self.axes), self.shape)
+            for one in tf.unstack(sums, weights.shape[0])]
 
   def weighted_squares(self, weights):
-    return Explicit(tf.square(self.gradient)).weighted_sums(weights)
+    squares = dataclasses.replace(self, parts=tuple(tf.square(part) for part in self.parts))
+    return squares.weighted_sums(weights)
 
   def folded(self, times):
-    return Explicit(tf.reduce_sum(
-        tf.reshape(self.gradient, (-1, times) + self.shape), 1))
+    def fold(part):
+      return tf.reduce_sum(tf.reshape(part, [-1, times] + part.shape[1:].as_list()), 1)
+    return dataclasses.replace(self, parts=tuple(fold(part) for part in self.parts))
 
   def simplified(self):
     return self
 
   def explicit(self):
-    return self.gradient
+    return self
+
+  def gradient(self):
+    """[n, *shape]."""
+    part = self.parts[0] if len(self.parts) == 1 else tf.stack(self.parts, 1)
+    if self.axes:
+      view = self.view or self.shape
+      part = tf.reshape(part, [-1] + [view[i] for i in self.axes])
+      part = tf.transpose(part, [0] + [1 + i for i in np.argsort(self.axes)])
+    return tf.reshape(part, (-1,) + self.shape)
+
+  def _cut(self, scale):
+    if self.axes:
+      scale = tf.transpose(tf.reshape(scale, self.view or self.shape), self.axes)
+    pieces = tf.reshape(scale, [len(self.parts)] + self.parts[0].shape[1:].as_list())
+    return tf.unstack(pieces)
+
+
+def explicit(gradient):
+  """The `Explicit` of gradients [n, *variable shape]."""
+  return Explicit((gradient,), tuple(gradient.shape[1:].as_list()))
+
+
+def restored(flat, shape, axes):
+  """A flat variable whose axes lie in the order `axes`, in its own order."""
+  if not axes:
+    return tf.reshape(flat, shape)
+  return tf.transpose(tf.reshape(flat, [shape[i] for i in axes]), np.argsort(axes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +145,7 @@ class Outer:
       else:
         picked = [scales[i] for i in chosen]
         norms.update(zip(chosen, in_blocks(
-            lambda factor: Explicit(factor.explicit()).squared_norms(picked), self,
+            lambda factor: factor.explicit().squared_norms(picked), self,
             len(picked))))
     return [norms[i] for i in range(len(scales))]
 
@@ -113,7 +156,7 @@ class Outer:
     if self.route(True) == 'rank one':
       squares = Outer(tf.square(self.inputs), tf.square(self.errors), self.shape, self.axes)
       return squares.weighted_sums(weights)
-    return sum_blocks(lambda factor, w: Explicit(factor.explicit()).weighted_squares(w),
+    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
                       self, weights)
 
   def folded(self, times):
@@ -121,14 +164,23 @@ class Outer:
         self, inputs=_fold(self.inputs, times), errors=_fold(self.errors, times))
 
   def simplified(self):
-    return Explicit(self.explicit()) if self.route(True) == 'explicit' else self
+    return self.explicit() if self.route(True) == 'explicit' else self
 
   def explicit(self):
-    product = tf.matmul(self.inputs, self.errors, transpose_a=True)
-    if not self.axes:
-      return tf.reshape(product, (-1,) + self.shape)
-    permuted = tf.reshape(product, [-1] + [self.shape[i] for i in self.axes])
-    return tf.transpose(permuted, [0] + [1 + i for i in np.argsort(self.axes)])
+    axes = self.axes or tuple(range(len(self.shape)))
+    if self.inputs.shape[2] <= self.errors.shape[2]:
+      product = tf.matmul(self.inputs, self.errors, transpose_a=True)
+    else:  # The product is faster with the short side first.
+      product = tf.matmul(self.errors, self.inputs, transpose_a=True)
+      axes = axes[self._rows():] + axes[:self._rows()]
+    return Explicit((product,), self.shape, () if axes == tuple(sorted(axes)) else axes)
+
+  def _rows(self):
+    """How many of the variable's permuted axes make up d."""
+    sizes = [self.shape[i] for i in self.axes or range(len(self.shape))]
+    return next(i for i in range(len(sizes) + 1)
+                if int(np.prod(sizes[:i])) == self.inputs.shape[2]
+                and int(np.prod(sizes[i:])) == self.errors.shape[2])
 
   def _rank_one(self, scales):
     a, e = self.inputs[:, 0], self.errors[:, 0]
@@ -158,10 +210,7 @@ class Outer:
   def _product(self, inputs, errors):
     d, p = inputs.shape[2], errors.shape[2]
     product = tf.matmul(tf.reshape(inputs, [-1, d]), tf.reshape(errors, [-1, p]), transpose_a=True)
-    if not self.axes:
-      return tf.reshape(product, self.shape)
-    permuted = tf.reshape(product, [self.shape[i] for i in self.axes])
-    return tf.transpose(permuted, np.argsort(self.axes))
+    return restored(product, self.shape, self.axes)
 
   def _matrix(self, scale):
     scale = tf.transpose(scale, self.axes) if self.axes else scale
@@ -206,7 +255,7 @@ class Rows:
     rows = self.ids + tf.cast(tf.range(n)[:, tf.newaxis] * self.shape[0], self.ids.dtype)
     flat = tf.math.unsorted_segment_sum(
         tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
-    return tf.reshape(flat, (-1,) + self.shape)
+    return explicit(tf.reshape(flat, (-1,) + self.shape))
 
   def _scatter(self, values):
     return tf.math.unsorted_segment_sum(
@@ -232,7 +281,7 @@ class Mixed:
   parts: Tuple[Any, ...]
 
   def squared_norms(self, scales):
-    return in_blocks(lambda factor: Explicit(factor.explicit()).squared_norms(scales), self,
+    return in_blocks(lambda factor: factor.explicit().squared_norms(scales), self,
                      len(scales))
 
   def weighted_sums(self, weights):
@@ -240,7 +289,7 @@ class Mixed:
             for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
 
   def weighted_squares(self, weights):
-    return sum_blocks(lambda factor, w: Explicit(factor.explicit()).weighted_squares(w),
+    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
                       self, weights)
 
   def folded(self, times):
@@ -250,7 +299,7 @@ class Mixed:
     return self
 
   def explicit(self):
-    return tf.add_n([part.explicit() for part in self.parts])
+    return explicit(tf.add_n([part.explicit().gradient() for part in self.parts]))
 
   @property
   def shape(self):
@@ -259,22 +308,25 @@ class Mixed:
 
 def tensors(factor):
   """The [n, ...] tensors a factor is made of."""
-  if isinstance(factor, Mixed):
-    return [t for part in factor.parts for t in tensors(part)]
-  return [value for value in vars(factor).values() if tf.is_tensor(value)]
+  return _walk(factor, [])[1]
 
 
 def rebuilt(factor, values):
   """`factor` with other tensors, in the order of `tensors(factor)`."""
-  values = iter(values)
+  return _walk(factor, None, iter(values))[0]
 
-  def build(one):
-    if isinstance(one, Mixed):
-      return Mixed(tuple(build(part) for part in one.parts))
-    return dataclasses.replace(one, **{
-        name: next(values) for name, value in vars(one).items() if tf.is_tensor(value)})
 
-  return build(factor)
+def _walk(node, found, values=None):
+  if tf.is_tensor(node):
+    if values is not None:
+      return next(values), found
+    found.append(node)
+  elif isinstance(node, tuple):
+    node = tuple(_walk(one, found, values)[0] for one in node)
+  elif dataclasses.is_dataclass(node):
+    node = dataclasses.replace(node, **{
+        name: _walk(value, found, values)[0] for name, value in vars(node).items()})
+  return node, found
 
 
 def add(parts):
@@ -282,7 +334,7 @@ def add(parts):
   if len(parts) == 1:
     return parts[0]
   if any(isinstance(part, Explicit) for part in parts):
-    return Explicit(tf.add_n([part.explicit() for part in parts]))
+    return explicit(tf.add_n([part.explicit().gradient() for part in parts]))
   first = parts[0]
   if all(isinstance(p, Rows) for p in parts) or all(
       isinstance(p, Outer) and p.axes == first.axes
@@ -292,9 +344,12 @@ def add(parts):
   return Mixed(tuple(parts))
 
 
-def in_blocks(function, factor, count):
-  """`function: factor -> [[n]] * count` over blocks of examples, results joined."""
-  n, blocks = _blocks(factor, tensors(factor))
+def in_blocks(function, factor, count, numbers=None):
+  """`function: factor -> [[n]] * count` over blocks of examples, results joined.
+
+  `numbers` is how many `function` forms per example; that of the gradient if None.
+  """
+  n, blocks = _blocks(factor, tensors(factor), numbers)
   if blocks is None:
     return function(factor)
   stack = lambda block: tf.stack(function(rebuilt(factor, block)))
@@ -317,9 +372,9 @@ def sum_blocks(function, factor, weights):
       tf.zeros(factor.shape, tensors(factor)[-1].dtype) for _ in weights])
 
 
-def _blocks(factor, values):
+def _blocks(factor, values, numbers=None):
   """`(n, blocks)`: values [n, ...] padded and cut to [blocks, rows, ...], or None."""
-  rows = max(1, BLOCK_BYTES // (4 * int(np.prod(factor.shape))))
+  rows = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
   if values[0].shape[0] is not None and values[0].shape[0] <= rows:
     return values[0].shape[0], None
   n = tf.shape(values[0])[0]

@@ -1,6 +1,8 @@
-"""Convolutions: a matrix product of patches, or of one shifted input per kernel place."""
+"""Convolutions: per-example gradients of small kernels, patches for Gram matrices."""
 
+import dataclasses
 import itertools
+from typing import Any, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,14 +12,172 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
-keras = compat.keras
-layers = keras.layers
+layers = compat.keras.layers
 
 
-def _why(layer):
-  if getattr(layer, 'lora_enabled', False):
-    return 'LoRA'
-  return ''
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+  """The gradient of a kernel [*places, channels, filters], padding done.
+
+  Attributes:
+    inputs: [n, *spatial, channels].
+    errors: [n, *output, filters], gradients of the loss by the convolution.
+    shape: The kernel's shape.
+    strides: Per spatial axis.
+    dilations: Per spatial axis.
+  """
+
+  inputs: Any
+  errors: Any
+  shape: Tuple[int, ...]
+  strides: Tuple[int, ...]
+  dilations: Tuple[int, ...]
+
+  def route(self, scaled):
+    """'explicit', 'gram' or 'blocks', from static shapes."""
+    kernel = int(np.prod(self.shape))
+    points = int(np.prod(self.errors.shape[1:-1]))
+    stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.errors.shape[1:]))
+    if kernel <= factors.KEEP * stored:
+      return 'explicit'
+    patch = kernel // self.shape[-1]
+    return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
+
+  def squared_norms(self, scales):
+    norms = {}
+    for scaled in (False, True):
+      chosen = [i for i, s in enumerate(scales) if factors.absent(s) != scaled]
+      picked = [scales[i] for i in chosen]
+      if chosen and self.route(scaled) == 'gram':
+        points = int(np.prod(self.errors.shape[1:-1]))
+        found = factors.in_blocks(lambda one: one.patches().squared_norms(picked), self,
+                                  len(picked), points * int(np.prod(self.shape[:-1])))
+      elif chosen:
+        found = factors.in_blocks(
+            lambda one: one.explicit().squared_norms(picked), self, len(picked))
+      norms.update(zip(chosen, found if chosen else []))
+    return [norms[i] for i in range(len(scales))]
+
+  def weighted_sums(self, weights):
+    return [self._product(w) for w in weights]
+
+  def weighted_squares(self, weights):
+    return factors.sum_blocks(lambda one, w: one.explicit().weighted_squares(w), self, weights)
+
+  def folded(self, times):
+    return self.explicit().folded(times)
+
+  def simplified(self):
+    return self.explicit() if self.route(True) == 'explicit' else self
+
+  def explicit(self):
+    errors = dense.sequence(self.errors)
+    axis = len(self.shape) - 1
+    # As [rows, phases, *other places, channels, filters], for `_rows`.
+    step = self._rows_at_once()
+    view = (self.shape[0] // step, step) + self.shape[1:]
+    parts = tuple(tf.matmul(errors, rows, transpose_a=True) for rows in self._rows())
+    return factors.Explicit(parts, self.shape, (0, axis + 1) + tuple(range(1, axis + 1)), view)
+
+  def patches(self):
+    rows = list(self._rows())
+    return factors.Outer(tf.concat(rows, -1), dense.sequence(self.errors), self.shape)
+
+  def windows(self):
+    """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
+    phases, sizes = self._phases(), self.errors.shape[1:-1]
+    for place in itertools.product(*[range(size) for size in self.shape[:-2]]):
+      window = phases
+      for k, stride in zip(place, self.strides):
+        window = window[k % stride]
+      cut = [slice(start, start + size) for start, size in zip(self._starts(place), sizes)]
+      yield window[tuple([slice(None)] + cut)]
+
+  def _rows_at_once(self):
+    return self.strides[0] if self.shape[0] % self.strides[0] == 0 else 1
+
+  def _rows(self):
+    """[n, T, width] inputs of the kernel's rows, or of `_rows_at_once` of them."""
+    phases, sizes = self._phases(), self.errors.shape[1:-1].as_list()
+    step, inner = self._rows_at_once(), int(np.prod(sizes[1:]))
+
+    def bands(phase):
+      """[n, spatial rows, *other output sizes, width]: places of a row side by side."""
+      for place in itertools.product(*[range(size) for size in self.shape[1:-2]]):
+        window = phase
+        for k, stride in zip(place, self.strides[1:]):
+          window = window[k % stride]
+        cut = [slice(start, start + size)
+               for start, size in zip(self._starts((0,) + place)[1:], sizes[1:])]
+        yield window[tuple([slice(None)] * 2 + cut)]
+
+    def joined(pieces):
+      band = tf.concat(pieces, -1) if len(pieces) > 1 else pieces[0]
+      width = band.shape[-1]
+      return tf.reshape(band, [-1, band.shape[1] * inner * width]), inner * width, width
+
+    if step > 1 or self.strides[0] == 1:
+      flat = [joined([band for phase in phases for band in bands(phase)])]
+    else:
+      flat = [joined(list(bands(phase))) for phase in phases]
+    for i in range(self.shape[0] // step):
+      band, length, width = flat[0 if len(flat) == 1 else i % self.strides[0]]
+      start = self._starts((i * step,))[0] * length
+      rows = band[:, start:start + sizes[0] * length]
+      yield tf.reshape(rows, [-1, sizes[0] * inner, width])
+
+  def _starts(self, place):
+    return [k // stride if stride > 1 else k * dilation
+            for k, stride, dilation in zip(place, self.strides, self.dilations)]
+
+  def _phases(self):
+    """Nested lists, an axis a level: the inputs at each offset modulo the strides."""
+    x, rank = self.inputs, len(self.strides)
+    if max(self.strides) == 1:
+      nested = x
+      for _ in range(rank):
+        nested = [nested]
+      return nested
+    spare = [-size % stride for size, stride in zip(x.shape[1:-1], self.strides)]
+    x = tf.pad(x, [[0, 0]] + [[0, more] for more in spare] + [[0, 0]])
+    shape = [-1]
+    for size, stride in zip(x.shape[1:-1], self.strides):
+      shape += [size // stride, stride]
+    order = [2 + 2 * i for i in range(rank)] + [0] + [1 + 2 * i for i in range(rank)]
+    x = tf.transpose(tf.reshape(x, shape + [x.shape[-1]]), order + [1 + 2 * rank])
+
+    def split(tensor, level):
+      return tensor if level == rank else [split(one, level + 1) for one in tf.unstack(tensor)]
+
+    return split(x, 0)
+
+  def _product(self, weights):
+    """The plain gradient of the kernel for weighted errors."""
+    weights = tf.reshape(tf.cast(weights, self.errors.dtype), [-1] + [1] * (len(self.shape) - 1))
+    kernel = tf.zeros(self.shape, self.inputs.dtype)
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      outputs = tf.nn.convolution(self.inputs, kernel, self.strides, 'VALID',
+                                  dilations=self.dilations)
+    return tape.gradient(outputs, kernel, output_gradients=self.errors * weights)
+
+
+def factor(layer, inputs, errors, shape):
+  """The `Convolution` of a layer's inputs and errors, channels last."""
+  if None in inputs.shape[1:].as_list():
+    raise registry.Unsupported(
+        f'Layer {layer.name!r} must get inputs of a fixed size. Received: {inputs.shape}. '
+        "Fix the size, or use engine='materialized'.")
+  pads = []
+  for size, output, kernel, stride, dilation in zip(
+      inputs.shape[1:-1], errors.shape[1:-1], shape, layer.strides, layer.dilation_rate):
+    reach = (kernel - 1) * dilation
+    missing = max((output - 1) * stride + reach + 1 - size, 0)
+    before = {'valid': 0, 'causal': reach, 'same': missing // 2}[layer.padding]
+    pads.append([before, missing - before])
+  if np.any(pads):
+    inputs = tf.pad(inputs, [[0, 0]] + pads + [[0, 0]])
+  return Convolution(inputs, errors, shape, tuple(layer.strides), tuple(layer.dilation_rate))
 
 
 def channels_last(layer, x):
@@ -28,118 +188,64 @@ def channels_last(layer, x):
   return x
 
 
-def shifts(layer, inputs, sizes):
-  """Per kernel place, in row-major order: the input it meets, [n, *output, channels].
-
-  Args:
-    layer: Has `kernel_size`, `strides`, `dilation_rate` and `padding`.
-    inputs: [n, *spatial, channels].
-    sizes: Spatial sizes of the output.
-  """
-  pads, steps = [], list(zip(layer.kernel_size, layer.strides, layer.dilation_rate))
-  for axis, (kernel, stride, dilation) in enumerate(steps):
-    reach = (kernel - 1) * dilation
-    if layer.padding == 'valid':
-      before, missing = 0, 0
-    elif layer.padding == 'causal':
-      before, missing = reach, reach
-    else:  # 'same'
-      size = inputs.shape[1 + axis]
-      missing = max((sizes[axis] - 1) * stride + reach + 1 - size, 0)
-      before = missing // 2
-    pads.append([before, missing - before])
-  if np.any(pads):
-    inputs = tf.pad(inputs, [[0, 0]] + pads + [[0, 0]])
-  for place in itertools.product(*[range(kernel) for kernel, _, _ in steps]):
-    window = [slice(None)]
-    for at, size, (_, stride, dilation) in zip(place, sizes, steps):
-      start = at * dilation
-      window.append(slice(start, start + (size - 1) * stride + 1, stride))
-    yield inputs[tuple(window)]
+def _why(layer):
+  return 'LoRA' if getattr(layer, 'lora_enabled', False) else ''
 
 
 def _bias(layer, errors):
   if layer.bias is not None:
-    yield layer.bias, factors.Explicit(tf.reduce_sum(errors, list(range(1, errors.shape.rank - 1))))
+    yield layer.bias, dense.summed_to(errors, tuple(layer.bias.shape))
 
 
 @registry.register(
     layers.Conv1D, layers.Conv2D, layers.Conv3D, tap=registry.at_activation, why=_why)
 def convolution(layer, call, errors):
   inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
-  sizes = errors.shape[1:-1].as_list()
-  kernel = tuple(layer.kernel.shape)
-  if layer.groups > 1:
-    yield layer.kernel, _grouped(layer, inputs, errors, kernel)
+  shape = tuple(layer.kernel.shape)
+  if layer.groups == 1:
+    yield layer.kernel, factor(layer, inputs, errors, shape)
   else:
-    yield layer.kernel, _product(shifts(layer, inputs, sizes), dense.sequence(errors), kernel)
+    part = shape[:-1] + (shape[-1] // layer.groups,)
+    yield layer.kernel, factors.explicit(tf.concat([
+        factor(layer, x, e, part).explicit().gradient()
+        for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(errors, layer.groups, -1))
+    ], -1))
   yield from _bias(layer, errors)
 
 
-def _product(windows, errors, kernel):
-  """The factor of a kernel [*places, channels, filters]."""
-  windows = [dense.sequence(window) for window in windows]
-  if kernel[-2] > 8:  # Products wide enough to save the memory of the patches.
-    explicit = factors.Outer(
-        windows[0], errors, (len(windows) * kernel[-2], kernel[-1])).route(True) == 'explicit'
-    if explicit:
-      products = [tf.matmul(window, errors, transpose_a=True) for window in windows]
-      return factors.Explicit(tf.reshape(tf.stack(products, 1), (-1,) + kernel))
-  patches = tf.reshape(tf.stack(windows, 2), [-1, errors.shape[1], len(windows) * kernel[-2]])
-  return factors.Outer(patches, errors, kernel)
+def _depthwise(convolved, errors):
+  """A kernel [*places, channels, multiplier]: every channel by itself."""
+  shape = convolved.shape
+  errors = tf.reshape(errors, [-1, int(np.prod(errors.shape[1:-1]))] + list(shape[-2:]))
+  products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), errors)
+              for window in convolved.windows()]
+  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape))
 
 
-def _grouped(layer, inputs, errors, kernel):
-  groups, places = layer.groups, int(np.prod(kernel[:-2]))
-  errors_by = dense.sequence(errors)
-  errors_by = tf.reshape(errors_by, [-1, errors_by.shape[1], groups, kernel[-1] // groups])
-  windows = tf.stack([dense.sequence(w) for w in shifts(
-      layer, inputs, errors.shape[1:-1].as_list())], 2)
-  windows = tf.reshape(windows, [-1, errors_by.shape[1], places, groups, kernel[-2]])
-  return factors.Explicit(tf.reshape(
-      tf.einsum('ntkgc,ntgf->nkcgf', windows, errors_by), (-1,) + kernel))
-
-
-def _depthwise(layer, inputs, errors, kernel):
-  """Kernel [*places, channels, multiplier]: every channel by itself."""
-  products = []
-  flat = dense.sequence(errors)
-  flat = tf.reshape(flat, [-1, flat.shape[1]] + list(kernel[-2:]))
-  for window in shifts(layer, inputs, errors.shape[1:-1].as_list()):
-    products.append(tf.einsum('ntc,ntcm->ncm', dense.sequence(window), flat))
-  return factors.Explicit(tf.reshape(tf.stack(products, 1), (-1,) + kernel))
-
-
-def _depthwise_kernel(layer):
-  return layer.kernel if compat.KERAS_3 else layer.depthwise_kernel
-
-
-@registry.register(*[getattr(layers, name) for name in ('DepthwiseConv1D', 'DepthwiseConv2D')],
-                   tap=registry.at_activation, why=_why)
+@registry.register(
+    layers.DepthwiseConv1D, layers.DepthwiseConv2D, tap=registry.at_activation, why=_why)
 def depthwise_convolution(layer, call, errors):
   inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
-  kernel = _depthwise_kernel(layer)
-  yield kernel, _depthwise(layer, inputs, errors, tuple(kernel.shape))
+  kernel = layer.kernel if compat.KERAS_3 else layer.depthwise_kernel
+  yield kernel, _depthwise(factor(layer, inputs, errors, tuple(kernel.shape)), errors)
   yield from _bias(layer, errors)
 
 
-@registry.register(layers.SeparableConv1D, layers.SeparableConv2D,
-                   tap=registry.at_activation, why=_why)
+@registry.register(
+    layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=_why)
 def separable_convolution(layer, call, errors):
   """A depthwise convolution, then a matrix at every point."""
   inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
-  depthwise, pointwise = (tf.convert_to_tensor(v) for v in (
-      layer.depthwise_kernel, layer.pointwise_kernel))
-  sizes = errors.shape[1:-1].as_list()
-  channels, multiplier = depthwise.shape[-2:]
-  matrix = tf.cast(tf.reshape(pointwise, [channels * multiplier, -1]), errors.dtype)
-  taps = tf.cast(tf.reshape(depthwise, [-1, channels, multiplier]), errors.dtype)
-  middle = tf.add_n([
-      window[..., tf.newaxis] * taps[i]
-      for i, window in enumerate(shifts(layer, inputs, sizes))])
-  middle = tf.reshape(middle, [-1] + sizes + [channels * multiplier])
+  depthwise, pointwise = layer.depthwise_kernel, layer.pointwise_kernel
+  shape = tuple(depthwise.shape)
+  wide = lambda v: tf.cast(tf.convert_to_tensor(v), errors.dtype)
+  matrix = tf.reshape(wide(pointwise), [shape[-2] * shape[-1], -1])
   back = tf.matmul(errors, matrix, transpose_b=True)
-  yield layer.depthwise_kernel, _depthwise(layer, inputs, back, tuple(depthwise.shape))
-  yield layer.pointwise_kernel, factors.Outer(
-      dense.sequence(middle), dense.sequence(errors), tuple(pointwise.shape))
+  convolved = factor(layer, inputs, back, shape)
+  taps = tf.unstack(tf.reshape(wide(depthwise), (-1,) + shape[-2:]))
+  middle = tf.add_n([window[..., tf.newaxis] * tap
+                     for window, tap in zip(convolved.windows(), taps)])
+  middle = tf.reshape(middle, [-1, int(np.prod(errors.shape[1:-1])), shape[-2] * shape[-1]])
+  yield depthwise, _depthwise(convolved, back)
+  yield pointwise, factors.Outer(middle, dense.sequence(errors), tuple(pointwise.shape))
   yield from _bias(layer, errors)

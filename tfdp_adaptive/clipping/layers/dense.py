@@ -31,7 +31,7 @@ def summed_to(errors, shape):
   offset = errors.shape.rank - len(shape)
   axes = [i for i in range(1, errors.shape.rank) if i < offset or shape[i - offset] == 1]
   total = tf.reduce_sum(errors, axes) if axes else errors
-  return factors.Explicit(tf.reshape(total, (-1,) + shape))
+  return factors.explicit(tf.reshape(total, (-1,) + shape))
 
 
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation)

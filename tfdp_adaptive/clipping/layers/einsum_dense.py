@@ -39,7 +39,7 @@ def einsum_dense(layer, call, errors):
   both = [c for c in left if c in right and c not in kernel]
   rows, columns = ([c for c in kernel if c in side] for side in (left, right))
   if set(rows) & set(columns):  # A matrix of its own for every index they share.
-    yield layer.kernel, factors.Explicit(
+    yield layer.kernel, factors.explicit(
         tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors))
   else:
     axes = tuple(kernel.index(c) for c in rows + columns)

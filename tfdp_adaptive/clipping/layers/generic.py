@@ -46,7 +46,7 @@ def gradients(layer, call, errors):
 
   for variable, gradient in zip(
       layer.trainable_variables, _each(example, (batched, errors), layer)):
-    yield variable, factors.Explicit(tf.ensure_shape(gradient, [None] + list(variable.shape)))
+    yield variable, factors.explicit(tf.ensure_shape(gradient, [None] + list(variable.shape)))
 
 
 KIND = registry.Kind(gradients, registry.at_output, whole=True)

@@ -17,7 +17,7 @@ def _axes(layer, rank):
 
 def _vectors(x, axes):
   """[n, ...] summed over everything but the first axis and `axes`."""
-  return factors.Explicit(tf.reduce_sum(
+  return factors.explicit(tf.reduce_sum(
       x, [i for i in range(1, x.shape.rank) if i not in axes]))
 
 

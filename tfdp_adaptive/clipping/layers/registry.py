@@ -5,7 +5,7 @@ is not known goes through `generic`, one example at a time.
 
     @registry.register(MyScale)
     def my_scale(layer, call, errors):
-      yield layer.gamma, factors.Explicit(tf.reduce_sum(errors * call.inputs, axis=1))
+      yield layer.gamma, factors.explicit(tf.reduce_sum(errors * call.inputs, axis=1))
 
 The function gets the layer, one recorded call (`inputs`, its first argument;
 `args`; `kwargs`; `outputs`) and the gradients of the loss by the tap, shaped like
