@@ -52,6 +52,8 @@ class Privatizer:
     base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
     base.check_not_negative(noise_multiplier=noise_multiplier)
     base.check_adjacency(adjacency)
+    if steps is not None:
+      base.check_steps(steps=steps)
     self._asks = tuple(asks)
     self._l2_norm_clip = float(l2_norm_clip)
     self._noise_multiplier = float(noise_multiplier)
@@ -129,7 +131,7 @@ class Privatizer:
       spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
       mean = base.map_tree(
           lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
-          _cast_like(ask_sums.total, spec[0]))
+          _as_specs(ask_sums.total, spec[0]))
       if ask.second is None:
         std, value, value_std = (
             base.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
@@ -139,7 +141,7 @@ class Privatizer:
         std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
         # Past the end the value must go too: it may hold the clean past.
-        value = base.map_tree(lambda v: tf.where(allowed, v, 0), value)
+        value = base.map_tree(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
         secret = base.map_tree(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
       releases.append(base.Release(
           *_noised(mean, row[0], std, spread, row_variance, asked),
@@ -160,8 +162,10 @@ def _noised(value, row, std, spread, row_variance, asked):
   return noised, tf.where(asked, tf.square(std) * row_variance, 0)
 
 
-def _cast_like(tree, specs):
-  return base.map_tree(lambda t, s: tf.cast(t, s.dtype), tree, specs)
+def _as_specs(tree, specs):
+  """Casts; a tensor of another shape would share its noise, and is refused."""
+  return base.map_tree(
+      lambda t, s: tf.ensure_shape(tf.cast(t, s.dtype), s.shape), tree, specs)
 
 
 def phi(l2_norm_clip, noise_multiplier, batch_size, adjacency='zero_out'):
