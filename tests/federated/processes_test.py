@@ -97,6 +97,60 @@ def test_equals_the_query_and_the_rule_by_hand():
   np.testing.assert_allclose(run(process, examples), trajectory, rtol=2e-3, atol=1e-4)
 
 
+def test_the_query_works_in_tffs_own_factory():
+  """Whoever composes processes from TFF's parts gets the same weights from `RuleQuery`."""
+  examples, plan, rule = regression.make_users(), regression.make_plan(), rules.dp_adam()
+  query = queries.RuleQuery(rule, [tf.TensorSpec([3, 1]), tf.TensorSpec([1])], plan=plan,
+                            seed=regression.SEED)
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+      regression.model_fn, tff.learning.optimizers.build_sgdm(regression.CLIENT_RATE),
+      tff.learning.optimizers.build_sgdm(0.5), model_aggregator=(
+          tff.aggregators.DifferentiallyPrivateFactory(query)))
+  np.testing.assert_allclose(
+      run(process, examples), run(regression.build(rule, plan), examples), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_by_number_of_examples_are_capped():
+  """The heaviest user has weight one: the bound on the mean holds and is met."""
+  examples = regression.make_users()
+  plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=0.4)
+  process = regression.build(rules.dp_sgd(), plan, client_weighting='num_examples',
+                             max_examples_per_client=8)
+  cohort, total = [0, 1, 2, 4], np.zeros(4)
+  users = tfdp.federated.Users(examples, batch_size=4)
+  for i in cohort:
+    d = regression.delta(np.zeros(4), examples[f'user{i}'])
+    v = min(len(examples[f'user{i}']['x']) / 8, 1) * d
+    norm = np.linalg.norm(v)
+    total += v * min(1, 0.4 / norm) if norm else v
+  state, _ = process.next(
+      process.initialize(), [users.create_tf_dataset_for_client(f'user{i}') for i in cohort])
+  np.testing.assert_allclose(
+      regression.flat(process.get_model_weights(state)), -0.5 * total / 3, rtol=1e-4)
+
+
+def test_federated_sgd_answers_with_the_gradient():
+  examples = regression.make_users()
+  plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=100.0)
+  metrics = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)})
+  process = tfdp.federated.build_private_fed_sgd(
+      regression.model_fn, server_rule=rules.dp_sgd(), plan=plan, server_learning_rate=0.5,
+      private_metrics=metrics)
+  users = tfdp.federated.Users(examples, batch_size=2)
+  total, losses = np.zeros(4), []
+  for i in (1, 2, 5):
+    x, y = examples[f'user{i}']['x'], examples[f'user{i}']['y'][:, 0]
+    if len(x):
+      total += 2 * np.append(x.T @ -y, -y.sum()) / len(x)
+    losses.append(np.mean(y**2) if len(x) else 0.0)
+  state, metrics = process.next(
+      process.initialize(), [users.create_tf_dataset_for_client(f'user{i}') for i in (1, 2, 5)])
+  np.testing.assert_allclose(
+      regression.flat(process.get_model_weights(state)), -0.5 * total / 3, rtol=1e-4)
+  assert float(metrics['released']['clients']) == pytest.approx(3, rel=1e-5)
+  assert float(metrics['released']['loss']) == pytest.approx(np.mean(losses), rel=1e-4)
+
+
 def test_a_functional_model_gives_the_same_weights():
   examples = regression.make_users()
   plan = regression.make_plan()
@@ -154,5 +208,7 @@ def test_refusals():
     regression.build(rule, regression.make_plan(unit='example'))
   with pytest.raises(ValueError, match='multiply the sensitivity'):
     regression.build(rule, plan, client_weighting='num_examples')
+  with pytest.raises(ValueError, match="'uniform' or 'num_examples'"):
+    regression.build(rule, plan, client_weighting='num_tokens')
   with pytest.raises(ValueError, match='taken at the server'):
     regression.build(rule._replace(public='mean'), plan)

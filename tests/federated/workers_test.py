@@ -80,6 +80,6 @@ def test_a_lost_worker_is_an_error_and_not_a_wait():
 def test_addresses_are_checked(monkeypatch):
   with pytest.raises(ValueError, match="Received: 'example.org'"):
     tfdp.federated.Workers(['example.org'])
-  monkeypatch.setattr('tfdp_adaptive.federated.workers._START_SECONDS', 0.5)
+  monkeypatch.setattr('tfdp_adaptive.federated.workers._ANSWER_SECONDS', 0.5)
   with pytest.raises(tfdp.federated.WorkerLostError, match='No TFF worker answers at localhost:9'):
     tfdp.federated.Workers(['localhost:9'])
