@@ -1,5 +1,7 @@
 """The designs: gradients, optimality, certificates, workloads."""
 
+# pylint: disable=protected-access
+
 import numpy as np
 import pytest
 from scipy import optimize
@@ -64,7 +66,7 @@ def test_an_unstable_inverse_has_no_error():
 def test_banded_inverse_gradient(k, workload):
   mechanism = mechanisms.BandedInverse(
       4, 40, min_sep=7, max_participations=k, workload=workload)
-  check_gradient(mechanism._loss, np.array([.55, .4, .37]))  # pylint: disable=protected-access
+  check_gradient(mechanism._loss, np.array([.55, .4, .37]))
 
 
 @pytest.mark.parametrize('steps,min_sep,k', [(50, 50, 1), (50, 7, 5), (10**6, 1000, 30)])
@@ -75,14 +77,13 @@ def test_blt_loss_and_gradient(steps, min_sep, k, objective, momentum):
   p = np.array([2., .1, .3, .2])
 
   def loss(p):
-    steps_taken = p + 1e-100j * np.eye(4)
-    value = blt_design._log_loss(  # pylint: disable=protected-access
-        blt_design._Pair(steps_taken), steps, workload, objective, min_sep, k)  # pylint: disable=protected-access
+    pair = blt_design._Pair(p + 1e-100j * np.eye(4))
+    value = blt_design._log_loss(pair, steps, workload, objective, min_sep, k)
     return value[0].real, value.imag / 1e-100
 
   check_gradient(loss, p)
   if steps < 1000:
-    pair = blt_design._Pair(p)  # pylint: disable=protected-access
+    pair = blt_design._Pair(p)
     mechanism = mechanisms.BLT(2, steps, weights=pair.weights, decays=pair.decays,
                                workload=workload)
     error = getattr(mechanism, {'mean': 'rmse', 'last': 'last_error'}[objective])
@@ -93,7 +94,7 @@ def test_blt_loss_and_gradient(steps, min_sep, k, objective, momentum):
 
 
 def test_blt_pair_is_an_inverse_pair():
-  pair = blt_design._Pair(np.array([12., 1., -1., .5, 1., .3]))  # pylint: disable=protected-access
+  pair = blt_design._Pair(np.array([12., 1., -1., .5, 1., .3]))
   n = 200
   c = blt_design.coefficients(1, pair.weights, pair.decays, n)
   inverse = blt_design.coefficients(1, pair.inverse_weights, pair.inverse_decays, n)
@@ -109,7 +110,7 @@ def test_blt_pair_is_an_inverse_pair():
 def test_convolved_powers_where_decays_meet():
   j = np.arange(20.)
   for a, b in [(.9, .9), (.9, .9 + 1e-13), (.5, .9), (.9, .5)]:
-    found = blt_design._convolved_powers(  # pylint: disable=protected-access
+    found = blt_design._convolved_powers(
         np.log([[a]]), np.log(b), j)[0]
     expected = [sum(a**r * b**(i - r) for r in range(i + 1)) for i in range(20)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -214,7 +215,7 @@ def test_sensitivity_of_the_banded_inverse_is_differentiated_as_reported():
   c = toeplitz.reciprocal(np.array([1., -.2, -.5]), 40)
   c = c / np.linalg.norm(c)
   assert np.any(np.diff(c) > 0)  # Not monotone: the majorant counts.
-  squared, _ = banded_inverse._squared_sensitivity(c, 7, 5)  # pylint: disable=protected-access
+  squared, _ = banded_inverse._squared_sensitivity(c, 7, 5)
   assert mechanism.sensitivity(min_sep=7, max_participations=5) <= np.sqrt(squared) * (1 + 1e-12)
 
 

@@ -1,5 +1,7 @@
 """Files and the cache on disk: never trusted blindly, never needed."""
 
+# pylint: disable=protected-access
+
 import base64
 import json
 import os
@@ -70,7 +72,7 @@ def damaged(text, path):
     content['version'] = 99
   content['arrays']['inverse_rows'] = rows.tolist()
   if 'checksum' in path:
-    content['checksum'] = storage._checksum({'inverse_rows': rows})  # pylint: disable=protected-access
+    content['checksum'] = storage._checksum({'inverse_rows': rows})
   return json.dumps(content)
 
 

@@ -2,7 +2,7 @@
 
 Since C^-1 is banded, step t needs z_t, ..., z_{t-p+1} only, which can be drawn
 again from their keys (Kalinin, McKenna, Upadhyay, Lampert 2025,
-arXiv:2505.12128).
+arXiv:2505.12128; powers of 1 - x: arXiv:2605.18379).
 """
 
 import math

@@ -127,6 +127,6 @@ def _check(strategy, n):
   c = np.asarray(strategy, np.float64)
   if (c.shape != (n, n) or not np.all(np.isfinite(c)) or np.any(np.triu(c, 1))
       or np.any(np.diagonal(c) <= 0)):
-    raise ValueError(f'`strategy` must be a finite lower-triangular [{n}, {n}] matrix with positive '
-                     f'diagonal. Received: shape {c.shape}.')
+    raise ValueError(f'`strategy` must be a finite lower-triangular [{n}, {n}] matrix with '
+                     f'positive diagonal. Received: shape {c.shape}.')
   return tuple(map(tuple, c.tolist()))

@@ -1,4 +1,7 @@
-"""The square-root factorization B = C = A^(1/2) (Henzinger, Upadhyay 2022, arXiv:2202.11205)."""
+"""The square-root factorization B = C = A^(1/2) (arXiv:2202.11205).
+
+Fichtenberger, Henzinger, Upadhyay 2022.
+"""
 
 import numpy as np
 
