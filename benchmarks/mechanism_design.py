@@ -8,7 +8,7 @@ numbers of a strategy, compilation included (a design is made once). Errors are
 root mean square (or maximal, for "max") errors of prefix sums, sensitivity
 included; both are evaluated by the same code of ours. ">" marks a run of
 jax_privacy that was cut to one or a few of its 250 optimizer steps because all
-of them would take hours: its time is a lower bound, its error not final.
+of them would take up to hours: its time is a lower bound, its error not final.
 Without jax_privacy, only our columns are printed.
 """
 
