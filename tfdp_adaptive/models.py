@@ -42,7 +42,7 @@ class DPModel:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
     if compat.KERAS_3:
-      kwargs['auto_scale_loss'] = False  # Engines scale half precision losses themselves.
+      kwargs['auto_scale_loss'] = False  # Losses of single examples are not tiny: no 1/B.
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     if not compat.KERAS_3:
@@ -90,21 +90,20 @@ class DPModel:
     optimizer.private_step(collect, self.trainable_variables, gradients,
                            self._regularization_gradients())
     clipped, = result
+    outputs, losses = base.map_tree(
+        lambda t: _blank(t, batch.mask), (clipped.outputs, clipped.losses))
     keep = tf.cast(batch.mask, tf.float32)
-    compat.loss_tracker(self, clipped.outputs).update_state(
-        tf.math.multiply_no_nan(tf.cast(clipped.losses, tf.float32), keep), sample_weight=keep)
-    return self.compute_metrics(x, y, clipped.outputs, keep) or {}
+    compat.loss_tracker(self, outputs).update_state(losses, sample_weight=keep)
+    return self.compute_metrics(x, y, outputs, keep) or {}
 
   def _regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""
-    variables = self.trainable_variables
     with tf.GradientTape() as tape:
       penalties = compat.weight_regularization(self)
       if not penalties:
         return None
       total = tf.add_n(penalties)
-    return [base.widen(g) for g in
-            tape.gradient(total, variables, unconnected_gradients='zero')]
+    return clipping.gradients(tape, total, self.trainable_variables)
 
 
 @compat.serializable
@@ -215,3 +214,9 @@ def _batch(x, y, sample_weight):
     used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
     mask = used if mask is None else mask | used
   return clipping.Batch(x, y, sample_weight, mask)
+
+
+def _blank(tensor, mask):
+  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
+  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
+  return tf.where(mask, tensor, tf.zeros_like(tensor))

@@ -3,9 +3,12 @@
 Every class takes the arguments of its factory and those of `DPOptimizer`.
 """
 
+from tfdp_adaptive import arguments
 from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import optimizers
 from tfdp_adaptive import rules
+from tfdp_adaptive.privacy import plan as plan_lib
 
 _DOC = """{summary}
 
@@ -15,7 +18,42 @@ Keras optimizer of `tfdp.rules.{factory}`, which documents the rule's own argume
 """
 
 
-class _Delayed(optimizers.NamedOptimizer):
+class NamedOptimizer(optimizers.DPOptimizer):
+  """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
+
+  factory = None  # staticmethod, set by the subclass.
+
+  def __init__(self, learning_rate=0.001, **kwargs):
+    names = arguments.parameters(self.factory)
+    rule_config = {k: v for k, v in kwargs.items() if k in names}
+    kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
+    super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
+    self._hidden.rule_config = rule_config
+
+  def get_config(self):
+    config = compat.base_config(self)
+    config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
+    config.update(self._hidden.private, accumulation_steps=self.accumulation_steps,
+                  engine=self.engine, average_iterates=self.average_iterates)
+    if self.plan is not None:
+      config['plan'] = self.plan.to_json()
+      for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
+        del config[key]
+    elif self.mechanism is not None:
+      config['mechanism'] = self.mechanism.to_json()
+    return config
+
+  @classmethod
+  def from_config(cls, config, custom_objects=None):
+    config = {key: arguments.from_config(value) for key, value in config.items()}
+    if config.get('plan') is not None:
+      config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
+    if config.get('mechanism') is not None:
+      config['mechanism'] = mechanisms.from_json(config['mechanism'])
+    return super().from_config(config, custom_objects=custom_objects)
+
+
+class _Delayed(NamedOptimizer):
   """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
 
   def __init__(self, learning_rate=0.001, *, l2_norm_clip=None, plan=None,
@@ -33,14 +71,14 @@ class _Delayed(optimizers.NamedOptimizer):
 
 
 def _class(name, factory, delayed=False):
-  arguments = list(optimizers.parameters(factory))
+  names = list(arguments.parameters(factory))
   if delayed:
-    arguments += ['adaptive_l2_norm_clip', 'adaptive_learning_rate']
-  cls = type(name, (_Delayed if delayed else optimizers.NamedOptimizer,), {
+    names += ['adaptive_l2_norm_clip', 'adaptive_learning_rate']
+  cls = type(name, (_Delayed if delayed else NamedOptimizer,), {
       'factory': staticmethod(factory), '__module__': __name__,
       '__doc__': _DOC.format(
           summary=factory.__doc__.strip().splitlines()[0], factory=factory.__name__,
-          arguments=', '.join(f'`{a}`' for a in arguments) or 'none')})
+          arguments=', '.join(f'`{a}`' for a in names) or 'none')})
   return compat.serializable(cls)
 
 

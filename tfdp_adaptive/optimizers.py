@@ -8,19 +8,18 @@ and averaging.
 
 import contextlib
 import dataclasses
-import inspect
 import types
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import arguments
 from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import moments as rules_moments
 
@@ -79,7 +78,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
                engine='auto', public_data=None, average_iterates=False, seed=None, allow_non_private=False, name=None, **kwargs):
-    _refuse(kwargs)
+    arguments.refuse(kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     if not isinstance(rule, base.Rule):
       raise ValueError('`rule` must be a `tfdp.rules` rule. '
@@ -92,7 +91,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
                        f'Received: accumulation_steps={accumulation_steps}.')
     if engine not in engines.ENGINES:
       raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
-    private = _privatizer_arguments(
+    private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
     private.update(seed=seed, allow_non_private=allow_non_private)
     if average_iterates and kwargs.get('use_ema'):
@@ -198,6 +197,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
   # State.
 
+  @tf.autograph.experimental.do_not_convert
   def build(self, var_list):
     """Creates the rule's and the privatizer's variables, once."""
     if self._hidden.state is not None:
@@ -372,92 +372,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         'set of functions. Use a named class (tfdp.DPAdam, ...), or save weights only.')
 
 
-class NamedOptimizer(DPOptimizer):
-  """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
-
-  factory = None  # staticmethod, set by the subclass.
-
-  def __init__(self, learning_rate=0.001, **kwargs):
-    names = parameters(self.factory)
-    rule_config = {k: v for k, v in kwargs.items() if k in names}
-    kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
-    super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
-    self._hidden.rule_config = rule_config
-
-  @classmethod
-  def arguments(cls):
-    """Names of the rule's own arguments."""
-    return parameters(cls.factory)
-
-  def get_config(self):
-    config = compat.base_config(self)
-    config.update({k: _plain(v) for k, v in self._hidden.rule_config.items()})
-    config.update(self._hidden.private, accumulation_steps=self.accumulation_steps, engine=self.engine,
-                  average_iterates=self.average_iterates)
-    if self.plan is not None:
-      config['plan'] = self.plan.to_json()
-      for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
-        del config[key]
-    elif self.mechanism is not None:
-      config['mechanism'] = self.mechanism.to_json()
-    return config
-
-  @classmethod
-  def from_config(cls, config, custom_objects=None):
-    config = {key: _revived(value) for key, value in config.items()}
-    if config.get('plan') is not None:
-      config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
-    if config.get('mechanism') is not None:
-      config['mechanism'] = mechanisms.from_json(config['mechanism'])
-    return super().from_config(config, custom_objects=custom_objects)
-
-
-def parameters(factory):
-  """Names of a rule factory's arguments."""
-  return tuple(inspect.signature(factory).parameters)
-
-
 class _Hidden(types.SimpleNamespace):
   """Hides its attributes from Keras' and TensorFlow's automatic tracking."""
-
-
-def _privatizer_arguments(rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
-  """Arguments of the privatizer, from the plan or from the call, never from both."""
-  explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
-                  adjacency=adjacency)
-  if plan is not None:
-    given = {k: v for k, v in explicit.items() if v is not None}
-    if given:
-      raise ValueError('With a `plan`, these come from the plan and must not be given again. '
-                       f'Received: {given}.')
-    plan.check_rule(rule)
-    return dict(l2_norm_clip=plan.l2_norm_clip if l2_norm_clip is None else l2_norm_clip,
-                noise_multiplier=plan.noise_multiplier, batch_size=plan.batch_size,
-                mechanism=plan.mechanism, adjacency=plan.adjacency)
-  required = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
-                  batch_size=batch_size)
-  missing = sorted(k for k, v in required.items() if v is None)
-  if missing:
-    raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
-                     '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy.')
-  base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
-  base.check_not_negative(noise_multiplier=noise_multiplier)
-  adjacency = adjacency or 'zero_out'
-  base.check_adjacency(adjacency)
-  return dict(required, mechanism=mechanism, adjacency=adjacency)
-
-
-def _refuse(kwargs):
-  """Keras arguments that would break sensitivity or do something else than they say."""
-  fixes = {
-      'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
-      'global_clipnorm': 'Use `l2_norm_clip`.',
-      'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
-      'loss_scale_factor': 'Losses are scaled per example where the precision needs it.',
-  }
-  for key, fix in fixes.items():
-    if kwargs.pop(key, None) is not None:
-      raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
 
 
 def _refuse_batch_statistics(loss):
@@ -468,23 +384,6 @@ def _refuse_batch_statistics(loss):
       raise PrivacyError('The model normalises over the batch, so one example changes the '
                          f'gradients of others. Received: operation {op.name}. Use '
                          'LayerNormalization or GroupNormalization.')
-
-
-def _plain(value):
-  """Arrays, in lists too, as something JSON can hold; see `_revived`."""
-  if isinstance(value, (list, tuple)):
-    return [_plain(v) for v in value]
-  if isinstance(value, np.ndarray) or tf.is_tensor(value):
-    return {'array': np.asarray(value).tolist()}
-  return value
-
-
-def _revived(value):
-  if isinstance(value, (list, tuple)):
-    return [_revived(v) for v in value]
-  if isinstance(value, dict) and set(value) == {'array'}:
-    return np.asarray(value['array'])
-  return value
 
 
 def _add_scaled(mean, scale, gradients):

@@ -155,6 +155,16 @@ def _absent(tree):
   return isinstance(tree, tuple) and not tree
 
 
+def gradients(tape, target, variables):
+  """Dense gradients of float32 at least; zeros for variables the target does not reach.
+
+  Keras 3 variables cannot be passed to TensorFlow's own `unconnected_gradients`.
+  """
+  return [
+      tf.zeros(v.shape, base.widen(tf.convert_to_tensor(v)).dtype) if g is None else base.widen(g)
+      for g, v in zip(tape.gradient(target, variables), variables)]
+
+
 def add_sums(left, right):
   return base.map_tree(tf.add, left, right)
 

@@ -61,12 +61,10 @@ def _engine(map_examples, model, loss, batch, asks, queries, clips):
 def _gradient(model, loss, x, y, sample_weight):
   """Gradient, outputs and loss of one example."""
   one = lambda tree: base.map_tree(lambda t: t[tf.newaxis], tree)
-  variables = model.trainable_variables
   with tf.GradientTape() as tape:
     outputs = model(one(x), training=True)
     value = loss(one(y), outputs, one(sample_weight))
-  gradient = tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-  return [base.widen(g) for g in gradient], outputs, value
+  return clipping.gradients(tape, value, model.trainable_variables), outputs, value
 
 
 def _vectorize(function, records):

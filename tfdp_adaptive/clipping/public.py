@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.rules import base
 
 
 def gradients(kind, model, loss, x, y):
@@ -17,10 +17,8 @@ def gradients(kind, model, loss, x, y):
     x: Nest of public inputs.
     y: Nest of public targets.
   """
-  variables = model.trainable_variables
   if kind == 'records':
     return engines.record_gradients(model, loss, x, y)
   with tf.GradientTape() as tape:
     value = tf.reduce_mean(loss(y, model(x, training=True), ()))
-  found = tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-  return [base.widen(g) for g in found]
+  return clipping.gradients(tape, value, model.trainable_variables)
