@@ -71,3 +71,7 @@ def noise_rows(count):
 
 def flat(weights):
   return np.concatenate([np.ravel(w) for w in weights.trainable]).astype(np.float64)
+
+
+def client_optimizer():
+  return tff.learning.optimizers.build_sgdm(CLIENT_RATE)

@@ -1,0 +1,228 @@
+"""A run that ends at whatever point goes on as if it had not, and never with old noise."""
+
+import csv
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import regression
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import noise
+from tfdp_adaptive import rules
+from tfdp_adaptive.federated import releases
+from tfdp_adaptive.federated import rounds
+from tfdp_adaptive.federated import storage
+
+STEPS = 3
+METRICS = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}, share=0.1)
+
+
+class Killed(BaseException):
+  """Nothing of ours may catch it."""
+
+
+@pytest.fixture(scope='module')
+def users():
+  return tfdp.federated.Users(regression.make_users(), batch_size=4)
+
+
+@pytest.fixture(scope='module')
+def process():
+  return regression.build(
+      rules.dp_adam(), regression.make_plan(steps=STEPS), private_metrics=METRICS,
+      quantile_clip=tfdp.federated.QuantileClip())
+
+
+def simulate(process, users, out, workers, **kwargs):
+  return tfdp.federated.simulate(
+      process, users, out=out, workers=workers, progress=False, rounds_per_evaluation=1,
+      evaluate=lambda weights: {'norm': float(np.linalg.norm(regression.flat(weights)))}, **kwargs)
+
+
+@pytest.fixture(scope='module')
+def straight(process, users, worker):
+  return simulate(process, users, None, worker)
+
+
+def noise_keys(tree):
+  """All noise keys in a state."""
+  if isinstance(tree, noise.State):
+    return [tuple(np.asarray(tree.key))]
+  return [key for child in tree for key in noise_keys(child)] if isinstance(tree, tuple) else []
+
+
+def released_rows(path):
+  with open(path / 'metrics.csv', encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+def released_rounds(path):
+  return [int(row['round']) for row in released_rows(path)]
+
+
+@pytest.mark.parametrize('point', ['clients', 'save', 'replace', 'evaluate', 'release'])
+def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
+    point, process, users, worker, straight, tmp_path, monkeypatch):
+  place = {'clients': (rounds, 'run'), 'save': (storage.RunFolder, 'save'),
+           'replace': (os, 'replace'), 'release': (releases, 'release')}.get(point)
+  count = iter(range(100))
+
+  def cut(*args, **kwargs):
+    if next(count) == 1:
+      raise Killed
+    return original(*args, **kwargs)
+
+  def evaluate(weights):
+    if point == 'evaluate' and next(count) == 1:
+      raise Killed
+    return {'norm': float(np.linalg.norm(regression.flat(weights)))}
+
+  with monkeypatch.context() as patch:
+    if place:
+      original = getattr(*place)
+      patch.setattr(*place, cut)
+    with pytest.raises(Killed):
+      tfdp.federated.simulate(process, users, out=tmp_path, workers=worker, progress=False,
+                              rounds_per_evaluation=1, evaluate=evaluate)
+  saved, _ = storage.RunFolder(tmp_path).load(straight.state)
+  assert released_rounds(tmp_path) == list(range(1, len(released_rounds(tmp_path)) + 1))
+  assert len(released_rounds(tmp_path)) <= int(saved.round) == (
+      2 if point in ('evaluate', 'release') else 1)
+  resumed = simulate(process, users, tmp_path, worker)
+  np.testing.assert_allclose(
+      regression.flat(resumed.weights), regression.flat(straight.weights), rtol=1e-6)
+  assert released_rounds(tmp_path) == [1, 2, 3]
+  rows = released_rows(tmp_path)
+  for name in ('loss', 'clients', 'l2_norm_clip', 'norm'):
+    values = [row[name] for row in straight.history]
+    np.testing.assert_allclose([row[name] for row in resumed.history], values, rtol=1e-5)
+    np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-5)
+  assert list((tmp_path / 'tensorboard').glob('events*'))
+  # And when all is done, nothing more is.
+  again = simulate(process, users, tmp_path, worker)
+  assert again.rounds == STEPS and len(again.history) == STEPS
+
+
+SCRIPT = """
+import os, pathlib, signal, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + '/tests/federated']
+import tfdp_adaptive as tfdp
+tfdp.__path__.append(sys.argv[1])
+import regression
+from tfdp_adaptive import rules
+
+def evaluate(weights):
+  if pathlib.Path(sys.argv[2], 'metrics.csv').read_text().count('\\n') == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return {}
+
+process = tfdp.federated.build_private_fed_avg(
+    regression.model_fn, server_rule=rules.dp_adam(), plan=regression.make_plan(steps=3),
+    server_learning_rate=0.5, client_optimizer_fn=regression.client_optimizer)
+tfdp.federated.simulate(
+    process, tfdp.federated.Users(regression.make_users(), batch_size=4), out=sys.argv[2],
+    evaluate=evaluate, rounds_per_evaluation=1)
+"""
+
+
+def test_kill_9(users, worker, tmp_path):
+  """Between saving a round and releasing it, without a seed: the next keys are new."""
+  root = pathlib.Path(__file__).parents[2]
+  ended = subprocess.run([sys.executable, '-c', SCRIPT, str(root), str(tmp_path)], cwd=root,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+  assert ended.returncode == -signal.SIGKILL, ended.stdout
+  process = tfdp.federated.build_private_fed_avg(
+      regression.model_fn, server_rule=rules.dp_adam(), plan=regression.make_plan(steps=3),
+      server_learning_rate=0.5, client_optimizer_fn=regression.client_optimizer)
+  template = tf.nest.map_structure(tf.constant, process.initialize())
+  saved, record = storage.RunFolder(tmp_path).load(template)
+  assert int(saved.round) == 2 and record['pending']['round'] == 2
+  started = []
+  evaluate = lambda weights: started.append(regression.flat(weights)) or {}
+  result = tfdp.federated.simulate(process, users, out=tmp_path, workers=worker, progress=False,
+                                   evaluate=evaluate, rounds_per_evaluation=1)
+  assert result.rounds == 3 and [row['round'] for row in result.history] == [1, 2, 3]
+  # What was saved is what is released first; then come other weights, from other noise.
+  np.testing.assert_array_equal(started[0], regression.flat(saved.global_model_weights))
+  assert noise_keys(result.state) and not set(noise_keys(result.state)) & set(noise_keys(saved))
+  replayed, _ = process.server.step(saved, process.server.zero())
+  assert set(noise_keys(replayed)).isdisjoint(noise_keys(result.state))
+
+
+def test_fresh_keys_reach_all_noise_and_nothing_else(process):
+  state = tf.nest.map_structure(tf.constant, process.initialize())
+  fresh = storage.with_fresh_keys(state)
+  old, new = noise_keys(state), noise_keys(fresh)
+  assert len(old) == len(new) == 3 and not set(old) & set(new)
+  changed = [not np.array_equal(a, b)
+             for a, b in zip(tf.nest.flatten(state), tf.nest.flatten(fresh))]
+  assert sum(changed) == 3
+
+
+def test_correlated_noise_goes_on_with_its_history(process):
+  """The restored rows are those of C^-1 over old and new z: what was drawn is not forgotten."""
+  del process
+  mechanism = tfdp.mechanisms.BandedToeplitz(bands=3, steps=6)
+  specs = tf.TensorSpec([2000])
+  stream = noise.stream(mechanism)
+  state, rows = stream.init(specs), []
+  for step in range(6):
+    if step == 3:
+      state = storage.with_fresh_keys(state)
+    row, _, state = stream.next(state, specs)
+    rows.append(row.numpy())
+  z = mechanism.materialize(6) @ np.asarray(rows, np.float64)
+  covariance = z @ z.T / 2000
+  np.testing.assert_allclose(covariance, np.eye(6), atol=0.15)
+
+
+def test_the_folder_is_private_locked_and_for_one_run(process, users, worker, tmp_path):
+  simulate(process, users, tmp_path, worker, rounds=1)
+  assert stat.S_IMODE((tmp_path / 'state.npz').stat().st_mode) == 0o600
+  with storage.RunFolder(tmp_path):
+    with pytest.raises(BlockingIOError, match='same noise twice'):
+      simulate(process, users, tmp_path, worker)
+  with pytest.raises(FileExistsError, match='resume=True'):
+    simulate(process, users, tmp_path, worker, resume=False)
+  other = regression.build(rules.dp_adam(), regression.make_plan(steps=STEPS + 1),
+                           private_metrics=METRICS,
+                           quantile_clip=tfdp.federated.QuantileClip())
+  with pytest.raises(ValueError, match='another plan or other settings'):
+    simulate(other, users, tmp_path, worker)
+  with pytest.raises(ValueError, match='another model, rule or mechanism'):
+    simulate(regression.build(rules.dp_sgd(), regression.make_plan(steps=STEPS)), users, tmp_path,
+             worker)
+
+
+def test_the_run_stops_within_the_budget(process, users, worker):
+  plan = process.plan
+  result = simulate(process, users, None, worker, max_epsilon=plan.epsilon(2) + 1e-6)
+  assert result.rounds == 2
+  with pytest.raises(ValueError, match='at least, whose epsilon is'):
+    simulate(process, users, None, worker, max_epsilon=plan.epsilon(1) / 2)
+
+
+def test_stragglers_are_left_out_whatever_their_data(process, users, worker, monkeypatch):
+  sizes = []
+  original = rounds.run
+
+  def spy(process, workers, state, cohort, *args, **kwargs):
+    sizes.append(len(cohort))
+    return original(process, workers, state, cohort[:1], *args, **kwargs)
+
+  monkeypatch.setattr(rounds, 'run', spy)
+  everyone = tfdp.federated.Users(
+      {f'user{i}': next(iter(regression.make_users().values())) for i in range(2000)},
+      batch_size=4)
+  plan = regression.make_plan(steps=1, population_size=2000, batch_size=2000,
+                              sampling=tfdp.sampling.Poisson(sampling_probability=1),
+                              noise_multiplier=1.0)
+  simulate(regression.build(rules.dp_sgd(), plan), everyone, None, worker, dropout=0.25)
+  assert abs(sizes[0] - 1500) < 5 * np.sqrt(2000 * 0.25 * 0.75) and sizes[0] < 2000
