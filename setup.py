@@ -26,6 +26,7 @@ setuptools.setup(
         'dp-accounting>=0.4.3',
         'numpy',
         'scipy',
+        'threadpoolctl',
         'tqdm',
     ],
     extras_require={

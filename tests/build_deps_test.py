@@ -30,6 +30,7 @@ DISTRIBUTIONS = {
     'tensorflow': 'tensorflow',
     'tensorflow_federated': 'tensorflow-federated',
     'tensorflow_privacy': 'tensorflow-privacy',
+    'threadpoolctl': 'threadpoolctl',
     'tqdm': 'tqdm',
     'tree': 'dm-tree',
 }
