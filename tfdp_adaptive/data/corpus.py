@@ -97,8 +97,8 @@ def read(path, need_client: bool = False) -> Corpus:
   """Reads a text file, plain or JSON lines, also .xz or .gz.
 
   JSON lines (suffix .jsonl, .ndjson or .json, or a first line that starts with
-  an opening brace) hold objects with `text` and optionally `client`, a string or
-  an integer. Anything else is plain text, whose sentences have no client.
+  an opening brace) hold objects with `text`, or `speeches`, a list of objects with
+  `text`, and optionally `client`, a string or an integer. Anything else is plain text, whose sentences have no client.
 
   Args:
     path: The file.
@@ -166,13 +166,16 @@ def _json_record(where, line):
     raise DataError(f'{where}: not valid JSON ({error}).') from error
   if not isinstance(record, dict):
     raise DataError(f'{where}: must be an object with `text`. Received: {line.strip()[:60]}')
-  if not isinstance(record.get('text'), str):
+  texts = record['speeches'] if isinstance(record.get('speeches'), list) else [record]
+  if not texts or not all(
+      isinstance(text, dict) and isinstance(text.get('text'), str) for text in texts):
     keys = ', '.join(map(repr, record)) or 'none'
-    raise DataError(f'{where}: `text` must be a string. Received keys: {keys}.')
+    raise DataError(f'{where}: `text` must be a string, or `speeches` a list of objects with one. '
+                    f'Received keys: {keys}.')
   client = record.get('client')
   if isinstance(client, bool) or not isinstance(client, (str, int, type(None))):
     raise DataError(f'{where}: `client` must be a string or an integer. Received: {client!r}.')
-  return (None if client is None else str(client)), record['text']
+  return (None if client is None else str(client)), '\n\n'.join(text['text'] for text in texts)
 
 
 def split(sentences) -> Split:
