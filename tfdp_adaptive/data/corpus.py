@@ -8,6 +8,7 @@ than `MIN_WORDS` words are dropped.
 """
 
 import ast
+import collections
 import functools
 import gzip
 import json
@@ -200,3 +201,13 @@ def by_client(sentences):
     if sentence.client is not None:
       clients.setdefault(sentence.client, []).append(sentence)
   return clients
+
+
+def most_frequent(lists, size: int) -> Tuple[str, ...]:
+  """The `size` most frequent of all words (or tags), ties in alphabetical order.
+
+  Which are frequent is a property of the text: take it from PUBLIC text.
+  """
+  counts = collections.Counter(item for items in lists for item in items)
+  ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  return tuple(item for item, _ in ranked[:size])

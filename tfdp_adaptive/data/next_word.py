@@ -5,7 +5,6 @@ not in the vocabulary, the vocabulary follows in its order. An unknown word is
 predicted like any other, as one word.
 """
 
-import collections
 from typing import Sequence, Tuple
 
 import numpy as np
@@ -18,13 +17,8 @@ LENGTH = 20  # Words of a sentence that are used.
 
 
 def build_vocabulary(sentences, size: int) -> Tuple[str, ...]:
-  """The `size` most frequent words, ties in alphabetical order.
-
-  Which words are frequent is a property of the text: take it from PUBLIC text.
-  """
-  counts = collections.Counter(word for sentence in sentences for word in sentence.words)
-  ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-  return tuple(word for word, _ in ranked[:size])
+  """The `size` most frequent words of sentences; see `corpus.most_frequent`."""
+  return corpus.most_frequent((sentence.words for sentence in sentences), size)
 
 
 def read_vocabulary(path) -> Tuple[str, ...]:

@@ -1,0 +1,68 @@
+"""Tag prediction: bags of words in, any number of tags out (Li et al., ICLR 2023, section 5)."""
+
+import json
+from typing import List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from tfdp_adaptive.data import corpus
+
+
+class Question(NamedTuple):
+  """One example: who asked it, its words (title included) and its tags."""
+
+  client: str
+  words: Tuple[str, ...]
+  tags: Tuple[str, ...]
+
+
+def read(path) -> List[Question]:
+  """Reads JSON lines with `client`, `text`, `tags` and optionally `title`.
+
+  Lines without `tags` (answers, comments) are passed over.
+
+  Raises:
+    corpus.DataError: The file is missing or malformed, or has no tagged line.
+  """
+  questions = []
+  for number, line in enumerate(corpus.read_lines(path), 1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+    except ValueError as error:
+      raise corpus.DataError(f'{path}, line {number}: not valid JSON ({error}).') from error
+    if not isinstance(record, dict) or not record.get('tags'):
+      continue
+    tags, text = record['tags'], f"{record.get('title', '')}.\n\n{record.get('text')}"
+    if not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
+            and isinstance(record.get('text'), str) and 'client' in record):
+      raise corpus.DataError(f'{path}, line {number}: must have `client`, a string `text` and a '
+                             f'list of strings `tags`. Received keys: {list(record)}.')
+    words = tuple(word for sentence in corpus.tokenize(text) for word in sentence)
+    questions.append(Question(str(record['client']), words, tuple(tags)))
+  if not questions:
+    raise corpus.DataError(f'{path}: no line has `tags`.')
+  return questions
+
+
+def examples(questions: Sequence[Question], vocabulary: Sequence[str],
+             tags: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
+  """One example per question.
+
+  Returns:
+    x: [n, words] float32, frequencies of the vocabulary's words in the question.
+    y: [n, tags] float32, 1 for the tags it has.
+  """
+  word_ids = {word: number for number, word in enumerate(vocabulary)}
+  tag_ids = {tag: number for number, tag in enumerate(tags)}
+  x = np.zeros([len(questions), len(vocabulary)], np.float32)
+  y = np.zeros([len(questions), len(tags)], np.float32)
+  for row, target, question in zip(x, y, questions):
+    for word in question.words:
+      if word in word_ids:
+        row[word_ids[word]] += 1 / len(question.words)
+    for tag in question.tags:
+      if tag in tag_ids:
+        target[tag_ids[tag]] = 1
+  return x, y
