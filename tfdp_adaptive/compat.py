@@ -122,6 +122,34 @@ def unconverted(function):
   return function
 
 
+def recurrent_dropout_mask(cell, like, rate, training):
+  """A mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
+  ones = tf.ones_like(like)
+  if KERAS_3:
+    return keras.random.dropout(ones, rate, seed=cell.seed_generator)
+  del training
+  return cell._random_generator.dropout(ones, rate)
+
+
+def recurrent_mask_getter(kind, masks, sequence):
+  """Name and body of the method by which recurrent layers get their masks.
+
+  Args:
+    kind: 'dropout' or 'recurrent_dropout'.
+    masks: [n, width] masks, one for all gates or one for each.
+    sequence: Whether they will multiply a sequence [n, T, width].
+  """
+  masks = [mask[:, tf.newaxis] if sequence else mask for mask in masks]
+  if KERAS_3:
+    return f'get_{kind}_mask', lambda *_, **__: masks[0] if len(masks) == 1 else masks
+
+  def getter(inputs, training, count=1):
+    del inputs, training
+    return masks[0] if count == 1 else (masks * count)[:count]
+
+  return f'get_{kind}_mask_for_cell', getter
+
+
 def privacy_module(name):
   """A module of tensorflow_privacy's `dp_query` package, or None where it is absent.
 

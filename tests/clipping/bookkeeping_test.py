@@ -139,3 +139,43 @@ def transformer():
 
 def test_attention():
   oracle.check(randomized(transformer()), ids(5, 3))
+
+
+RECURRENT = {
+    'lstm': lambda: layers.LSTM(4),
+    'lstm sequences': lambda: layers.LSTM(4, return_sequences=True),
+    'lstm backwards': lambda: layers.LSTM(4, go_backwards=True, return_sequences=True),
+    'lstm unlike': lambda: layers.LSTM(4, activation='relu', use_bias=False, implementation=1),
+    'lstm unrolled': lambda: layers.LSTM(3, unroll=True, recurrent_activation='tanh'),
+    'gru': lambda: layers.GRU(4),
+    'gru reset before': lambda: layers.GRU(4, reset_after=False, return_sequences=True),
+    'gru without bias': lambda: layers.GRU(3, use_bias=False),
+    'simple': lambda: layers.SimpleRNN(4, return_sequences=True),
+    'rnn': lambda: layers.RNN(layers.LSTMCell(4)),
+    'bidirectional': lambda: layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+    'bidirectional gru': lambda: layers.Bidirectional(layers.GRU(3), merge_mode='sum'),
+}
+
+
+@pytest.mark.parametrize('name', RECURRENT)
+def test_recurrent(name):
+  x = floats(5, 6, 3)
+  oracle.check(small(x, RECURRENT[name]()), x)
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.LSTM(4, return_sequences=True), lambda: layers.GRU(4, go_backwards=True),
+    lambda: layers.Bidirectional(layers.SimpleRNN(3, return_sequences=True))])
+def test_recurrent_with_a_mask(layer):
+  x = tf.constant([[1, 2, 0, 3], [0, 2, 2, 0], [0, 0, 0, 0], [3, 1, 0, 0]])
+  model = keras.Sequential([keras.Input((4,), dtype='int32'),
+                            layers.Embedding(5, 3, mask_zero=True), layer(), layers.Dense(2)])
+  oracle.check(randomized(model), x)
+
+
+def test_encoder_and_decoder():
+  sentence, start = keras.Input((5, 3)), keras.Input((2, 3))
+  _, *state = layers.LSTM(4, return_state=True)(sentence)
+  decoded = layers.LSTM(4, return_sequences=True)(start, initial_state=state)
+  model = keras.Model([sentence, start], [layers.Dense(2)(decoded), state[1]])
+  oracle.check(randomized(model), [floats(4, 5, 3), floats(4, 2, 3, seed=1)])

@@ -109,11 +109,11 @@ def probe(model, x):
     with tape:
       outputs = recorder.run(model, inputs)
     for record in recorder.records:
-      for tap in tf.nest.flatten(record.taps):
-        if tap.shape.rank is None or tap.shape[0] != _PROBE * record.call.times:
+      for output in tf.nest.flatten(record.call.outputs):
+        if output.shape.rank is None or output.shape[0] != _PROBE * record.call.times:
           raise registry.Unsupported(
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
-              f'Received: a result of shape {tap.shape} for a batch of {_PROBE}. Broadcast its '
+              f'Received: a result of shape {output.shape} for a batch of {_PROBE}. Broadcast its '
               "input to the batch first, or use engine='materialized'.")
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
@@ -183,7 +183,7 @@ class Recorder:
     self._owners.append(unit)
     self._listen()
     try:
-      outputs, taps, saved = unit.kind.tap(layer, function, self._tape.watch, args, kwargs)
+      outputs, taps, saved = unit.kind.tap(layer, function, self._tape, args, kwargs)
     finally:
       self._pause()
       self._owners.pop()

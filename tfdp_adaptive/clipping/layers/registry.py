@@ -42,9 +42,9 @@ class Kind(NamedTuple):
 
   Attributes:
     gradients: `(layer, call, errors) -> (variable, factor), ...`.
-    tap: `(layer, function, watch, args, kwargs) -> (outputs, taps, saved)`: runs the
+    tap: `(layer, function, tape, args, kwargs) -> (outputs, taps, saved)`: runs the
       layer's own `function(*args, **kwargs)`, and names the tensors whose
-      gradients it needs, after `watch(tensor)`. The result must be the function's.
+      gradients it needs, after `tape.watch(tensor)`. The result must be the function's.
     whole: Whether `gradients` covers all variables of the layers inside, too.
     why: `layer -> str`: why this instance must go through `generic`, or ''.
   """
@@ -58,22 +58,22 @@ class Kind(NamedTuple):
 _KINDS = {}
 
 
-def at_output(layer, function, watch, args, kwargs):
+def at_output(layer, function, tape, args, kwargs):
   """Tap: what the layer returns."""
   del layer
   outputs = function(*args, **kwargs)
-  tf.nest.map_structure(watch, outputs)
+  tf.nest.map_structure(tape.watch, outputs)
   return outputs, outputs, ()
 
 
-def at_activation(layer, function, watch, args, kwargs):
+def at_activation(layer, function, tape, args, kwargs):
   """Tap: what the layer hands to its `activation`."""
   taps, activation = [], layer.activation
   if activation is None:
-    return at_output(layer, function, watch, args, kwargs)
+    return at_output(layer, function, tape, args, kwargs)
 
   def tapped(x):
-    watch(x)
+    tape.watch(x)
     taps.append(x)
     return activation(x)
 

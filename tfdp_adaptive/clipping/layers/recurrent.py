@@ -1,0 +1,273 @@
+"""LSTM, GRU and SimpleRNN.
+
+The layer's own loop gives the result; a second one, with the products by the
+input kernel taken out of it, gives the derivatives: it is what the tape sees, and
+its tap is the sequence of pre-activations. The recurrent kernel's factors are the
+states before each step and the same errors.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping.layers import dense
+from tfdp_adaptive.clipping.layers import registry
+
+layers = compat.keras.layers
+
+
+class _Weights:
+  """A cell's variables in its compute dtype, and its dropout masks of this call."""
+
+  def __init__(self, cell, x, state, training):
+    cast = lambda v: tf.cast(tf.convert_to_tensor(v), x.dtype)
+    self.kernel, self.recurrent = cast(cell.kernel), cast(cell.recurrent_kernel)
+    self.bias = None if cell.bias is None else cast(cell.bias)
+    self.units = cell.units
+    self.gates = self.kernel.shape[1] // cell.units
+    self.inputs = self.states = None
+    if training:
+      self.inputs = _masks(cell, x[:, 0], cell.dropout, self.gates, training)
+      self.states = _masks(cell, state, cell.recurrent_dropout, self.gates, training)
+
+
+def _masks(cell, like, rate, gates, training):
+  """[n, width] dropout masks: one for all gates, or one for each; None without dropout."""
+  if not 0 < rate < 1:
+    return None
+  each = getattr(cell, 'implementation', 2) == 1 and gates > 1
+  return [compat.recurrent_dropout_mask(cell, like, rate, training)
+          for _ in range(gates if each else 1)]
+
+
+def _product(x, matrix, masks):
+  """`x @ matrix`, the columns of each gate with a mask of their own."""
+  if masks is None:
+    return tf.matmul(x, matrix)
+  if len(masks) == 1:
+    return tf.matmul(x * masks[0], matrix)
+  return tf.concat([tf.matmul(x * mask, part)
+                    for mask, part in zip(masks, tf.split(matrix, len(masks), 1))], -1)
+
+
+def _lstm(cell, weights, x, states):
+  h, c = states
+  i, f, g, o = tf.split(x + _product(h, weights.recurrent, weights.states), 4, -1)
+  gate = cell.recurrent_activation
+  c = gate(f) * c + gate(i) * cell.activation(g)
+  h = gate(o) * cell.activation(c)
+  return (h, c), ()
+
+
+def _gru(cell, weights, x, states):
+  h, = states
+  gate, units = cell.recurrent_activation, weights.units
+  x_z, x_r, x_h = tf.split(x, 3, -1)
+  if cell.reset_after:
+    inner = _product(h, weights.recurrent, weights.states)
+    if weights.bias is not None:
+      inner += weights.bias[1]
+    h_z, h_r, h_h = tf.split(inner, 3, -1)
+    z, r = gate(x_z + h_z), gate(x_r + h_r)
+    h_h = r * h_h
+  else:
+    masks = weights.states
+    first = masks[:2] if masks and len(masks) > 1 else masks
+    h_z, h_r = tf.split(_product(h, weights.recurrent[:, :2 * units], first), 2, -1)
+    z, r = gate(x_z + h_z), gate(x_r + h_r)
+    h_h = tf.matmul(r * (h * masks[-1] if masks else h), weights.recurrent[:, 2 * units:])
+  h = z * h + (1 - z) * cell.activation(x_h + h_h)
+  return (h,), (r,)
+
+
+def _simple(cell, weights, x, states):
+  h, = states
+  z = x + _product(h, weights.recurrent, weights.states)
+  return (z if cell.activation is None else cell.activation(z),), ()
+
+
+_STEPS = {layers.LSTMCell: _lstm, layers.GRUCell: _gru, layers.SimpleRNNCell: _simple}
+
+
+def _scan(step, x, states, mask):
+  """Runs `step` along the first axis of x [T, n, p].
+
+  Returns:
+    Outputs [T, n, units] as Keras masks them, states [T, n, units] of the first
+    kind after each step, what else the step tells, and the last states.
+  """
+  length = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
+  array = lambda t: tf.TensorArray(t.dtype, length, element_shape=t.shape)
+  x_array = array(x[0]).unstack(x)
+  mask_array = None if mask is None else array(mask[0]).unstack(mask)
+  output = tf.zeros_like(states[0])
+  told = step(x[0], states)[1]
+  arrays = tuple(array(t) for t in (output, states[0]) + tuple(told))
+
+  def body(t, states, output, arrays):
+    new, told = step(x_array.read(t), states)
+    if mask_array is None:
+      output = new[0]
+    else:
+      keep = mask_array.read(t)
+      output = tf.where(keep, new[0], output)
+      new = tuple(tf.where(keep, a, b) for a, b in zip(new, states))
+    values = (output, new[0]) + tuple(told)
+    return t + 1, new, output, tuple(a.write(t, v) for a, v in zip(arrays, values))
+
+  _, states, _, arrays = tf.while_loop(
+      lambda t, *_: t < length, body, (tf.constant(0), tuple(states), output, arrays),
+      maximum_iterations=length)
+  outputs, after, *told = [a.stack() for a in arrays]
+  return outputs, after, told, states
+
+
+def _arguments(args, kwargs):
+  """`(x, mask, training, initial state or None)` of a call."""
+  inputs = args[0] if args else kwargs.get('sequences', kwargs.get('inputs'))
+  names = ('mask', 'training', 'initial_state')
+  if compat.KERAS_3:
+    names = ('initial_state', 'mask', 'training')
+  given = dict(zip(names, args[1:]), **{k: v for k, v in kwargs.items() if k in names})
+  state, mask = given.get('initial_state'), given.get('mask')
+  if isinstance(inputs, (list, tuple)):
+    inputs, state = inputs[0], list(inputs[1:]) or state
+  if isinstance(mask, (list, tuple)):
+    mask = mask[0]
+  if state is not None and not isinstance(state, (list, tuple)):
+    state = [state]
+  return inputs, mask, given.get('training'), state
+
+
+def tap(layer, function, tape, args, kwargs):
+  """Runs the layer unseen and its twin, whose derivatives stand for the layer's."""
+  cell = layer.cell
+  x, mask, training, states = _arguments(args, kwargs)
+  if tf.is_tensor(training):
+    raise registry.Unsupported(f'`training` of layer {layer.name!r} must be a Python bool. '
+                               f'Received: training={training}.')
+  x = tf.cast(x, layer.compute_dtype)
+  if states is None:
+    sizes = tf.nest.flatten(cell.state_size)
+    states = [tf.zeros([tf.shape(x)[0], size], x.dtype) for size in sizes]
+    for state in states:
+      state.set_shape([x.shape[0], None])
+  weights = _Weights(cell, x, states[0], training)
+  unseen = tf.nest.map_structure(
+      lambda t: tf.stop_gradient(t) if tf.is_tensor(t) and t.dtype.is_floating else t,
+      (args, kwargs))
+  with _with_masks(layer, weights):
+    outputs = function(*unseen[0], **unseen[1])
+
+  flow = tf.transpose(x, [1, 0, 2])
+  if mask is not None:
+    mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
+  if layer.go_backwards:
+    flow, mask = tf.reverse(flow, [0]), None if mask is None else tf.reverse(mask, [0])
+  before = _product(flow, weights.kernel, weights.inputs)
+  if weights.bias is not None:
+    before += weights.bias[0] if weights.bias.shape.rank == 2 else weights.bias
+  tape.watch(before)
+  step = lambda x, s: _STEPS[type(cell)](cell, weights, x, s)
+  twin, after, told, last = _scan(step, before, tuple(tf.cast(s, x.dtype) for s in states), mask)
+  final = twin[-1]
+  if mask is not None and getattr(layer, 'zero_output_for_mask', False):
+    twin = tf.where(mask, twin, tf.zeros_like(twin))
+    final = twin[-1]
+  twins = [tf.transpose(twin, [1, 0, 2]) if layer.return_sequences else final]
+  if layer.return_state:
+    twins += list(last)
+  flat = [_graft(own, twin) for own, twin in zip(tf.nest.flatten(outputs), twins)]
+  previous = tf.concat([tf.cast(states[0], x.dtype)[tf.newaxis], after[:-1]], 0)
+  return tf.nest.pack_sequence_as(outputs, flat), before, (flow, previous, told, weights)
+
+
+@tf.custom_gradient
+def _graft(value, twin):
+  """`value`, differentiated as `twin`."""
+  return tf.identity(value), lambda e: (None, tf.cast(e, twin.dtype))
+
+
+@contextlib.contextmanager
+def _with_masks(layer, weights):
+  """Makes the layer drop what its twin drops."""
+  changed = []
+
+  def replace(owner, name, function):
+    changed.append((owner, name, vars(owner).get(name)))
+    vars(owner)[name] = function
+
+  for owner in (layer, layer.cell):
+    for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states)):
+      if masks is not None:
+        replace(owner, *compat.recurrent_mask_getter(name, masks, owner is layer))
+  try:
+    yield
+  finally:
+    for owner, name, value in reversed(changed):
+      if value is None:
+        del vars(owner)[name]
+      else:
+        vars(owner)[name] = value
+
+
+def _why(layer):
+  cell = layer.cell
+  if type(cell) not in _STEPS:
+    return 'an unknown cell'
+  if layer.stateful or getattr(layer, 'time_major', False):
+    return 'stateful or time-major'
+  return ''
+
+
+@registry.register(layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN,
+                   tap=tap, whole=True, why=_why)
+def recurrent(layer, call, errors):
+  flow, previous, told, weights = call.saved
+  wide = lambda t: tf.transpose(tf.cast(t, dense.wide(t.dtype)), [1, 0, 2])
+  errors, cell = wide(errors), layer.cell
+  yield cell.kernel, _outer(wide(flow), errors, weights.inputs, cell.kernel)
+  inner, states = errors, wide(previous)
+  if told and cell.reset_after:
+    # The reset gate lies between the product and the error.
+    z, r, h = tf.split(errors, 3, -1)
+    inner = tf.concat([z, r, h * wide(told[0])], -1)
+  if told and not cell.reset_after:
+    yield cell.recurrent_kernel, _reset_before(
+        states, wide(told[0]), errors, weights.states, cell.recurrent_kernel)
+  else:
+    yield cell.recurrent_kernel, _outer(states, inner, weights.states, cell.recurrent_kernel)
+  if cell.bias is not None:
+    bias = tf.reduce_sum(errors, 1)
+    if cell.bias.shape[0] == 2 and len(cell.bias.shape) == 2:
+      bias = tf.stack([bias, tf.reduce_sum(inner, 1)], 1)
+    yield cell.bias, factors.explicit(bias)
+
+
+def _outer(inputs, errors, masks, variable):
+  """The factor of a product whose inputs were masked, for each gate or for all."""
+  masks = [tf.cast(mask, inputs.dtype)[:, tf.newaxis] for mask in masks or []]
+  if len(masks) <= 1:
+    inputs = inputs * masks[0] if masks else inputs
+    return factors.Outer(inputs, errors, tuple(variable.shape))
+  return _by_gate([inputs * mask for mask in masks], errors, variable)
+
+
+def _reset_before(states, reset, errors, masks, variable):
+  """GRU with `reset_after=False`: the candidate's product takes `reset * state`."""
+  inputs = [states, states, reset * states]
+  if masks:
+    masks = [tf.cast(mask, states.dtype)[:, tf.newaxis] for mask in masks]
+    masks = masks * 3 if len(masks) == 1 else masks
+    inputs = [x * mask for x, mask in zip(inputs, masks)]
+  return _by_gate(inputs, errors, variable)
+
+
+def _by_gate(inputs, errors, variable):
+  """The factor of one product per gate, as steps that reach that gate alone."""
+  parts = tf.split(errors, len(inputs), -1)
+  errors = [tf.concat([part if i == j else tf.zeros_like(part) for j, part in enumerate(parts)], -1)
+            for i in range(len(inputs))]
+  return factors.Outer(tf.concat(inputs, 1), tf.concat(errors, 1), tuple(variable.shape))
