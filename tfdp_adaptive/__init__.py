@@ -26,7 +26,7 @@ _EXPORTS = {
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'named_optimizers'),
 }
-_SUBPACKAGES = ('federated', 'mechanisms', 'privacy', 'rules')
+_SUBPACKAGES = ('diagnostics', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
 __all__ = sorted({*_EXPORTS, *_SUBPACKAGES} - {'federated'})
 

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import diagnostics
 from tfdp_adaptive import optimizers
 from tfdp_adaptive import validation
 from tfdp_adaptive.clipping import base as clipping
@@ -80,7 +81,7 @@ class DPModel:
       engine = engines.choose(optimizer.engine, self, asks, x)
       run = chunks.chunked(engine, optimizer.accumulation_steps)
       clipped = run(self, example_loss, batch, asks, queries, clips)
-      result.append(clipped)
+      result.append((clipped, clips))
       return clipped.sums
 
     gradients = ()
@@ -89,12 +90,16 @@ class DPModel:
           optimizer.rule.public, self, example_loss, *optimizer.public_batch())
     optimizer.private_step(collect, self.trainable_variables, gradients,
                            self._regularization_gradients())
-    clipped, = result
+    (clipped, clips), = result
     outputs, losses = base.map_tree(
         lambda t: _blank(t, batch.mask), (clipped.outputs, clipped.losses))
     keep = tf.cast(batch.mask, tf.float32)
     compat.loss_tracker(self, outputs).update_state(losses, sample_weight=keep)
-    return self.compute_metrics(x, y, outputs, keep) or {}
+    logs = dict(self.compute_metrics(x, y, outputs, keep) or {})
+    if optimizer.diagnostics:
+      logs.update(diagnostics.of_step(
+          clipped, clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
+    return logs
 
   def _regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""

@@ -65,6 +65,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       private data is not.
     average_iterates: Also keep the mean of all iterates; `finalize_variable_values`
       puts it into the model.
+    diagnostics: Also report numbers that are NOT private, see `tfdp.diagnostics`.
     seed: Fixed noise, for tests: it protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
     **kwargs: `name`, `weight_decay`, `use_ema`, `ema_momentum`,
@@ -77,7 +78,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               engine='auto', public_data=None, average_iterates=False, seed=None, allow_non_private=False, name=None, **kwargs):
+               engine='auto', public_data=None, average_iterates=False, diagnostics=False,
+               seed=None, allow_non_private=False, name=None, **kwargs):
     arguments.refuse(kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     if not isinstance(rule, base.Rule):
@@ -103,6 +105,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
                            privatizer=None, state=None, average=None, public_data=None)
     self.average_iterates = average_iterates
+    self.diagnostics = diagnostics
     self.public_data = public_data
     self.accumulation_steps = int(accumulation_steps)
     self.engine = engine
@@ -232,6 +235,11 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
   def _write(self, state):
     base.map_tree(lambda variable, value: variable.assign(value), self._hidden.state, state)
+
+  @property
+  def rule_state(self):
+    """State of the rule, after the last step; public, being made of releases."""
+    return base.map_tree(tf.convert_to_tensor, self._hidden.state[0])
 
   @property
   def steps_done(self):

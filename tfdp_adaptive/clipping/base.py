@@ -40,6 +40,7 @@ class Clipped(NamedTuple):
   sums: Tuple[base.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
   outputs: Any  # Nest of predictions for the whole batch, for metrics.
   losses: tf.Tensor  # [n] loss of every example, before masking.
+  norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
 
 
 def norm_and_peak(tree):
@@ -93,13 +94,10 @@ def project_record(ask, query, clip_norm, gradient):
   Returns:
     `base.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
-  scaled = gradient
-  if not _absent(query.scale):
-    scaled = base.map_tree(tf.multiply, query.scale, gradient)
   if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
   elif ask.projection == 'rescale':
-    total = clip(scaled, clip_norm)
+    total = clip(_scaled(query, gradient), clip_norm)
   else:
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
                      f'Received: projection={ask.projection!r}.')
@@ -107,6 +105,16 @@ def project_record(ask, query, clip_norm, gradient):
   if ask.second is not None and ask.second.per_record_square:
     square = base.map_tree(tf.square, total)
   return base.Sums(total, square)
+
+
+def scaled_norm(query, gradient):
+  """[] norm of a record in the geometry of a query; not finite for records that are not."""
+  ratio, peak = norm_and_peak(_scaled(query, gradient))
+  return ratio * peak
+
+
+def _scaled(query, gradient):
+  return gradient if _absent(query.scale) else base.map_tree(tf.multiply, query.scale, gradient)
 
 
 def euclidean(scale, clip_norm, gradient):

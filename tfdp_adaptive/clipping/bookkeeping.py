@@ -87,7 +87,7 @@ def engine(model, loss, batch, asks, queries, clips):
   finite = tf.reduce_any(tf.math.is_finite(tf.stack(norms)), 0)
   found = _zeroed(found, finite)
   sums = _sums(variables, found, asks, scales, weights)
-  return clipping.Clipped(sums, outputs, losses)
+  return clipping.Clipped(sums, outputs, losses, tuple(norms))
 
 
 def _terms(records, batched, errors):

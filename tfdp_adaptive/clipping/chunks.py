@@ -26,20 +26,22 @@ def chunked(engine, count):
       return engine(model, loss, part, asks, queries, clips)
 
     first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
-    flat = [first.losses] + tf.nest.flatten(first.outputs)
+    per_example = lambda clipped: (clipped.losses, clipped.norms, clipped.outputs)
+    flat = tf.nest.flatten(per_example(first))
     arrays = [tf.TensorArray(t.dtype, count, element_shape=t.shape).write(0, t) for t in flat]
 
     def body(index, sums, arrays):
       clipped = chunk(index)
-      values = [clipped.losses] + tf.nest.flatten(clipped.outputs)
+      values = tf.nest.flatten(per_example(clipped))
       return (index + 1, clipping.add_sums(sums, clipped.sums),
               [array.write(index, value) for array, value in zip(arrays, values)])
 
     _, sums, arrays = tf.while_loop(
         lambda index, *_: index < count, body, (tf.constant(1), first.sums, arrays),
         parallel_iterations=1, maximum_iterations=count - 1)
-    losses, *outputs = [array.concat()[:size] for array in arrays]
-    return clipping.Clipped(sums, tf.nest.pack_sequence_as(first.outputs, outputs), losses)
+    losses, norms, outputs = tf.nest.pack_sequence_as(
+        per_example(first), [array.concat()[:size] for array in arrays])
+    return clipping.Clipped(sums, outputs, losses, norms)
 
   return run
 

@@ -50,12 +50,13 @@ def _engine(map_examples, model, loss, batch, asks, queries, clips):
         base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
                       clipping.project_record(ask, query, clip, gradient))
         for ask, query, clip in zip(asks, queries, clips))
-    return sums, base.map_tree(lambda t: t[0], outputs), value[0]
+    norms = tuple(clipping.scaled_norm(query, gradient) for query in queries)
+    return sums, base.map_tree(lambda t: t[0], outputs), value[0], norms
 
-  sums, outputs, losses = map_examples(
+  sums, outputs, losses, norms = map_examples(
       example, (batch.x, batch.y, batch.sample_weight, batch.mask))
   return clipping.Clipped(
-      base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses)
+      base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
 def _gradient(model, loss, x, y, sample_weight):
