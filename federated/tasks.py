@@ -1,0 +1,167 @@
+"""Users, a model and held-out users: next words, and tags of questions.
+
+A task knows nothing of privacy but one thing: whether its vocabulary was given,
+or chosen privately from the users' own words.
+"""
+
+import collections
+from typing import Any, Callable, NamedTuple, Tuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tfdp_adaptive.data import corpus
+from tfdp_adaptive.data import next_word as next_word_lib
+from tfdp_adaptive.data import tag_prediction as tags_lib
+from tfdp_adaptive.federated import users as users_lib
+
+
+class Task(NamedTuple):
+  """Attributes:
+
+    users: Training data; what `simulate` takes.
+    held_out: `tf.data.Dataset` of batches of other users.
+    model_fn: What `build_private_fed_avg` takes.
+    items: Sizes: ids of words, or words and tags.
+  """
+
+  users: Any
+  held_out: tf.data.Dataset
+  model_fn: Callable
+  items: Tuple[int, ...]
+
+
+def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples=64, epochs=1):
+  """Next-word prediction.
+
+  Args:
+    sentences: Iterable of `corpus.Sentence` that know their client.
+    vocabulary: Words; PUBLIC, or from `private_vocabulary`.
+    build_model: `number of word ids -> Keras model` from [n, length, context]
+      word ids to [n, length, number of ids] logits.
+    batch_size: Sentences per local step.
+    max_examples: Sentences of one user that a round uses at most.
+    epochs: Local epochs.
+  """
+  parts = corpus.split(list(sentences))
+  num_ids = next_word_lib.FIRST_WORD + len(vocabulary)
+  shape = lambda part: collections.OrderedDict(
+      zip('xy', next_word_lib.examples(part, vocabulary)))
+  users = users_lib.Users(
+      {client: shape(mine) for client, mine in corpus.by_client(parts.train).items()},
+      batch_size=batch_size, max_examples=max_examples, epochs=epochs)
+
+  def model_fn():
+    return tff.learning.models.from_keras_model(
+        build_model(num_ids), loss=_WordLoss(), input_spec=users.element_type_structure,
+        metrics=[_WordAccuracy(), _WordCrossEntropy()])
+
+  held_out = tf.data.Dataset.from_tensor_slices(shape(parts.test)).batch(256)
+  return Task(users, held_out, model_fn, (num_ids,))
+
+
+def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, epochs=1):
+  """Tags of questions by logistic regression on bags of words (Li et al., ICLR 2023).
+
+  Args:
+    questions: `tag_prediction.Question`s.
+    words: Vocabulary; PUBLIC, or from `private_vocabulary`.
+    tags: The tags to predict; PUBLIC.
+    batch_size: Questions per local step.
+    max_examples: Questions of one user that a round uses at most.
+    epochs: Local epochs.
+  """
+  by_user = {}
+  for question in questions:
+    by_user.setdefault(question.client, []).append(question)
+  parts = {client: _part(client) for client in by_user}
+  shape = lambda mine: collections.OrderedDict(zip('xy', tags_lib.examples(mine, words, tags)))
+  users = users_lib.Users(
+      {client: shape(mine) for client, mine in by_user.items() if parts[client] == 'train'},
+      batch_size=batch_size, max_examples=max_examples, epochs=epochs)
+  held_out = [q for client, mine in by_user.items() if parts[client] == 'test' for q in mine]
+
+  def model_fn():
+    model = tf.keras.Sequential([
+        tf.keras.layers.InputLayer((len(words),)),
+        tf.keras.layers.Dense(len(tags), kernel_initializer='zeros')])
+    return tff.learning.models.from_keras_model(
+        model, loss=_TagLoss(), input_spec=users.element_type_structure,
+        metrics=[tf.keras.metrics.Recall(top_k=5, name='recall_at_5'),
+                 tf.keras.metrics.Precision(top_k=1, name='precision_at_1')])
+
+  return Task(users, tf.data.Dataset.from_tensor_slices(shape(held_out)).batch(256), model_fn,
+              (len(words), len(tags)))
+
+
+def from_baseline(task, held_out_clients=100):
+  """A `Task` of one of TFF's own, such as those in `tff.simulation.baselines.stackoverflow`.
+
+  Its vocabulary is made of counts over the training users: taken to be public.
+
+  Args:
+    task: A `tff.simulation.baselines.BaselineTask`. `create_word_prediction_task`
+      and `create_tag_prediction_task` download their data.
+    held_out_clients: Number of test users, the first ones, to evaluate on.
+  """
+  datasets = task.datasets
+  users = datasets.train_data.preprocess(datasets.train_preprocess_fn)
+  test = datasets.test_data.preprocess(datasets.eval_preprocess_fn)
+  held_out = None
+  for client in test.client_ids[:held_out_clients]:
+    dataset = test.create_tf_dataset_for_client(client)
+    held_out = dataset if held_out is None else held_out.concatenate(dataset)
+  return Task(users, held_out, task.model_fn, ())
+
+
+def _part(client):
+  """The part of a user, by the same fixed hash as of sentences."""
+  parts = corpus.split([corpus.Sentence(client, ())])
+  return next(name for name, sentences in parts._asdict().items() if sentences)
+
+
+class _WordLoss(tf.keras.losses.Loss):
+  """Mean cross-entropy over the words of a sentence, then over sentences."""
+
+  def call(self, y_true, y_pred):
+    losses, words = _word_losses(y_true, y_pred)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses, -1), tf.reduce_sum(words, -1))
+
+
+class _TagLoss(tf.keras.losses.Loss):
+  """Sum over the tags of the binary cross-entropy."""
+
+  def call(self, y_true, y_pred):
+    return tf.reduce_sum(
+        tf.nn.sigmoid_cross_entropy_with_logits(labels=y_true, logits=y_pred), -1)
+
+
+class _WordAccuracy(tf.keras.metrics.Mean):
+  """Share of the words that are predicted."""
+
+  def __init__(self, name='accuracy', **kwargs):
+    super().__init__(name=name, **kwargs)
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    del sample_weight
+    right = tf.equal(tf.argmax(y_pred, -1, y_true.dtype), y_true)
+    return super().update_state(tf.cast(right, y_pred.dtype), _word_losses(y_true, y_pred)[1])
+
+
+class _WordCrossEntropy(tf.keras.metrics.Mean):
+  """Mean cross-entropy per word."""
+
+  def __init__(self, name='word_loss', **kwargs):
+    super().__init__(name=name, **kwargs)
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    del sample_weight
+    return super().update_state(*_word_losses(y_true, y_pred))
+
+
+def _word_losses(y_true, y_pred):
+  """Cross-entropies and which of them count, both [n, length]; padding does not."""
+  words = tf.cast(tf.not_equal(y_true, next_word_lib.PADDING), y_pred.dtype)
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      labels=tf.cast(y_true, tf.int32), logits=y_pred)
+  return losses * words, words

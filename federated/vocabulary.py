@@ -1,0 +1,106 @@
+"""A vocabulary chosen privately from the users' own words.
+
+Differentially private set union with Gaussian weights (Gopi et al., ICML 2020,
+arXiv:2002.09745): a user with k words adds 1/sqrt(k) to the count of each, a
+vector of norm one; Gaussian noise is added to the count of every word that
+occurs at all, and the words above a threshold are released. The threshold is so
+high that words that one user alone has stay below it but for a probability
+delta, which adds to that of the training.
+"""
+
+import collections
+import math
+from typing import Mapping, NamedTuple, Sequence, Tuple
+
+import dp_accounting
+import numpy as np
+from scipy import special
+
+from tfdp_adaptive.privacy import accounting
+
+
+class PrivateVocabulary(NamedTuple):
+  """Attributes:
+
+    words: Most frequent first; as private as `epsilon` says.
+    noise_multiplier: Of the counts, whose sensitivity is one.
+    delta: Probability that a word of one user alone is released.
+  """
+
+  words: Tuple[str, ...]
+  noise_multiplier: float
+  delta: float
+
+  def epsilon(self, plan, steps=None, rule=None):
+    """Of the vocabulary and the first `steps` rounds of a plan together, at its target delta."""
+    if not 0 < self.delta < plan.target_delta:
+      raise ValueError('`delta` of the vocabulary must be below the target delta of the plan, '
+                       f'{plan.target_delta:g}. Received: delta={self.delta:g}.')
+    if plan.unit != 'user' or plan.adjacency == 'replace':
+      raise ValueError('A private vocabulary is accounted for users under add_remove or zero_out. '
+                       f'Received: unit={plan.unit!r}, adjacency={plan.adjacency!r}.')
+    if rule is not None and not plan.check_rule(rule):
+      return math.inf
+    event = dp_accounting.ComposedDpEvent(
+        (dp_accounting.GaussianDpEvent(self.noise_multiplier), plan.event(steps)))
+    return accounting.epsilon(
+        event, plan.target_delta - self.delta, neighbors=accounting.relation(plan))
+
+  def fact(self, plan, steps=None, rule=None):
+    """A sentence for the statement."""
+    return (f'Vocabulary: {len(self.words)} words, chosen from the same users\' words with noise '
+            f'multiplier {self.noise_multiplier:g} and delta {self.delta:g}. Together with the '
+            f'training this is ({self.epsilon(plan, steps, rule):.4g}, {plan.target_delta:g})-'
+            'differential privacy, and not the figure above.')
+
+
+PUBLIC_FACT = 'Vocabulary: given, and taken to be public; the guarantee does not cover its choice.'
+
+
+def private_vocabulary(words_of_users: Mapping[str, Sequence[str]], size, *, noise_multiplier,
+                       delta, words_per_user=100, seed=None):
+  """Chooses the words of a model without betraying any user's.
+
+  Args:
+    words_of_users: {user: all words of that user, with repetitions}.
+    size: Most words to keep.
+    noise_multiplier: Noise standard deviation of the counts.
+    delta: Probability that words of one user alone come out; adds to the plan's.
+    words_per_user: How many different words a user may vote for, the most
+      frequent of its own.
+    seed: For tests only.
+
+  Returns:
+    A `PrivateVocabulary`, perhaps of fewer words.
+  """
+  for name, value in dict(noise_multiplier=noise_multiplier, size=size,
+                          words_per_user=words_per_user).items():
+    if not value > 0:
+      raise ValueError(f'`{name}` must be positive. Received: {name}={value}.')
+  if not 0 < delta < 1:
+    raise ValueError(f'`delta` must be in (0, 1). Received: delta={delta}.')
+  counts = collections.defaultdict(float)
+  for words in words_of_users.values():
+    for word, weight in _votes(words, words_per_user):
+      counts[word] += weight
+  names = sorted(counts)  # In an order that says nothing about who came first.
+  rng = np.random.default_rng(seed)
+  noised = (np.array([counts[name] for name in names])
+            + noise_multiplier * rng.standard_normal(len(names)))
+  least = threshold(noise_multiplier, delta, words_per_user)
+  order = [i for i in np.argsort(-noised, kind='stable')[:size] if noised[i] > least]
+  return PrivateVocabulary(tuple(names[i] for i in order), float(noise_multiplier), float(delta))
+
+
+def threshold(noise_multiplier, delta, words_per_user):
+  """max over t <= words_per_user of `1/sqrt(t) + sigma Phi^-1((1 - delta)^(1/t))`."""
+  t = np.arange(1.0, words_per_user + 1)
+  # Phi^-1(1 - p) = -Phi^-1(p), with p = 1 - (1 - delta)^(1/t) computed without loss.
+  tail = -np.expm1(np.log1p(-delta) / t)
+  return float(np.max(1 / np.sqrt(t) - noise_multiplier * special.ndtri(tail)))
+
+
+def _votes(words, words_per_user):
+  ranked = sorted(collections.Counter(words).items(), key=lambda item: (-item[1], item[0]))
+  chosen = [word for word, _ in ranked[:words_per_user]]
+  return [(word, 1 / math.sqrt(len(chosen))) for word in chosen]
