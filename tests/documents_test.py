@@ -36,7 +36,7 @@ def test_readme_examples_run(capsys):
 def test_readme_names_what_exists():
   text = (ROOT / 'README.md').read_text(encoding='utf-8')
   targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(encoding='utf-8'), re.M))
-  for target in re.findall(r'make ([a-z-]+)', text):
+  for target in re.findall(r'(?:^|`)make ([a-z-]+)', text, re.M):
     assert target in targets, f'README.md names make {target}, which does not exist.'
   for path in re.findall(r'\]\(([\w./-]+)\)', text):
     assert (ROOT / path).exists(), f'README.md links to {path}, which does not exist.'

@@ -90,6 +90,6 @@ def test_without_tensorflow_federated_it_says_what_to_install(folder, capsys, mo
   find_spec = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name, package=None: (
       None if name == 'tensorflow_federated' else find_spec(name, package)))
-  monkeypatch.delattr(tfdp, 'federated', raising=False)
+  monkeypatch.delitem(vars(tfdp), 'federated', raising=False)
   assert main.main(arguments('federated', folder)) == 2
   assert 'needs tensorflow_federated' in capsys.readouterr().err
