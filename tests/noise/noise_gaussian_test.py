@@ -86,8 +86,14 @@ def test_flat_vectors_become_the_tree():
 
 def test_types_have_streams_of_their_own():
   flat = gaussian.flat_specs([tf.TensorSpec([1000]), tf.TensorSpec([1000], tf.float64)])
-  single, double = gaussian.vectors(keys.from_seed(2), flat)
-  assert stats.pearsonr(single.numpy(), double.numpy()).pvalue > 1e-3
+  radius = lambda vector: np.hypot(*np.split(vector.numpy().astype(np.float64), 2))
+  single, double = map(radius, gaussian.vectors(keys.from_seed(2), flat))
+  shared = radius(gaussian.vectors(keys.from_seed(2), flat[:1])[0])
+  doubled = radius(gaussian.vectors(keys.from_seed(2), flat[1:])[0])
+  # Of one key, float64 would read in pairs the words that float32 reads one by one.
+  np.testing.assert_allclose(doubled[:250], shared[1::2], atol=1e-3)
+  for words in (single[1::2], single[::2], single[:250], single[250:]):
+    assert stats.pearsonr(words, double[:250]).pvalue > 1e-3
 
 
 def test_noise_of_half_precision_parameters_is_float32():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_adaptive import noise
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import noise
 from tfdp_adaptive.noise import keys
 
 
@@ -51,6 +51,11 @@ def test_graph_keys_fail_closed_without_the_kernels_uuids(monkeypatch):
   with pytest.raises(RuntimeError, match='Cannot draw a key inside a graph'):
     tf.function(keys.from_system)()
   assert unique([keys.from_system(), keys.from_system()])
+
+
+def test_xla_has_no_keys_rather_than_constant_ones():
+  with pytest.raises(tf.errors.OpError):
+    tf.function(keys.from_system, jit_compile=True)()
 
 
 def test_init_draws_a_fresh_key_unless_a_seed_is_given():
