@@ -1,0 +1,66 @@
+"""A wheel holds every module, `federated` in its place, and starts `tfdp`."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import build_deps_test
+import pytest
+
+ROOT = build_deps_test.ROOT
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+  """A wheel of a copy of the sources, so that no stale build folder gets in."""
+  source = tmp_path_factory.mktemp('source')
+  for name in ('setup.py', 'README.md', 'LICENSE'):
+    shutil.copy(ROOT / name, source)
+  for name in build_deps_test.PACKAGES:
+    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
+  subprocess.run(
+      [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation',
+       '--wheel-dir', source / 'dist', source], check=True, stdin=subprocess.DEVNULL)
+  (path,) = (source / 'dist').glob('*.whl')
+  return path
+
+
+def test_wheel_holds_every_module_and_the_licence(wheel):
+  names = set(zipfile.ZipFile(wheel).namelist())
+  expected = {
+      (f'tfdp_adaptive/{path.as_posix()}' if path.parts[0] == 'federated' else path.as_posix())
+      for path in build_deps_test.modules().values()}
+  assert expected == {name for name in names if name.endswith('.py')}
+  assert any(name.endswith('/LICENSE') for name in names)
+
+
+def test_wheel_starts_the_command_and_names_what_it_needs(wheel):
+  archive = zipfile.ZipFile(wheel)
+  texts = {name.rsplit('/', 1)[1]: archive.read(name).decode() for name in archive.namelist()
+           if '.dist-info/' in name}
+  assert 'tfdp = tfdp_adaptive.cli.main:main' in texts['entry_points.txt']
+  needed = re.findall(r'^Requires-Dist: ([\w-]+)[^;\n]*$', texts['METADATA'], re.M)
+  assert set(needed) >= {'tensorflow', 'keras', 'dp-accounting', 'numpy', 'scipy', 'tqdm'}
+  assert set(re.findall(r'^Provides-Extra: (\w+)', texts['METADATA'], re.M)) == {
+      'federated', 'plots', 'dev'}
+
+
+def test_wheel_runs_from_where_it_is_unpacked(wheel, tmp_path):
+  zipfile.ZipFile(wheel).extractall(tmp_path)
+  code = ('import sys; sys.path.insert(0, sys.argv[1]); from tfdp_adaptive.cli import main; '
+          'sys.exit(main.main(["--help"]))')
+  done = subprocess.run([sys.executable, '-I', '-c', code, tmp_path], cwd=tmp_path, check=True,
+                        stdin=subprocess.DEVNULL, capture_output=True, text=True)
+  assert done.stdout.startswith('usage: tfdp')
+
+
+def test_pinned_lists_name_versions_and_no_addresses():
+  for stack in ('federated', 'current'):
+    lines = (ROOT / 'requirements' / f'{stack}.lock').read_text(encoding='utf-8').splitlines()
+    pins = [line for line in lines if not line.startswith('#')]
+    assert len(pins) > 50
+    for line in pins:
+      assert re.fullmatch(r'[\w.-]+==[\w.+!]+( ; .*)?', line), line
+      assert '://' not in line
