@@ -46,9 +46,42 @@ def is_built(optimizer):
   return bool(optimizer.built) if KERAS_3 else getattr(optimizer, '_built', False)
 
 
+def replicated_variable(value, name):
+  """A variable that is the same on all replicas, which all assign the same value."""
+  return tf.Variable(value, trainable=False, name=name,
+                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def add_optimizer_variable(optimizer, value, name='private_state'):
+  """A variable that is saved with the optimizer, from a NumPy value."""
+  if KERAS_3:
+    return optimizer.add_variable(
+        shape=value.shape, dtype=value.dtype.name, name=name, aggregation='only_first_replica',
+        initializer=lambda shape, dtype=None, **_: tf.constant(value))
+  variable = replicated_variable(value, name)
+  optimizer._variables.append(variable)
+  return variable
+
+
+def has_replicas():
+  return tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def sum_over_replicas(tree):
+  """The sum over all replicas, on each of them."""
+  context = tf.distribute.get_replica_context()
+  if not has_replicas() or context is None:
+    return tree
+  flat = tf.nest.flatten(tree)
+  return tf.nest.pack_sequence_as(tree, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+
+
 def apply_direction(optimizer, grads_and_vars):
   """Base class update (learning rate, weight decay, EMA); gradients are already global."""
   kwargs = {} if KERAS_3 else {'skip_gradients_aggregation': True}
+  if KERAS_3 and has_replicas():  # It sums over replicas, whatever it is given.
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    grads_and_vars = [(g / replicas, v) for g, v in grads_and_vars]
   keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 

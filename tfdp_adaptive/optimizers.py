@@ -216,7 +216,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       # copied optimizer then continues with fresh noise, and never repeats any.
       fresh = self._hidden.private['seed'] is None
       self._hidden.state = base.map_tree(
-          lambda t: (tf.Variable(t, trainable=False, name='noise_key') if fresh and t is key
+          lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
       self._hidden.privatizer = privatizer
       if self.average_iterates:
@@ -225,10 +225,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       self._built = True
 
   def _add_state(self, value):
-    value = value.numpy()
-    return self.add_variable(
-        shape=value.shape, dtype=value.dtype.name, name='private_state',
-        initializer=lambda shape, dtype=None, **_: tf.constant(value))
+    return compat.add_optimizer_variable(self, value.numpy())
 
   def _read(self):
     return base.map_tree(tf.convert_to_tensor, self._hidden.state)
@@ -252,8 +249,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     """One step: the only way data reaches the parameters.
 
     Args:
-      collect: `(asks, queries, clips) -> (Sums, ...)`, an engine's sums over the
-        whole logical batch (all chunks, all replicas).
+      collect: `(asks, queries, clips) -> (Sums, ...)`, an engine's sums over this
+        replica's part of the logical batch, all chunks of it.
       variables: The trainable variables, in the order of the sums.
       public: Public gradients, for rules that ask for them.
       regularization: None, or gradients of losses that depend on the weights
@@ -265,6 +262,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     rule_state, private_state = self._read()
     queries = self.rule.query(rule_state, public)
     sums = collect(self.rule.asks, queries, self._hidden.privatizer.resolve(queries))
+    # Over replicas too, sums come first: every replica then draws the same noise.
+    sums = compat.sum_over_replicas(sums)
     releases, private_state = self._hidden.privatizer.release(private_state, queries, sums)
     if regularization is not None:
       releases = tuple(
@@ -339,12 +338,13 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         f'Batches must have exactly batch_size={self.batch_size} examples under {self.adjacency} '
         'adjacency. Received: {} examples. Drop the remainder, feed `plan.batches(data)`, or use '
         "Poisson sampling with adjacency='add_remove'.")
-    if static_size is not None:
+    if static_size is not None and not compat.has_replicas():
       if static_size != self.batch_size:
         raise PrivacyError(message.format(static_size))
       return []
     return [tf.debugging.assert_equal(
-        tf.cast(size, tf.float32), float(self.batch_size), message=message.format('other'))]
+        compat.sum_over_replicas(tf.cast(size, tf.float32)), float(self.batch_size),
+        message=message.format('other'))]
 
   # What is refused.
 

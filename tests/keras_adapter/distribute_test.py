@@ -1,0 +1,64 @@
+"""Two replicas (logical CPU devices): sums first, one noise, the single device's result."""
+
+import subprocess
+import sys
+
+# Logical devices must be made before TensorFlow starts, hence a process of its own.
+_PROGRAM = '''
+import numpy as np
+import tensorflow as tf
+devices = tf.config.list_physical_devices('CPU')
+tf.config.set_logical_device_configuration(devices[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+keras = compat.keras
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(32, 3)).astype('float32'), rng.normal(size=(32, 1)).astype('float32')
+
+def train(strategy, seed, steps=4, learning_rate=0.1, x=x, y=y):
+  with strategy.scope():
+    keras.utils.set_random_seed(1)
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(400),
+                               keras.layers.Dense(1)])
+    model.compile(optimizer=tfdp.DPAdam(learning_rate, l2_norm_clip=0.5, noise_multiplier=1.0,
+                                        batch_size=8, seed=seed), loss='mse')
+  start = model.get_weights()
+  model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0, epochs=1)
+  assert model.optimizer.steps_done == steps, model.optimizer.steps_done
+  return model, start
+
+mirrored = tf.distribute.MirroredStrategy(['/cpu:0', '/cpu:1'])
+assert mirrored.num_replicas_in_sync == 2
+one, _ = train(tf.distribute.get_strategy(), 5)
+two, _ = train(mirrored, 5)
+for a, b in zip(one.get_weights(), two.get_weights()):
+  np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+for variable in two.trainable_variables:
+  values = [np.asarray(v) for v in mirrored.experimental_local_results(
+      getattr(variable, 'value', variable) if compat.KERAS_3 else variable)]
+  for value in values[1:]:
+    np.testing.assert_array_equal(values[0], value)
+# Without a seed, the noise is drawn once and has the accounted size: DP-SGD on zero gradients.
+with mirrored.scope():
+  model = tfdp.DPSequential([keras.layers.Input((3000,)), keras.layers.Dense(1, use_bias=False)])
+  model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8),
+                loss='mse')
+before = model.get_weights()[0]
+zeros = tf.data.Dataset.from_tensors((np.zeros((8, 3000), 'float32'), np.zeros((8, 1), 'float32')))
+model.fit(zeros, verbose=0)
+std = np.std(model.get_weights()[0] - before)
+assert abs(std / (2.0 * 0.5 / 8) - 1) < 0.1, std
+try:
+  model.fit(zeros.unbatch().batch(6), verbose=0)
+except Exception as error:
+  assert 'exactly batch_size=8' in str(error), error
+else:
+  raise AssertionError('a wrong global batch size was accepted')
+print('equal')
+'''
+
+
+def test_two_replicas_equal_one_device():
+  done = subprocess.run(
+      [sys.executable, '-c', _PROGRAM], capture_output=True, text=True, timeout=500, check=False)
+  assert done.returncode == 0 and done.stdout.strip().endswith('equal'), done.stderr[-3000:]
