@@ -32,7 +32,7 @@ setuptools.setup(
     extras_require={
         # Plain pip cannot resolve this one: see "Installing" in README.md.
         'federated': ['tensorflow-federated==0.87.0', 'tensorflow-privacy==0.9.0'],
-        'plots': ['matplotlib'],
+        'plots': ['matplotlib>=3.7'],
         'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'nbclient', 'nbformat', 'ipykernel'],
     },
     entry_points={'console_scripts': ['tfdp = tfdp_adaptive.cli.main:main']},

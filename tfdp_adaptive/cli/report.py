@@ -50,6 +50,8 @@ def preamble(task, arguments):
       'private text costs privacy, and every model trained for it counts.')
   return [
       'PRIVACY STATEMENT', *task.notes, tuning,
+      'An example is one sentence, of which the first words are used. Guarantees for an example say '
+      'nothing of an author of several; those for a user cover all sentences of a client.',
       'Losses, accuracies and curves are exact numbers on held-out text. They are covered by no '
       'epsilon: publish them only if that text is public.']
 
@@ -152,21 +154,30 @@ def _draw(rows, path):
     print('No curves.png: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
           file=sys.stderr)
     return False
-  canvas = figure.Figure(figsize=(10, 4 * len(parts)), layout='constrained')
-  panels = canvas.subplots(len(parts), 2, squeeze=False)
-  for part, (loss_panel, accuracy_panel) in zip(parts, panels):
-    for row in (row for row in rows if row.part == part):
-      if len(row.curve) > 1:
-        steps, losses, accuracies = np.transpose(row.curve)
-        loss_panel.plot(steps, losses, label=row.method)
-        accuracy_panel.plot(steps, accuracies)
-      else:
-        loss_panel.axhline(row.loss, color='gray', linestyle=':', label=row.method)
-        accuracy_panel.axhline(row.accuracy, color='gray', linestyle=':')
-    for panel, what in ((loss_panel, 'loss'), (accuracy_panel, 'accuracy')):
-      panel.set(title=f'{part}: {what} on held-out words',
-                xlabel='step' if part == 'centralized' else 'round', ylabel=what)
-      panel.grid(alpha=.3)
-    loss_panel.legend(fontsize='small')
+  canvas = figure.Figure(figsize=(10, 4.5 * len(parts)), layout='constrained')
+  for part, subfigure in zip(parts, np.atleast_1d(canvas.subfigures(len(parts), 1))):
+    _draw_part(subfigure, part, [row for row in rows if row.part == part])
   canvas.savefig(path, dpi=110)
   return True
+
+
+def _draw_part(subfigure, part, rows):
+  """Loss and accuracy side by side, one line per method."""
+  panels = subfigure.subplots(1, 2)
+  for row in rows:
+    if len(row.curve) > 1:
+      steps, *values = np.transpose(row.curve)
+      for panel, series in zip(panels, values):
+        panel.plot(steps, series, label=row.method)
+    else:
+      for panel, value in zip(panels, (row.loss, row.accuracy)):
+        panel.axhline(value, color='gray', linestyle=':', label=row.method)
+  for panel, name in zip(panels, ('loss', 'accuracy')):
+    panel.set(title=f'{part}: {name} on held-out words', ylabel=name,
+              xlabel='step' if part == 'centralized' else 'round')
+    panel.grid(alpha=.3)
+  # The common fall from the start would flatten the differences.
+  late = [loss for row in rows for _, loss, _ in row.curve[2:]] or [row.loss for row in rows]
+  panels[0].set_ylim(top=1.02 * max(late))
+  subfigure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', ncols=4,
+                   fontsize='small')
