@@ -255,7 +255,7 @@ def quadratic(quick):
                              ('post-processing', std, '(1.00, .0974)')):
     got = root(second_moments(rules.dp_adam(beta_2=0.99), c, noise, steps, copies))
     expected = np.sqrt(c**2 + noise**2)
-    rows.append((name, '({:.3f}, {:.4f})'.format(*got), '({:.3f}, {:.4f})'.format(*expected), paper))
+    rows.append((name, *('({:.3f}, {:.4f})'.format(*v) for v in (got, expected)), paper))
   table('Root of the second moment of the gradient (1, 0.01), noise 0.1',
         ('method', 'measured', 'sqrt(c^2 + noise^2)', 'paper'), rows)
   rows = []

@@ -210,6 +210,7 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in var_list]
       privatizer = privatizer_lib.Privatizer(
           self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
+      self._warn_of_regimes(privatizer.specs)
       initial = (self.rule.init(privatizer.specs), privatizer.init())
       key = initial[1].noise.key
       # The key is saved only where it is no secret (a test's seed): a restored or
@@ -223,6 +224,13 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     if not compat.KERAS_3:
       self._built = True
+
+  def _warn_of_regimes(self, specs):
+    noise_std = self.noise_multiplier * base.mean_sensitivity(
+        self.l2_norm_clip, self.batch_size, self.adjacency)
+    size = sum(spec.shape.num_elements() for spec in specs)
+    for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
+      warnings.warn(f'{self.name}: {message}')
 
   def _add_state(self, value):
     return compat.add_optimizer_variable(self, value.numpy())

@@ -1,6 +1,7 @@
 """Factories refuse what makes no sense, and say what they want."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -123,6 +124,29 @@ def test_rules_that_need_independent_noise_say_so():
   assert not rules.dp2(sgd_steps=2, adaptive_steps=2).independent_noise
   assert rules.noisy_adagrad(1, diagonal=True).independent_noise
   assert not rules.dp_adam_bc().independent_noise
+
+
+# What rules say about settings.
+
+
+@pytest.mark.parametrize('rule, clip, std, messages', [
+    (rules.dp_adam_bc(epsilon=1e-4), 1.0, 1e-3, []),
+    (rules.dp_adam_bc(epsilon=1e-4), 1.0, 2.1e-3, ['epsilon=0.0001.* 21 learning rates long']),
+    (rules.dp_rmsprop_bc(epsilon=1e-4), 1.0, 0.9e-5, ['epsilon rather than the second moment']),
+    (rules.dp_adam_bc(epsilon=1e-4), 1.0, 0.0, []),
+    (rules.dp_adam_ime(epsilon=1e-4), 1.0, 0.1, ['1e\\+03 learning rates']),
+    (rules.dp_adam_jme(epsilon=0.1), 1.0, 0.1, []),
+    (rules.scale_then_privatize(scale_epsilon=1e-3), 30.0, 0.89, []),
+    (rules.scale_then_privatize(scale_epsilon=1e-3), 30.0, 0.9, ['is 0.9 in scaled units']),
+    (rules.dp_adagrad_stp(scale_epsilon=1e-3), 1.0, 0.1, ['l2_norm_clip=1 is in scaled units']),
+    (rules.dp_rmsprop_stp(scale_epsilon=1e-3), 1e4, 2.0, ['noise feeds itself', 'has norm 32']),
+    (rules.dp_adam(), 1e9, 1e9, []),
+])
+def test_cautions(rule, clip, std, messages):
+  found = rule.cautions(clip, std, 1000)
+  assert len(found) == len(messages)
+  for text, message in zip(found, messages):
+    assert re.search(message, text)
 
 
 # Small helpers.

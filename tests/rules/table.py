@@ -133,7 +133,7 @@ RULES = (
     Case('pagan-ball', lambda: rules.pagan(ELLIPSOID_TREE, radius=0.6), oracles.ellipsoidal(
         False, ELLIPSOID, oracles.euclidean, into_ball)),
     Case('noisy_adagrad', lambda: rules.noisy_adagrad(2, basis=BASIS),
-         oracles.noisy_adagrad(2, BASIS, 'truncate'), dict(sigma=0.05)),
+         oracles.noisy_adagrad(2, BASIS, 'truncate'), dict(sigma=0.2)),
     Case('noisy_adagrad-ball', lambda: rules.noisy_adagrad(2, basis=BASIS, radius=0.6),
          oracles.noisy_adagrad(2, BASIS, 'truncate', oracles.ball_in_range(0.6)),
          dict(sigma=0.05)),

@@ -97,6 +97,9 @@ class Rule(NamedTuple):
     name: The factory's name, for statements and errors.
     independent_noise: Whether it needs the noise of different steps to be
       independent: an adapter refuses any correlated mechanism.
+    cautions: `(clip_norm, noise_std, size) -> (message, ...)`: what is likely to go
+      wrong for this base clip norm, noise standard deviation per coordinate of the
+      released mean and number of parameters. For people.
   """
 
   init: Callable[[Tree], Tree]
@@ -107,6 +110,7 @@ class Rule(NamedTuple):
   project: Optional[Callable[[Tree, Tree], Tree]] = None
   name: str = 'rule'
   independent_noise: bool = False
+  cautions: Callable[[float, float, int], Tuple[str, ...]] = lambda clip, std, size: ()
 
 
 class Sums(NamedTuple):

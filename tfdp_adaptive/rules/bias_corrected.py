@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 
 
@@ -16,7 +17,9 @@ class State(NamedTuple):
 
 
 def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 7; Tang and Lecuyer, Algorithm 1.
+  """Adam that subtracts the noise from its second moment (DP-AdamBC).
+
+  Tang and Lecuyer, Algorithm 1; Ganesh et al. (2025), arXiv:2507.01129, Algorithm 7:
 
       mu, nu as Adam;   b = beta_2 * b + (1 - beta_2) * w
       direction = mu_hat / sqrt(max{(nu - b) / (1 - beta_2^t), epsilon^2})
@@ -39,7 +42,9 @@ def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
 
 
 def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
-  """AdaGrad corrected alike: `b += w`; `g / sqrt(max{nu - b, epsilon^2})`.
+  """AdaGrad that subtracts the noise from its second moment, as `dp_adam_bc` does.
+
+  `b += w; direction = g / sqrt(max{nu - b, epsilon^2})`.
 
   Args:
     initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
@@ -52,7 +57,9 @@ def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
 
 
 def dp_rmsprop_bc(rho=0.9, epsilon=1e-4):
-  """RMSProp corrected alike: `b = rho * b + (1 - rho) * w`, nothing normalized.
+  """RMSProp that subtracts the noise from its second moment, as `dp_adam_bc` does.
+
+  `b = rho * b + (1 - rho) * w; direction = g / sqrt(max{nu - b, epsilon^2})`.
 
   Args:
     rho: Decay of the second moment, in [0, 1).
@@ -88,4 +95,4 @@ def corrected(method, epsilon, name):
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return base.Rule(init, base.isotropic, update, name=name)
+  return base.Rule(init, base.isotropic, update, name=name, cautions=cautions.epsilon(epsilon))

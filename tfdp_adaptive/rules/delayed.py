@@ -26,7 +26,9 @@ def dp2_rmsprop(
     epsilon=1e-7,
     ablation=None,
     subtract_bias=False):
-  """Li et al. (ICLR 2023), Algorithm 1, over RMSProp: `v = rho v + (1 - rho) a^2`.
+  """DP2 over RMSProp: a preconditioner of averaged gradients, applied with a delay.
+
+  Li et al. (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
 
   Phases of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, and of
   `adaptive_steps` steps that clip and noise `g_j / D`, `D = sqrt(v) + epsilon`,
@@ -65,7 +67,7 @@ def dp2_adagrad(
     epsilon=1e-7,
     ablation=None,
     subtract_bias=False):
-  """`dp2_rmsprop` with `v = v + a^2`; the arguments are the same."""
+  """DP2 over AdaGrad: `dp2_rmsprop` with `v = v + a^2`; the arguments are the same."""
   return _dp2(moments.sum_of_squares(), 'dp2_adagrad', sgd_steps, adaptive_steps,
               relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,
               subtract_bias)
@@ -80,7 +82,10 @@ def dp2_yogi(
     epsilon=1e-7,
     ablation=None,
     subtract_bias=False):
-  """`dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2` (the paper misplaces a square)."""
+  """DP2 over Yogi: `dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2`.
+
+  The paper's appendix misplaces a square in it.
+  """
   base.check_decay(rho=rho)
   return _dp2(moments.yogi_squares(rho), 'dp2_yogi', sgd_steps, adaptive_steps,
               relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,

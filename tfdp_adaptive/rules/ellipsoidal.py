@@ -17,7 +17,9 @@ class State(NamedTuple):
 
 
 def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
-  """Asi et al. (ICML 2021), Algorithm 1: one step size for all coordinates.
+  """PASAN: private SGD with an adaptive step size, in an ellipsoid that fits the gradients.
+
+  Asi et al. (ICML 2021), Algorithm 1:
 
       g = (sum_j pi_A(g_j) + A^(-1/2) noise) / batch_size;   total += ||g||^2
       direction = g / sqrt(total),   parameters projected onto the constraint set
@@ -53,7 +55,9 @@ def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
 
 
 def pagan(ellipsoid=None, projection='euclidean', box=None, radius=None):
-  """Asi et al. (ICML 2021), Algorithm 2: AdaGrad in the ellipsoid.
+  """PAGAN: private AdaGrad in an ellipsoid that fits the gradients.
+
+  Asi et al. (ICML 2021), Algorithm 2:
 
       total += g^2;   direction = g / sqrt(total)   (0/0 := 0)
       parameters projected onto the constraint set in the metric diag(sqrt(total))

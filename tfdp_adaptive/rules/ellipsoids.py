@@ -9,7 +9,9 @@ from tfdp_adaptive.rules import base
 
 
 def pagan_ellipsoid(stddevs, bound=None):
-  """a = C / bound^2 with C = stddevs^(-4/3), for `rules.pagan` (Asi et al. 2021, section 4.2).
+  """The ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
+
+  Minimizes the error bound of Asi et al. (2021) for sub-Gaussian coordinates.
 
   Args:
     stddevs: [d] root mean squares of the gradient's coordinates, > 0, known or
@@ -25,7 +27,7 @@ def pagan_ellipsoid(stddevs, bound=None):
 
 
 def pasan_ellipsoid(stddevs, bound=None):
-  """The same for `rules.pasan`: C = 1 / stddevs."""
+  """As `pagan_ellipsoid` for `rules.pasan`: C = 1 / stddevs."""
   return _ellipsoid(stddevs, -1.0, bound)
 
 

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 from tfdp_adaptive.rules import statistics
@@ -17,7 +18,9 @@ def dp_adam_ime(
     square_then_average=False,
     printed_2B_plus_1=False,
     update_clip=None):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 6.
+  """Adam whose second moment is queried by itself, and so is unbiased (DP-Adam-IME).
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 6:
 
       mu from the mean x of the clipped records, nu from x^2, noised independently
       direction = mu_hat / (sqrt(max{nu_hat, 0}) + epsilon)
@@ -51,7 +54,7 @@ def dp_adagrad_ime(
     square_then_average=False,
     printed_2B_plus_1=False,
     update_clip=None):
-  """The same over AdaGrad: `nu` is the sum of the released squares.
+  """AdaGrad whose squares are queried by themselves, as in `dp_adam_ime`.
 
   Args:
     initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
@@ -107,4 +110,5 @@ def two_moments(method, statistic, epsilon, floor, update_clip, name):
       direction = base.map_tree(lambda d: tf.cast(shrink, d.dtype) * d, direction)
     return direction, post_processing.State(step, moment, nu)
 
-  return base.Rule(init, base.isotropic, update, asks=(base.Ask(second=statistic),), name=name)
+  return base.Rule(init, base.isotropic, update, asks=(base.Ask(second=statistic),), name=name,
+                   cautions=cautions.epsilon(epsilon))

@@ -14,7 +14,9 @@ def dp_adam_jme(
     square_then_average=True,
     relative_lambda=0.5,
     update_clip=None):
-  """Kalinin, Upadhyay and Lampert (2025) for mini-batches, in Adam.
+  """Adam whose two moments are noised jointly, the second at no cost (DP-Adam-JME).
+
+  Kalinin, Upadhyay and Lampert (2025), for mini-batches.
 
   The direction is that of `dp_adam_ime`; only the noise differs. It is meant
   for replace adjacency and squares that are taken per record, where the second

@@ -10,11 +10,12 @@ from tfdp_adaptive.rules import statistics
 
 def non_private_noiseless_adam(
     beta_1=0.9, beta_2=0.999, epsilon=1e-8, scale_epsilon=None, allow_non_private=False):
-  """Ganesh et al. (2025), arXiv:2507.01129, section 4.2. NOT differentially private.
+  """NOT differentially private: Adam with a preconditioner that sees no noise.
 
-  Adam whose first moment is of the noised mean and whose second moment is of
-  the clean one: the most a better second moment could bring. Everything it
-  makes, parameters included, reveals the records: epsilon is infinite.
+  The diagnostic of Ganesh et al. (2025), arXiv:2507.01129, section 4.2. Its first
+  moment is of the noised mean and its second moment of the clean one: the most a
+  better second moment could bring. Everything it makes, parameters included,
+  reveals the records: epsilon is infinite.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).

@@ -37,7 +37,9 @@ def noisy_adagrad(
     method='exact',
     box=None,
     radius=None):
-  """Kairouz et al. (2021), Algorithm 1, in k x k; for convex models of few parameters.
+  """AdaGrad with noise on its preconditioner, in a public subspace.
+
+  Kairouz et al. (2021), Algorithm 1, in k x k; for convex models of few parameters:
 
       S += x x^T,   H = V^T (S^(1/2) + noise) V,   direction = V H^+ V^T (x + noise)
 

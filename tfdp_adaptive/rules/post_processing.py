@@ -15,7 +15,9 @@ class State(NamedTuple):
 
 
 def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5.
+  """DP-Adam by post-processing: Adam on the privatized mean gradient.
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5:
 
       mu = beta_1 * mu + (1 - beta_1) * g;   nu = beta_2 * nu + (1 - beta_2) * g^2
       direction = mu / (1 - beta_1^t) / (sqrt(nu / (1 - beta_2^t)) + epsilon)
@@ -36,7 +38,11 @@ def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
 
 
 def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
-  """Ganesh et al. (2025), Algorithm 3: `nu += g^2; direction = g / (sqrt(nu) + epsilon)`.
+  """DP-AdaGrad by post-processing: AdaGrad on the privatized mean gradient.
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 3:
+
+      nu += g^2;   direction = g / (sqrt(nu) + epsilon)
 
   Args:
     initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
@@ -49,7 +55,9 @@ def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
 
 
 def dp_rmsprop(rho=0.9, epsilon=1e-8):
-  """DP-RMSProp of Li et al. (ICLR 2023), section 2, `nu` not normalized.
+  """DP-RMSProp by post-processing: RMSProp on the privatized mean gradient.
+
+  Li et al. (ICLR 2023), section 2, `nu` not normalized:
 
       nu = rho * nu + (1 - rho) * g^2;   direction = g / (sqrt(nu) + epsilon)
 
@@ -64,7 +72,9 @@ def dp_rmsprop(rho=0.9, epsilon=1e-8):
 
 
 def dp_yogi(beta_1=0.9, beta_2=0.999, epsilon=1e-3, initial_accumulator_value=1e-6):
-  """Yogi (Zaheer et al., NeurIPS 2018, Algorithm 2) on the privatized mean.
+  """DP-Yogi by post-processing: Yogi on the privatized mean gradient.
+
+  Zaheer et al. (NeurIPS 2018), Algorithm 2:
 
       m = beta_1 * m + (1 - beta_1) * g;   v = v - (1 - beta_2) * sign(v - g^2) * g^2
       direction = m / (sqrt(v) + epsilon)

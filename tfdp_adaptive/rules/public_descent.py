@@ -14,7 +14,9 @@ class State(NamedTuple):
 
 
 def pda_dpmd(steps):
-  """PDA-DPMD (Amid et al., ICML 2022) in its first-order form.
+  """PDA-DPMD: a mixture of the private and the public gradient.
+
+  The first-order form of Amid et al. (ICML 2022):
 
       a_t = cos(pi t / (2 steps)),  t = 0, 1, ...
       direction = a_t * g + (1 - a_t) * public
@@ -46,7 +48,9 @@ def pda_dpmd(steps):
 
 
 def pdp_sgd(dimension=None, basis=None, method='exact', project_after=0):
-  """PDP-SGD (Zhou, Wu and Banerjee, ICLR 2021): projection onto a public subspace.
+  """PDP-SGD: private gradients projected onto a subspace of public ones.
+
+  Zhou, Wu and Banerjee (ICLR 2021):
 
       direction = V V^T g
 

@@ -20,7 +20,9 @@ class AdaDPSState(NamedTuple):
 
 
 def side_information_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8, second_moment=None):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 9.
+  """Adam whose second moment comes from public data (side information).
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 9:
 
       direction = mu_hat / (sqrt(nu_hat) + epsilon)
 
@@ -64,7 +66,9 @@ def side_information_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8, second_moment=
 
 
 def adadps(preconditioner='rmsprop', rho=0.9, epsilon=1e-3, epsilon_inside=False):
-  """AdaDPS (Li et al., ICML 2022) with the public gradient at the current parameters.
+  """AdaDPS: private gradients preconditioned by public ones, before clipping.
+
+  Li et al. (ICML 2022), with the public gradient at the current parameters:
 
       v = U(v, public^2);   D = sqrt(v) + epsilon
       direction = (sum_j clip(g_j / D; zeta) + noise) / batch_size

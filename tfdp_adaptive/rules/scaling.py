@@ -3,12 +3,15 @@
 import tensorflow as tf
 
 from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 
 
 def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilon):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8, over Adam.
+  """Scale-then-privatize over Adam (DP-Adam-STP).
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8:
 
       s_t = 1 / (sqrt(nu_hat_{t-1}) + scale_epsilon)
       g = (sum_j clip(s_t * g_j; zeta) + noise) / batch_size / s_t;   then Adam on g
@@ -35,7 +38,9 @@ def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilo
 
 
 def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon):
-  """The same over AdaGrad: `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
+  """Scale-then-privatize over AdaGrad, see `scale_then_privatize`.
+
+  `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
 
   Args:
     initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
@@ -50,7 +55,9 @@ def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon
 
 
 def dp_rmsprop_stp(rho=0.9, epsilon=1e-8, *, scale_epsilon):
-  """The same over RMSProp: `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.
+  """Scale-then-privatize over RMSProp, see `scale_then_privatize`.
+
+  `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.
 
   Args:
     rho: Decay of the second moment, in [0, 1).
@@ -78,4 +85,4 @@ def scaled(method, epsilon, scale_epsilon, name):
     mean = base.unscale(release.mean, asked.scale)
     return rule.update(state, (release._replace(mean=mean),), public)
 
-  return rule._replace(query=query, update=update)
+  return rule._replace(query=query, update=update, cautions=cautions.scaled)

@@ -14,7 +14,9 @@ class State(NamedTuple):
 
 
 def dp_sgd(momentum=0.0, nesterov=False):
-  """Ganesh et al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5.
+  """DP-SGD with momentum; with correlated noise, DP-FTRL or DP-MF.
+
+  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5:
 
       m = momentum * m + g
       direction = m                  (Nesterov: g + momentum * m)

@@ -1,0 +1,40 @@
+"""Settings in which a rule is known to go wrong, said in words (algorithms.md, sections 3 to 6)."""
+
+import math
+
+
+def epsilon(value):
+  """`Rule.cautions` of a rule that divides by at least `value` where noise may dominate."""
+
+  def check(clip_norm, noise_std, size):
+    del clip_norm, size
+    if not noise_std:
+      return ()
+    text = (f'epsilon={value:g}, and the noise per coordinate of the mean gradient is '
+            f'{noise_std:.2g}')
+    if value < noise_std / 20:
+      return (f'{text}: where the second moment comes out negative, steps of pure noise are '
+              f'{noise_std / value:.2g} learning rates long. Try epsilon near the noise.',)
+    if value > 10 * noise_std:
+      return (f'{text}: epsilon rather than the second moment scales most coordinates. '
+              'Try epsilon near the noise.',)
+    return ()
+
+  return check
+
+
+def scaled(clip_norm, noise_std, size):
+  """`Rule.cautions` of scale-then-privatize."""
+  found = []
+  if noise_std >= 0.9:
+    found.append(
+        f'l2_norm_clip * noise_multiplier / batch_size is {noise_std:.2g} in scaled units: from 1 '
+        'on the noise feeds itself through the scale, and the second moment grows without bound. '
+        'Use larger batches, less noise or a smaller clip norm.')
+  wanted = math.sqrt(size)
+  if not wanted / 10 <= clip_norm <= 10 * wanted:
+    found.append(
+        f'l2_norm_clip={clip_norm:g} is in scaled units, where a well preconditioned gradient of '
+        f'{size} parameters has norm {wanted:.2g}. Far below, this is DP-Adam with the clip norm '
+        'l2_norm_clip * scale_epsilon; far above, nothing is clipped and all is noise.')
+  return tuple(found)
