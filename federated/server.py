@@ -23,6 +23,10 @@ from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.rules import base
 
 
+# Nothing here branches on tensors, and converting it costs seconds per process.
+_plain = tf.autograph.experimental.do_not_convert
+
+
 class QuantileClip(NamedTuple):
   """A clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
 
@@ -120,14 +124,17 @@ class Server:
                 adjacency=self._plan.adjacency, mechanism=self._plan.mechanism,
                 steps=self._plan.steps)
 
+  @_plain
   def init(self, weights):
     return State(weights, tf.zeros([], tf.int64), self.query.initial_global_state(),
                  self._within.init() if self._within else (),
                  self._metrics.init() if self._metrics else ())
 
+  @_plain
   def broadcast(self, state):
     return self.query.derive_sample_params(state.query)
 
+  @_plain
   def record(self, broadcast, update, metrics=()):
     """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
     within = ()
@@ -139,6 +146,7 @@ class Server:
       within = tf.where(ratio * peak <= broadcast.clips[0], [1.0], [-1.0])
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
 
+  @_plain
   def bounded_metrics(self, values):
     """[1 + metrics] float32 of norm at most one, from a client's own metrics."""
     parts = [tf.ones([])]
@@ -156,6 +164,7 @@ class Server:
                   tf.zeros([1]) if self._within else (),
                   tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
 
+  @_plain
   def step(self, state, total):
     """Noises the sums of a round and moves the weights.
 

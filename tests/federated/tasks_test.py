@@ -17,7 +17,7 @@ from tfdp_adaptive.federated import tasks
 def train(task, worker, rounds=2, **kwargs):
   population = len(task.users.client_ids)
   plan = tfdp.PrivacyPlan(
-      batch_size=min(4, population), steps=rounds, l2_norm_clip=1.0, noise_multiplier=0.01,
+      batch_size=min(4, population), steps=rounds, l2_norm_clip=1.0, noise_multiplier=0.0,
       target_delta=1e-3, population_size=population, unit='user', seed=1)
   process = tfdp.federated.build_private_fed_avg(
       task.model_fn, server_rule=rules.dp_adam(), plan=plan, server_learning_rate=0.1,
