@@ -179,3 +179,52 @@ def test_encoder_and_decoder():
   decoded = layers.LSTM(4, return_sequences=True)(start, initial_state=state)
   model = keras.Model([sentence, start], [layers.Dense(2)(decoded), state[1]])
   oracle.check(randomized(model), [floats(4, 5, 3), floats(4, 2, 3, seed=1)])
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.LayerNormalization(axis=[1, 2]), lambda: layers.LayerNormalization(center=False),
+    lambda: layers.GroupNormalization(2), lambda: layers.GroupNormalization(3, axis=1),
+    lambda: layers.PReLU(), lambda: layers.PReLU(shared_axes=[1]),
+    lambda: layers.TimeDistributed(layers.Dense(2, activation='tanh')),
+    lambda: layers.TimeDistributed(layers.LayerNormalization())])
+def test_vectors(layer):
+  x = floats(4, 3, 6)
+  oracle.check(small(x, layers.Dense(6), layer()), x)
+
+
+def test_time_distributed_images():
+  x = floats(3, 2, 5, 4, 2)
+  oracle.check(small(x, layers.TimeDistributed(layers.Conv2D(3, 2, activation='relu'))), x)
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 3 has these layers')
+class TestKeras3:
+
+  def test_rms_normalization(self):
+    x = floats(4, 3, 6)
+    oracle.check(small(x, layers.Dense(6), layers.RMSNormalization()), x)
+
+  @pytest.mark.parametrize('tied', [True, False])
+  def test_reversible_embedding(self, tied):
+    table = layers.ReversibleEmbedding(7, 4, tie_weights=tied, logit_soft_cap=2.0)
+    inputs = keras.Input((3,), dtype='int32')
+    hidden = layers.Dense(4, activation='tanh')(table(inputs))
+    model = keras.Model(inputs, table(hidden, reverse=True))
+    oracle.check(randomized(model), ids(5, 3, high=3))
+
+  def test_lora(self):
+    model = transformer()
+    for layer in model._flatten_layers():
+      if isinstance(layer, (layers.Dense, layers.EinsumDense, layers.Embedding)):
+        layer.enable_lora(2)
+    assert 'lora' in ''.join(v.path for v in model.trainable_variables)
+    oracle.check(randomized(model), ids(5, 3))
+
+  @pytest.mark.parametrize('equation', ['abc,dc->abd', 'abc,cde->abde', 'abcd,dec->abe'])
+  def test_lora_einsum(self, equation):
+    x = floats(4, 3, 5) if equation.startswith('abc,') else floats(4, 3, 2, 5)
+    output = {'abd': (3, 6), 'abde': (3, 2, 6), 'abe': (3, 6)}[equation.split('>')[1]]
+    layer = layers.EinsumDense(equation, output, bias_axes=output and equation[-1])
+    model = small(x, layer)
+    layer.enable_lora(2, lora_alpha=3)
+    oracle.check(randomized(model), x)

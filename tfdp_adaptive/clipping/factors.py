@@ -280,17 +280,21 @@ class Mixed:
 
   parts: Tuple[Any, ...]
 
+  @property
+  def shape(self):
+    return self.parts[0].shape
+
   def squared_norms(self, scales):
-    return in_blocks(lambda factor: factor.explicit().squared_norms(scales), self,
-                     len(scales))
+    if [type(part) for part in self.parts] == [Rows, Outer] and not self.parts[1].axes:
+      return self._tied(scales)
+    return in_blocks(lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
 
   def weighted_sums(self, weights):
     return [tf.add_n(list(sums))
             for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
 
   def weighted_squares(self, weights):
-    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
-                      self, weights)
+    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w), self, weights)
 
   def folded(self, times):
     return Mixed(tuple(part.folded(times) for part in self.parts))
@@ -299,11 +303,22 @@ class Mixed:
     return self
 
   def explicit(self):
-    return explicit(tf.add_n([part.explicit().gradient() for part in self.parts]))
+    return _merged([part.explicit() for part in self.parts])
 
-  @property
-  def shape(self):
-    return self.parts[0].shape
+  def _tied(self, scales):
+    """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
+    rows, outer = self.parts
+    reached = tf.gather(outer.inputs, rows.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
+    norms = []
+    for scale, a, b in zip(scales, rows.squared_norms(scales), outer.squared_norms(scales)):
+      errors = rows.errors
+      if not absent(scale):
+        errors = errors * tf.square(tf.gather(scale, rows.ids))
+      inner = tf.matmul(outer.errors, errors, transpose_b=True)
+      cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
+      rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * (a + b)
+      norms.append(tf.maximum(a + b + cross, 0) + rounding)
+    return norms
 
 
 def tensors(factor):
@@ -331,17 +346,28 @@ def _walk(node, found, values=None):
 
 def add(parts):
   """The factor of a sum of gradients of one variable (tied weights)."""
-  if len(parts) == 1:
-    return parts[0]
-  if any(isinstance(part, Explicit) for part in parts):
-    return explicit(tf.add_n([part.explicit().gradient() for part in parts]))
-  first = parts[0]
-  if all(isinstance(p, Rows) for p in parts) or all(
-      isinstance(p, Outer) and p.axes == first.axes
-      and p.inputs.shape[2] == first.inputs.shape[2] for p in parts):
-    columns = zip(*[tensors(part) for part in parts])
-    return rebuilt(first, [tf.concat(column, 1) for column in columns])
-  return Mixed(tuple(parts))
+  alike = {}
+  for part in parts:
+    key = id(part)
+    if isinstance(part, Outer):  # Steps of one sequence.
+      key = (part.axes, part.inputs.shape[2])
+    elif isinstance(part, (Rows, Explicit)):
+      key = type(part)
+    alike.setdefault(key, []).append(part)
+  merged = [_merged(same) for same in alike.values()]
+  if len(merged) == 1:
+    return merged[0]
+  if any(isinstance(part, Explicit) for part in merged):
+    return _merged([part.explicit() for part in merged])
+  return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, Rows))))
+
+
+def _merged(same):
+  if len(same) == 1:
+    return same[0]
+  if isinstance(same[0], Explicit):
+    return explicit(tf.add_n([part.gradient() for part in same]))
+  return rebuilt(same[0], [tf.concat(column, 1) for column in zip(*map(tensors, same))])
 
 
 def in_blocks(function, factor, count, numbers=None):

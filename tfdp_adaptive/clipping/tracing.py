@@ -119,15 +119,19 @@ def probe(model, x):
       if output.shape.rank is None or output.shape[0] != _PROBE:
         raise registry.Unsupported('Every output of the model must have the batch as first axis. Received: '
                           f'shape {output.shape} for a batch of {_PROBE}.')
+    answered = {}
     for record in recorder.records:
-      flags.append(tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == _PROBE)
+      rows = _PROBE * record.call.times
+      flags.append(tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == rows)
                          for t in tf.nest.flatten((record.call.args, record.call.kwargs))))
       zeros = tf.nest.map_structure(tf.zeros_like, record.taps)
-      answered = {key for key, _ in factors_of(record, flags[-1], zeros)}
-      for variable in record.unit.variables:
-        if compat.variable_key(variable) not in answered:
+      answered.setdefault(id(record.unit.layer), (record.unit, set()))[1].update(
+          key for key, _ in factors_of(record, flags[-1], zeros))
+    for unit, keys in answered.values():
+      for variable in unit.variables:
+        if compat.variable_key(variable) not in keys:
           raise registry.Unsupported(
-              f'The `gradients` registered for {type(record.unit.layer).__name__} must yield every '
+              f'The `gradients` registered for {type(unit.layer).__name__} must yield every '
               f'trainable variable. Received: nothing for {compat.describe(variable)}.')
     return tf.zeros([])
 
@@ -147,6 +151,7 @@ class Recorder:
     self._owners = [None]  # Units being called, innermost last.
     self._segment = None  # A tape that sees which variables are read.
     self._reads = []  # (variable key, unit reading it or None).
+    self._times = 1  # Rows per example where layers are called just now.
 
   def run(self, model, x):
     """`model(x, training=True)`, recorded."""
@@ -182,13 +187,18 @@ class Recorder:
     self._pause()
     self._owners.append(unit)
     self._listen()
+    times = self._times
+    if unit.kind.folds:
+      self._times *= args[0].shape[1] or tf.shape(args[0])[1]
     try:
       outputs, taps, saved = unit.kind.tap(layer, function, self._tape, args, kwargs)
     finally:
       self._pause()
       self._owners.pop()
       self._listen()
-    self.records.append(Record(unit, registry.Call(args, kwargs, outputs, saved), taps))
+      self._times = times
+    call = registry.Call(args, kwargs, outputs, saved, times=times)
+    self.records.append(Record(unit, call, taps))
     return outputs
 
   def _listen(self):

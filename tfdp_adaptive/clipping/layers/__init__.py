@@ -6,3 +6,4 @@ from tfdp_adaptive.clipping.layers import einsum_dense
 from tfdp_adaptive.clipping.layers import embedding
 from tfdp_adaptive.clipping.layers import normalization
 from tfdp_adaptive.clipping.layers import recurrent
+from tfdp_adaptive.clipping.layers import time_distributed

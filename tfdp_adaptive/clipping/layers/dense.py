@@ -7,36 +7,55 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import registry
 
 
+def wide(dtype):
+  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
 def sequence(x):
   """[n, ..., d] as [n, T, d], float32 at least."""
   x = tf.cast(x, wide(x.dtype))
   if x.shape.rank == 2:
     return x[:, tf.newaxis]
-  lengths = x.shape[1:-1].as_list()
-  if None in lengths:
-    length = tf.reduce_prod(tf.shape(x)[1:-1])
-    return tf.reshape(x, tf.stack([-1, length, x.shape[-1]]))
   length = 1
-  for axis in lengths:
-    length *= axis
+  for i in range(1, x.shape.rank - 1):
+    length *= x.shape[i] if x.shape[i] is not None else tf.shape(x)[i]
   return tf.reshape(x, [-1, length, x.shape[-1]])
-
-
-def wide(dtype):
-  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
 def summed_to(errors, shape):
   """The factor of a variable of `shape` that is broadcast and added."""
+  errors = tf.cast(errors, wide(errors.dtype))
   offset = errors.shape.rank - len(shape)
   axes = [i for i in range(1, errors.shape.rank) if i < offset or shape[i - offset] == 1]
   total = tf.reduce_sum(errors, axes) if axes else errors
   return factors.explicit(tf.reshape(total, (-1,) + shape))
 
 
-@registry.register(compat.keras.layers.Dense, tap=registry.at_activation)
+def lora_scale(layer):
+  """What the low-rank update is multiplied by, or None without one."""
+  return layer.lora_alpha / layer.lora_rank if getattr(layer, 'lora_enabled', False) else None
+
+
+def quantized(layer):
+  return 'quantized' if getattr(layer, 'quantization_mode', None) else ''
+
+
+@registry.register(compat.keras.layers.Dense, tap=registry.at_activation, why=quantized)
 def dense(layer, call, errors):
-  inputs, errors = sequence(call.inputs), sequence(errors)
-  yield layer.kernel, factors.Outer(inputs, errors, tuple(layer.kernel.shape))
+  inputs, flat = sequence(call.inputs), sequence(errors)
+  scale = lora_scale(layer)
+  if scale is None:
+    yield layer.kernel, factors.Outer(inputs, flat, tuple(layer.kernel.shape))
+  else:  # kernel + scale * a b
+    a, b = (scale * tf.cast(tf.convert_to_tensor(v), inputs.dtype)
+            for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+    yield layer.lora_kernel_a, factors.Outer(
+        inputs, _times(flat, tf.transpose(b)), tuple(layer.lora_kernel_a.shape))
+    yield layer.lora_kernel_b, factors.Outer(
+        _times(inputs, a), flat, tuple(layer.lora_kernel_b.shape))
   if layer.bias is not None:
     yield layer.bias, summed_to(errors, tuple(layer.bias.shape))
+
+
+def _times(x, matrix):
+  return tf.einsum('ntd,dr->ntr', x, matrix)

@@ -22,32 +22,63 @@ def labels(equation, rank):
 
 
 def _why(layer):
-  if getattr(layer, 'lora_enabled', False):
-    return 'LoRA'
   left, outputs = layer.equation.replace(' ', '').split('->')
   inputs, kernel = left.split(',')
   if inputs[0] != outputs[0] or inputs[0] in kernel:
     return 'the first axis is not the batch'
-  return ''
+  return dense.quantized(layer)
 
 
 @registry.register(compat.keras.layers.EinsumDense, tap=registry.at_activation, why=_why)
 def einsum_dense(layer, call, errors):
   inputs, errors = (tf.cast(x, dense.wide(x.dtype)) for x in (call.inputs, errors))
   left, kernel, right = labels(layer.equation, inputs.shape.rank)
-  shape = tuple(layer.kernel.shape)
-  both = [c for c in left if c in right and c not in kernel]
-  rows, columns = ([c for c in kernel if c in side] for side in (left, right))
-  if set(rows) & set(columns):  # A matrix of its own for every index they share.
-    yield layer.kernel, factors.explicit(
-        tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors))
-  else:
-    axes = tuple(kernel.index(c) for c in rows + columns)
-    yield layer.kernel, factors.Outer(
-        _matrix(inputs, left, both, rows), _matrix(errors, right, both, columns), shape,
-        axes if axes != tuple(range(len(shape))) else ())
+  scale = dense.lora_scale(layer)
+  if scale is None:
+    yield layer.kernel, _factor(inputs, left, errors, right, kernel, layer.kernel.shape)
+  else:  # kernel + scale * a b, multiplied along the kernel's last axis
+    yield from _lora(layer, scale, inputs, left, errors, right, kernel)
   if layer.bias is not None:
     yield layer.bias, dense.summed_to(errors, tuple(layer.bias.shape))
+
+
+def _lora(layer, scale, inputs, left, errors, right, kernel):
+  wide = lambda v: scale * tf.cast(tf.convert_to_tensor(v), errors.dtype)
+  a, b = wide(layer.lora_kernel_a), wide(layer.lora_kernel_b)
+  last, rank = kernel[-1], next(c for c in string.ascii_letters if c not in left + kernel + right)
+  short = kernel[:-1] + rank
+  steps = ''.join(c for c in left if c in right and c not in kernel)
+  others = lambda side: ''.join(c for c in kernel[:-1] if c in side)
+  if last in right:
+    mapped = right.replace(last, rank)
+    yield layer.lora_kernel_a, _factor(
+        inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', errors, b), mapped,
+        short, layer.lora_kernel_a.shape)
+    mapped = steps + others(right) + rank
+    yield layer.lora_kernel_b, _factor(
+        tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, errors, right,
+        rank + last, layer.lora_kernel_b.shape)
+  else:
+    mapped = left.replace(last, rank)
+    yield layer.lora_kernel_a, _factor(
+        tf.einsum(f'{left},{rank}{last}->{mapped}', inputs, b), mapped, errors, right,
+        short, layer.lora_kernel_a.shape)
+    mapped = steps + others(left) + rank
+    yield layer.lora_kernel_b, _factor(
+        inputs, left, tf.einsum(f'{right},{short}->{mapped}', errors, a), mapped,
+        rank + last, layer.lora_kernel_b.shape)
+
+
+def _factor(inputs, left, errors, right, kernel, shape):
+  """The factor of `kernel` in the product `left,kernel->right`, by its labels."""
+  shape = tuple(shape)
+  steps = [c for c in left if c in right and c not in kernel]
+  rows, columns = ([c for c in kernel if c in side] for side in (left, right))
+  if set(rows) & set(columns):  # A matrix of its own for every index they share.
+    return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors))
+  axes = tuple(kernel.index(c) for c in rows + columns)
+  return factors.Outer(_matrix(inputs, left, steps, rows), _matrix(errors, right, steps, columns),
+                       shape, axes if axes != tuple(range(len(shape))) else ())
 
 
 def _matrix(x, names, steps, features):

@@ -1,4 +1,4 @@
-"""Embedding: rows of a table."""
+"""Embedding: rows of a table, which a softmax may share."""
 
 import tensorflow as tf
 
@@ -7,17 +7,48 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
-
-def rows(inputs, errors, variable):
-  """The factor of a look-up of `inputs` [n, ...] in a [rows, d] table."""
-  ids = tf.cast(inputs, tf.int32)
-  if ids.shape.rank == 1:
-    ids = ids[:, tf.newaxis]
-  ids = dense.sequence(ids[..., tf.newaxis])[..., 0]
-  errors = dense.sequence(errors)
-  return factors.Rows(ids, errors, tuple(variable.shape))
+layers = compat.keras.layers
 
 
-@registry.register(compat.keras.layers.Embedding)
+def _why(layer):
+  if getattr(layer, 'sparse', False) or getattr(layer, '_use_one_hot_matmul', False):
+    return 'sparse'
+  return dense.quantized(layer)
+
+
+@registry.register(layers.Embedding, why=_why)
 def embedding(layer, call, errors):
-  yield layer.embeddings, rows(call.inputs, errors, layer.embeddings)
+  ids = tf.cast(call.inputs, tf.int32)
+  ids = dense.sequence(tf.cast(ids, tf.int32)[..., tf.newaxis])[..., 0]
+  errors = dense.sequence(errors)
+  scale = dense.lora_scale(layer)
+  if scale is None:
+    yield layer.embeddings, factors.Rows(ids, errors, tuple(layer.embeddings.shape))
+  else:  # embeddings + scale * a b
+    a, b = (scale * tf.cast(tf.convert_to_tensor(v), errors.dtype)
+            for v in (layer.lora_embeddings_a, layer.lora_embeddings_b))
+    yield layer.lora_embeddings_a, factors.Rows(
+        ids, tf.einsum('ntd,rd->ntr', errors, b), tuple(layer.lora_embeddings_a.shape))
+    yield layer.lora_embeddings_b, factors.Outer(
+        tf.gather(a, ids), errors, tuple(layer.lora_embeddings_b.shape))
+
+
+if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
+
+  @registry.register(
+      layers.ReversibleEmbedding,
+      why=lambda layer: 'LoRA' if dense.lora_scale(layer) is not None else _why(layer))
+  def reversible_embedding(layer, call, errors):
+    reverse = call.args[1] if len(call.args) > 1 else call.kwargs.get('reverse', False)
+    if not reverse:
+      yield from embedding(layer, call, errors)
+      return
+    inputs, flat = dense.sequence(call.inputs), dense.sequence(errors)
+    if layer.logit_soft_cap is not None:
+      outputs = dense.sequence(call.outputs) / layer.logit_soft_cap
+      flat *= 1 - tf.square(outputs)
+    if layer.tie_weights:
+      yield layer.embeddings, factors.Outer(flat, inputs, tuple(layer.embeddings.shape))
+    else:
+      yield layer.reverse_embeddings, factors.Outer(
+          inputs, flat, tuple(layer.reverse_embeddings.shape))

@@ -1,9 +1,11 @@
 """Any other layer: its own gradients, one example at a time.
 
 The layer is run again for each example alone, so it must be a deterministic
-function of its inputs and variables.
+function of its inputs and variables. Dropout layers inside it are: what they
+multiply by is drawn once, and kept for the second run.
 """
 
+import contextlib
 import re
 
 import tensorflow as tf
@@ -18,38 +20,78 @@ _UNREPEATABLE = re.compile(
     'Random|Multinomial|PyFunc|^Rng|^Assign|^Stateful(?!PartitionedCall)|ResourceScatter')
 
 
+# Random layers that multiply their inputs by something independent of them.
+_DROPOUT = tuple(getattr(compat.keras.layers, name) for name in (
+    'Dropout', 'SpatialDropout1D', 'SpatialDropout2D', 'SpatialDropout3D', 'GaussianDropout'))
+
+
 def is_opaque(layer):
   """Whether the layers inside are called in a loop, out of sight."""
   return isinstance(layer, compat.keras.layers.RNN)
 
 
+def tap(layer, function, tape, args, kwargs):
+  """Taps the outputs; keeps what dropout layers inside multiplied by."""
+  factors_drawn = []
+
+  def draw(inputs, original):
+    drawn = original(tf.ones_like(inputs))
+    factors_drawn.append(drawn)
+    return inputs * drawn
+
+  with _dropout(layer, draw):
+    outputs = function(*args, **kwargs)
+  tf.nest.map_structure(tape.watch, outputs)
+  return outputs, outputs, factors_drawn
+
+
 def gradients(layer, call, errors):
-  """Yields an `Explicit` for each trainable variable of the layer."""
+  """Yields the factor of each trainable variable of the layer, and of those inside."""
   variables = [compat.raw_variable(v) for v in layer.trainable_variables]
   arguments = (call.args, call.kwargs)
   flat = tf.nest.flatten(arguments)
   batched = [t for t, each in zip(flat, call.batched) if each]
 
   def example(inputs):
-    own, error = inputs
-    own = iter(own)
+    own, drawn, error = inputs
+    own, drawn = iter(own), iter(drawn)
     args, kwargs = tf.nest.pack_sequence_as(arguments, [
         next(own)[tf.newaxis] if each else t for t, each in zip(flat, call.batched)])
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      for variable in variables:
-        tape.watch(variable)
-      outputs = layer(*args, **kwargs)
-    found = tape.gradient(outputs, variables, unconnected_gradients='zero',
-                          output_gradients=tf.nest.map_structure(
-                              lambda e, o: tf.cast(e[tf.newaxis], o.dtype), error, outputs))
+    with _dropout(layer, lambda inputs, _: inputs * next(drawn)[tf.newaxis]):
+      with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for variable in variables:
+          tape.watch(variable)
+        outputs = layer(*args, **kwargs)
+    error = tf.nest.map_structure(lambda e, o: tf.cast(e[tf.newaxis], o.dtype), error, outputs)
+    found = tape.gradient(outputs, variables, output_gradients=error,
+                          unconnected_gradients='zero')
     return [tf.cast(tf.convert_to_tensor(g), dense.wide(g.dtype)) for g in found]
 
-  for variable, gradient in zip(
-      layer.trainable_variables, _each(example, (batched, errors), layer)):
+  found = _each(example, (batched, call.saved, errors), layer)
+  for variable, gradient in zip(layer.trainable_variables, found):
     yield variable, factors.explicit(tf.ensure_shape(gradient, [None] + list(variable.shape)))
 
 
-KIND = registry.Kind(gradients, registry.at_output, whole=True)
+KIND = registry.Kind(gradients, tap, whole=True)
+
+
+@contextlib.contextmanager
+def _dropout(layer, stand_in):
+  """Has `stand_in(inputs, original call)` in place of every dropout layer's call."""
+  inside = [one for one in layer._flatten_layers() if type(one) in _DROPOUT]
+
+  def wrapper(original):
+    def call(inputs, *args, **kwargs):
+      return stand_in(inputs, lambda x: original(x, *args, **kwargs))
+    return call
+
+  for one in inside:
+    vars(one)['call'] = wrapper(one.call)
+  try:
+    yield
+  finally:
+    for one in inside:
+      del vars(one)['call']
 
 
 def _each(function, records, layer):

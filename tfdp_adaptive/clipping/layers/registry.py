@@ -47,12 +47,15 @@ class Kind(NamedTuple):
       gradients it needs, after `tape.watch(tensor)`. The result must be the function's.
     whole: Whether `gradients` covers all variables of the layers inside, too.
     why: `layer -> str`: why this instance must go through `generic`, or ''.
+    folds: Whether the layer joins the first two axes of its input before it calls
+      the layers inside (TimeDistributed on Keras 2).
   """
 
   gradients: Callable[..., Any]
   tap: Callable[..., Any]
   whole: bool = False
   why: Callable[[Any], str] = lambda layer: ''
+  folds: bool = False
 
 
 _KINDS = {}
@@ -87,12 +90,12 @@ def at_activation(layer, function, tape, args, kwargs):
   return outputs, tap, ()
 
 
-def register(*classes, tap=at_output, whole=False, why=lambda layer: ''):
+def register(*classes, tap=at_output, whole=False, why=lambda layer: '', folds=False):
   """Decorates the `gradients` function of layers of exactly these `classes`."""
 
   def decorate(gradients):
     for layer_class in classes:
-      _KINDS[layer_class] = Kind(gradients, tap, whole, why)
+      _KINDS[layer_class] = Kind(gradients, tap, whole, why, folds)
     return gradients
 
   return decorate

@@ -1,0 +1,12 @@
+"""TimeDistributed: on Keras 3 a call per step; on Keras 2 steps joined with the batch."""
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping.layers import registry
+
+if not compat.KERAS_3:
+
+  @registry.register(compat.keras.layers.TimeDistributed, folds=True)
+  def time_distributed(layer, call, errors):
+    """Has no variables but those of the layer inside."""
+    del layer, call, errors
+    return ()
