@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import oracles
 from tfdp_adaptive import rules
+from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import ellipsoids
 from tfdp_adaptive.rules import subspaces
@@ -88,6 +89,24 @@ def test_box_and_ball():
   np.testing.assert_allclose(np.concatenate(clipped), [-1, 0.2, 2])
   np.testing.assert_allclose(constraints.into_ball(1.0, tf.constant([3.0, 4.0])), [0.6, 0.8])
   np.testing.assert_allclose(constraints.into_ball(9.0, tf.constant([3.0, 4.0])), [3, 4])
+
+
+# Eigenvalues of a noised preconditioner.
+
+
+@pytest.mark.parametrize('mode, inverse', [
+    ('truncate', [0, 0, 1 / 1.1, 1 / 5]), ('floor', [1, 1, 1 / 1.1, 1 / 5]),
+    ('pinv', [-1 / 3, 1 / 0.9, 1 / 1.1, 1 / 5])])
+def test_eigenvalues_near_the_noise(mode, inverse):
+  """2 sqrt(k) sigma_B, where sigma_B of the GOE is the released noise over sqrt(2)."""
+  sigma_b, k = 0.07, 4
+  threshold = 2 * math.sqrt(k) * sigma_b
+  rule = rules.noisy_adagrad(1, basis=np.eye(k), mode=mode)
+  noised = tf.linalg.diag(tf.constant(threshold * np.array([-3, 0.9, 1.1, 5])))
+  release = base.Release((tf.ones([k], tf.float64),), tf.constant(1.0, tf.float64),
+                         noised, tf.constant(2 * sigma_b**2, tf.float64))
+  (direction,), _ = rule.update(rule.init((tf.TensorSpec([k], tf.float64),)), (release,))
+  np.testing.assert_allclose(direction, np.array(inverse) / threshold, rtol=1e-12)
 
 
 # Ellipsoids.
@@ -172,16 +191,16 @@ def test_private_stddevs_by_hand():
   assert recorder.sizes == [3, 1, 1]
 
 
-def test_private_stddevs_noise_follows_the_sensitivity():
-  """All zero records and one unit of noise: its size shows in what is found."""
-  rounds, multiplier = ellipsoids.calibration(3, 100.0, 1e-5)
+@pytest.mark.parametrize('excess, expected', [(1.1, 0.5), (0.9, 0.125)])
+def test_private_stddevs_noise_follows_the_sensitivity(excess, expected):
+  """No signal, one standard deviation of noise: found just above the threshold, not below."""
+  rounds, multiplier = ellipsoids.calibration(3, 0.1, 1e-5)
   assert rounds == 3
-  for n, noise in ((10, 1.0), (10**6, 1.0)):
-    std = multiplier * math.sqrt(3) * 4.0**2 / n  # sqrt(|S|) rho^2 / n at the first round.
-    first = math.sqrt(std) >= 0.25
-    estimate = rules.private_stddevs(np.zeros((n, 3)), scale=1.0, moment_ratio=1.0,
-                                     target_epsilon=100.0, target_delta=1e-5, rng=Recorder(noise))
-    assert np.all((estimate == 0.5) == first)
+  # sqrt(|S|) rho^2 / n times the multiplier, with rho = 4, against the square of 1/4.
+  n = round(multiplier * math.sqrt(3) * 4.0**2 / 0.25**2 / excess)
+  estimate = rules.private_stddevs(np.zeros((n, 3)), scale=1.0, moment_ratio=1.0,
+                                   target_epsilon=0.1, target_delta=1e-5, rng=Recorder(1.0))
+  np.testing.assert_array_equal(estimate, expected)
 
 
 def test_private_stddevs_truncate_and_ignore_what_is_not_finite():

@@ -65,8 +65,8 @@ RULES = (
     Case('dp_adam_ime-printed', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, printed_2B_plus_1=True),
          oracles.two_moments(oracles.adam_second(0.9), 0.05, std1=ROOT2 / 4, std2=ROOT2 * 9 / 16,
                              b1=0.8)),
-    Case('dp_adam_ime-update_clip', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, update_clip=1.5),
-         oracles.two_moments(oracles.adam_second(0.9), 0.05, b1=0.8, update_clip=1.5, **_IME)),
+    Case('dp_adam_ime-update_clip', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, update_clip=4.0),
+         oracles.two_moments(oracles.adam_second(0.9), 0.05, b1=0.8, update_clip=4.0, **_IME)),
     Case('dp_adam_ime-per_record', lambda: rules.dp_adam_ime(
         0.8, 0.9, 0.05, floor=True, square_then_average=True),
          oracles.two_moments(oracles.adam_second(0.9), 0.05, std1=ROOT2 / 4, std2=ROOT2 / 4, b1=0.8,
