@@ -26,6 +26,14 @@ def squared_error(y, outputs, sample_weight=()):
   return total
 
 
+def randomized(model):
+  """Biases and gains that are not zeros and ones."""
+  rng = np.random.default_rng(3)
+  for v in model.trainable_variables:
+    v.assign(v + 0.3 * tf.constant(rng.normal(size=v.shape), v.dtype))
+  return model
+
+
 def batch_of(x, outputs, mask=None, seed=0):
   """A `Batch` with random targets in the shape of `outputs`."""
   rng = np.random.default_rng(seed)

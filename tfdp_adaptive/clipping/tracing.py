@@ -46,6 +46,12 @@ def units(model):
   trainable = {compat.variable_key(v) for v in model.trainable_variables}
   found, seen = [], set()
 
+  for layer in model._flatten_layers():
+    if isinstance(layer, compat.keras.layers.BatchNormalization) and layer.trainable:
+      raise registry.Unsupported(
+          f'Layer {layer.name!r} is a BatchNormalization, which mixes the examples of a batch. Use '
+          'LayerNormalization or GroupNormalization, or freeze it.')
+
   def visit(layer):
     mine = {compat.variable_key(v): v for v in layer.trainable_variables
             if compat.variable_key(v) in trainable}
