@@ -181,9 +181,9 @@ class PrivacyPlan:
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     noise_multiplier = accounting.calibrate(
-        lambda sigma, coarse: accounting.epsilon(
+        lambda sigma, tolerance: accounting.epsilon(
             accounting.event(plan, plan.steps, sigma), target_delta, accountant,
-            accounting.relation(plan), coarse),
+            accounting.relation(plan), tolerance),
         target_epsilon)
     return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
 
