@@ -1,5 +1,7 @@
 """Keras models whose training step clips every example before anything else."""
 
+from concurrent import futures
+
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -74,7 +76,7 @@ class DPModel:
     example_loss = losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
     if not self.built:
       self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
-    validation.validate_structure(self)
+    self._validate(x)
     result = []
 
     def collect(asks, queries, clips):
@@ -100,6 +102,17 @@ class DPModel:
       logs.update(diagnostics.of_step(
           clipped, clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
     return logs
+
+  def _validate(self, x):
+    """Once per kind of input, while the step is traced; the values of `x` are not used."""
+    validation.validate_structure(self)
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    signature = str(tf.nest.map_structure(lambda s: (s.shape[1:], s.dtype), specs))
+    if signature != getattr(self, '_validated', None) and not compat.has_replicas():
+      # On a thread of its own: eager there, with gradients, while this one traces.
+      with futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(validation.validate_model, self, specs).result()
+      self._validated = signature
 
   def _regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""

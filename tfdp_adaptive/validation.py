@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.optimizers import PrivacyError
 
 # Layers whose training-time output mixes the examples of a batch.
@@ -36,66 +37,97 @@ def validate_model(model, x=None):
   """Checks that every example's output depends on that example alone.
 
   Structurally (batch normalization, activity regularizers, stateful layers) and by
-  a numeric probe: the output of an example must not move when the others do.
+  numeric probes: in inference mode the output of an example must not move when
+  another joins the batch; in training mode it must have no gradient by what layers
+  do for others, and no state may be written but random seeds.
 
   Args:
     model: A built Keras model.
-    x: Inputs for the probe, at least two examples; made up from the model's input
-      specification where it has one.
+    x: Inputs for the probe, at least two examples, or their specs; made up from
+      the model's own input specification where it has one.
 
   Raises:
     PrivacyError: Naming every problem found.
     ValueError: If the model is not built and no `x` is given.
   """
   if x is not None and not model.built:
-    model(base_slice(x, 1), training=False)
+    model(_rows(x, 1), training=False)
   if not model.built:
     raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
   validate_structure(model)
-  x = _probe_inputs(model) if x is None else tf.nest.map_structure(tf.convert_to_tensor, x)
+  x = _probe_inputs(model) if x is None else tf.nest.map_structure(_as_values, x)
   if x is None:
     return
-  pair = base_slice(x, 2)
-  alone = _run(model, base_slice(x, 1))
-  together = _run(model, pair)
-  for single, both in zip(tf.nest.flatten(alone), tf.nest.flatten(together)):
+  _check_inference(model, x)
+  _check_training(model, x)
+
+
+def _check_inference(model, x):
+  run = lambda x: tf.nest.map_structure(
+      lambda t: np.asarray(t, np.float64), model(x, training=False))
+  for single, both in zip(
+      tf.nest.flatten(run(_rows(x, 1))), tf.nest.flatten(run(_rows(x, 2)))):
     if both.shape[0] != 2 or single.shape[0] != 1:
       raise PrivacyError('The first axis of every output must be the batch. Received: outputs of '
                          f'shape {single.shape} for one example and {both.shape} for two.')
     if not np.allclose(single[0], both[0], rtol=1e-3, atol=1e-4, equal_nan=True):
-      raise PrivacyError(
-          'The model mixes examples: the output for one example changes by '
-          f'{float(np.max(np.abs(single[0] - both[0]))):.3g} when another joins the batch. '
-          'Per-example clipping then bounds nothing. Remove the layer that looks across axis 0.')
+      _mixes(f'the output for one example changes by {np.max(np.abs(single[0] - both[0])):.3g} '
+             'when another joins the batch')
   if compat.has_data_losses(model):
     raise PrivacyError('The model adds losses that depend on the data (`add_loss`), which would '
                        'bypass clipping. Put them into the compiled `loss`.')
 
 
-def base_slice(x, count):
+def _check_training(model, x):
+  """Dropout makes runs incomparable, so gradients across examples are looked at instead."""
+  state = [(v, v.numpy()) for v in model.non_trainable_variables
+           if tf.as_dtype(v.dtype).is_floating]
+  worst = 0.0
+  if bookkeeping.supports(model, x)[0]:
+    worst = float(tf.function(lambda: bookkeeping.influence(model, x), autograph=False)())
+  else:  # Another engine then runs every example by itself.
+    model(x, training=True)
+  written = [compat.describe(v) for v, before in state if not np.array_equal(v.numpy(), before)]
+  for variable, before in state:
+    variable.assign(before)
+  if written:
+    raise PrivacyError('Layers write statistics of the data into weights that are not trained, '
+                       f'around clipping and noise. Received: {written}. Freeze these layers.')
+  if worst > 0:
+    _mixes(f"the first example's outputs have a gradient of {worst:.3g} by another's activations")
+
+
+def _mixes(how):
+  raise PrivacyError(f'The model mixes examples: {how}. Per-example clipping then bounds nothing. '
+                     'Remove the layer that looks across axis 0.')
+
+
+def _rows(x, count):
   return tf.nest.map_structure(lambda t: t[:count], x)
 
 
-def _run(model, x):
-  # Inference mode for determinism (dropout); training-only mixing is caught structurally.
-  return tf.nest.map_structure(lambda t: np.asarray(t, np.float64), model(x, training=False))
+def _as_values(tensor):
+  """Made-up examples for a spec; values as they are."""
+  if not isinstance(tensor, tf.TensorSpec):
+    return tf.convert_to_tensor(tensor)
+  return _example(tensor.shape, tensor.dtype)
+
+
+def _example(shape, dtype):
+  rng = np.random.default_rng(0)
+  shape = [8] + [4 if d is None else d for d in shape[1:]]
+  dtype = tf.as_dtype(dtype)
+  if dtype.is_floating:
+    return tf.constant(rng.normal(size=shape), dtype)
+  return tf.cast(tf.constant(rng.integers(0, 2, size=shape)), dtype)
 
 
 def _probe_inputs(model):
-  """Two made-up examples, or None where the model does not tell its inputs."""
+  """Made-up examples, or None where the model does not tell its inputs."""
   inputs = getattr(model, 'inputs', None)
   if not inputs:
     return None
-  rng = np.random.default_rng(0)
-
-  def example(spec):
-    shape = [2] + [4 if d is None else d for d in spec.shape[1:]]
-    dtype = tf.as_dtype(spec.dtype)
-    if dtype.is_floating:
-      return tf.constant(rng.normal(size=shape), dtype)
-    return tf.cast(tf.constant(rng.integers(0, 2, size=shape)), dtype)
-
-  values = [example(spec) for spec in inputs]
+  values = [_example(spec.shape, spec.dtype) for spec in inputs]
   structure = compat.input_structure(model)
   if structure is not None and len(tf.nest.flatten(structure)) == len(values):
     return tf.nest.pack_sequence_as(structure, values)

@@ -137,14 +137,41 @@ def test_layers_that_break_per_example_gradients(hidden, message):
     _compiled(hidden()).fit(X, Y, batch_size=8, verbose=0)
 
 
-def test_the_numeric_probe_finds_a_layer_that_looks_across_the_batch():
-  class Centre(layers.Layer):
-    def call(self, x):
-      return x - tf.reduce_mean(x, 0, keepdims=True)
+class _Centre(layers.Layer):
+  """Looks across the batch, always or in training only."""
 
-  with pytest.raises(tfdp.PrivacyError, match='mixes examples'):
-    tfdp.validate_model(_model(Centre()))
-  tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization()))
+  def __init__(self, only_training=False):
+    super().__init__()
+    self.only_training = only_training
+
+  def call(self, x, training=None):
+    return x - tf.reduce_mean(x, 0, keepdims=True) if training or not self.only_training else x
+
+
+class _Track(layers.Layer):
+  """Writes the data into a weight that is not trained."""
+
+  def build(self, shape):
+    self.mean = self.add_weight(
+        name='mean', shape=(shape[-1],), initializer='zeros', trainable=False)
+
+  def call(self, x, training=None):
+    if training:
+      self.mean.assign(tf.reduce_mean(x, 0))
+    return x
+
+
+@pytest.mark.parametrize('hidden,message', [
+    ([_Centre], 'mixes examples: the output'),
+    ([lambda: layers.Dense(8), lambda: layers.Dropout(0.5), lambda: _Centre(True)],
+     'mixes examples: the first'),
+    ([_Track], 'write statistics of the data')])
+def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
+  with pytest.raises(tfdp.PrivacyError, match=message):
+    tfdp.validate_model(_model(*[layer() for layer in hidden]))
+  with pytest.raises(tfdp.PrivacyError, match=message):
+    _compiled(*[layer() for layer in hidden]).fit(X, Y, batch_size=8, verbose=0)
+  tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization(), layers.Dropout(0.5)))
 
 
 def test_losses_added_in_call_are_found():

@@ -90,6 +90,30 @@ def engine(model, loss, batch, asks, queries, clips):
   return clipping.Clipped(sums, outputs, losses, tuple(norms))
 
 
+def influence(model, x):
+  """Largest gradient of the first example's outputs by what the layers do for the others.
+
+  Zero for a model whose examples are independent, in training mode too and whatever
+  dropout draws. Only what passes through a layer with weights is seen.
+
+  Args:
+    model: A built Keras model that the engine supports.
+    x: Nest of inputs, two examples or more.
+  """
+  tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+  recorder = tracing.Recorder(tracing.units(model), tape)
+  with tape:
+    outputs = recorder.run(model, x)
+    first = tf.add_n([tf.reduce_sum(tf.cast(t[0], tf.float32)) for t in tf.nest.flatten(outputs)])
+  worst = tf.zeros([])
+  for record in recorder.records:
+    for gradient in tf.nest.flatten(tape.gradient(first, record.taps)):
+      if gradient is not None:
+        others = tf.abs(tf.cast(gradient[record.call.times:], tf.float32))
+        worst = tf.maximum(worst, tf.reduce_max(others))
+  return worst
+
+
 def _terms(records, batched, errors):
   """The factor of every variable that the loss reaches, by variable key."""
   parts = {}
