@@ -42,7 +42,8 @@ def _recursion(mechanism, key_source, rows, index):
     for i, x in enumerate(gaussian.vectors(key, flat)):
       c = tf.unstack(tf.gather(tf.constant(rows, x.dtype), index(row)))
       for c_j, slot in zip(c[1:], history):
-        x -= c_j * slot[i]
+        with tf.control_dependencies([x]):  # Or all products could be in memory at once.
+          x -= c_j * slot[i]
       outputs.append(x / c[0])
     return tuple(outputs), ((tuple(outputs),) + tuple(history))[:slots]
 
