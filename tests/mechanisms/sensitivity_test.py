@@ -183,6 +183,18 @@ def test_rounding_is_part_of_the_sensitivity():
   assert abs(run.sensitivity() - 1) > .01
 
 
+@pytest.mark.parametrize('make', [
+    lambda: mechanisms.Dense(12), lambda: mechanisms.Tree(7, 'full'), lambda: mechanisms.Tree(7),
+    lambda: mechanisms.Banded(3, 12), lambda: mechanisms.BLT(2, 12)])
+def test_rounding_forgets_what_was_computed_before(make):
+  used, fresh = make(), make()
+  used.sensitivity(min_sep=2, max_participations=3)
+  used.rmse()
+  assert used.sensitivity() != used.rounded('float16').sensitivity()
+  assert used.rounded('float16').sensitivity() == fresh.rounded('float16').sensitivity()
+  assert used.rounded('float16').rmse() == fresh.rounded('float16').rmse()
+
+
 @pytest.mark.parametrize('arguments', [
     dict(max_participations=2), dict(max_participations=0, min_sep=1),
     dict(max_participations=2, min_sep=0), dict(max_participations=1.5, min_sep=1),

@@ -59,7 +59,7 @@ def damaged(text, path):
   if path == 'cut':
     return text[:len(text) // 2]
   if path == 'number':
-    rows[3, 2] *= 1.001
+    rows[3] *= 1.001  # The other columns of C still have norm one.
   elif path == 'norm, with the right checksum':
     rows *= .5
   elif path == 'not finite, with the right checksum':
@@ -67,7 +67,7 @@ def damaged(text, path):
   elif path == 'shape, with the right checksum':
     rows = rows[:4, :4]
   elif path == 'another mechanism':
-    content['config']['steps'] = 5
+    content['config']['tolerance'] = .5
   elif path == 'another version':
     content['version'] = 99
   content['arrays']['inverse_rows'] = rows.tolist()
@@ -102,6 +102,17 @@ def test_a_bad_saved_file_is_refused(tmp_path, damage):
   assert mechanisms.load(path) == mechanisms.Dense(6)
   path.write_text(damaged(path.read_text(), damage))
   with pytest.raises(ValueError):
+    mechanisms.load(path)
+
+
+def test_a_file_cannot_claim_fewer_bands_than_it_has(tmp_path):
+  """Fewer bands would be amplified by more groups."""
+  path = tmp_path / 'mechanism.json'
+  mechanisms.BandedToeplitz(5, 9).save(path)
+  content = json.loads(path.read_text())
+  content['config']['bands'] = 3
+  path.write_text(json.dumps(content))
+  with pytest.raises(ValueError, match='shapes'):
     mechanisms.load(path)
 
 

@@ -13,7 +13,6 @@ and never stored.
 """
 
 import abc
-import copy
 import functools
 import json
 import math
@@ -123,10 +122,9 @@ class Mechanism(abc.ABC):
       return self._designed.rounded(name)
     if name == 'float64':
       return self
-    other = copy.copy(self)
-    for cached in ('arrays', '_matrix', '_node_variances'):
-      other.__dict__.pop(cached, None)
+    other = type(self)(**self.get_config())  # Not a copy: nothing cached may survive.
     other.dtype = name
+    other.reason = self.reason
     other._designed = self
     return other
 
