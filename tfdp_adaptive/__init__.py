@@ -12,6 +12,7 @@ import importlib.util
 _EXPORTS = {
     'PrivacyPlan': 'privacy.plan',
     'advise': 'privacy.advice',
+    'audit': 'privacy.audit',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'optimizers',
     'PrivacyError': 'optimizers',

@@ -107,6 +107,16 @@ def test_nested_inputs_text_and_sample_weights():
   assert not weight[n:].any()
 
 
+def test_weights_of_tokens_and_of_several_outputs():
+  x, y = make_data()
+  plan = make_plan()
+  n = len(next(plan.index_batches()))
+  weights = {'a': np.full((N, 3), 0.5), 'b': np.ones(N)}
+  _, _, found = next(plan.batches((x, y, weights)).as_numpy_iterator())
+  np.testing.assert_array_equal(found['a'][:, 1], 0.5 * (np.arange(len(found['a'])) < n))
+  np.testing.assert_array_equal(found['b'], np.arange(len(found['b'])) < n)
+
+
 def test_inputs_without_labels():
   dataset = make_plan().batches(make_data()[0])
   x, y, weight = next(iter(dataset))

@@ -92,7 +92,8 @@ def _batch(arrays, indices, multiple):
   if not _is_pair(arrays):
     return batch, weight
   if len(batch) == 3:
-    weight = batch[2].astype(np.float32) * weight
+    weight = _map(lambda w: w.astype(np.float32) * weight.reshape((-1,) + (1,) * (w.ndim - 1)),
+                  batch[2])
   return batch[0], batch[1], weight
 
 

@@ -1,0 +1,299 @@
+"""Audits: how much privacy a training run can be PROVEN to have lost.
+
+Canaries are records that a coin includes or leaves out. Whoever can tell from
+the model which ones were in has measured a lower bound on epsilon; one above
+the plan's epsilon proves an error in the training code. A bound below it proves
+nothing: stronger canaries or more of them may find more.
+
+`run` trains once, with all canaries at the same time (Steinke, Nasr, Jagielski
+2023, arXiv:2305.08846, Theorem 5.2). `epsilon_from_rates` and `mu_from_rates`
+are for many independent runs with one canary each.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import optimize
+from scipy import stats
+
+from tfdp_adaptive.privacy import checks
+
+LARGEST_EPSILON = 50.0
+
+
+class Canaries(NamedTuple):
+  """Training data with canaries among it.
+
+  Attributes:
+    data: `(x, y, sample_weight)`; a canary left out has weight zero, which makes
+      it the empty record of zero-out adjacency.
+    indices: [count] where the canaries are.
+    included: [count] bool, SECRET until the model is released.
+  """
+
+  data: Any
+  indices: np.ndarray
+  included: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What an audit found; `str(report)` is the text for people.
+
+  Attributes:
+    epsilon_lower: Lower bound on epsilon at `delta`, at level `confidence`.
+    delta: The plan's.
+    confidence: Probability with which the bound is valid.
+    claimed: The plan's epsilon.
+    canaries: Number of coins.
+    guesses: Number of canaries that were guessed on in the best attempt.
+    correct: How many guesses were right.
+    auc: Probability that an included canary scores above one left out; 0.5 is
+      chance.
+    scores: [canaries]; high where the model seems to know the canary.
+    included: [canaries] bool.
+  """
+
+  epsilon_lower: float
+  delta: float
+  confidence: float
+  claimed: float
+  canaries: int
+  guesses: int
+  correct: int
+  auc: float
+  scores: np.ndarray = dataclasses.field(repr=False)
+  included: np.ndarray = dataclasses.field(repr=False)
+
+  @property
+  def violated(self) -> bool:
+    """Whether the claim is refuted, at level `confidence`."""
+    return self.epsilon_lower > self.claimed
+
+  def __str__(self):
+    verdict = (
+        'THE CLAIM IS REFUTED: the training code leaks more than the plan accounts for.'
+        if self.violated else
+        'Consistent with the claim; an audit cannot prove it, only refute it.')
+    return (f'Audit with {self.canaries} canaries in one run: of {self.guesses} guesses '
+            f'{self.correct} were right (AUC {self.auc:.3f}).\n'
+            f'epsilon >= {self.epsilon_lower:.3g} at delta = {self.delta:g}, with confidence '
+            f'{self.confidence:g}; claimed: epsilon <= {self.claimed:.4g}.\n{verdict}')
+
+
+def insert(data, indices, *, labels=None, seed: Optional[int] = None) -> Canaries:
+  """Makes the records at `indices` canaries: wrong labels, and a fair coin each.
+
+  Args:
+    data: `(x, y)` of arrays; x may be nested.
+    indices: [count] records to use; their true labels are not used any more.
+    labels: [count, ...] labels for them; by default the labels of these records
+      in another order, which a model can only know by heart.
+    seed: For tests only; the coins are the operating system's otherwise.
+  """
+  x, y = data
+  y = np.array(y)
+  indices = np.asarray(indices)
+  if indices.ndim != 1 or len(indices) < 2 or len(set(indices.tolist())) != len(indices):
+    raise ValueError('`indices` must be two or more different records. '
+                     f'Received: an array of shape {indices.shape}.')
+  if indices.min() < 0 or indices.max() >= len(y):
+    raise ValueError(f'`indices` must be in [0, {len(y)}). Received: from {indices.min()} to '
+                     f'{indices.max()}.')
+  rng = np.random.default_rng(seed)
+  y[indices] = np.roll(y[indices], 1, axis=0) if labels is None else labels
+  included = rng.random(len(indices)) < 0.5
+  weight = np.ones(len(y), np.float32)
+  weight[indices[~included]] = 0
+  return Canaries((x, y, weight), indices, included)
+
+
+def loss_scores(model, x, y, before=None) -> np.ndarray:
+  """Minus the loss of every record [n]; its fall from `before` if given."""
+  loss = model.loss if callable(model.loss) else _named_loss(model.loss)
+  outputs = model.predict(x, verbose=0)
+  values = np.asarray(getattr(loss, 'call', loss)(np.asarray(y), outputs))
+  scores = -values.reshape(len(values), -1).mean(axis=1)
+  return scores if before is None else scores - before
+
+
+def _named_loss(name):
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  return tf.keras.losses.get(name)
+
+
+def run(build_model, data, plan, *, indices=None, labels=None, score=None,
+        confidence: float = 0.95, seed: Optional[int] = None, **fit) -> Report:
+  """Trains a model by a plan with canaries in its data, and audits it.
+
+  The model is for the audit: its canaries have wrong labels.
+
+  Args:
+    build_model: `() -> model`, a compiled private Keras model whose optimizer
+      has `plan`.
+    data: `(x, y)`, as many records as the plan's population.
+    plan: An example-level `PrivacyPlan`.
+    indices: Records to make canaries of; all by default, at most 1000 at random.
+    labels: See `insert`.
+    score: `(model, x, y) -> [n]`, larger where the model seems to know a
+      record; the fall of the loss during training by default.
+    confidence: Probability with which the bound is valid, in (0, 1).
+    seed: For tests only.
+    **fit: Further arguments of `model.fit`, such as `verbose`.
+
+  Returns:
+    A `Report`. The bound holds for the final model; an attacker who sees all
+    intermediate ones is as the plan accounts for.
+  """
+  checks.probability(confidence=confidence)
+  if plan.unit != 'example':
+    raise ValueError('`plan` must be example-level: canaries are examples. '
+                     f'Received: unit={plan.unit!r}.')
+  if indices is None:
+    size = len(data[1])
+    indices = np.random.default_rng(seed).permutation(size)[:1000]
+  canaries = insert(data, indices, labels=labels, seed=seed)
+  x, y, _ = canaries.data
+  chosen = _take(x, canaries.indices), y[canaries.indices]
+  model = build_model()
+  before = loss_scores(model, *chosen) if score is None else None
+  model.fit(plan.batches(canaries.data), **dict({'verbose': 0}, **fit))
+  scores = np.asarray(
+      loss_scores(model, *chosen, before) if score is None else score(model, *chosen))
+  return report(scores, canaries.included, plan.epsilon(), plan.target_delta, confidence)
+
+
+def report(scores, included, claimed, delta, confidence=0.95) -> Report:
+  """The bound that scores prove.
+
+  Guesses "in" for the highest scores and "out" for as many of the lowest, for
+  a few numbers of guesses; the confidence is divided between these attempts.
+  """
+  scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
+  if scores.shape != included.shape or scores.ndim != 1 or not np.all(np.isfinite(scores)):
+    raise ValueError('`scores` must be finite, one per canary. Received: '
+                     f'shapes {scores.shape} and {included.shape}.')
+  count = len(scores)
+  order = np.argsort(scores, kind='stable')
+  attempts = sorted({max(1, count // share) for share in (2, 4, 8, 16)})  # Guesses per side.
+  best = None
+  for each in attempts:
+    correct = int(np.sum(included[order[-each:]]) + np.sum(~included[order[:each]]))
+    bound = one_run_epsilon(
+        correct, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts))
+    if best is None or bound > best[0]:
+      best = bound, 2 * each, correct
+  return Report(best[0], delta, confidence, claimed, count, best[1], best[2],
+                _auc(scores, included), scores, included)
+
+
+def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> float:
+  """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
+
+  Args:
+    correct: Right guesses.
+    guesses: All guesses; their number is chosen without looking at the truth.
+    canaries: All coins, those not guessed on included.
+    delta: In [0, 1).
+    confidence: In (0, 1).
+  """
+  checks.whole(0, correct=correct)
+  checks.whole(guesses=guesses, canaries=canaries)
+  checks.probability(confidence=confidence)
+  if not correct <= guesses <= canaries:
+    raise ValueError('`correct` must be at most `guesses`, and those at most `canaries`. Received: '
+                     f'correct={correct}, guesses={guesses}, canaries={canaries}.')
+  if not 0 <= delta < 1:
+    raise ValueError(f'`delta` must be in [0, 1). Received: delta={delta}.')
+
+  def surprise(epsilon):
+    """An upper bound of the probability of such a success, minus what is allowed."""
+    q = 1 / (1 + math.exp(-epsilon))
+    chance = stats.binom.sf(correct - 1, guesses, q)
+    fewer = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
+    slope = np.max(fewer / np.arange(1, correct + 1), initial=0.0)
+    return min(1.0, chance + 2 * canaries * delta * slope) - (1 - confidence)
+
+  return _largest_refuted(surprise)
+
+
+def epsilon_from_rates(true_positives, included, false_positives, excluded, delta=0.0,
+                       confidence=0.95) -> float:
+  """Lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
+
+  Args:
+    true_positives: Runs with the canary in which the attack said "in".
+    included: Runs with it.
+    false_positives: Runs without it in which the attack said "in".
+    excluded: Runs without it.
+    delta: In [0, 1).
+    confidence: In (0, 1), of both intervals together.
+  """
+  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
+      true_positives, included, false_positives, excluded, confidence)
+
+  def bound(hits, misses):  # hits <= e^epsilon misses + delta.
+    return math.log((hits - delta) / misses) if hits > delta and misses > 0 else 0.0
+
+  return max(0.0, bound(tpr_low, fpr_high), bound(1 - fpr_high, 1 - tpr_low),
+             bound(fpr_low, tpr_high), bound(1 - tpr_high, 1 - fpr_low))
+
+
+def mu_from_rates(true_positives, included, false_positives, excluded, confidence=0.95) -> float:
+  """Lower bound on mu of Gaussian differential privacy, arguments as `epsilon_from_rates`.
+
+  A Gaussian mechanism of noise multiplier s has mu = 1/s: no test of it has
+  `Phi^-1(TPR) - Phi^-1(FPR) > mu`.
+  """
+  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
+      true_positives, included, false_positives, excluded, confidence)
+  gaps = (stats.norm.ppf(tpr_low) - stats.norm.ppf(fpr_high),
+          stats.norm.ppf(fpr_low) - stats.norm.ppf(tpr_high))
+  return float(max(0.0, *(gap for gap in gaps if not math.isnan(gap))))
+
+
+def clopper_pearson(successes, trials, confidence=0.95):
+  """`(low, high)` two-sided interval of a success probability."""
+  checks.whole(0, successes=successes)
+  checks.whole(trials=trials)
+  checks.probability(confidence=confidence)
+  if successes > trials:
+    raise ValueError('There must be at least as many trials as successes. Received: '
+                     f'successes={successes}, trials={trials}.')
+  tail = (1 - confidence) / 2
+  low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
+  high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
+  return float(low), float(high)
+
+
+def _intervals(true_positives, included, false_positives, excluded, confidence):
+  each = 1 - (1 - confidence) / 2
+  return (clopper_pearson(true_positives, included, each),
+          clopper_pearson(false_positives, excluded, each))
+
+
+def _largest_refuted(surprise):
+  """Root of an increasing function of epsilon, from below; 0 if nothing is refuted."""
+  if surprise(0.0) >= 0:
+    return 0.0
+  if surprise(LARGEST_EPSILON) < 0:
+    return LARGEST_EPSILON
+  return max(0.0, optimize.brentq(surprise, 0.0, LARGEST_EPSILON, xtol=1e-9) - 1e-9)
+
+
+def _auc(scores, included):
+  if included.all() or not included.any():
+    return 0.5
+  ranks = stats.rankdata(scores)[included]
+  positives, negatives = len(ranks), np.sum(~included)
+  return float((ranks.sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def _take(tree, indices):
+  if isinstance(tree, tuple):
+    return tuple(_take(value, indices) for value in tree)
+  if isinstance(tree, dict):
+    return {name: _take(value, indices) for name, value in tree.items()}
+  return np.asarray(tree)[indices]
