@@ -26,6 +26,8 @@ class Simulation(NamedTuple):
     statement: The privacy statement, for the rounds that were run.
     state: SECRET server state, noise still to come included.
     failed: {client: rounds in which it failed}; not private.
+    speed: Rounds and clients per second of this call (the latter is exact: not
+      private), and the bytes of the server's state.
   """
 
   weights: Any
@@ -34,6 +36,7 @@ class Simulation(NamedTuple):
   statement: str
   state: Any
   failed: Dict[str, int]
+  speed: Dict[str, float]
 
 
 def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
@@ -99,6 +102,7 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
 
     if run.pending:
       report()  # Saved, but perhaps not released when the run ended.
+    clients, total_seconds, first = 0, 0.0, run.done
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done)
                if run.done < rounds else ())
     while run.done < rounds:
@@ -110,10 +114,13 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
       state, released = step(run.state, outcome.answers)
       run.advance(state, {**_floats(released), **_not_private(outcome.not_private)},
                   outcome.failed, time.monotonic() - start)
+      clients += len(cohort)
+      total_seconds += time.monotonic() - start
       report()
       bar.update()
   return Simulation(run.weights(), run.done, run.history,
-                    statement_lib.statement(process, run.done, facts), run.state, run.failed)
+                    statement_lib.statement(process, run.done, facts), run.state, run.failed,
+                    _speed(run, run.done - first, clients, total_seconds))
 
 
 class _Run:
@@ -161,6 +168,13 @@ class _Run:
       self._folder.save(state, {
           'settings': self._settings, 'history': self.history, 'failed': self.failed,
           'pending': self.pending})
+
+
+def _speed(run, rounds, clients, seconds):
+  state_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(run.state))
+  per_second = (lambda count: count / seconds) if seconds else (lambda count: 0.0)
+  return {'rounds_per_second': per_second(rounds), 'clients_per_second': per_second(clients),
+          'state_bytes': state_bytes}
 
 
 def _number_of_rounds(plan, rule, rounds, max_epsilon):

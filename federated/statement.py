@@ -5,8 +5,8 @@ def statement(process, rounds, facts=()):
   """Plain text; `rounds` of the plan's steps have been taken with `process`."""
   settings = process.settings
   lines = [
-      'Federated: every record above is the update of one user in one round, whatever number of '
-      'examples it comes from; training on the device is not limited otherwise.',
+      'Federated: a record above is the update that a user\'s device sends in a round; its clip '
+      'norm holds whatever number of examples it was trained on.',
       'What the server sees: all updates of the users, as they are. The guarantee is for whoever '
       'sees what the server releases: the weights of every round'
       + (', and the noised numbers beside them' if settings['private_metrics'] != 'None'

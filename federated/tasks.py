@@ -45,10 +45,8 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
   """
   parts = corpus.split(list(sentences))
   num_ids = next_word_lib.FIRST_WORD + len(vocabulary)
-  shape = lambda part: collections.OrderedDict(
-      zip('xy', next_word_lib.examples(part, vocabulary)))
   users = users_lib.Users(
-      {client: shape(mine) for client, mine in corpus.by_client(parts.train).items()},
+      {client: _sentence_examples(mine, vocabulary) for client, mine in corpus.by_client(parts.train).items()},
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
 
   def model_fn():
@@ -56,8 +54,12 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
         build_model(num_ids), loss=_WordLoss(), input_spec=users.element_type_structure,
         metrics=[_WordAccuracy(), _WordCrossEntropy()])
 
-  held_out = tf.data.Dataset.from_tensor_slices(shape(parts.test)).batch(256)
-  return Task(users, held_out, model_fn, (num_ids,))
+  return Task(users, held_out_sentences(parts.test, vocabulary), model_fn, (num_ids,))
+
+
+def held_out_sentences(sentences, vocabulary):
+  """`tf.data.Dataset` of batches for `evaluator`."""
+  return tf.data.Dataset.from_tensor_slices(_sentence_examples(sentences, vocabulary)).batch(256)
 
 
 def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, epochs=1):
@@ -112,6 +114,10 @@ def from_baseline(task, held_out_clients=100):
     dataset = test.create_tf_dataset_for_client(client)
     held_out = dataset if held_out is None else held_out.concatenate(dataset)
   return Task(users, held_out, task.model_fn, ())
+
+
+def _sentence_examples(sentences, vocabulary):
+  return collections.OrderedDict(zip('xy', next_word_lib.examples(sentences, vocabulary)))
 
 
 def _part(client):

@@ -58,15 +58,16 @@ class Workers:
   Attributes:
     addresses: 'host:port' of each.
     contexts: The TFF context of each.
+    processes: `subprocess.Popen` of the workers started here.
   """
 
   def __init__(self, addresses=(), *, count=1, max_concurrent_clients=0):
-    self._processes, self._channels, self._installed = [], [], contextlib.ExitStack()
+    self.processes, self._channels, self._installed = [], [], contextlib.ExitStack()
     self.addresses, self.contexts = [], []
     try:
       for _ in range(0 if addresses else count):
         process, address = _start(max_concurrent_clients)
-        self._processes.append(process)
+        self.processes.append(process)
         self.addresses.append(address)
       self.addresses.extend(addresses)
       for address in self.addresses:
@@ -95,19 +96,19 @@ class Workers:
     """Ends the processes started here; remote workers go on."""
     for channel in self._channels:
       channel.close()
-    for process in self._processes:
+    for process in self.processes:
       process.kill()
       process.wait()
-    self._channels, self._processes = [], []
+    self._channels, self.processes = [], []
 
   def _wait_for(self, channel, address):
     ready = grpc.channel_ready_future(channel)
-    deadline = time.monotonic() + (_START_SECONDS if self._processes else _ANSWER_SECONDS)
+    deadline = time.monotonic() + (_START_SECONDS if self.processes else _ANSWER_SECONDS)
     while True:
       try:
         return ready.result(timeout=0.2)
       except grpc.FutureTimeoutError:
-        ended = [p.returncode for p in self._processes if p.poll() is not None]
+        ended = [p.returncode for p in self.processes if p.poll() is not None]
         if ended or time.monotonic() > deadline:
           ready.cancel()
           raise WorkerLostError(

@@ -92,7 +92,7 @@ def test_two_remote_workers_and_one_of_them_killed(process, tmp_path, monkeypatc
     result = tfdp.federated.simulate(
         process, users, rounds=2, out=tmp_path, workers=addresses, progress=False)
     assert result.rounds == 2
-    os.kill(first._processes[1].pid, signal.SIGKILL)
+    os.kill(first.processes[1].pid, signal.SIGKILL)
     with pytest.raises(tfdp.federated.WorkerLostError, match=addresses[1]):
       tfdp.federated.simulate(
           process, users, rounds=3, out=tmp_path, workers=addresses, progress=False)

@@ -28,7 +28,10 @@ def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
   assert [row.get('loss') for row in result.history] == [
       None, pytest.approx(losses[1], rel=1e-4), pytest.approx(losses[2], rel=1e-4)]
   assert result.rounds == 3 and 'after 3 of the 4 planned steps' in result.statement
-  assert 'user' in result.statement
+  assert 'user' in result.statement and 'Secure aggregation is not simulated' in result.statement
+  # Weights, both moments of Adam, and a little more.
+  assert 3 * 4 * 4 < result.speed['state_bytes'] < 3 * 4 * 4 + 100
+  assert result.speed['clients_per_second'] > 0
 
 
 def test_refusals():

@@ -19,7 +19,7 @@ import sys
 import tfdp_adaptive as tfdp
 tfdp.__path__.append(sys.argv[1])
 workers = tfdp.federated.Workers()
-print(*[process.pid for process in workers._processes], flush=True)
+print(*[process.pid for process in workers.processes], flush=True)
 if sys.argv[2] == 'default':
   import numpy as np
   import tensorflow_federated as tff
@@ -71,10 +71,10 @@ def test_a_lost_worker_is_an_error_and_not_a_wait():
     second = tff.framework.get_context_stack()
     with second.install(workers.contexts[1]):
       assert total([]) == 0
-    os.kill(workers._processes[0].pid, signal.SIGKILL)
+    os.kill(workers.processes[0].pid, signal.SIGKILL)
     with pytest.raises(tfdp.federated.WorkerLostError, match=workers.addresses[0]):
       total([1, 2])
-  assert not any(is_running(process.pid) for process in workers._processes)
+  assert not any(is_running(process.pid) for process in workers.processes)
 
 
 def test_addresses_are_checked(monkeypatch):
