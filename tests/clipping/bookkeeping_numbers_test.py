@@ -1,0 +1,211 @@
+"""The book-keeping engine at the limits of arithmetic, and every route of its algebra."""
+
+import bookkeeping_oracle as oracle
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.rules import base
+
+keras = compat.keras
+layers = keras.layers
+
+
+def floats(*shape, seed=0):
+  return tf.constant(np.random.default_rng(seed).normal(size=shape), tf.float32)
+
+
+def ids(*shape, high=7, seed=0):
+  return tf.constant(np.random.default_rng(seed).integers(0, high, size=shape), tf.int32)
+
+
+def built(model, x):
+  model(x)
+  return oracle.randomized(model)
+
+
+def sums(model, x, y, mask=None, clip=0.5, scale=()):
+  mask = [True] * x.shape[0] if mask is None else mask
+  batch = clipping.Batch(x, y, (), tf.constant(mask))
+  return bookkeeping.engine(model, oracle.squared_error, batch, [base.Ask()],
+                            [base.Query(scale=scale)], [clip]).sums[0].total
+
+
+def flat(tree):
+  return np.concatenate([np.ravel(t) for t in tree])
+
+
+def mlp():
+  return keras.Sequential([layers.Dense(5, activation='tanh'), layers.Dense(3)])
+
+
+def text():
+  return keras.Sequential([
+      layers.Embedding(7, 6), layers.Dense(5, activation='tanh'), layers.LayerNormalization(),
+      layers.Dense(4)])
+
+
+@pytest.mark.parametrize('route', ['gram', 'blocks', 'ragged blocks', 'explicit'])
+def test_every_route(route, monkeypatch):
+  """Static shapes choose the route; here each is forced, on layers of every kind."""
+  monkeypatch.setattr(factors, 'KEEP', 1e9 if route == 'explicit' else 0.0)
+  monkeypatch.setattr(factors, 'BLOCK_BYTES', {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22))
+  if route.endswith('blocks'):
+    monkeypatch.setattr(factors.Outer, 'route', lambda self, scaled: 'blocks')
+  x = ids(5, 3)
+  oracle.check(built(text(), x), x)
+  images = floats(5, 6, 5, 2)
+  model = keras.Sequential([layers.Conv2D(9, (3, 2), strides=(2, 1), activation='tanh'),
+                            layers.Conv2D(3, 2, padding='same'), layers.Flatten(),
+                            layers.Dense(2)])
+  oracle.check(built(model, images), images)
+
+
+def test_gram_matrices_of_convolutions(monkeypatch):
+  monkeypatch.setattr(factors, 'KEEP', 0.0)
+  images = floats(4, 4, 4, 6)
+  model = keras.Sequential([layers.Conv2D(40, 3), layers.Flatten(), layers.Dense(2)])
+  oracle.check(built(model, images), images)
+
+
+@pytest.mark.parametrize('keep', [0.0, 2.0])
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
+  monkeypatch.setattr(factors, 'KEEP', keep)
+  monkeypatch.setattr(factors, 'BLOCK_BYTES', 300)
+  model = keras.Sequential([keras.Input((None,), dtype='int32')] + text().layers)
+  x = ids(5, 3)
+  oracle.randomized(model)
+  batch = oracle.batch_of(x, model(x))
+  scale = oracle.geometry(model)
+  asks, queries = (base.Ask(), base.Ask()), (base.Query(), base.Query(scale=scale))
+  records = oracle.gradients(model, oracle.squared_error, batch)
+  clips = (oracle.median_norm(records), oracle.median_norm(records, scale))
+
+  @tf.function(autograph=False, jit_compile=jit_compile, input_signature=[
+      tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None, 4], tf.float32),
+      tf.TensorSpec([None], tf.bool)])
+  def step(x, y, mask):
+    loss = lambda y, outputs, _: tf.reduce_sum(tf.square(outputs - y) / 2, [1, 2])
+    return bookkeeping.engine(
+        model, loss, clipping.Batch(x, y, (), mask), asks, queries, clips).sums
+
+  monkeypatch.setattr(oracle, 'squared_error', lambda y, outputs, _: tf.reduce_sum(
+      tf.square(outputs - y) / 2, [1, 2]))
+  records = oracle.gradients(model, oracle.squared_error, batch)
+  expected = oracle.by_definition(model, records, batch.mask, asks, queries, clips)
+  oracle.assert_close(step(batch.x, batch.y, batch.mask), expected, 1e-5)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('where', ['x', 'y'])
+def test_a_record_that_is_not_finite_counts_as_none(bad, where):
+  model = built(mlp(), floats(4, 3))
+  x, y = floats(4, 3).numpy(), floats(4, 3, seed=1).numpy()
+  (x if where == 'x' else y)[1, 0] = bad
+  keep = [0, 2, 3]
+  without = sums(model, tf.constant(x[keep]), tf.constant(y[keep]))
+  found = sums(model, tf.constant(x), tf.constant(y))
+  np.testing.assert_allclose(flat(found), flat(without), rtol=1e-5, atol=1e-7)
+  assert np.all(np.isfinite(flat(found))) and np.any(flat(found))
+  masked = sums(model, tf.constant(x), tf.constant(y), mask=[True, False, True, True])
+  np.testing.assert_allclose(flat(masked), flat(without), rtol=1e-5, atol=1e-7)
+
+
+def test_one_layer_that_is_not_finite_takes_the_whole_record():
+  """A record whose gradient is inf in one layer adds nothing to the others either."""
+  x = ids(3, 2)
+  model = built(keras.Sequential([layers.Embedding(7, 2), layers.Dense(2)]), x)
+  table = model.trainable_variables[0]
+  value = table.numpy()
+  value[int(x[0, 0])] = 3e38
+  x = tf.constant([[int(x[0, 0]), 5], [5, 6], [6, 6]])
+  table.assign(value)
+  y = tf.zeros([3, 2, 2])
+  np.testing.assert_allclose(flat(sums(model, x, y)), flat(sums(model, x[1:], y[1:])), atol=1e-7)
+
+
+def test_padding_is_no_record():
+  model = built(mlp(), floats(4, 3))
+  x, y = floats(4, 3), floats(4, 3, seed=1)
+  np.testing.assert_array_equal(flat(sums(model, x, y, mask=[False] * 4)), 0)
+  np.testing.assert_allclose(flat(sums(model, x, y, mask=[True, False, True, False])),
+                             flat(sums(model, x[::2], y[::2])), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('size', [1e-30, 1e-15, 1.0, 1e10, 1e15, 1e18, 1e25])
+@pytest.mark.parametrize('clip', [1e-20, 1.0])
+@pytest.mark.parametrize('scaled', [False, True])
+def test_no_record_exceeds_the_clip_norm(size, clip, scaled):
+  """Whatever underflows or overflows on the way; a record may only shrink."""
+  for make, x in ((mlp, floats(1, 3)), (text, ids(1, 4, high=3))):
+    model = built(make(), x)
+    y = size * tf.ones_like(model(x))
+    scale = oracle.geometry(model) if scaled else ()
+    norm = np.linalg.norm(flat(sums(model, x, y, clip=clip, scale=scale)).astype(np.float64))
+    assert norm <= clip * (1 + 1e-5)
+    if size <= 1e15 and clip == 1.0:
+      record, = oracle.gradients(model, oracle.squared_error, clipping.Batch(
+          x, y, (), tf.constant([True])))
+      full = np.linalg.norm(flat(record if not scaled else [
+          g * s for g, s in zip(record, scale)]).astype(np.float64))
+      assert norm >= 0.999 * min(full, clip)
+
+
+def test_cancelling_steps_are_not_underestimated(monkeypatch):
+  """A Gram norm of contributions that cancel: its rounding is charged to the record."""
+  monkeypatch.setattr(factors, 'KEEP', 0.0)
+  rng = np.random.default_rng(0)
+  a = rng.normal(size=(8, 1, 30)).astype(np.float32)
+  e = rng.normal(size=(8, 1, 40)).astype(np.float32)
+  small = (1e-4 * rng.normal(size=(8, 1, 40))).astype(np.float32)
+  inputs = tf.constant(np.concatenate([a, a], 1))
+  errors = tf.constant(np.concatenate([e, small - e], 1))
+  factor = factors.Outer(inputs, errors, (30, 40))
+  assert factor.route(False) == 'gram'
+  wide = [np.asarray(t, np.float64) for t in (inputs, errors)]
+  true = np.sum(np.square(np.einsum('ntd,ntp->ndp', *wide)), (1, 2))
+  norm, = factor.squared_norms([()])
+  assert np.all(norm >= true * (1 - 1e-6))
+  assert np.all(norm <= true + 1e-5 * np.sum(np.square(wide[0]), (1, 2)) * np.sum(
+      np.square(wide[1]), (1, 2)))
+
+
+def test_float64():
+  x = tf.cast(floats(4, 5, 3), tf.float64)
+  kwargs = dict(dtype='float64')
+  model = keras.Sequential([
+      layers.Conv1D(4, 2, activation='tanh', **kwargs), layers.LayerNormalization(**kwargs),
+      layers.GRU(3, **kwargs), layers.Dense(2, **kwargs)])
+  oracle.check(built(model, x), x, rtol=1e-11)
+
+
+@pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+def test_mixed_precision(policy):
+  """Sums in float32, close to what the same half precision layers give one by one."""
+  make = lambda: keras.Sequential([
+      layers.Embedding(7, 6), layers.Dense(5, activation='tanh'), layers.LayerNormalization(),
+      layers.LSTM(4, return_sequences=True), Scale(), layers.Dense(4, dtype='float32')])
+  before = keras.mixed_precision.global_policy() if not compat.KERAS_3 else (
+      keras.config.dtype_policy())
+  keras.mixed_precision.set_global_policy(policy)
+  try:
+    x = ids(4, 3)
+    model = built(make(), x)
+    clipped = oracle.check(model, x, rtol=2e-2)
+    assert all(t.dtype == tf.float32 for t in clipped.sums[0].total)
+  finally:
+    keras.mixed_precision.set_global_policy(before)
+
+
+class Scale(layers.Layer):
+
+  def build(self, shape):
+    self.gain = self.add_weight(name='gain', shape=(shape[-1],), initializer='ones')
+
+  def call(self, x):
+    return tf.tanh(x) * tf.cast(self.gain, x.dtype)
