@@ -268,8 +268,8 @@ def test_statement_and_json_hold_no_fresh_secret():
 
 @pytest.mark.parametrize('changes', [
     dict(), dict(sampling=sampling.FixedOrder(shuffle_seed=None), unit='user', seed=3),
-    dict(sampling=sampling.CyclicPoisson(cycle=4), steps=np.int64(30), noise_multiplier=np.float32(2),
-         mechanism=mechanisms.BandedToeplitz(bands=4, steps=40)),
+    dict(sampling=sampling.CyclicPoisson(cycle=4), steps=np.int64(30),
+         noise_multiplier=np.float32(2), mechanism=mechanisms.BandedToeplitz(bands=4, steps=40)),
     dict(sampling=sampling.FixedOrder(), mechanism=mechanisms.Tree(steps=40), adjacency='replace',
          min_sep=3, max_participations=4),
     dict(sampling=sampling.FixedOrder(), extra_releases=(0.5, 2.0)),

@@ -96,7 +96,7 @@ def relation(plan):
 
 def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE,
             tolerance=_FINE):
-  """Smallest epsilon that the accountant proves at `target_delta`, or a bit above by `tolerance`."""
+  """Smallest epsilon that the accountant proves at `target_delta`, up to the tolerance."""
   checks.probability(target_delta=target_delta)
   sigma = _gaussian(dp_event)
   if sigma is not None and accountant == 'pld':

@@ -211,7 +211,8 @@ class PrivacyPlan:
       return self.steps
     checks.whole(0, steps=steps)
     if steps > self.steps:
-      raise ValueError(f'`steps` must be at most the plan\'s {self.steps}. Received: steps={steps}.')
+      raise ValueError(
+          f"`steps` must be at most the plan's {self.steps}. Received: steps={steps}.")
     return int(steps)
 
   def event(self, steps: Optional[int] = None):

@@ -42,8 +42,9 @@ class Sampling(abc.ABC):
     """Raises unless `plan`'s population and batch size fit this scheme."""
     if plan.population_size is None:
       raise ValueError(
-          f'`population_size` must be given for {self!r}. Only `Poisson(sampling_probability=...)`, '
-          'a constant that does not come from the data, does without. '
+          f'`population_size` must be given for {self!r}. Only '
+          '`Poisson(sampling_probability=...)`, a constant that does not come from the data, does '
+          'without. '
           'Received: population_size=None.')
 
   @abc.abstractmethod

@@ -70,7 +70,8 @@ def _guarantee(plan, steps, private, rule, accountant):
 
 def _up(epsilon):
   """Four digits, never below the truth."""
-  return f'{decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).create_decimal(repr(float(epsilon))):f}'
+  four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+  return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
 def _population(plan):
@@ -105,12 +106,12 @@ def _accounting(plan, steps, accountant):
         'if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
   sensitivity = accounting.total_sensitivity(plan, steps)
-  extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released at '
-           'every step and counted in full.' if plan.extra_releases else '')
+  extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
+           'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
       f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, at least '
-      f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise multiplier '
-      f'{plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
+      f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise '
+      f'multiplier {plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 
 
 def _caveats(plan):
