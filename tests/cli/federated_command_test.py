@@ -93,3 +93,16 @@ def test_without_tensorflow_federated_it_says_what_to_install(folder, capsys, mo
   monkeypatch.delitem(vars(tfdp), 'federated', raising=False)
   assert main.main(arguments('federated', folder)) == 2
   assert 'needs tensorflow_federated' in capsys.readouterr().err
+
+
+@pytest.mark.federated
+def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
+  with tfdp.federated.Workers(count=2) as workers:
+    assert main.main(arguments('federated', folder, '--methods', 'dp_adam', '--workers',
+                               ','.join(workers.addresses), '--out', str(folder / 'w'))) == 0
+    assert not any(process.poll() for process in workers.processes)  # Not ours to end.
+  assert 'clients/s' in capsys.readouterr().err
+  assert 'Secure aggregation is not simulated' in (folder / 'w' / 'privacy.txt').read_text(
+      encoding='utf-8')
+  with pytest.raises(ValueError, match="Received: 'nowhere'"):
+    main.main(arguments('federated', folder, '--methods', 'dp_adam', '--workers', 'nowhere'))

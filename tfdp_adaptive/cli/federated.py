@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import sys
 
 import tensorflow as tf
 
@@ -35,6 +36,9 @@ def add_arguments(parser):
                      help='rounds of every method (default: %(default)s)')
   group.add_argument('--clients-per-round', type=options.positive_int, default=100, metavar='N',
                      help='expected number of clients per round (default: %(default)s)')
+  group.add_argument('--workers', type=lambda text: text.split(','), default=[],
+                     metavar='HOST:PORT,HOST:PORT',
+                     help='running TFF workers to train on (default: one, started here)')
 
 
 def run(arguments):
@@ -64,12 +68,15 @@ def train_all(arguments, task, plan, methods, report):
     settings = method.settings
     if arguments.tune:
       settings, tried = settings_lib.search(
-          method, lambda s, m=method: train(task, m, s, plan, task.validation, points=1)[0].loss)
+          method, lambda s, m=method: train(
+              task, m, s, plan, task.validation, arguments.workers, points=1)[0].loss)
       private_runs += tried
-    measured, process = train(task, method, settings, plan, task.test)
+    measured, simulation, process = train(
+        task, method, settings, plan, task.test, arguments.workers)
     private_runs += 1
-    report.state(f'== {method.label} ({PART}) ==',
-                 process.plan.statement(rule=process.rule))
+    report.state(f'== {method.label} ({PART}) ==', simulation.statement)
+    print('{}: {:.2f} rounds/s, {:.1f} clients/s, {:,} bytes of server state'.format(
+        method.label, *simulation.speed.values()), file=sys.stderr)
     report.add(report_lib.Row(
         method.label, PART, measured.loss, measured.accuracy,
         epsilon=process.plan.epsilon(rule=process.rule), delta=plan.target_delta, unit='client',
@@ -102,8 +109,8 @@ class _SentenceLoss(tf.keras.losses.Loss):
     return language_model.sentence_loss(y_true, y_pred)
 
 
-def train(task, method, settings, plan, held_out, points=training.POINTS):
-  """One run; returns its `training.Run` and the process."""
+def train(task, method, settings, plan, held_out, workers, points=training.POINTS):
+  """One run; returns its `training.Run`, the simulation and the process."""
   import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
   settings = dict(settings)
   plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
@@ -130,5 +137,6 @@ def train(task, method, settings, plan, held_out, points=training.POINTS):
     return dict(zip(('loss', 'accuracy'), evaluator()))
 
   simulation = tfdp.federated.simulate(
-      process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points))
-  return training.from_history(start, simulation.history), process
+      process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points),
+      workers=workers)
+  return training.from_history(start, simulation.history), simulation, process
