@@ -176,7 +176,7 @@ def _optimal(start, bands, workload):
     gradient = -2 * linalg.cho_solve(factor, inverse_gram.T)[i, j]
     return math.log(value), gradient / value
 
-  with matrices.threads(n), progress.bar(f'Banded(bands={bands}, steps={n})') as bar:
+  with progress.bar(f'Banded(bands={bands}, steps={n})') as bar:
     x = matrix(toeplitz.minimize(loss, (start.T @ start)[i, j], callback=lambda _: bar.update()))
   c = matrices.factor_gram(x)
   c /= np.linalg.norm(c, axis=0)

@@ -79,7 +79,7 @@ def optimal(workload, n, objective, tolerance):
   a = workload.materialize(n)
   p, q = np.full(n, 1 / n), np.full(n, 1 / n)
   bound, best, chosen = 0.0, math.inf, None
-  with matrices.threads(n), progress.bar(f'Dense(steps={n})') as bar:
+  with matrices.one_thread(), progress.bar(f'Dense(steps={n})') as bar:
     for _ in range(_ITERATIONS):
       u, s, v = _decompose(np.sqrt(p)[:, None] * a * np.sqrt(q), objective)
       bound = max(bound, s.sum())

@@ -7,16 +7,16 @@ from scipy import linalg
 import threadpoolctl
 
 DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
-_WORTH_THREADS = 2048
 
 
-def threads(n: int):
-  """Context with one BLAS thread for [n, n] matrices too small to share.
+def one_thread():
+  """Context for linear algebra too small to share between BLAS threads.
 
   On a busy machine threads spin while they wait for one another: with two,
-  `eigh` of n = 256 took 540 ms instead of 9.
+  `eigh` of n = 256 took 540 ms instead of 9, and the tiny vectors of L-BFGS
+  made a design take 18 s instead of 0.8.
   """
-  return threadpoolctl.threadpool_limits(1 if n <= _WORTH_THREADS else None, user_api='blas')
+  return threadpoolctl.threadpool_limits(1, user_api='blas')
 
 
 def invert_lower(matrix: np.ndarray) -> np.ndarray:

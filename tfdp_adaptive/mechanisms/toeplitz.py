@@ -149,9 +149,10 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, callback=Non
   for _ in range(40):
     before = best[0]
     scaled = lambda y: _times(guarded(y * unit), unit)
-    optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
-                      bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
-                      options={'maxcor': 30, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
+    with matrices.one_thread():
+      optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
+                        bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
+                        options={'maxcor': 30, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
     if before - best[0] < 1e-12:
       if unit < 1e-3:
         break
