@@ -6,6 +6,7 @@ import dp_accounting
 from dp_accounting import pld
 import pytest
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
 
 PLAN = ['privacy', '--population-size', '17140', '--batch-size', '512', '--steps', '300']
@@ -65,3 +66,12 @@ def test_wrong_numbers_are_usage_errors(arguments, capsys):
     main.main([*PLAN, *arguments])
   assert error.value.code == 2
   assert 'usage: tfdp privacy' in capsys.readouterr().err
+
+
+def test_advice_is_that_of_the_library(capsys):
+  arguments = PLAN + ['--noise-multiplier', '0.8', '--advise', '33000']
+  advice = tfdp.advise(batch_size=512, noise_multiplier=0.8, parameters=33000, l2_norm_clip=1.0)
+  main.main(arguments)
+  assert str(advice) in capsys.readouterr().out
+  main.main(arguments + ['--json'])
+  assert json.loads(capsys.readouterr().out)['advice'] == advice.to_dict()

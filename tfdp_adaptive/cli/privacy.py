@@ -25,13 +25,17 @@ def add_parser(subparsers):
   add('--delta', type=options.probability, metavar='D',
       help='default: the largest power of ten below 1 / N')
   add('--l2-norm-clip', type=options.positive_float, default=1.0, metavar='C',
-      help='for the statement only, epsilon does not depend on it (default: %(default)s)')
+      help='for the statement and --advise; epsilon does not depend on it (default: %(default)s)')
   add('--unit', choices=('example', 'user'), default='example', help='default: %(default)s')
   add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
       help='default: %(default)s')
   add('--sampling', choices=tuple(SAMPLINGS), default='poisson',
       help='how batches are drawn; only Poisson sampling amplifies (default: %(default)s)')
   add('--accountant', choices=('pld', 'rdp'), default='pld', help='default: %(default)s')
+  add('--advise', type=options.positive_int, metavar='M',
+      help='also say which private Adam suits a model of M parameters, and why')
+  add('--beta-2', type=options.probability, default=0.999, metavar='b',
+      help='decay of the second moment, for --advise (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
   return parser
 
@@ -42,12 +46,24 @@ def run(arguments):
       'epsilon': plan.epsilon(accountant=arguments.accountant), 'delta': plan.target_delta,
       'noise_multiplier': plan.noise_multiplier, 'unit': plan.unit, 'adjacency': plan.adjacency,
       'accountant': arguments.accountant}
+  statement = plan.statement(accountant=arguments.accountant)
+  advice = None
+  if arguments.advise is not None:
+    advice = tfdp.advise(
+        batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier,
+        parameters=arguments.advise, l2_norm_clip=plan.l2_norm_clip, beta_2=arguments.beta_2,
+        adjacency=plan.adjacency)
   if arguments.json:
-    print(json.dumps(dict(result, statement=plan.statement()), indent=1))
+    result['statement'] = statement
+    if advice is not None:
+      result['advice'] = advice.to_dict()
+    print(json.dumps(result, indent=1))
   else:
     for name, value in result.items():
       print(f'{name.replace("_", " "):<17} {value if isinstance(value, str) else f"{value:.6g}"}')
-    print('\n' + plan.statement(), end='')
+    print('\n' + statement, end='')
+    if advice is not None:
+      print(f'\n{advice}')
 
 
 def make_plan(arguments):
