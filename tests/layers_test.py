@@ -62,3 +62,10 @@ def test_libraries_stay_where_they_belong(module):
       assert top not in ('tensorflow', 'keras'), f'{module} is NumPy only; it imports {name}.'
     if top in ONLY_IN:
       assert module.startswith(ONLY_IN[top]), f'{module} must not import {name}.'
+
+
+def test_test_modules_have_names_of_their_own():
+  """pytest imports them by file name alone."""
+  names = [path.name for path in pathlib.Path(__file__).parent.rglob('*_test.py')]
+  assert len(names) > 40 and len(names) == len(set(names)), sorted(
+      name for name in set(names) if names.count(name) > 1)
