@@ -1,5 +1,7 @@
 """Imports point one way, and only one file knows which Keras and TFP there are."""
 
+import pathlib
+
 import build_deps_test
 import pytest
 
