@@ -23,7 +23,7 @@ class Oracle:
 
   def __init__(self, name, plan, sign=1.0):
     self.name, self.plan, self.sign = name, plan, sign
-    self.rows = iter(regression.noise_rows(len(COHORTS)))
+    self.rows = iter(regression.noise_rows(len(COHORTS), plan.mechanism))
     self.weights = np.zeros(4)
     self.momentum = self.mu = self.nu = self.nu_hat = np.zeros(4)
     self.step = 0
@@ -74,6 +74,18 @@ def test_equals_numpy_over_user_deltas(name):
     np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-5)
     # Records of the wrong sign, ascended, are the same thing only without noise.
     assert (np.abs(flipped - actual).max() < 1e-3) == (sigma == 0)
+
+
+@pytest.mark.parametrize('mechanism', [
+    tfdp.mechanisms.BandedToeplitz(bands=3, steps=10), tfdp.mechanisms.BLT(buffers=2, steps=10)])
+def test_correlated_noise_equals_numpy_too(mechanism):
+  examples = regression.make_users()
+  plan = regression.make_plan(mechanism=mechanism, sampling=tfdp.sampling.FixedOrder())
+  oracle = Oracle('dp_sgd', plan)
+  np.testing.assert_allclose(
+      run(regression.build(RULES['dp_sgd'](), plan), examples),
+      [oracle.next([examples[f'user{i}'] for i in cohort]) for cohort in COHORTS],
+      rtol=2e-4, atol=1e-5)
 
 
 def test_equals_the_query_and_the_rule_by_hand():

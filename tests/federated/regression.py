@@ -58,10 +58,10 @@ def delta(weights, examples, batch_size=4):
   return weights - w
 
 
-def noise_rows(count):
+def noise_rows(count, mechanism=independent.IndependentGaussian()):
   """[count, 4] the rows of the fixed seed."""
   specs = (([tf.TensorSpec([3, 1]), tf.TensorSpec([1])], ()),)
-  stream = noise_lib.stream(independent.IndependentGaussian(), lambda: keys.from_seed(SEED))
+  stream = noise_lib.stream(mechanism, lambda: keys.from_seed(SEED))
   state, rows = stream.init(specs), []
   for _ in range(count):
     row, _, state = stream.next(state, specs)

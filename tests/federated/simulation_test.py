@@ -6,6 +6,7 @@ import regression
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
+from tfdp_adaptive.federated import rounds
 
 
 def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
@@ -32,6 +33,29 @@ def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
   # Weights, both moments of Adam, and a little more.
   assert 3 * 4 * 4 < result.speed['state_bytes'] < 3 * 4 * 4 + 100
   assert result.speed['clients_per_second'] > 0
+
+
+def test_nobody_takes_part_more_often_than_was_accounted_for(worker, monkeypatch):
+  """What the plan says of separation and participations is what the cohorts keep to."""
+  mechanism = tfdp.mechanisms.BandedToeplitz(bands=2, steps=5)
+  plan = regression.make_plan(
+      steps=5, batch_size=3, mechanism=mechanism, sampling=tfdp.sampling.FixedOrder())
+  process = regression.build(rules.dp_sgd(), plan)
+  cohorts = []
+  original = rounds.run
+
+  def spy(process, workers, state, cohort, *args, **kwargs):
+    cohorts.append(cohort)
+    return original(process, workers, state, cohort, *args, **kwargs)
+
+  monkeypatch.setattr(rounds, 'run', spy)
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  tfdp.federated.simulate(process, users, workers=worker, progress=False)
+  min_sep, max_participations = plan.participation()
+  assert (min_sep, max_participations) == (2, 3) and len(cohorts) == 5
+  for user in users.client_ids:
+    steps = [step for step, cohort in enumerate(cohorts) if user in cohort]
+    assert 1 <= len(steps) <= max_participations and min(np.diff(steps)) >= min_sep
 
 
 def test_refusals():

@@ -10,8 +10,10 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
+from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.rules import base
@@ -25,6 +27,14 @@ RULES = {
     'dp_adam_bc': rules.dp_adam_bc,
     'dp_adam_ime': rules.dp_adam_ime,
     'scale_then_privatize': lambda: rules.scale_then_privatize(scale_epsilon=0.1),
+}
+MORE_RULES = {
+    'dp2': lambda: rules.dp2_rmsprop(2, 1, relative_adaptive_clip=0.5),
+    'dp2_extra_query': lambda: rules.dp2_adagrad(2, 2, ablation='extra_query'),
+    'dp_adam_jme': rules.dp_adam_jme,
+    'pasan': rules.pasan,
+    'pagan': rules.pagan,
+    **RULES,
 }
 
 
@@ -108,6 +118,28 @@ def test_equals_adam_in_numpy(sigma, scale_epsilon):
   if sigma:  # A record of the wrong sign is another result, once there is noise.
     negated = [[tf.nest.map_structure(np.negative, r) for r in records] for records in cohorts]
     assert np.abs(-flat(adam_oracle(negated, sigma, scale_epsilon)) - flat(actual)).max() > 0.1
+
+
+@pytest.mark.parametrize('name', MORE_RULES)
+def test_equals_the_contract_by_hand(name):
+  """query, project_record, release and update, with every rule that a DPQuery can run."""
+  rule, cohorts = MORE_RULES[name](), rounds_of_records()
+  adjacency = 'replace' if name == 'dp_adam_jme' else 'zero_out'
+  actual, _ = run(make_query(rule, seed=SEED, adjacency=adjacency), cohorts)
+  noiser = privatizer.Privatizer(
+      rule.asks, SPECS, l2_norm_clip=CLIP, noise_multiplier=SIGMA, batch_size=BATCH,
+      adjacency=adjacency, seed=SEED)
+  state, secret = rule.init(noiser.specs), noiser.init()
+  for records, direction in zip(cohorts, actual):
+    asked = rule.query(state, ())
+    sums = [clipping.zero_sums(ask, noiser.specs) for ask in rule.asks]
+    for record in records:
+      record = tf.nest.map_structure(tf.constant, record)
+      sums = [clipping.add_sums(total, clipping.project_record(ask, query, clip, record))
+              for total, ask, query, clip in zip(sums, rule.asks, asked, noiser.resolve(asked))]
+    releases, secret = noiser.release(secret, asked, tuple(sums))
+    expected, state = rule.update(state, releases, ())
+    np.testing.assert_allclose(direction, flat(expected), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize('name', RULES)
