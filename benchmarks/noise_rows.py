@@ -1,6 +1,6 @@
 """What a row of noise costs, beside one Gaussian row and the bytes that must move.
 
-    python benchmarks/noise_rows.py [--sizes 1e5,1e6,1e7] [--gigabytes 6] [--jit]
+    python benchmarks/noise_rows.py [--sizes 1e5,1e6,1e7] [--gigabytes 6] [--only BLT] [--jit]
     <an environment with requirements/peers-jax.in>/bin/python benchmarks/noise_rows.py --jax
 
 A row is drawn by a compiled step that keeps its state in variables (jax: in
@@ -18,6 +18,7 @@ import argparse
 import functools
 import os
 import platform
+import re
 import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
@@ -164,6 +165,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split('\n', maxsplit=1)[0])
   parser.add_argument('--sizes', default='1e5,1e6,1e7')
   parser.add_argument('--gigabytes', type=float, default=6, help='largest state to try')
+  parser.add_argument('--only', default='', help='regular expression for the rows to time')
   parser.add_argument('--jit', action='store_true', help='compile with XLA')
   parser.add_argument('--jax', action='store_true', help='time jax_privacy instead')
   arguments = parser.parse_args()
@@ -178,13 +180,13 @@ def main():
     row = cases['one Gaussian row'](size)
     for name, make in cases.items():
       _, read, written, kept = CASES.get(name, ((), 0, 1, 0))
-      if 4 * size * kept > arguments.gigabytes * 1e9:
+      if 4 * size * kept > arguments.gigabytes * 1e9 or not re.search(arguments.only, name):
         continue
       if name == 'tensorflow_privacy tree':
         read, written, kept = CASES['tree (Honaker)'][1:]
       before = memory('VmRSS')
-      reset_peak()
       step = make(size)
+      reset_peak()
       # The steps of a tree differ; so many of them have one node of every lower level.
       seconds, reference = best([step, row], 16 if 'tree' in name else 1)
       peak = memory('VmHWM') - before
