@@ -3,8 +3,8 @@
     python benchmarks/federated_stackexchange.py POSTS [--rounds 100] [--runs FOLDER]
 
 POSTS is a file of JSON lines with `client` and `text`, such as 4,746 users of small
-Stack Exchange sites. The vocabulary is that of Python's docstrings, which is
-public. All rows but the first have the same (epsilon, delta) for users. Where a
+Stack Exchange sites. The vocabulary is that of another, public text: a file given by
+--vocabulary, or else Python's docstrings. All rows but the first have the same (epsilon, delta) for users. Where a
 folder is given, runs that were interrupted go on when the command is repeated.
 
 Learning rates were chosen among the values in `RATES` by the loss on validation
@@ -33,10 +33,10 @@ WORDS, CLIENTS, BANDS = 1000, 40, 8
 CLIENT_RATE = 1.0
 # Rule, clip norm in its units, server learning rate.
 METHODS = collections.OrderedDict([
-    ('DP-SGD, momentum', (lambda: rules.dp_sgd(momentum=0.9), 0.5, 0.3)),
-    ('DP-Adam', (rules.dp_adam, 0.5, 0.01)),
-    ('DP-AdamBC', (rules.dp_adam_bc, 0.5, 0.01)),
-    ('DP-AdamSTP', (lambda: rules.scale_then_privatize(scale_epsilon=3e-2), 20.0, 0.01)),
+    ('DP-SGD, momentum', (lambda: rules.dp_sgd(momentum=0.9), 0.5, 1.0)),
+    ('DP-Adam', (rules.dp_adam, 0.5, 0.02)),
+    ('DP-AdamBC', (rules.dp_adam_bc, 0.5, 0.02)),
+    ('DP-AdamSTP', (lambda: rules.scale_then_privatize(scale_epsilon=3e-2), 20.0, 0.02)),
 ])
 RATES = {name: (rate, 3 * rate) for name, (_, _, rate) in METHODS.items()}
 
@@ -70,13 +70,15 @@ def train(task, held_out, rule, plan, rate, folder, rounds=None):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('posts')
+  parser.add_argument('--vocabulary', metavar='PUBLIC_TEXT')
   parser.add_argument('--rounds', type=int, default=100)
   parser.add_argument('--epsilon', type=float, default=8.0)
   parser.add_argument('--runs', type=pathlib.Path)
   parser.add_argument('--tune', action='store_true')
   arguments = parser.parse_args()
   runs = arguments.runs or pathlib.Path(tempfile.mkdtemp())
-  public = corpus.standard_library()
+  public = (corpus.read(arguments.vocabulary) if arguments.vocabulary
+            else corpus.standard_library())
   vocabulary = next_word.build_vocabulary(public.sentences, WORDS)
   sentences = corpus.read(arguments.posts).sentences
   task = tasks.next_word(sentences, vocabulary, language_model.build, max_examples=16)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from typing import Any, Dict, List, NamedTuple
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -111,6 +112,9 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
       outcome = rounds_lib.run(process, workers, run.state, cohort, train_data,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
+      if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
+        warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
+                      'This warning is not private.')
       state, released = step(run.state, outcome.answers)
       run.advance(state, {**_floats(released), **_not_private(outcome.not_private)},
                   outcome.failed, time.monotonic() - start)

@@ -58,6 +58,35 @@ def test_nobody_takes_part_more_often_than_was_accounted_for(worker, monkeypatch
     assert 1 <= len(steps) <= max_participations and min(np.diff(steps)) >= min_sep
 
 
+def test_a_round_without_answers_is_noise_and_a_warning(worker):
+  class OnlyOnce:
+    client_ids = [f'user{i}' for i in range(6)]
+    gone = ()
+
+    def create_tf_dataset_for_client(self, client_id):
+      if client_id in self.gone:
+        raise OSError('gone')
+      return users.create_tf_dataset_for_client(client_id)
+
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  data = OnlyOnce()
+  process = regression.build(rules.dp_sgd(), regression.make_plan(
+      steps=2, sampling=tfdp.sampling.FixedOrder()))
+  seen = []
+
+  def evaluate(weights):
+    seen.append(regression.flat(weights))
+    data.gone = data.client_ids
+    return {}
+
+  with pytest.warns(UserWarning, match='No client of round 2 could be trained'):
+    result = tfdp.federated.simulate(process, data, workers=worker, progress=False,
+                                     evaluate=evaluate, rounds_per_evaluation=1)
+  noise = 0.5 * 0.2 * regression.noise_rows(2)[1] / 3
+  np.testing.assert_allclose(seen[1] - seen[0], -0.5 * noise, rtol=1e-4)
+  assert sum(result.failed.values()) == 3
+
+
 def test_refusals():
   plan = regression.make_plan(steps=4)
   process = regression.build(rules.dp_sgd(), plan)
