@@ -1,5 +1,6 @@
 """What the documents show is run: the notebook, and the examples of the README."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -27,8 +28,10 @@ def test_notebook_runs_and_is_saved_without_output(path, monkeypatch):
 
 def test_readme_examples_run(capsys):
   blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(encoding='utf-8'), re.S)
-  assert blocks
+  assert len(blocks) > 1
   for block in blocks:
+    if 'tensorflow_federated' in block and importlib.util.find_spec('tensorflow_federated') is None:
+      continue
     exec(compile(block, 'README.md', 'exec'), {'__name__': 'readme'})  # pylint: disable=exec-used
   assert '-differential privacy' in capsys.readouterr().out
 
