@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.rules import base
@@ -53,7 +54,7 @@ def text():
 def test_every_route(route, monkeypatch):
   """Static shapes choose the route; here each is forced, on layers of every kind."""
   monkeypatch.setattr(factors, 'KEEP', 1e9 if route == 'explicit' else 0.0)
-  monkeypatch.setattr(factors, 'BLOCK_BYTES', {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22))
+  monkeypatch.setattr(blocks, 'BLOCK_BYTES', {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22))
   if route.endswith('blocks'):
     monkeypatch.setattr(factors.Outer, 'route', lambda self, scaled: 'blocks')
   x = ids(5, 3)
@@ -76,7 +77,7 @@ def test_gram_matrices_of_convolutions(monkeypatch):
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
   monkeypatch.setattr(factors, 'KEEP', keep)
-  monkeypatch.setattr(factors, 'BLOCK_BYTES', 300)
+  monkeypatch.setattr(blocks, 'BLOCK_BYTES', 300)
   model = keras.Sequential([keras.Input((None,), dtype='int32')] + text().layers)
   x = ids(5, 3)
   oracle.randomized(model)

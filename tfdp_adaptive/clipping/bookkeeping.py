@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
@@ -125,7 +127,7 @@ def _terms(records, batched, errors):
         tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, error)])
     for key, factor in tracing.factors_of(record, flags, error):
       parts.setdefault(key, []).append(factor)
-  return {key: factors.add(found).simplified() for key, found in parts.items()}
+  return {key: tied.add(found).simplified() for key, found in parts.items()}
 
 
 def _weight(norm, clip, mask):
@@ -138,15 +140,15 @@ def _weight(norm, clip, mask):
 
 def _zeroed(found, finite):
   """The factors with zeros for the records that are not finite, if there are any."""
-  tensors = [t for factor in found if factor is not None for t in factors.tensors(factor)]
+  tensors = [t for factor in found if factor is not None for t in blocks.tensors(factor)]
 
   def zeroed():
     return [tf.where(tf.reshape(finite, [-1] + [1] * (t.shape.rank - 1)), t, tf.zeros_like(t))
             for t in tensors]
 
   tensors = iter(tf.cond(tf.reduce_all(finite), lambda: tensors, zeroed))
-  return [factor if factor is None else factors.rebuilt(
-      factor, [next(tensors) for _ in factors.tensors(factor)]) for factor in found]
+  return [factor if factor is None else blocks.rebuilt(
+      factor, [next(tensors) for _ in blocks.tensors(factor)]) for factor in found]
 
 
 def _sums(variables, found, asks, scales, weights):

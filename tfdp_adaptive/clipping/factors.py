@@ -18,11 +18,11 @@ from typing import Any, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive.clipping import blocks
+
 # Per-example gradients are formed and kept when they take at most this many
 # times the memory of their factors.
 KEEP = 2.0
-# Otherwise at most this many bytes of them exist at once.
-BLOCK_BYTES = 4 * 2**20
 
 
 def absent(scale):
@@ -49,8 +49,8 @@ class Explicit:
   def squared_norms(self, scales):
     norms = []
     for scale in scales:
-      pieces = [None] * len(self.parts) if absent(scale) else self._cut(scale)
-      norms.append(tf.add_n([_sum_squares(part if piece is None else part * piece)
+      pieces = [()] * len(self.parts) if absent(scale) else self._cut(scale)
+      norms.append(tf.add_n([_sum_squares(part, piece)
                              for part, piece in zip(self.parts, pieces)]))
     return norms
 
@@ -144,7 +144,7 @@ class Outer:
         norms.update((i, self._gram()) for i in chosen)
       else:
         picked = [scales[i] for i in chosen]
-        norms.update(zip(chosen, in_blocks(
+        norms.update(zip(chosen, blocks.in_blocks(
             lambda factor: factor.explicit().squared_norms(picked), self,
             len(picked))))
     return [norms[i] for i in range(len(scales))]
@@ -156,7 +156,7 @@ class Outer:
     if self.route(True) == 'rank one':
       squares = Outer(tf.square(self.inputs), tf.square(self.errors), self.shape, self.axes)
       return squares.weighted_sums(weights)
-    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
+    return blocks.sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
                       self, weights)
 
   def folded(self, times):
@@ -274,155 +274,16 @@ class Rows:
     return tf.reshape(flat, tf.shape(self.errors))
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixed:
-  """A sum of factors of different kinds, as of an embedding tied to a softmax."""
-
-  parts: Tuple[Any, ...]
-
-  @property
-  def shape(self):
-    return self.parts[0].shape
-
-  def squared_norms(self, scales):
-    if [type(part) for part in self.parts] == [Rows, Outer] and not self.parts[1].axes:
-      return self._tied(scales)
-    return in_blocks(lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
-
-  def weighted_sums(self, weights):
-    return [tf.add_n(list(sums))
-            for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
-
-  def weighted_squares(self, weights):
-    return sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w), self, weights)
-
-  def folded(self, times):
-    return Mixed(tuple(part.folded(times) for part in self.parts))
-
-  def simplified(self):
-    return self
-
-  def explicit(self):
-    return _merged([part.explicit() for part in self.parts])
-
-  def _tied(self, scales):
-    """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
-    rows, outer = self.parts
-    reached = tf.gather(outer.inputs, rows.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
-    norms = []
-    for scale, a, b in zip(scales, rows.squared_norms(scales), outer.squared_norms(scales)):
-      errors = rows.errors
-      if not absent(scale):
-        errors = errors * tf.square(tf.gather(scale, rows.ids))
-      inner = tf.matmul(outer.errors, errors, transpose_b=True)
-      cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
-      rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * (a + b)
-      norms.append(tf.maximum(a + b + cross, 0) + rounding)
-    return norms
-
-
-def tensors(factor):
-  """The [n, ...] tensors a factor is made of."""
-  return _walk(factor, [])[1]
-
-
-def rebuilt(factor, values):
-  """`factor` with other tensors, in the order of `tensors(factor)`."""
-  return _walk(factor, None, iter(values))[0]
-
-
-def _walk(node, found, values=None):
-  if tf.is_tensor(node):
-    if values is not None:
-      return next(values), found
-    found.append(node)
-  elif isinstance(node, tuple):
-    node = tuple(_walk(one, found, values)[0] for one in node)
-  elif dataclasses.is_dataclass(node):
-    node = dataclasses.replace(node, **{
-        name: _walk(value, found, values)[0] for name, value in vars(node).items()})
-  return node, found
-
-
-def add(parts):
-  """The factor of a sum of gradients of one variable (tied weights)."""
-  alike = {}
-  for part in parts:
-    key = id(part)
-    if isinstance(part, Outer):  # Steps of one sequence.
-      key = (part.axes, part.inputs.shape[2])
-    elif isinstance(part, (Rows, Explicit)):
-      key = type(part)
-    alike.setdefault(key, []).append(part)
-  merged = [_merged(same) for same in alike.values()]
-  if len(merged) == 1:
-    return merged[0]
-  if any(isinstance(part, Explicit) for part in merged):
-    return _merged([part.explicit() for part in merged])
-  return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, Rows))))
-
-
-def _merged(same):
-  if len(same) == 1:
-    return same[0]
-  if isinstance(same[0], Explicit):
-    return explicit(tf.add_n([part.gradient() for part in same]))
-  return rebuilt(same[0], [tf.concat(column, 1) for column in zip(*map(tensors, same))])
-
-
-def in_blocks(function, factor, count, numbers=None):
-  """`function: factor -> [[n]] * count` over blocks of examples, results joined.
-
-  `numbers` is how many `function` forms per example; that of the gradient if None.
-  """
-  n, blocks = _blocks(factor, tensors(factor), numbers)
-  if blocks is None:
-    return function(factor)
-  stack = lambda block: tf.stack(function(rebuilt(factor, block)))
-  norms = tf.map_fn(stack, blocks, fn_output_signature=tf.float64)  # [blocks, scales, rows]
-  return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
-
-
-def sum_blocks(function, factor, weights):
-  """`function: (factor, weights) -> sums` over blocks of examples, results added."""
-  values = tensors(factor)
-  _, blocks = _blocks(factor, values + list(weights))
-  if blocks is None:
-    return function(factor, weights)
-
-  def step(sums, block):
-    return [a + b for a, b in zip(
-        sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
-
-  return tf.foldl(step, blocks, [
-      tf.zeros(factor.shape, tensors(factor)[-1].dtype) for _ in weights])
-
-
-def _blocks(factor, values, numbers=None):
-  """`(n, blocks)`: values [n, ...] padded and cut to [blocks, rows, ...], or None."""
-  rows = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
-  if values[0].shape[0] is not None and values[0].shape[0] <= rows:
-    return values[0].shape[0], None
-  n = tf.shape(values[0])[0]
-  rows = tf.minimum(rows, tf.maximum(n, 1))
-  missing = -n % rows
-
-  def cut(x):
-    padded = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
-    return tf.reshape(padded, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
-
-  blocks = [cut(x) for x in values]
-  for block, x in zip(blocks, values):
-    block.set_shape([None, None] + x.shape[1:].as_list())
-  return n, blocks
-
-
-def _sum_squares(x):
-  """[n] float64: sum of squares over all axes but the first, from above."""
-  axes = list(range(1, x.shape.rank))
-  total = tf.cast(tf.reduce_sum(tf.square(x), axes), tf.float64)
+def _sum_squares(x, scale=()):
+  """[n] float64: sum of squares of `scale * x[i]`, from above."""
   size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
-  return total + size * _tiny(x.dtype)
+  if absent(scale):
+    total = tf.reduce_sum(tf.square(x), list(range(1, x.shape.rank)))
+  else:  # (x^2)' s^2, a pass less than (s x)'(s x)
+    curvature = tf.reshape(tf.square(scale), [-1])
+    total = tf.linalg.matvec(tf.reshape(tf.square(x), [-1, curvature.shape[0]]), curvature)
+    size = tf.cast(tf.reduce_sum(curvature), tf.float64)
+  return tf.cast(total, tf.float64) + size * _tiny(x.dtype)
 
 
 def _tiny(dtype):

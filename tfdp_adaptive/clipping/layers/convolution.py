@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
@@ -50,10 +51,10 @@ class Convolution:
       picked = [scales[i] for i in chosen]
       if chosen and self.route(scaled) == 'gram':
         points = int(np.prod(self.errors.shape[1:-1]))
-        found = factors.in_blocks(lambda one: one.patches().squared_norms(picked), self,
+        found = blocks.in_blocks(lambda one: one.patches().squared_norms(picked), self,
                                   len(picked), points * int(np.prod(self.shape[:-1])))
       elif chosen:
-        found = factors.in_blocks(
+        found = blocks.in_blocks(
             lambda one: one.explicit().squared_norms(picked), self, len(picked))
       norms.update(zip(chosen, found if chosen else []))
     return [norms[i] for i in range(len(scales))]
@@ -62,7 +63,7 @@ class Convolution:
     return [self._product(w) for w in weights]
 
   def weighted_squares(self, weights):
-    return factors.sum_blocks(lambda one, w: one.explicit().weighted_squares(w), self, weights)
+    return blocks.sum_blocks(lambda one, w: one.explicit().weighted_squares(w), self, weights)
 
   def folded(self, times):
     return self.explicit().folded(times)

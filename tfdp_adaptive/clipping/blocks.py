@@ -1,0 +1,82 @@
+"""Working through the examples of a factor in blocks, to bound memory.
+
+A factor is a dataclass of [n, ...] tensors and static fields; see `factors`.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+# At most this many bytes of per-example gradients are formed at once.
+BLOCK_BYTES = 4 * 2**20
+
+
+def tensors(factor):
+  """The [n, ...] tensors a factor is made of."""
+  return _walk(factor, [])[1]
+
+
+def rebuilt(factor, values):
+  """`factor` with other tensors, in the order of `tensors(factor)`."""
+  return _walk(factor, None, iter(values))[0]
+
+
+def _walk(node, found, values=None):
+  if tf.is_tensor(node):
+    if values is not None:
+      return next(values), found
+    found.append(node)
+  elif isinstance(node, tuple):
+    node = tuple(_walk(one, found, values)[0] for one in node)
+  elif dataclasses.is_dataclass(node):
+    node = dataclasses.replace(node, **{
+        name: _walk(value, found, values)[0] for name, value in vars(node).items()})
+  return node, found
+
+
+def in_blocks(function, factor, count, numbers=None):
+  """`function: factor -> [[n]] * count` over blocks of examples, results joined.
+
+  `numbers` is how many `function` forms per example; that of the gradient if None.
+  """
+  n, blocks = _blocks(factor, tensors(factor), numbers)
+  if blocks is None:
+    return function(factor)
+  stack = lambda block: tf.stack(function(rebuilt(factor, block)))
+  norms = tf.map_fn(stack, blocks, fn_output_signature=tf.float64)  # [blocks, scales, rows]
+  return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
+
+
+def sum_blocks(function, factor, weights):
+  """`function: (factor, weights) -> sums` over blocks of examples, results added."""
+  values = tensors(factor)
+  _, blocks = _blocks(factor, values + list(weights))
+  if blocks is None:
+    return function(factor, weights)
+
+  def step(sums, block):
+    return [a + b for a, b in zip(
+        sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
+
+  return tf.foldl(step, blocks, [
+      tf.zeros(factor.shape, tensors(factor)[-1].dtype) for _ in weights])
+
+
+def _blocks(factor, values, numbers=None):
+  """`(n, blocks)`: values [n, ...] padded and cut to [blocks, rows, ...], or None."""
+  rows = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
+  if values[0].shape[0] is not None and values[0].shape[0] <= rows:
+    return values[0].shape[0], None
+  n = tf.shape(values[0])[0]
+  rows = tf.minimum(rows, tf.maximum(n, 1))
+  missing = -n % rows
+
+  def cut(x):
+    padded = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+    return tf.reshape(padded, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
+
+  blocks = [cut(x) for x in values]
+  for block, x in zip(blocks, values):
+    block.set_shape([None, None] + x.shape[1:].as_list())
+  return n, blocks
