@@ -54,6 +54,7 @@ def text():
 def test_every_route(route, monkeypatch):
   """Static shapes choose the route; here each is forced, on layers of every kind."""
   monkeypatch.setattr(factors, 'KEEP', 1e9 if route == 'explicit' else 0.0)
+  monkeypatch.setattr(factors, 'STEPS', 1e-9)
   monkeypatch.setattr(blocks, 'BLOCK_BYTES', {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22))
   if route.endswith('blocks'):
     monkeypatch.setattr(factors.Outer, 'route', lambda self, scaled: 'blocks')

@@ -21,8 +21,10 @@ import tensorflow as tf
 from tfdp_adaptive.clipping import blocks
 
 # Per-example gradients are formed and kept when they take at most this many
-# times the memory of their factors.
+# times the memory of their factors, and this many steps or more make up one of
+# them: forming is as dear as multiplying by that many steps once more.
 KEEP = 2.0
+STEPS = 64
 
 
 def absent(scale):
@@ -127,9 +129,8 @@ class Outer:
       return 'rank one'
     if length is None:
       return 'blocks'
-    if d * p <= KEEP * length * (d + p):
+    if d * p <= min(KEEP, length / STEPS) * length * (d + p):
       return 'explicit'
-    # Fewer flops than the gradients, T^2 (d + p) against T d p, by the last test.
     return 'blocks' if scaled else 'gram'
 
   def squared_norms(self, scales):
@@ -150,6 +151,8 @@ class Outer:
     return [norms[i] for i in range(len(scales))]
 
   def weighted_sums(self, weights):
+    if self.inputs.shape[2] < self.errors.shape[2]:
+      return [self._product(self.inputs * _along(w, self.inputs), self.errors) for w in weights]
     return [self._product(self.inputs, self.errors * _along(w, self.errors)) for w in weights]
 
   def weighted_squares(self, weights):

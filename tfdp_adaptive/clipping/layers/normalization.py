@@ -25,53 +25,53 @@ def _vectors(x, axes):
   return factors.explicit(tf.reduce_sum(x, others) if others else x)
 
 
-def _wide(*tensors):
-  return [tf.cast(x, dense.wide(x.dtype)) for x in tensors]
+def _normalized(layer, call, **without):
+  """What the layer's own code gives without its scale and shift.
+
+  These are the operations of the layer's call once more, which TensorFlow shares.
+  """
+  attributes = vars(layer)
+  before = {name: attributes[name] for name in without}
+  attributes.update(without)
+  try:
+    normalized = type(layer).call(layer, *call.args, **call.kwargs)
+  finally:
+    attributes.update(before)
+  return tf.cast(normalized, dense.wide(normalized.dtype))
 
 
 @registry.register(
     layers.LayerNormalization,
     why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')
 def layer_normalization(layer, call, errors):
-  inputs, errors = _wide(call.inputs, errors)
-  axes = _axes(layer, inputs.shape.rank)
+  errors = tf.cast(errors, dense.wide(errors.dtype))
+  axes = _axes(layer, errors.shape.rank)
   if layer.gamma is not None:
-    mean, variance = tf.nn.moments(inputs, axes, keepdims=True)
-    yield layer.gamma, _vectors(
-        errors * (inputs - mean) * tf.math.rsqrt(variance + layer.epsilon), axes)
+    yield layer.gamma, _vectors(errors * _normalized(layer, call, gamma=None, beta=None), axes)
   if layer.beta is not None:
     yield layer.beta, _vectors(errors, axes)
 
 
 @registry.register(layers.GroupNormalization)
 def group_normalization(layer, call, errors):
-  inputs, errors = _wide(call.inputs, errors)
-  axis, = _axes(layer, inputs.shape.rank)
-  if len(call.args) > 1 or call.kwargs.get('mask') is not None:
-    raise registry.Unsupported(f'Layer {layer.name!r} must be called without a mask. Received: one.')
+  errors = tf.cast(errors, dense.wide(errors.dtype))
+  axes = _axes(layer, errors.shape.rank)
   if layer.gamma is not None:
-    sizes = [inputs.shape[i] or tf.shape(inputs)[i] for i in range(1, inputs.shape.rank)]
-    sizes[axis - 1:axis] = [layer.groups, inputs.shape[axis] // layer.groups]
-    grouped = tf.reshape(inputs, tf.stack([-1] + sizes))
-    mean, variance = tf.nn.moments(
-        grouped, [i for i in range(1, grouped.shape.rank) if i != axis], keepdims=True)
-    normalized = (grouped - mean) * tf.math.rsqrt(variance + layer.epsilon)
-    yield layer.gamma, _vectors(errors * tf.reshape(normalized, tf.shape(inputs)), [axis])
+    yield layer.gamma, _vectors(errors * _normalized(layer, call, scale=False, center=False), axes)
   if layer.beta is not None:
-    yield layer.beta, _vectors(errors, [axis])
+    yield layer.beta, _vectors(errors, axes)
 
 
 if hasattr(layers, 'RMSNormalization'):  # Keras 3.
 
   @registry.register(layers.RMSNormalization)
   def rms_normalization(layer, call, errors):
-    inputs, errors = _wide(call.inputs, errors)
-    axes = _axes(layer, inputs.shape.rank)
-    square = tf.reduce_mean(tf.square(inputs), axes, keepdims=True)
-    yield layer.scale, _vectors(errors * inputs * tf.math.rsqrt(square + layer.epsilon), axes)
+    errors = tf.cast(errors, dense.wide(errors.dtype))
+    yield layer.scale, _vectors(
+        errors * _normalized(layer, call, scale=None), _axes(layer, errors.shape.rank))
 
 
 @registry.register(layers.PReLU)
 def prelu(layer, call, errors):
-  inputs, errors = _wide(call.inputs, errors)
+  inputs = tf.cast(call.inputs, errors.dtype)
   yield layer.alpha, dense.summed_to(tf.minimum(inputs, 0) * errors, tuple(layer.alpha.shape))
