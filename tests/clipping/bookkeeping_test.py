@@ -68,7 +68,9 @@ def small(x, *some):
 CONVOLUTIONS = {
     'plain': dict(filters=3, kernel_size=2),
     'strided': dict(filters=9, kernel_size=3, padding='same', strides=2, activation='tanh'),
-    'strided evenly': dict(filters=2, kernel_size=4, strides=2),
+    'strided evenly': dict(filters=2, kernel_size=4, strides=2, padding='same'),
+    'strided evenly by unequal': dict(filters=2, kernel_size=(6, 2), strides=(3, 2)),
+    'points': dict(filters=4, kernel_size=1, strides=2),
     'unequal': dict(filters=2, kernel_size=(4, 3), strides=(2, 1), padding='same'),
     'dilated': dict(filters=4, kernel_size=(2, 3), dilation_rate=2, padding='same', use_bias=False),
     'grouped': dict(filters=6, kernel_size=2, groups=3, activation='relu'),

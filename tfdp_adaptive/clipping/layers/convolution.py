@@ -39,7 +39,7 @@ class Convolution:
     kernel = int(np.prod(self.shape))
     points = int(np.prod(self.errors.shape[1:-1]))
     stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.errors.shape[1:]))
-    if kernel <= factors.KEEP * stored:
+    if kernel <= 2 * factors.KEEP * stored:  # Multiplying again is as dear as the patches.
       return 'explicit'
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
@@ -72,85 +72,89 @@ class Convolution:
     return self.explicit() if self.route(True) == 'explicit' else self
 
   def explicit(self):
-    errors = dense.sequence(self.errors)
-    axis = len(self.shape) - 1
-    # As [rows, phases, *other places, channels, filters], for `_rows`.
-    step = self._rows_at_once()
-    view = (self.shape[0] // step, step) + self.shape[1:]
+    errors, rank = dense.sequence(self.errors), len(self.strides)
     parts = tuple(tf.matmul(errors, rows, transpose_a=True) for rows in self._rows())
-    return factors.Explicit(parts, self.shape, (0, axis + 1) + tuple(range(1, axis + 1)), view)
+    axes = (0, 2 * rank + 1) + tuple(range(2, 2 * rank, 2)) + tuple(
+        range(1, 2 * rank, 2)) + (2 * rank,)
+    return factors.Explicit(parts, self.shape, axes, self._view())
 
   def patches(self):
-    rows = list(self._rows())
-    return factors.Outer(tf.concat(rows, -1), dense.sequence(self.errors), self.shape)
+    """The factor of the kernel, in another order of its axes, as a matrix product."""
+    patches = tf.concat(list(self._rows()), -1)
+    return factors.Outer(patches, dense.sequence(self.errors), self.shape)
 
   def windows(self):
     """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
-    phases, sizes = self._phases(), self.errors.shape[1:-1]
+    phases = self._phases()
     for place in itertools.product(*[range(size) for size in self.shape[:-2]]):
-      window = phases
-      for k, stride in zip(place, self.strides):
-        window = window[k % stride]
-      cut = [slice(start, start + size) for start, size in zip(self._starts(place), sizes)]
-      yield window[tuple([slice(None)] + cut)]
+      yield self._window(phases, place, self.strides, self.errors.shape[1:-1])
 
-  def _rows_at_once(self):
-    return self.strides[0] if self.shape[0] % self.strides[0] == 0 else 1
+  def _tile(self):
+    """Places per axis whose inputs are channels of one: the stride, if it divides the kernel."""
+    if all(k % stride == 0 for k, stride in zip(self.shape, self.strides)):
+      return self.strides
+    return (1,) * len(self.strides)
+
+  def _view(self):
+    """The kernel's shape with its places as tiles: [k / tile, tile, ..., channels, filters]."""
+    pairs = [(k // tile, tile) for k, tile in zip(self.shape, self._tile())]
+    return tuple(size for pair in pairs for size in pair) + self.shape[-2:]
 
   def _rows(self):
-    """[n, T, width] inputs of the kernel's rows, or of `_rows_at_once` of them."""
-    phases, sizes = self._phases(), self.errors.shape[1:-1].as_list()
-    step, inner = self._rows_at_once(), int(np.prod(sizes[1:]))
-
-    def bands(phase):
-      """[n, spatial rows, *other output sizes, width]: places of a row side by side."""
-      for place in itertools.product(*[range(size) for size in self.shape[1:-2]]):
-        window = phase
-        for k, stride in zip(place, self.strides[1:]):
-          window = window[k % stride]
-        cut = [slice(start, start + size)
-               for start, size in zip(self._starts((0,) + place)[1:], sizes[1:])]
-        yield window[tuple([slice(None)] * 2 + cut)]
-
-    def joined(pieces):
-      band = tf.concat(pieces, -1) if len(pieces) > 1 else pieces[0]
-      width = band.shape[-1]
-      return tf.reshape(band, [-1, band.shape[1] * inner * width]), inner * width, width
-
-    if step > 1 or self.strides[0] == 1:
-      flat = [joined([band for phase in phases for band in bands(phase)])]
-    else:
-      flat = [joined(list(bands(phase))) for phase in phases]
-    for i in range(self.shape[0] // step):
-      band, length, width = flat[0 if len(flat) == 1 else i % self.strides[0]]
-      start = self._starts((i * step,))[0] * length
-      rows = band[:, start:start + sizes[0] * length]
+    """Per row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
+    sizes, tile = self.errors.shape[1:-1].as_list(), self._tile()
+    phases, strides = self._phases(tile), [s // t for s, t in zip(self.strides, tile)]
+    others = [range(k // t) for k, t in zip(self.shape[1:-2], tile[1:])]
+    inner, bands = int(np.prod(sizes[1:])), []
+    for phase in phases:  # Of rows; each with all other places side by side.
+      band = tf.concat([self._window(phase, place, strides[1:], sizes[1:], skip=1)
+                        for place in itertools.product(*others)], -1)
+      bands.append((tf.reshape(band, [-1, int(np.prod(band.shape[1:]))]), band.shape[-1]))
+    for i in range(self.shape[0] // tile[0]):
+      band, width = bands[i % len(bands)]
+      start = self._start(i, strides[0], 0) * inner * width
+      rows = band[:, start:start + sizes[0] * inner * width]
       yield tf.reshape(rows, [-1, sizes[0] * inner, width])
 
-  def _starts(self, place):
-    return [k // stride if stride > 1 else k * dilation
-            for k, stride, dilation in zip(place, self.strides, self.dilations)]
+  def _window(self, phases, place, strides, sizes, skip=0):
+    """What kernel place `place` of the axes after the first `skip` multiplies."""
+    cut = [slice(None)] * (1 + skip)
+    for axis, (k, stride, size) in enumerate(zip(place, strides, sizes)):
+      phases = phases[k % stride]
+      start = self._start(k, stride, axis + skip)
+      cut.append(slice(start, start + size))
+    return phases[tuple(cut)]
 
-  def _phases(self):
-    """Nested lists, an axis a level: the inputs at each offset modulo the strides."""
+  def _start(self, k, stride, axis):
+    return k // stride if stride > 1 else k * self.dilations[axis]
+
+  def _phases(self, tile=None):
+    """Nested lists, an axis a level: inputs at each offset modulo the strides.
+
+    With the strides for `tile` there is one phase, of blocks that are channels.
+    """
     x, rank = self.inputs, len(self.strides)
-    if max(self.strides) == 1:
-      nested = x
-      for _ in range(rank):
-        nested = [nested]
-      return nested
-    spare = [-size % stride for size, stride in zip(x.shape[1:-1], self.strides)]
-    x = tf.pad(x, [[0, 0]] + [[0, more] for more in spare] + [[0, 0]])
-    shape = [-1]
-    for size, stride in zip(x.shape[1:-1], self.strides):
-      shape += [size // stride, stride]
-    order = [2 + 2 * i for i in range(rank)] + [0] + [1 + 2 * i for i in range(rank)]
-    x = tf.transpose(tf.reshape(x, shape + [x.shape[-1]]), order + [1 + 2 * rank])
+    tile = tile or (1,) * rank
+    if max(self.strides) > 1:
+      spare = [-size % stride for size, stride in zip(x.shape[1:-1], self.strides)]
+      if any(spare):
+        x = tf.pad(x, [[0, 0]] + [[0, more] for more in spare] + [[0, 0]])
+      sizes = [size // stride for size, stride in zip(x.shape[1:-1], self.strides)]
+      split = [size for pair in zip(sizes, self.strides) for size in pair]
+      x = tf.reshape(x, [-1] + split + [x.shape[-1]])
+      outer, phase = [1 + 2 * i for i in range(rank)], [2 + 2 * i for i in range(rank)]
+      if tile == self.strides:
+        x = tf.transpose(x, [0] + outer + phase + [1 + 2 * rank])
+        x = tf.reshape(x, [-1] + sizes + [int(np.prod(self.strides)) * self.inputs.shape[-1]])
+      else:
+        x = tf.transpose(x, phase + [0] + outer + [1 + 2 * rank])
 
-    def split(tensor, level):
-      return tensor if level == rank else [split(one, level + 1) for one in tf.unstack(tensor)]
+    def nested(tensor, level):
+      if tile == self.strides:
+        return tensor if level == rank else [nested(tensor, level + 1)]
+      return tensor if level == rank else [nested(one, level + 1) for one in tf.unstack(tensor)]
 
-    return split(x, 0)
+    return nested(x, 0)
 
   def _product(self, weights):
     """The plain gradient of the kernel for weighted errors."""
