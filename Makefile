@@ -1,5 +1,7 @@
 # make demo    install the federated stack into .venv and run the main job
 # make test    install what is missing and run the tests on both stacks
+# make bench   measure clipping beside the peers (QUICK=1: fewer rounds) into benchmarks/results
+# make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make lock    resolve requirements/*.lock again (LOCK_FLAGS=--upgrade for newer versions)
 
 SHELL = /bin/sh
@@ -16,7 +18,7 @@ NO_PYTHON = No usable Python 3.9, 3.10 or 3.11 was found. \
   Debian 12: apt install python3.11-venv. Debian 11 and Ubuntu 22.04: apt install python3-venv. \
   Elsewhere: put python3.11 (with its venv module) on PATH, or call make PYTHON=/path/to/python3.11.
 
-.PHONY: help demo test test-federated test-current lock
+.PHONY: help demo test test-federated test-current bench bench-peers lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -43,6 +45,19 @@ test-current: .venv-keras3/installed
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+bench: bench-peers .venv-keras3/installed
+	$(RUN) .venv/bin/python benchmarks/clipping_table.py $(if $(QUICK),--quick) \
+	  --out benchmarks/results/clipping_speed.txt
+
+# tensorflow_privacy is on the federated stack.
+bench-peers: .venv/installed build/peers/jax/installed build/peers/torch/installed
+
+# --no-deps: PyTorch's CPU build needs none of the GPU libraries its index entry names.
+build/peers/%/installed: requirements/peers-%.lock
+	test -x $(@D)/bin/python || python3.11 -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 lock:
 	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	rm -rf build/lock
@@ -60,4 +75,15 @@ lock:
 	    cat build/lock/$$stack/lock.txt; } > build/lock/$$stack.lock; \
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
+	done
+	@set -e; for peer in jax torch; do \
+	  echo "resolving requirements/peers-$$peer.lock"; \
+	  cp requirements/peers-$$peer.lock build/lock/peer.txt 2>/dev/null || : > build/lock/peer.txt; \
+	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \
+	    --no-emit-index-url --no-emit-find-links $(LOCK_FLAGS) \
+	    -o build/lock/peer.txt requirements/peers-$$peer.in; \
+	  { echo "# Made by 'make lock' from peers-$$peer.in; install with: pip install --no-deps -r"; \
+	    grep -vE '^(nvidia|cuda|triton)' build/lock/peer.txt; } > build/lock/peer.lock; \
+	  if grep -n '://' build/lock/peer.lock; then exit 1; fi; \
+	  mv build/lock/peer.lock requirements/peers-$$peer.lock; \
 	done
