@@ -15,7 +15,7 @@ _EXPORTS = {
     'audit': 'privacy.audit',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'optimizers',
-    'PrivacyError': 'optimizers',
+    'PrivacyError': 'errors',
     **dict.fromkeys((
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'models'),
     'validate_model': 'validation',

@@ -5,12 +5,46 @@ import inspect
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.rules import base
+
+
+def check_rule(rule):
+  if not isinstance(rule, base.Rule):
+    raise ValueError('`rule` must be a `tfdp.rules` rule. '
+                     f'Received: rule={rule!r} of type {type(rule).__name__}.')
+
+
+def check_choices(rule, engine, accumulation_steps, average_iterates, kwargs):
+  """Refuses what is none of the choices, or choices that exclude one another."""
+  if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
+    raise ValueError('`accumulation_steps` must be a positive integer. '
+                     f'Received: accumulation_steps={accumulation_steps}.')
+  if engine not in engines.ENGINES:
+    raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
+  if kwargs.get('use_ema') and rule.project is not None:
+    raise ValueError('`use_ema` cannot be combined with a rule that projects onto a constraint '
+                     f'set. Received: use_ema=True, rule={rule.name}.')
+  if kwargs.get('use_ema') and average_iterates:
+    raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one. '
+                     'Received: average_iterates=True, use_ema=True.')
 
 
 def privatizer_arguments(
     rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
   """Arguments of the privatizer, from the plan or from the call, never from both."""
+  private = _chosen_arguments(
+      rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+  independent = (type(None), mechanisms.IndependentGaussian)
+  if rule.independent_noise and not isinstance(private['mechanism'], independent):
+    raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
+                     f"noise. Received: mechanism={private['mechanism']!r}.")
+  return private
+
+
+def _chosen_arguments(
+    rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
   explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
                   adjacency=adjacency)
   if plan is not None:
@@ -41,7 +75,8 @@ def refuse(kwargs):
       'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
       'global_clipnorm': 'Use `l2_norm_clip`.',
       'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
-      'loss_scale_factor': 'Losses of single examples are not divided by the batch size and need no scaling.',
+      'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
+                           'need no scaling.',
   }
   for key, fix in fixes.items():
     if kwargs.pop(key, None) is not None:

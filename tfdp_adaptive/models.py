@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import diagnostics
+from tfdp_adaptive import errors
 from tfdp_adaptive import optimizers
 from tfdp_adaptive import validation
 from tfdp_adaptive.clipping import base as clipping
@@ -188,35 +189,35 @@ def check_fit(optimizer, x, y, kwargs):
   plan = optimizer.plan
   if plan is not None:
     if getattr(x, 'tfdp_plan', None) != plan:
-      raise optimizers.PrivacyError(
+      raise errors.PrivacyError(
           'The optimizer has a plan, so the batches must come from it: the sampling that is '
           f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
           'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it).')
     if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
-      raise optimizers.PrivacyError(
+      raise errors.PrivacyError(
           f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
           'take part sooner than they are accounted for. Use '
           f'`plan.batches(data, start_step={optimizer.steps_done})`. '
           f'Received: start_step={x.tfdp_start_step}.')
     if kwargs.get('validation_split'):
-      raise optimizers.PrivacyError('`validation_split` changes the population after the plan was '
-                                    'made. Split first, then pass `validation_data`.')
+      raise errors.PrivacyError('`validation_split` changes the population after the plan was '
+                                'made. Split first, then pass `validation_data`.')
     epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
     wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
     if optimizer.steps_done + wanted > plan.steps:
-      raise optimizers.PrivacyError(
+      raise errors.PrivacyError(
           f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
           f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
           'plan, or plan more steps.')
   elif y is not None and hasattr(x, 'shape') and optimizer.adjacency != 'add_remove':
     batch = kwargs.get('batch_size') or 32
     if batch != optimizer.batch_size:
-      raise optimizers.PrivacyError(
+      raise errors.PrivacyError(
           f'The optimizer divides by batch_size={optimizer.batch_size}. '
           f'Received: fit(batch_size={batch}). Make them equal.')
     count = int(x.shape[0] * (1 - (kwargs.get('validation_split') or 0)))
     if count % batch:
-      raise optimizers.PrivacyError(
+      raise errors.PrivacyError(
           f'The last batch of an epoch would have {count % batch} of {batch} examples. '
           f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
 

@@ -6,7 +6,6 @@ to the base class, which multiplies by the learning rate and does weight decay
 and averaging.
 """
 
-import contextlib
 import dataclasses
 import types
 import warnings
@@ -16,22 +15,15 @@ import tensorflow as tf
 
 from tfdp_adaptive import arguments
 from tfdp_adaptive import compat
-from tfdp_adaptive import mechanisms
+from tfdp_adaptive import errors
+from tfdp_adaptive import guard
+from tfdp_adaptive import plain_models
 from tfdp_adaptive import privatizer as privatizer_lib
-from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import moments as rules_moments
 
-_FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
-        '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
 
-
-class PrivacyError(Exception):
-  """Going on would void the privacy guarantee."""
-
-
-class DPOptimizer(compat.keras.optimizers.Optimizer):
+class DPOptimizer(guard.GuardedOptimizer):
   """A differentially private optimizer with any rule.
 
   The model must be private too (`tfdp.make_private(model)`, `tfdp.DPModel`): only
@@ -81,27 +73,12 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
                engine='auto', public_data=None, average_iterates=False, diagnostics=False,
                seed=None, allow_non_private=False, name=None, **kwargs):
     arguments.refuse(kwargs)
+    arguments.check_rule(rule)
+    arguments.check_choices(rule, engine, accumulation_steps, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
-    if not isinstance(rule, base.Rule):
-      raise ValueError('`rule` must be a `tfdp.rules` rule. '
-                       f'Received: rule={rule!r} of type {type(rule).__name__}.')
-    if kwargs.get('use_ema') and rule.project is not None:
-      raise ValueError('`use_ema` cannot be combined with a rule that projects onto a constraint '
-                       f'set. Received: use_ema=True, rule={rule.name}.')
-    if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
-      raise ValueError('`accumulation_steps` must be a positive integer. '
-                       f'Received: accumulation_steps={accumulation_steps}.')
-    if engine not in engines.ENGINES:
-      raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    if average_iterates and kwargs.get('use_ema'):
-      raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one.')
-    if rule.independent_noise and not isinstance(
-        private['mechanism'], (type(None), mechanisms.IndependentGaussian)):
-      raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
-                       f"noise. Received: mechanism={private['mechanism']!r}.")
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
                            privatizer=None, state=None, average=None, public_data=None)
     self.average_iterates = average_iterates
@@ -109,7 +86,6 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
     self.public_data = public_data
     self.accumulation_steps = int(accumulation_steps)
     self.engine = engine
-    self._applying = False
     if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.', stacklevel=3)
 
@@ -315,28 +291,8 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
       var_list: Trainable variables.
       tape: The tape the losses were recorded on.
     """
-    if tape is None or callable(loss):
-      raise PrivacyError('`minimize` needs the tape on which unreduced losses were recorded. '
-                         f'Received: tape={tape}, loss={loss!r}. {_FIX}')
-    if loss.shape.rank == 0:
-      raise PrivacyError(
-          '`loss` must hold one value per example, so that gradients can be clipped per example. '
-          f"Received: a scalar. Compile with a loss of reduction='none', or better: {_FIX}")
-    _refuse_batch_statistics(loss)
     variables = list(var_list)
-    with tape:
-      losses = tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
-
-    def collect(asks, queries, clips):
-      n = tf.shape(losses)[0]
-      with tf.control_dependencies(self.check_batch(n, losses.shape[0])):
-        mask = tf.ones([n], tf.bool)
-      gradients = tape.jacobian(losses, variables,
-                                unconnected_gradients=tf.UnconnectedGradients.ZERO)
-      gradients = [tf.cast(g, s.dtype) for g, s in zip(gradients, self._hidden.privatizer.specs)]
-      return materialized.sum_records(asks, queries, clips, gradients, mask)
-
-    self.private_step(collect, variables)
+    self.private_step(plain_models.collector(self, loss, variables, tape), variables)
 
   def check_batch(self, size, static_size=None):
     """Assertions that a batch has the declared size, where sizes are fixed."""
@@ -348,37 +304,11 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
         "Poisson sampling with adjacency='add_remove'.")
     if static_size is not None and not compat.has_replicas():
       if static_size != self.batch_size:
-        raise PrivacyError(message.format(static_size))
+        raise errors.PrivacyError(message.format(static_size))
       return []
     return [tf.debugging.assert_equal(
         compat.sum_over_replicas(tf.cast(size, tf.float32)), float(self.batch_size),
         message=message.format('other'))]
-
-  # What is refused.
-
-  @contextlib.contextmanager
-  def _allow_apply(self):
-    self._applying = True
-    try:
-      yield
-    finally:
-      self._applying = False
-
-  def _refuse_gradients(self):
-    if not self._applying:
-      raise PrivacyError(
-          f'{self.name} was handed gradients that were not clipped per example. {_FIX}')
-
-  def apply_gradients(self, grads_and_vars, *args, **kwargs):
-    self._refuse_gradients()
-    return super().apply_gradients(grads_and_vars, *args, **kwargs)
-
-  def apply(self, grads, trainable_variables=None):
-    self._refuse_gradients()
-    return super().apply(grads, trainable_variables)
-
-  def compute_gradients(self, loss, var_list, tape=None):
-    raise PrivacyError(f'{self.name} does not hand out gradients. {_FIX}')
 
   # Saving.
 
@@ -390,16 +320,6 @@ class DPOptimizer(compat.keras.optimizers.Optimizer):
 
 class _Hidden(types.SimpleNamespace):
   """Hides its attributes from Keras' and TensorFlow's automatic tracking."""
-
-
-def _refuse_batch_statistics(loss):
-  """A plain model cannot be inspected, but batch statistics leave traces in its graph."""
-  graph = getattr(loss, 'graph', None) if not tf.executing_eagerly() else None
-  for op in graph.get_operations() if graph is not None else ():
-    if 'FusedBatchNorm' in op.type or 'batch_normalization' in op.name:
-      raise PrivacyError('The model normalises over the batch, so one example changes the '
-                         f'gradients of others. Received: operation {op.name}. Use '
-                         'LayerNormalization or GroupNormalization.')
 
 
 def _add_scaled(mean, scale, gradients):

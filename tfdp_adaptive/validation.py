@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.optimizers import PrivacyError
 
 # Layers whose training-time output mixes the examples of a batch.
 _MIXING = {
@@ -30,7 +30,7 @@ def validate_structure(model):
     if getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states'):
       problems.append(f'{layer.name} is stateful: it carries data from batch to batch')
   if problems:
-    raise PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')
+    raise errors.PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')
 
 
 def validate_model(model, x=None):
@@ -68,14 +68,16 @@ def _check_inference(model, x):
   for single, both in zip(
       tf.nest.flatten(run(_rows(x, 1))), tf.nest.flatten(run(_rows(x, 2)))):
     if both.shape[0] != 2 or single.shape[0] != 1:
-      raise PrivacyError('The first axis of every output must be the batch. Received: outputs of '
-                         f'shape {single.shape} for one example and {both.shape} for two.')
+      raise errors.PrivacyError(
+          'The first axis of every output must be the batch. Received: outputs of '
+          f'shape {single.shape} for one example and {both.shape} for two.')
     if not np.allclose(single[0], both[0], rtol=1e-3, atol=1e-4, equal_nan=True):
       _mixes(f'the output for one example changes by {np.max(np.abs(single[0] - both[0])):.3g} '
              'when another joins the batch')
   if compat.has_data_losses(model):
-    raise PrivacyError('The model adds losses that depend on the data (`add_loss`), which would '
-                       'bypass clipping. Put them into the compiled `loss`.')
+    raise errors.PrivacyError(
+        'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
+        'Put them into the compiled `loss`.')
 
 
 def _check_training(model, x):
@@ -91,15 +93,17 @@ def _check_training(model, x):
   for variable, before in state:
     variable.assign(before)
   if written:
-    raise PrivacyError('Layers write statistics of the data into weights that are not trained, '
-                       f'around clipping and noise. Received: {written}. Freeze these layers.')
+    raise errors.PrivacyError(
+        'Layers write statistics of the data into weights that are not trained, around clipping '
+        f'and noise. Received: {written}. Freeze these layers.')
   if worst > 0:
     _mixes(f"the first example's outputs have a gradient of {worst:.3g} by another's activations")
 
 
 def _mixes(how):
-  raise PrivacyError(f'The model mixes examples: {how}. Per-example clipping then bounds nothing. '
-                     'Remove the layer that looks across axis 0.')
+  raise errors.PrivacyError(
+      f'The model mixes examples: {how}. Per-example clipping then bounds nothing. '
+      'Remove the layer that looks across axis 0.')
 
 
 def _rows(x, count):

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import named_optimizers
-from tfdp_adaptive import optimizers
 
 keras = compat.keras
 B = 8
@@ -150,5 +149,5 @@ def test_what_is_not_amplified_or_not_private_is_refused(name):
       batch_size=B, steps=10, l2_norm_clip=1.0, noise_multiplier=2.0, target_delta=1e-5,
       population_size=80, sampling=tfdp.sampling.Poisson())
   kwargs = {**CLASSES[name], 'allow_non_private': False} if name != 'NoisyAdaGrad' else CLASSES[name]
-  with pytest.raises((ValueError, optimizers.PrivacyError)):
+  with pytest.raises((ValueError, tfdp.PrivacyError)):
     getattr(tfdp, name)(plan=plan, **kwargs)
