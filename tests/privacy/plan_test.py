@@ -216,7 +216,7 @@ def test_a_rule_without_noise_has_no_guarantee():
 def test_statement_says_what_the_reporting_list_asks_for():
   plan = make_plan(unit='user')
   text = plan.statement(rule=make_rule(None))
-  for words in (f'({statement._up(plan.epsilon())}, 1e-05)-differential privacy after all 40 steps',
+  for words in (f'({statement.rounded_up(plan.epsilon())}, 1e-05)-differential privacy after all 40 steps',
                 'one user, with all their data', 'zero-out', '1000, is treated as public',
                 'Poisson sampling', 'probability 0.05', 'IndependentGaussian',
                 'noise multiplier 1.5', 'clip norm 2', 'standard deviation 3', 'constant 50',
@@ -231,13 +231,13 @@ def test_statement_says_what_the_reporting_list_asks_for():
     (1.82801, '1.829'), (1.828, '1.828'), (4.9999999, '5.000'), (149.0927, '149.1'),
     (0.000123401, '0.0001235'), (12345.6, '12350'), (0.0, '0.0')])
 def test_statement_rounds_epsilon_up(epsilon, shown):
-  assert statement._up(epsilon) == shown
+  assert statement.rounded_up(epsilon) == shown
 
 
 def test_statement_follows_the_accountant():
   plan = make_plan()
   text = plan.statement(accountant='rdp')
-  assert 'Renyi' in text and statement._up(plan.epsilon(accountant='rdp')) in text
+  assert 'Renyi' in text and statement.rounded_up(plan.epsilon(accountant='rdp')) in text
   assert 'loss distributions' in plan.statement()
   with pytest.raises(ValueError, match='`accountant` must be one of'):
     plan.statement(accountant='zcdp')
@@ -247,7 +247,7 @@ def test_statement_of_a_run_in_progress():
   plan = make_plan(sampling=sampling.FixedOrder())
   text = plan.statement(steps=20)
   assert 'after 20 of the 40 planned steps' in text and 'at the end' in text
-  assert statement._up(plan.epsilon(20)) in text and statement._up(plan.epsilon()) in text
+  assert statement.rounded_up(plan.epsilon(20)) in text and statement._up(plan.epsilon()) in text
   assert 'at most 1 times, at least 20 steps apart' in text
   assert 'No amplification is claimed' in text
   assert 'no step has been taken' in plan.statement(steps=0)

@@ -14,13 +14,15 @@ COMMANDS = {
     'demo': 'compare and federated on one text, into one table',
     'compare': 'train with each private optimizer, example by example, and compare',
     'federated': 'train over users with TensorFlow Federated and compare',
+    'train': 'train one private model and save it with its privacy statement',
+    'audit': 'train with canaries and measure how much privacy was lost at least',
     'privacy': 'epsilon of a plan, or the noise multiplier for a target',
     'mechanism': 'design correlated noise, beside the alternatives',
 }
 
 
 def main(argv=None) -> int:
-  """Runs `tfdp`; returns the exit status: 0, or 2 for what the user can put right."""
+  """Runs `tfdp`; returns the exit status: 2 for what the user can put right."""
   argv = sys.argv[1:] if argv is None else argv
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
   parser = argparse.ArgumentParser(
@@ -34,14 +36,13 @@ def main(argv=None) -> int:
       subparsers.add_parser(name, help=summary)
   arguments = parser.parse_args(argv)
   try:
-    arguments.run(arguments)
+    return arguments.run(arguments) or 0
   except (options.UsageError, corpus.DataError) as error:
     print(f'tfdp {arguments.command}: error: {error}', file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print(f'tfdp {arguments.command}: interrupted', file=sys.stderr)
     return 130
-  return 0
 
 
 if __name__ == '__main__':

@@ -34,6 +34,17 @@ def _number(kind, text, accepts, wanted):
 
 def add_data_arguments(parser):
   """Where text and vocabulary come from, and where results go."""
+  add_text_arguments(parser)
+  output = parser.add_argument_group('output')
+  output.add_argument(
+      '--out', type=pathlib.Path, metavar='DIR',
+      help='folder for table, curves and statement (default: runs/<time>)')
+  output.add_argument(
+      '--json', action='store_true', help='print the results as JSON instead of a table')
+
+
+def add_text_arguments(parser):
+  """Where text and vocabulary come from."""
   group = parser.add_argument_group('data')
   group.add_argument(
       '--data', type=pathlib.Path, metavar='FILE',
@@ -46,12 +57,6 @@ def add_data_arguments(parser):
   group.add_argument(
       '--vocabulary-size', type=positive_int, default=1000, metavar='N',
       help='words to take from the standard library (default: %(default)s)')
-  output = parser.add_argument_group('output')
-  output.add_argument(
-      '--out', type=pathlib.Path, metavar='DIR',
-      help='folder for table, curves and statement (default: runs/<time>)')
-  output.add_argument(
-      '--json', action='store_true', help='print the results as JSON instead of a table')
 
 
 def add_privacy_arguments(parser, default_epsilon):
@@ -72,6 +77,30 @@ def add_method_arguments(parser, methods):
                      help=f'some of {", ".join(methods)} (default: all)')
   group.add_argument('--tune', action='store_true',
                      help='choose the settings again, on held-out validation sentences')
+
+
+def add_one_method_arguments(parser, methods):
+  """One private method, and settings other than the recorded ones."""
+  group = parser.add_argument_group('method')
+  group.add_argument('--method', choices=[name for name in methods if methods[name].optimizer],
+                     default='dp_adam_stp', help='default: %(default)s')
+  group.add_argument('--set', action='append', default=[], metavar='NAME=VALUE',
+                     help="a setting of the method's optimizer, such as learning_rate=0.1; may be "
+                          'repeated (default: the recorded settings)')
+
+
+def settings(method, changes):
+  """The method's settings with the `NAME=VALUE` of the command line put in."""
+  result = dict(method.settings)
+  for change in changes:
+    name, _, value = change.partition('=')
+    if name not in result:
+      raise UsageError(f'--set must name one of {", ".join(result)}. Received: {change}')
+    try:
+      result[name] = positive_float(value)
+    except argparse.ArgumentTypeError as error:
+      raise UsageError(f'--set {name} {error}') from error
+  return result
 
 
 def default_delta(population_size):

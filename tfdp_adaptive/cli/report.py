@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import statement
 
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
 
@@ -71,27 +72,33 @@ class Report:
     self._folder = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S')) if out is None else out
     if self._folder.exists() and not self._folder.is_dir():
       raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
-    if self._path('results.json').exists():
+    if self.path('results.json').exists():
       raise options.UsageError(
-          f'{self._path("results.json")} exists and would be overwritten; give another --out DIR.')
+          f'{self.path("results.json")} exists and would be overwritten; give another --out DIR.')
     self._about = dict(about, python=platform.python_version(), versions=_versions())
     self._rows: List[Row] = []
     self._statement: List[str] = []
+    self._files: List[pathlib.Path] = []
 
-  def _path(self, name):
+  def path(self, name):
     return self._folder / name
+
+  def file(self, name):
+    """The path of one more file of results, named at the end with the others."""
+    self._files.append(self.path(name))
+    return self._files[-1]
 
   def add(self, row: Row):
     """Adds a result and saves what there is, so that an interrupted run keeps it."""
     self._rows.append(row)
     self._folder.mkdir(parents=True, exist_ok=True)
-    self._path('results.json').write_text(self.json() + '\n', encoding='utf-8')
+    self.path('results.json').write_text(self.json() + '\n', encoding='utf-8')
 
   def state(self, *paragraphs: str):
     """Adds paragraphs to the privacy statement and saves it."""
     self._statement += paragraphs
     self._folder.mkdir(parents=True, exist_ok=True)
-    self._path('privacy.txt').write_text('\n\n'.join(self._statement) + '\n', encoding='utf-8')
+    self.path('privacy.txt').write_text('\n\n'.join(self._statement) + '\n', encoding='utf-8')
 
   def state_together(self, part, plan, runs):
     """States what `runs` models of one part cost when all of them are released."""
@@ -101,7 +108,7 @@ class Report:
           event, plan.target_delta, 'pld', accounting.relation(plan))
       self.state(
           f'All {runs} private models of the {part} part together, trained on the same records: '
-          f'({epsilon:.4g}, {plan.target_delta:g})-differential privacy.')
+          f'({statement.rounded_up(epsilon)}, {plan.target_delta:g})-differential privacy.')
 
   def json(self) -> str:
     return json.dumps(dict(self._about, rows=[row._asdict() for row in self._rows]), indent=1)
@@ -118,9 +125,9 @@ class Report:
 
   def finish(self, as_json: bool):
     """Draws the curves, prints the results and the paths of all files."""
-    paths = [self._path('results.json'), self._path('privacy.txt')]
-    if _draw(self._rows, self._path('curves.png')):
-      paths.append(self._path('curves.png'))
+    paths = [self.path('results.json'), self.path('privacy.txt'), *self._files]
+    if _draw(self._rows, self.path('curves.png')):
+      paths.append(self.path('curves.png'))
     print(self.json() if as_json else '\n' + self.table())
     notes = ['', 'Loss and accuracy are per held-out word and exact numbers: they are not private.',
              'Every epsilon is for its model alone; privacy.txt says what several cost together.',
@@ -131,7 +138,7 @@ class Report:
 def _cells(row):
   return (
       row.method, f'{row.loss:.3f}', f'{row.accuracy:.3f}',
-      'none' if row.epsilon is None else f'{row.epsilon:.2f}',
+      'none' if row.epsilon is None else statement.rounded_up(row.epsilon),
       '-' if row.delta is None else f'{row.delta:.0e}', row.unit,
       '-' if row.seconds_per_step is None else f'{row.seconds_per_step:.3f}')
 

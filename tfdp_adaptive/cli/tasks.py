@@ -15,13 +15,18 @@ class Task(NamedTuple):
   """Next-word prediction on one text."""
 
   name: str
-  num_ids: int  # Vocabulary, unknown word and padding.
+  vocabulary: Tuple[str, ...]  # Public words.
   train: Examples
   validation: Examples  # For choosing settings.
   test: Examples  # For the table.
   clients: Dict[str, Examples]  # Of the training sentences.
   baseline: Tuple[float, float]  # Loss and accuracy of the word frequencies.
   notes: List[str]  # For the privacy statement.
+
+  @property
+  def num_ids(self):
+    """Vocabulary, unknown word and padding."""
+    return len(self.vocabulary) + next_word.FIRST_WORD
 
 
 def load(arguments, need_client=False) -> Task:
@@ -48,7 +53,7 @@ def load(arguments, need_client=False) -> Task:
   by_client = corpus_lib.by_client(parts.train)
   return Task(
       name=corpus.name,
-      num_ids=num_ids,
+      vocabulary=tuple(vocabulary),
       train=train,
       validation=next_word.examples(_spread(parts.validation), vocabulary),
       test=test,

@@ -73,10 +73,10 @@ class _Callback(tf.keras.callbacks.Callback):
     self._recorder.end()
 
 
-def fit(model, batches, steps, evaluate, label, points=POINTS) -> Run:
+def fit(model, batches, steps, evaluate, label, points=POINTS, callbacks=()) -> Run:
   """One epoch of `steps` batches with a compiled model."""
   recorder = Recorder(steps, evaluate, label, points)
-  model.fit(batches, epochs=1, verbose=0, callbacks=[_Callback(recorder)])
+  model.fit(batches, epochs=1, verbose=0, callbacks=[_Callback(recorder), *callbacks])
   return recorder.finish()
 
 

@@ -56,7 +56,7 @@ def _guarantee(plan, steps, private, rule, accountant):
             'experiment, not a private model.')
   done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
           else f'after all {steps} steps')
-  pair = lambda steps: f'({_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
+  pair = lambda steps: f'({rounded_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
   text = f'Guarantee: {pair(steps)}-differential privacy {done}'
   if steps < plan.steps:
     text += f'; {pair(plan.steps)} at the end'
@@ -68,7 +68,7 @@ def _guarantee(plan, steps, private, rule, accountant):
   return text
 
 
-def _up(epsilon):
+def rounded_up(epsilon):
   """Four digits, never below the truth."""
   four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
@@ -106,10 +106,11 @@ def _accounting(plan, steps, accountant):
         'if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
   sensitivity = accounting.total_sensitivity(plan, steps)
+  distance = 'a multiple of' if plan.fixed_order and count > 1 else 'at least'
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
-      f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, at least '
+      f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, {distance} '
       f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise '
       f'multiplier {plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 

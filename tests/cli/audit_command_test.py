@@ -1,0 +1,53 @@
+"""`tfdp audit`: what it reports, and its exit status."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tfdp_adaptive.cli import audit
+from tfdp_adaptive.cli import compare
+from tfdp_adaptive.cli import main
+
+
+@pytest.fixture(scope='module')
+def command(tmp_path_factory):
+  path = tmp_path_factory.mktemp('data')
+  rng = np.random.default_rng(0)
+  words = ['the', 'cat', 'dog', 'sees', 'and', 'runs', 'away', 'far', 'home', 'soon']
+  (path / 'text.txt').write_text('\n\n'.join(
+      ' '.join(rng.choice(words, 8)) + '.' for _ in range(300)), encoding='utf-8')
+  (path / 'words.txt').write_text('\n'.join(words), encoding='utf-8')
+  return ['audit', '--data', str(path / 'text.txt'), '--vocabulary', str(path / 'words.txt'),
+          '--batch-size', '32', '--method', 'dp_adam']
+
+
+def test_a_private_run_is_consistent(command, capsys):
+  assert main.main([*command, '--steps', '5', '--canaries', '100', '--json']) == 0
+  report = json.loads(capsys.readouterr().out)
+  assert report['canaries'] == 100 and not report['violated']
+  assert 3.9 <= report['claimed_epsilon'] <= 4 and report['epsilon_lower'] <= 4
+  assert report['method'] == 'DP-Adam' and report['confidence'] == .95
+
+
+def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
+  """The claim is a tiny epsilon, but what runs adds hardly any noise."""
+  prepare = compare.prepare
+
+  def leaky(task, method, settings, plan):
+    model, batches, optimizer = prepare(
+        task, method, dict(settings, l2_norm_clip=100.),
+        dataclasses.replace(plan, noise_multiplier=1e-3))
+    object.__setattr__(optimizer.plan, 'epsilon', lambda *_, **__: .01)
+    return model, batches, optimizer
+
+  monkeypatch.setattr(audit.compare, 'prepare', leaky)
+  assert main.main([*command, '--steps', '150', '--canaries', '200',
+                    '--set', 'learning_rate=0.02', '--set', 'epsilon=1e-6']) == 1
+  assert 'THE CLAIM IS REFUTED' in capsys.readouterr().out
+
+
+def test_too_many_canaries(command, capsys):
+  assert main.main([*command, '--canaries', '4000']) == 2
+  assert '--canaries must be from 2 to the number of training sentences' in capsys.readouterr().err

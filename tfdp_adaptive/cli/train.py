@@ -1,0 +1,125 @@
+"""`tfdp train`: one private model, saved with what may be said of it.
+
+A run that was interrupted goes on when the command is given again with the same
+--out. What it keeps there for that (`state/`) is secret and is removed at the end.
+"""
+
+import json
+import shutil
+
+import tensorflow as tf
+
+from tfdp_adaptive.cli import compare
+from tfdp_adaptive.cli import language_model
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.cli import report as report_lib
+from tfdp_adaptive.cli import settings as settings_lib
+from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import training
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser('train', description=__doc__)
+  compare.add_arguments(parser)
+  parser.add_argument('--save-every', type=options.positive_int, default=100, metavar='N',
+                      help='steps between two saved states (default: %(default)s)')
+  options.add_data_arguments(parser)
+  options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
+  parser.set_defaults(tune=False)
+  return parser
+
+
+def run(arguments):
+  method = settings_lib.CENTRALIZED[arguments.method]
+  settings = options.settings(method, arguments.set)
+  task = tasks.load(arguments)
+  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  model, _, optimizer = compare.prepare(
+      task, method, settings, compare.make_plan(arguments, task))
+  state = _State(report.path('state'), model, {
+      'plan': optimizer.plan.to_json(), 'method': arguments.method, 'settings': settings,
+      'data': task.name, 'sentences': len(task.train[0]), 'vocabulary': list(task.vocabulary)})
+  done, plan = state.restore(), optimizer.plan
+  report.state(*report_lib.preamble(task, arguments))
+  evaluate = language_model.Evaluator(model, task.test)
+  measured = training.Run(((0, *evaluate()),), 0.0)
+  if done < plan.steps:
+    measured = training.fit(
+        model, plan.batches(task.train, start_step=done), plan.steps - done, evaluate,
+        method.label, callbacks=[_Saver(state, arguments.save_every)])
+    state.save()
+  _publish(model, task.vocabulary, report)
+  report.state(optimizer.statement())
+  report.add(report_lib.Row('word frequencies, not private', compare.PART, *task.baseline))
+  report.add(report_lib.Row(
+      method.label, compare.PART, measured.loss, measured.accuracy, steps=plan.steps,
+      seconds_per_step=measured.seconds_per_step, settings=settings,
+      curve=tuple((done + step, *values) for step, *values in measured.curve),
+      epsilon=optimizer.epsilon(), delta=plan.target_delta, unit='sentence'))
+  report.finish(arguments.json)
+  state.remove()
+
+
+class _State:
+  """Weights and optimizer of an unfinished run; SECRET, as the optimizer's state is.
+
+  Args:
+    folder: Where; absent before the first save.
+    model: Compiled and private.
+    description: What must be the same when the run goes on, for JSON.
+  """
+
+  def __init__(self, folder, model, description):
+    self._folder, self._description = folder, json.dumps(description)
+    self._optimizer = model.optimizer
+    self._optimizer.build(model.trainable_variables)
+    self._manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer), str(folder), max_to_keep=2)
+
+  def restore(self):
+    """Number of steps done; 0 without a saved state."""
+    if self._manager.latest_checkpoint is None:
+      return 0
+    described = self._folder / 'run.json'
+    try:
+      same = described.read_text(encoding='utf-8') == self._description
+      if same:
+        self._manager.restore_or_initialize()
+    except (OSError, ValueError, tf.errors.OpError) as error:
+      raise options.UsageError(
+          f'{self._folder} cannot be read: {error}. Start anew in another --out DIR; what was '
+          'spent in this one then counts as well if any of it was published.') from error
+    if not same:
+      raise options.UsageError(
+          f'{self._folder} holds an unfinished run with other data or arguments. Give those, or '
+          'another --out DIR.')
+    return self._optimizer.steps_done
+
+  def save(self):
+    self._folder.mkdir(parents=True, exist_ok=True)
+    (self._folder / 'run.json').write_text(self._description, encoding='utf-8')
+    self._manager.save()
+
+  def remove(self):
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Saver(tf.keras.callbacks.Callback):
+  """Saves the state every so many steps."""
+
+  def __init__(self, state, every):
+    super().__init__()
+    self._state, self._every = state, every
+
+  def on_train_batch_end(self, batch, logs=None):
+    if (batch + 1) % self._every == 0:
+      self._state.save()
+
+
+def _publish(model, vocabulary, report):
+  """Saves the weights in a plain model: no optimizer, so nothing secret."""
+  plain = language_model.build(model.output_shape[-1])
+  plain.set_weights(model.get_weights())
+  plain.save(report.file('model.keras'))
+  report.file('vocabulary.txt').write_text('\n'.join(vocabulary) + '\n', encoding='utf-8')
