@@ -247,7 +247,7 @@ def test_statement_of_a_run_in_progress():
   plan = make_plan(sampling=sampling.FixedOrder())
   text = plan.statement(steps=20)
   assert 'after 20 of the 40 planned steps' in text and 'at the end' in text
-  assert statement.rounded_up(plan.epsilon(20)) in text and statement._up(plan.epsilon()) in text
+  assert statement.rounded_up(plan.epsilon(20)) in text and statement.rounded_up(plan.epsilon()) in text
   assert 'at most 1 times, at least 20 steps apart' in text
   assert 'No amplification is claimed' in text
   assert 'no step has been taken' in plan.statement(steps=0)
