@@ -1,5 +1,7 @@
 """Errors of the designs against published and independently computed values."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -9,27 +11,69 @@ from tfdp_adaptive.privacy import accounting
 
 Toeplitz, BLT, Tree = mechanisms.BandedToeplitz, mechanisms.BLT, mechanisms.Tree
 
-# Root mean square error of prefix sums, one participation.
+
+def slow(*row):
+  return pytest.param(*row, marks=pytest.mark.slow)
+
+
+# Root mean square error of prefix sums, one participation. Per row: steps, the nuclear-norm
+# bound, best Toeplitz, square root, bands 1, 4, 16, 64, 128, BLT of 2, 3, 4 buffers, tree.
+SINGLE_TABLE = [
+    (16, 1.62845, 1.750428, 1.796814, 2.91548, 1.93753, 1.75043, None, None,
+     1.75095, None, None, 3.2113, 2.6627, 1.9382),
+    (64, 2.04013, 2.179043, 2.229676, 5.70088, 3.24059, 2.35005, 2.17904, None,
+     2.17991, 2.17991, 2.17973, 4.5945, 3.6523, 2.5178),
+    (256, 2.47145, 2.616450, 2.668782, 11.33578, 5.97801, 3.63757, 2.78307, 2.64752,
+     2.62211, 2.61724, 2.61724, 6.0029, 4.6501, 3.1022),
+    (512, 2.69006, 2.836348, 2.889173, 16.01562, 8.28312, 4.74678, 3.30413, 3.00221,
+     2.84977, 2.83746, 2.83746, 6.7097, 5.1499, 3.3944),
+    (1000, 2.90206, 3.049049, 3.102239, 22.37186, 11.43100, 6.27816, 4.03487, 3.50175,
+     3.07584, 3.05108, 3.04983, 7.0271, 5.3573, 3.8946),
+    (1024, 2.90958, 3.056588, 3.109790, 22.63846, 11.56329, 6.34279, 4.06591, 3.52306,
+     3.08399, 3.05867, 3.05737, 7.4169, 5.6499, 3.6862),
+    (2000, 3.12207, 3.269468, 3.322963, 31.63068, 16.03247, 8.53463, 5.12521, 4.25325,
+     3.31828, 3.27366, 3.27038, 7.7321, 5.8573, 4.1938),
+    (4096, 3.34991, 3.497535, 3.551293, 45.26036, 22.82174, 11.88388, 6.75893, 5.38746,
+     3.58012, 3.50605, 3.49885, 8.8319, 6.6500, None),
+]
+
+
+@pytest.mark.parametrize('row', SINGLE_TABLE, ids=lambda row: str(row[0]))
+def test_table_of_one_participation(row):
+  steps, bound, *expected = row
+  made = [Toeplitz(steps, steps), mechanisms.SquareRoot(steps)]
+  made += [Toeplitz(bands, steps) if bands <= steps else None for bands in (1, 4, 16, 64, 128)]
+  made += [BLT(buffers, steps) for buffers in (2, 3, 4)]
+  made += [Tree(steps, 'naive'), Tree(steps), Tree(steps, 'full')]
+  assert len(made) == len(expected)
+  for mechanism, value in zip(made, expected):
+    if value is not None:
+      # Three of the values of BLTs are local optima: ours may be lower, by 2e-4 at most.
+      below = 2e-4 * value if isinstance(mechanism, BLT) else digits(value)
+      assert value - below <= mechanism.rmse() <= value + digits(value), mechanism
+      assert mechanism.rmse() > bound - digits(bound)
+  j = np.arange(1, steps + 1)  # The singular values of the prefix sums.
+  nuclear = np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * steps + 2)))) / steps
+  assert nuclear == pytest.approx(bound, abs=digits(bound))
+
+
 SINGLE = [
     (mechanisms.Dense(16), 1.689404), (mechanisms.Dense(64), 2.099856),
-    (mechanisms.Dense(256), 2.524414),
-    (Toeplitz(16, 16), 1.750428), (Toeplitz(64, 64), 2.179043), (Toeplitz(1000, 1000), 3.049049),
-    (mechanisms.SquareRoot(16), 1.796814), (mechanisms.SquareRoot(1000), 3.102239),
-    (mechanisms.SquareRoot(4096), 3.551293),
-    (Toeplitz(1, 2000), 31.63068), (Toeplitz(4, 16), 1.93753), (Toeplitz(4, 4096), 22.82174),
-    (Toeplitz(16, 64), 2.35005), (Toeplitz(16, 1000), 6.27816), (Toeplitz(64, 256), 2.78307),
-    (Toeplitz(64, 2000), 5.12521), (Toeplitz(128, 1024), 3.52306), (Toeplitz(128, 4096), 5.38746),
-    (BLT(2, 16), 1.75095), (BLT(3, 256), 2.61724), (BLT(4, 64), 2.17973), (BLT(2, 256), 2.62211),
-    (BLT(3, 1000), 3.05108), (BLT(4, 1024), 3.05737), (BLT(2, 2000), 3.318282),
-    (BLT(3, 2000), 3.273663), (BLT(4, 2000), 3.270377), (BLT(4, 4096), 3.49885),
-    (Tree(16, 'naive'), 3.2113), (Tree(1000, 'naive'), 7.0271), (Tree(4096, 'naive'), 8.8319),
-    (Tree(16), 2.6627), (Tree(1000), 5.3573), (Tree(4096), 6.6500),
-    (Tree(16, 'full'), 1.9382), (Tree(256, 'full'), 3.1022), (Tree(1000, 'full'), 3.8946),
-    (mechanisms.Banded(4, 16), 1.923545), (mechanisms.Banded(64, 256), 2.757277),
+    (mechanisms.Dense(256), 2.524414), slow(mechanisms.Dense(512), 2.739385),
+    slow(mechanisms.Dense(1024), 2.955454),
+    (mechanisms.Banded(4, 16), 1.923545), (mechanisms.Banded(16, 64), 2.329086),
+    (mechanisms.Banded(16, 256), 3.630295), (mechanisms.Banded(64, 256), 2.757277),
+    (mechanisms.Banded(16, 512), 4.742807), (mechanisms.Banded(128, 512), 2.974472),
+    (mechanisms.Banded(16, 1024), 6.340709), (mechanisms.Banded(128, 1024), 3.505323),
     (mechanisms.Banded(128, 2000), 4.242317),
     (mechanisms.Banded(4, 16, method='optimal'), 1.902896),
     (mechanisms.Banded(16, 64, method='optimal'), 2.292618),
     (mechanisms.Banded(16, 256, method='optimal'), 3.586968),
+    slow(mechanisms.Banded(64, 256, method='optimal'), 2.709558),
+    slow(mechanisms.Banded(16, 512, method='optimal'), 4.699375),
+    slow(mechanisms.Banded(128, 512, method='optimal'), 2.922500),
+    slow(mechanisms.Banded(16, 1024, method='optimal'), 6.298837),
+    slow(mechanisms.Banded(128, 1024, method='optimal'), 3.446222),
     (mechanisms.BandedInverse(2, 2000), 5.667), (mechanisms.BandedInverse(4, 2000), 4.615),
     (mechanisms.BandedInverse(16, 2000), 3.742),
 ]
@@ -54,7 +98,9 @@ MANY = [
     (1024, 128, 8, 9.9647, 10.463, 13.024, 10.294, 13.639, 64.03),
     (2000, 400, 5, 7.8491, 8.1466, 9.422, 7.950, 12.673, 70.73),
     (2000, 485, 3, 5.9652, 6.1319, 6.777, 6.009, 9.816, 54.79),
+    (2000, 1000, 2, 4.6673, 4.7399, 4.994, 4.679, 8.015, 44.73),
     (2000, 100, 20, 20.2067, 21.374, 30.597, 22.190, 26.102, 141.5),
+    (2048, 256, 8, 10.5863, 11.086, 13.707, 10.948, 16.128, 90.53),
     (4096, 256, 16, 18.0150, 18.982, 26.083, 19.552, 27.137, 181.0),
 ]
 
@@ -75,13 +121,32 @@ def test_error_of_many_participations(
 
 @pytest.mark.parametrize('steps,min_sep,k,bands,most', [
     (256, 64, 4, 4, 6.268), (256, 64, 4, 16, 5.787), (256, 32, 8, 4, 9.467),
-    (256, 32, 8, 16, 10.204), (2000, 400, 5, 4, 10.854), (2000, 400, 5, 16, 8.975),
-    (4096, 256, 16, 16, 20.078)])
+    (256, 32, 8, 16, 10.204), (1024, 128, 8, 4, 12.055), (1024, 128, 8, 16, 10.687),
+    (2000, 400, 5, 4, 10.854), (2000, 400, 5, 16, 8.975), (2000, 485, 3, 4, 8.405),
+    (2000, 485, 3, 16, 6.908), (2000, 1000, 2, 4, 6.863), (2000, 1000, 2, 16, 5.621),
+    (2000, 100, 20, 4, 23.635), (2000, 100, 20, 16, 21.624), (2048, 256, 8, 4, 13.878),
+    (2048, 256, 8, 16, 11.773), (4096, 256, 16, 4, 23.335), (4096, 256, 16, 16, 20.078)])
 def test_banded_inverse_is_no_worse_than_one_designed_for_equal_spacing(
     steps, min_sep, k, bands, most):
   pattern = dict(min_sep=min_sep, max_participations=k)
   found = mechanisms.BandedInverse(bands, steps, **pattern).rmse(**pattern)
   assert .85 * most < found < most
+
+
+@pytest.mark.parametrize('steps,min_sep,k,expected', [
+    (64, 16, 4, 4.4079), slow(256, 64, 4, 5.2119), slow(256, 32, 8, 8.0343)])
+def test_least_error_of_a_fixed_order(steps, min_sep, k, expected):
+  """Choquette-Choo et al. 2023 (arXiv:2211.06530); its design warns if it is not proved best."""
+  pattern = dict(min_sep=min_sep, max_participations=k, fixed_order=True)
+  best = mechanisms.Dense(steps, **pattern)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    assert best.rmse(**pattern) == pytest.approx(expected, abs=digits(expected))
+  nuclear = np.linalg.svd(np.tri(steps), compute_uv=False).sum() / steps
+  assert best.rmse(**pattern) > np.sqrt(k) * nuclear
+  for other in (Toeplitz(min_sep, steps), mechanisms.Banded(min_sep, steps),
+                mechanisms.SquareRoot(steps), BLT(3, steps, min_sep=min_sep, max_participations=k)):
+    assert best.rmse(**pattern) < .96 * other.rmse(**pattern)
 
 
 @pytest.mark.parametrize('mechanism,expected', [
@@ -98,11 +163,13 @@ def test_toeplitz_coefficients(mechanism, expected):
     (BLT(2, 2000), [.9978775020, .9041387587], [.0702486486, .3216413341]),
     (BLT(3, 2000), [.9984621010, .9742766855, .7221336803],
      [.0525781698, .1258150148, .3031825625]),
+    (BLT(4, 2000), [.99858622, .98473830, .90403264, .52638909], None),
     (BLT(2, 100_000, objective='max'), [.9999528892, .9857068667], [.0122853238, .1878393665])],
     ids=repr)
 def test_blt_numbers(mechanism, decays, weights):
-  np.testing.assert_allclose(mechanism.decays, decays, atol=3e-8)
-  np.testing.assert_allclose(mechanism.weights, weights, atol=1e-7)
+  np.testing.assert_allclose(mechanism.decays, decays, atol=3e-8 if len(decays) < 4 else 2e-7)
+  if weights is not None:
+    np.testing.assert_allclose(mechanism.weights, weights, atol=1e-7)
 
 
 def test_published_table():

@@ -1,5 +1,6 @@
 """Sensitivities against all participation patterns, written out."""
 
+import functools
 import itertools
 
 import hypothesis
@@ -15,6 +16,27 @@ from tfdp_adaptive.mechanisms import sensitivity
 PATTERNS = [(1, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 4), (4, 3), (1, 10), (9, 2)]
 DECREASING = (1.0, .6, .5, .3, .3, .1)
 NOT_DECREASING = (1.0, .2, .9, -.4, .7, .1)
+
+
+ALL_PATTERNS = [(b, k) for b in range(1, 11) for k in range(1, 11)]
+
+
+@functools.lru_cache(maxsize=None)
+def subsets(n):
+  """[p, n] all sets of columns, their sizes, smallest gaps and greatest common divisors of gaps."""
+  chosen = ((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1).astype(float)
+  gaps = [np.diff(np.flatnonzero(row)) for row in chosen]
+  return (chosen, chosen.sum(axis=1), np.array([min(g, default=n) for g in gaps]),
+          np.array([np.gcd.reduce(g) if len(g) else 0 for g in gaps]))
+
+
+def every_pattern(c, min_sep, k, fixed_order=False):
+  """Root of the largest `sum_{i,j in pi} |(C^T C)_ij|` over all patterns pi."""
+  chosen, sizes, gaps, divisors = subsets(c.shape[1])
+  allowed = (sizes <= k) & ((divisors % min_sep == 0) if fixed_order else
+                            (gaps >= min_sep) | (sizes == 1))
+  chosen = chosen[allowed]
+  return np.sqrt(np.sum((chosen @ np.abs(c.T @ c)) * chosen, axis=1).max())
 
 
 def brute_force(c, min_sep, k):
@@ -76,8 +98,58 @@ def test_any_matrix_is_never_underestimated(values, bands, min_sep, k):
   worst = brute_force(c, min_sep, k)
   bound = sensitivity.general(c, min_sep, k)
   assert bound >= worst * (1 - 1e-12)
-  if k == 1 or bands <= min_sep:
+  assert bound == pytest.approx(every_pattern(c, min_sep, k), rel=1e-12)
+  if k <= 2 or bands <= min_sep:  # Two contributions can always agree on a sign.
     assert bound == pytest.approx(worst, rel=1e-12)
+  order = sensitivity.fixed_order(c, min_sep, k)
+  assert order == pytest.approx(every_pattern(c, min_sep, k, True), rel=1e-12)
+
+
+@pytest.mark.parametrize('n', [1, 3, 9])
+def test_all_patterns_of_a_band(n):
+  rng = np.random.default_rng(2)
+  for reach in range(n):
+    gram = rng.uniform(size=(n, n))
+    gram = np.where(np.abs(np.subtract.outer(np.arange(n), np.arange(n))) <= reach, gram, 0)
+    gram = gram + gram.T + n * np.eye(n)
+    root = np.linalg.cholesky(gram).T  # root^T root = gram.
+    for min_sep, k in ALL_PATTERNS:
+      expected = every_pattern(root, min_sep, k)
+      assert np.sqrt(sensitivity.largest_sum(gram, min_sep, k)) == pytest.approx(expected, 1e-12)
+
+
+def test_too_many_patterns_leave_a_bound(monkeypatch):
+  c = np.tril(np.random.default_rng(4).uniform(size=(9, 9)))
+  exact = [sensitivity.overlapping(c, *pattern) for pattern in PATTERNS]
+  assert exact == pytest.approx([every_pattern(c, *pattern) for pattern in PATTERNS], rel=1e-12)
+  monkeypatch.setattr(sensitivity, 'PATTERN_LIMIT', 5)
+  assert sensitivity.largest_sum(c.T @ c, 2, 3) is None
+  bounds = [sensitivity.overlapping(c, *pattern) for pattern in PATTERNS]
+  assert np.all(np.array(bounds) >= np.array(exact) * (1 - 1e-12)) and bounds != exact
+
+
+def test_many_steps_with_few_patterns_are_exact():
+  """A pair of participations, or columns that overlap with the last ones only, in long runs."""
+  rng = np.random.default_rng(3)
+  c = np.tril(rng.uniform(size=(300, 300)))
+  gram = c.T @ c
+  pairs = np.diagonal(gram)[:, None] + np.diagonal(gram) + 2 * gram
+  expected = np.sqrt(max(pairs[i, j] for i in range(300) for j in range(i + 40, 300)))
+  assert sensitivity.general(c, 40, 2) == pytest.approx(expected, rel=1e-12)
+  band = np.where(np.tri(300, k=-60), 0, c)
+  found, bound = (f(band, 40, 5) for f in (sensitivity.general, sensitivity.gram_bound))
+  gram, best = band.T @ band, {}
+
+  def value(i, left):
+    if left == 0:
+      return gram[i, i]
+    if (i, left) not in best:
+      later = [value(j, left - 1) + 2 * gram[i, j] for j in range(i + 40, 300)]
+      best[i, left] = gram[i, i] + max(later, default=0.)
+    return best[i, left]
+
+  assert found == pytest.approx(np.sqrt(max(value(i, 4) for i in range(300))), rel=1e-12)
+  assert found < bound * (1 - 1e-6)
 
 
 def test_best_pattern_is_the_best():
@@ -110,26 +182,47 @@ MECHANISMS = [
     mechanisms.Tree(10, 'full'),
     mechanisms.Tree(10, 'full', restart_every=4),
 ]
-# How far above the truth a bound may be; 1 for exact ones. A bound that is not
-# exact loses accuracy, not privacy.
-LOOSEST = {'Banded': 1.6, 'BandedToeplitz': 1.6, 'BLT': 1.25, 'BandedInverse': 1.4, 'Dense': 1.1,
-           'Tree': 1.15}
 
 
 @pytest.mark.parametrize('dtype', ['float64', 'float32', 'float16'])
 @pytest.mark.parametrize('mechanism', MECHANISMS, ids=repr)
-def test_every_mechanism_covers_all_patterns(mechanism, dtype):
+def test_every_mechanism_knows_the_worst_of_all_patterns(mechanism, dtype):
   mechanism = mechanism.rounded(dtype)
   c = mechanism.materialize(10)
-  for min_sep, k in PATTERNS:
-    worst = brute_force(c, min_sep, k)
+  # Columns of `Banded` have norm one up to rounding, and count as the longest.
+  close = 1e-3 if isinstance(mechanism, mechanisms.Banded) and dtype == 'float16' else 1e-6
+  for min_sep, k in ALL_PATTERNS:
+    k = min(k, -(-10 // min_sep))  # `IndependentGaussian` may have more steps.
+    worst = every_pattern(c, min_sep, k)
     found = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
-    assert found >= worst * (1 - 1e-12)
-    loosest = LOOSEST.get(type(mechanism).__name__, 1 + 1e-9)
-    if k == 1 or (mechanism.bands or 10) <= min_sep:
-      # Columns of `Banded` have norm one up to rounding, and count as the longest.
-      loosest = 1 + 1e-9 if dtype == 'float64' else 1.001
-    assert found <= worst * loosest
+    assert worst * (1 - 1e-12) <= found <= worst * (1 + close)
+    if (min_sep, k) in PATTERNS:
+      signed = brute_force(c, min_sep, k)
+      assert signed <= found * (1 + 1e-12)
+      if np.all(c.T @ c >= 0):
+        assert signed == pytest.approx(worst, rel=1e-12)
+
+
+@pytest.mark.parametrize('mechanism', MECHANISMS, ids=repr)
+def test_every_mechanism_knows_the_worst_fixed_order(mechanism):
+  c = mechanism.materialize(10)
+  for min_sep, k in ALL_PATTERNS:
+    k = min(k, -(-10 // min_sep))
+    worst = every_pattern(c, min_sep, k, fixed_order=True)
+    found = mechanism.sensitivity(min_sep=min_sep, max_participations=k, fixed_order=True)
+    free = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
+    assert worst * (1 - 1e-12) <= found <= free
+    if k * min_sep >= 10 and np.all(c >= 0):
+      assert found == pytest.approx(worst, rel=1e-9)
+
+
+def test_a_fixed_order_can_be_far_better_than_the_least_distance():
+  c = np.array([1., 0., 0., 1.])
+  mechanism = mechanisms.BandedToeplitz(4, 10, coefficients=c)
+  pattern = dict(min_sep=2, max_participations=5)
+  fixed = mechanism.sensitivity(fixed_order=True, **pattern)
+  assert fixed == pytest.approx(np.sqrt(9 / 2))  # Ten ones, but the last falls off the end.
+  assert mechanism.sensitivity(**pattern) > 1.2 * fixed
 
 
 @pytest.mark.parametrize('mechanism', [
@@ -200,8 +293,9 @@ def test_rounding_forgets_what_was_computed_before(make):
     dict(max_participations=2, min_sep=0), dict(max_participations=1.5, min_sep=1),
     dict(max_participations=2, min_sep=2.5), dict(max_participations='2', min_sep=1)])
 def test_participation_is_not_guessed(arguments):
-  with pytest.raises(ValueError, match='must be'):
-    mechanisms.BandedToeplitz(2, 10).sensitivity(**arguments)
+  for fixed_order in (False, True):
+    with pytest.raises(ValueError, match='must be'):
+      mechanisms.BandedToeplitz(2, 10).sensitivity(fixed_order=fixed_order, **arguments)
 
 
 def test_participations_beyond_the_run_do_not_count():

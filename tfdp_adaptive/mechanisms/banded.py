@@ -3,11 +3,10 @@
 import math
 
 import numpy as np
-from scipy import linalg
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 
@@ -105,11 +104,11 @@ class Banded(base.Mechanism):
             **super().get_config()}
 
   def _sensitivity(self, min_sep, k):
-    """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep, else a bound."""
+    """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep."""
     if k == 1 or self.bands <= min_sep:
       return math.sqrt(k * self._squared_norms(self.rows).max())
     if self.method == 'optimal' or self.steps <= sensitivity_lib.GRAM_LIMIT:
-      return sensitivity_lib.gram_bound(self.strategy(), min_sep, k)
+      return sensitivity_lib.overlapping(self.strategy(), min_sep, k)
     # All patterns through one column, as if each of the k were the worst one: the
     # last 4 b columns hold every kind of neighbourhood.
     block = self._block(self.rows, min(self.steps, 4 * self.bands))
@@ -151,33 +150,10 @@ class Banded(base.Mechanism):
 
 
 def _optimal(start, bands, workload):
-  """[n, bands] rows of the banded C of least mean error, from a C with unit columns.
-
-  Convex in X = C^T C with unit diagonal: `tr(A^T A X^-1)`, over the entries
-  within the band, gradient `-X^-1 A^T A X^-1`.
-  """
+  """[n, bands] rows of the banded C of least mean error, from a C with unit columns."""
   n = len(start)
-  a = workload.materialize(n)
-  gram = a.T @ a
-  i, j = np.nonzero(np.tri(n, k=-1) - np.tri(n, k=-bands))
-
-  def matrix(entries):
-    x = np.eye(n)
-    x[i, j] = x[j, i] = entries
-    return x
-
-  def loss(entries):
-    try:
-      factor = linalg.cho_factor(matrix(entries), lower=True)
-    except linalg.LinAlgError:
-      return math.inf, entries
-    inverse_gram = linalg.cho_solve(factor, gram)
-    value = np.trace(inverse_gram)
-    gradient = -2 * linalg.cho_solve(factor, inverse_gram.T)[i, j]
-    return math.log(value), gradient / value
-
-  with progress.bar(f'Banded(bands={bands}, steps={n})') as bar:
-    x = matrix(toeplitz.minimize(loss, (start.T @ start)[i, j], callback=lambda _: bar.update()))
+  free = ~np.tri(n, k=-bands, dtype=bool)
+  x = gram_design.optimal(start, free, np.arange(n), workload, f'Banded(bands={bands}, steps={n})')
   c = matrices.factor_gram(x)
   c /= np.linalg.norm(c, axis=0)
   t, lag = np.indices((n, bands))

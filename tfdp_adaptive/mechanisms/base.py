@@ -130,7 +130,8 @@ class Mechanism(abc.ABC):
 
   # --- Answers.
 
-  def sensitivity(self, *, min_sep: Optional[int] = None, max_participations: int = 1) -> float:
+  def sensitivity(self, *, min_sep: Optional[int] = None, max_participations: int = 1,
+                  fixed_order: bool = False) -> float:
     """How far a record moves C G, in clip norms (zero-out or add-remove).
 
     Exact where that is known, else an upper bound (see `sensitivity.py`).
@@ -140,24 +141,29 @@ class Mechanism(abc.ABC):
         part (j - i >= b); a reshuffled epoch has b = 1. Required when
         `max_participations` > 1.
       max_participations: Largest number k of steps it takes part in.
+      fixed_order: Whether all distances are multiples of `min_sep`, as if every
+        epoch of `min_sep` steps has the same order. Never more than without.
     """
     min_sep, k = checks.participation(min_sep, max_participations)
     min_sep = min_sep or 1
     if self.steps is not None:
       k = sensitivity_lib.most_participations(self.steps, min_sep, k)
-    return float(self._sensitivity(min_sep, k))
+    size = self._sensitivity(min_sep, k)
+    if fixed_order and k > 1:
+      size = min(size, self._fixed_order_sensitivity(min_sep, k))
+    return float(size)
 
-  def rmse(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
-    """Root mean square error of the workload's first n answers, times the sensitivity."""
-    return self._error('mean', n, min_sep, max_participations)
+  def rmse(self, n: Optional[int] = None, **participation) -> float:
+    """Root mean square error of the workload's first n answers, times `sensitivity(...)`."""
+    return self._error('mean', n, participation)
 
-  def max_error(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
-    """Largest standard error of the workload's first n answers, times the sensitivity."""
-    return self._error('max', n, min_sep, max_participations)
+  def max_error(self, n: Optional[int] = None, **participation) -> float:
+    """Largest standard error of the workload's first n answers, times `sensitivity(...)`."""
+    return self._error('max', n, participation)
 
-  def last_error(self, n: Optional[int] = None, *, min_sep=None, max_participations=1) -> float:
-    """Standard error of answer n, times the sensitivity."""
-    return self._error('last', n, min_sep, max_participations)
+  def last_error(self, n: Optional[int] = None, **participation) -> float:
+    """Standard error of answer n, times `sensitivity(...)`."""
+    return self._error('last', n, participation)
 
   def memory(self) -> int:
     """Rows of the parameters' size that a stream keeps between two steps."""
@@ -177,8 +183,14 @@ class Mechanism(abc.ABC):
     n = self._rows(n)
     return matrices.toeplitz_matrix(self.noising(n), n)
 
-  def _error(self, objective, n, min_sep, max_participations):
-    size = self.sensitivity(min_sep=min_sep, max_participations=max_participations)
+  def _fixed_order_sensitivity(self, epoch, k):
+    """As `_sensitivity`, of fewer patterns; inf where it takes too long to know better."""
+    if self.steps is None or self.steps > sensitivity_lib.FIXED_ORDER_LIMIT:
+      return math.inf
+    return sensitivity_lib.fixed_order(self.strategy(), epoch, k)
+
+  def _error(self, objective, n, participation):
+    size = self.sensitivity(**participation)
     return size * math.sqrt(self._squared_error(objective, self._rows(n)))
 
   def _squared_error(self, objective, n):
@@ -237,6 +249,11 @@ class ToeplitzMechanism(Mechanism):
   def _sensitivity(self, min_sep, k):
     coefficients = self.strategy()
     return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
+
+  def _fixed_order_sensitivity(self, epoch, k):
+    if self.steps is None or k * epoch < self.steps:
+      return math.inf
+    return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
 
 
 class MatrixMechanism(Mechanism):

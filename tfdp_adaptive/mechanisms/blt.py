@@ -4,6 +4,7 @@ McMahan, Xu, Zhang 2024 (arXiv:2408.08868); Dvijotham et al. 2024
 (arXiv:2404.16706); the pair C, C^-1: arXiv:2504.21413, Theorem 2.
 """
 
+import math
 
 import numpy as np
 
@@ -116,6 +117,11 @@ class BLT(base.ToeplitzMechanism):
     blt_design.check_decreasing(self.weights, self.decays)
     return blt_design.sensitivity(self.output_scale, self.weights, self.decays, self.steps,
                                   min_sep, k)
+
+  def _fixed_order_sensitivity(self, epoch, k):
+    if self.steps > _LONGEST:  # C decreases: the same.
+      return math.inf
+    return super()._fixed_order_sensitivity(epoch, k)
 
 
 def _check(weights, decays, buffers):

@@ -1,7 +1,8 @@
 """The best lower-triangular strategy of all, for small T, with a certificate.
 
-`min ||B||_F` over `A = B C` with unit columns of C (Denisov et al. 2022,
-arXiv:2202.08312; Choquette-Choo et al. 2023, arXiv:2211.06530).
+`min ||B||_F` over `A = B C` of sensitivity one, for one participation (Denisov
+et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
+2023, arXiv:2211.06530).
 """
 
 import math
@@ -11,8 +12,12 @@ import numpy as np
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import progress
+from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _ITERATIONS = 2000
 _LEAST_WEIGHT = 1e-9  # Of a row whose error is below the maximum.
@@ -27,8 +32,14 @@ class Dense(base.MatrixMechanism):
     steps: T.
     strategy: Fixes C (up to its scale) instead of designing it; [T, T] lower
       triangular with positive diagonal.
-    tolerance: Relative gap to the lower bound at which the design stops; None
-      for 1e-8 of the mean and 1e-3 of the maximal error.
+    tolerance: Relative gap to the lower bound at which the design stops (or
+      above which it warns, for many participations); None for 1e-8 of the mean
+      error (1e-5), 1e-3 of the maximal one.
+    min_sep: With `max_participations`, what the design minimizes the mean error
+      for; more than one only with `fixed_order`, and in every epoch of `min_sep`
+      steps. The best C for any other pattern is not known.
+    max_participations: As in `sensitivity`.
+    fixed_order: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean' or 'max'. There is no least error of the last iterate
       alone: C tends to a singular matrix.
@@ -36,13 +47,25 @@ class Dense(base.MatrixMechanism):
 
   cached = True
 
-  def __init__(self, steps, *, strategy=None, tolerance=None, workload=None, objective='mean'):
+  def __init__(self, steps, *, strategy=None, tolerance=None, min_sep=None, max_participations=1,
+               fixed_order=False, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
     matrices.check_dense(steps)
     if objective == 'last':
       raise ValueError("`objective` must be 'mean' or 'max' for Dense: for the last iterate alone "
                        "the optimum is singular. Received: objective='last'.")
-    tolerance = tolerance or (1e-8 if objective == 'mean' else 1e-3)
+    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
+    self.fixed_order = bool(fixed_order)
+    many = self.max_participations > 1
+    if many and (not fixed_order or self.min_sep * self.max_participations < self.steps
+                 or objective != 'mean'):
+      raise ValueError(
+          '`max_participations` must be one for Dense, or count the epochs of a fixed order '
+          '(fixed_order=True, and min_sep * max_participations >= steps), for the mean error: the '
+          'best C is known for these. BandedToeplitz, BLT and BandedInverse can be designed for '
+          f'others. Received: min_sep={min_sep}, max_participations={max_participations}, '
+          f'fixed_order={fixed_order}, steps={steps}, objective={objective!r}.')
+    tolerance = tolerance or (1e-3 if objective == 'max' else 1e-5 if many else 1e-8)
     if not 0 < tolerance < 1:
       raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
     self.tolerance = float(tolerance)
@@ -50,7 +73,9 @@ class Dense(base.MatrixMechanism):
 
   def design(self):
     c = self._given
-    if c is None:
+    if c is None and self.max_participations > 1:
+      c = fixed_order_optimal(self.workload, self.steps, self.min_sep, self.tolerance)
+    elif c is None:
       c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance)
     c = np.asarray(c)
     inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
@@ -61,7 +86,9 @@ class Dense(base.MatrixMechanism):
 
   def get_config(self):
     given = self._given and [list(row) for row in self._given]
-    return {'strategy': given, 'tolerance': self.tolerance, **super().get_config()}
+    return {'strategy': given, 'tolerance': self.tolerance, 'min_sep': self.min_sep,
+            'max_participations': self.max_participations, 'fixed_order': self.fixed_order,
+            **super().get_config()}
 
 
 def optimal(workload, n, objective, tolerance):
@@ -104,6 +131,28 @@ def optimal(workload, n, objective, tolerance):
                     f'one; the tolerance {tolerance} was not met in {_ITERATIONS} iterations.',
                     RuntimeWarning, stacklevel=2)
   return matrices.factor_gram(chosen), bound
+
+
+def fixed_order_optimal(workload, n, epoch, tolerance) -> np.ndarray:
+  """[n, n] lower-triangular C of least mean error per sensitivity to `fixed_order` patterns.
+
+  Steps of one pattern are orthogonal columns. That is a restriction, but the
+  best C has it wherever the lower bound, which knows nothing of it, is met.
+  """
+  place = np.arange(n) % epoch
+  start = toeplitz.square_root(workload_lib.Workload(workload.momentum), min(epoch, n))
+  start = matrices.toeplitz_matrix(start, n)
+  with matrices.one_thread():
+    x = gram_design.optimal(start / np.linalg.norm(start, axis=0), place[:, None] != place, place,
+                            workload, f'Dense(steps={n}, min_sep={epoch})')
+    bound = gram_design.lower_bound(x, place, workload)
+  c = matrices.factor_gram(x)
+  error = math.sqrt(np.mean(np.sum(workload.apply(matrices.invert_lower(c))**2, axis=1)))
+  if error > bound * (1 + tolerance):
+    warnings.warn(f'The error of Dense(steps={n}, min_sep={epoch}) may be {error / bound - 1:.1e} '
+                  f'above the least one; the tolerance is {tolerance}.', RuntimeWarning,
+                  stacklevel=2)
+  return c
 
 
 def _decompose(matrix, objective):

@@ -2,14 +2,18 @@
 
 A record takes part in at most k steps, any two of them at least b apart
 (j - i >= b). With contributions of norm one, `||C G||^2` changes by at most the
-maximum over such sets pi of `sum_{i,j in pi} |(C^T C)_ij|` (attained where
-C^T C >= 0). Each function returns that maximum's root, or an upper bound of it,
-and says which; none of them guesses.
+maximum over such sets pi of `sum_{i,j in pi} |(C^T C)_ij|`, which is attained
+where C^T C >= 0 or k = 2. Each function returns that maximum's root, or an upper
+bound of it, and says which; none of them guesses.
 """
+
+from typing import Optional
 
 import numpy as np
 
-GRAM_LIMIT = 1024  # Largest matrix for which the O(k n^2) bound is also tried.
+GRAM_LIMIT = 1024  # Largest matrix that is written out where there is another bound.
+FIXED_ORDER_LIMIT = 4096  # Largest matrix that is written out for the sake of a fixed order.
+PATTERN_LIMIT = 1 << 20  # Partial patterns that are looked at one by one.
 
 
 def most_participations(steps: int, min_sep: int, max_participations: int) -> int:
@@ -67,8 +71,8 @@ def majorant(c: np.ndarray) -> np.ndarray:
 def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
   """Of the Toeplitz C with these coefficients (zero beyond) and `steps` columns.
 
-  Exact for one participation, for at most min_sep bands and for non-negative
-  non-increasing coefficients, else an upper bound.
+  Exact for one participation, for at most min_sep bands, for non-negative
+  non-increasing coefficients and where `overlapping` is; else an upper bound.
   """
   c = np.asarray(c, np.float64)[:steps]
   k = most_participations(steps, min_sep, k)
@@ -82,8 +86,52 @@ def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
   if steps <= GRAM_LIMIT and not np.array_equal(c, majorant(c)):
     lag = np.subtract.outer(np.arange(steps), np.arange(steps))
     padded = np.concatenate([c, np.zeros(steps - len(c))])
-    bound = min(bound, gram_bound(np.where(lag >= 0, padded[np.abs(lag)], 0.0), min_sep, k))
+    bound = min(bound, overlapping(np.where(lag >= 0, padded[np.abs(lag)], 0.0), min_sep, k))
   return bound
+
+
+def overlapping(strategy: np.ndarray, min_sep: int, k: int) -> float:
+  """Of any C [m, n]: exact where patterns are few or overlap little, else an upper bound."""
+  exact = largest_sum(np.abs(strategy.T @ strategy), min_sep, k)
+  return gram_bound(strategy, min_sep, k) if exact is None else float(np.sqrt(exact))
+
+
+def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
+  """Largest `sum_{i,j in pi} gram_ij`, gram >= 0; None if there are too many patterns.
+
+  Dynamic programming from left to right, over what the rest of a pattern still
+  depends on: the last participation, and those before it that are in reach of
+  the next one, as far as gram has non-zero diagonals.
+  """
+  n = len(gram)
+  if min_sep == 1 and k >= n:
+    return float(gram.sum())
+  reach = np.subtract(*np.nonzero(gram)).max(initial=0)
+  width = max(1, min(k - 1, reach // min_sep))
+  padded = np.pad(gram, (0, 1))  # Place n stands for none.
+  last, value = np.full((n, width), n), np.diagonal(gram)
+  last[:, -1] = np.arange(n)
+  best = value.max()
+  for _ in range(k - 1):
+    first = last[:, -1] + min_sep
+    counts = np.maximum(n - first, 0)
+    ends = np.cumsum(counts)
+    if ends[-1] > PATTERN_LIMIT:
+      return None
+    if not ends[-1]:
+      break
+    before = np.repeat(np.arange(len(last)), counts)
+    j = first[before] + np.arange(ends[-1]) - (ends - counts)[before]
+    overlaps = padded[last[before], j[:, None]].sum(axis=1)
+    value = value[before] + gram[j, j] + 2 * overlaps
+    best = max(best, value.max())
+    last = np.column_stack([last[before, 1:], j])
+    last[:, :-1] = np.where(j[:, None] + min_sep - last[:, :-1] > reach, n, last[:, :-1])
+    order = np.lexsort(last.T)
+    last, value = last[order], value[order]
+    starts = np.flatnonzero(np.append(True, np.any(np.diff(last, axis=0), axis=1)))
+    last, value = last[starts], np.maximum.reduceat(value, starts)
+  return float(best)
 
 
 def gram_bound(strategy: np.ndarray, min_sep: int, k: int) -> float:
@@ -101,14 +149,36 @@ def through_each(strategy: np.ndarray, min_sep: int, k: int) -> np.ndarray:
 
 
 def general(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Of any C [m, n]: exact for one participation or disjoint columns, else an upper bound."""
+  """Of any C [m, n]: exact for one participation, disjoint columns or as `overlapping` is."""
   strategy = np.asarray(strategy, np.float64)
   n = strategy.shape[1]
   k = most_participations(n, min_sep, k)
   squared_norms = np.sum(strategy**2, axis=0)
   if k == 1:
     return float(np.sqrt(squared_norms.max()))
-  gram = strategy.T @ strategy
-  if not np.any(np.tril(gram, -min_sep)):
+  if not np.any(np.tril(strategy.T @ strategy, -min_sep)):
     return disjoint(squared_norms, min_sep, k)
-  return gram_bound(strategy, min_sep, k)
+  return overlapping(strategy, min_sep, k)
+
+
+def fixed_order(strategy: np.ndarray, epoch: int, k: int) -> float:
+  """Of any C [m, n] if all participations are multiples of `epoch` apart.
+
+  Then a record has one place in every epoch: exact for C^T C >= 0 if it takes
+  part in all of them (arXiv:2211.06530), otherwise as `general`.
+  """
+  strategy = np.asarray(strategy, np.float64)
+  return max(general(strategy[:, place::epoch], 1, k)
+             for place in range(min(epoch, strategy.shape[1])))
+
+
+def toeplitz_fixed_order(c: np.ndarray, steps: int, epoch: int, k: int) -> float:
+  """The same of a Toeplitz C with these coefficients, for k >= steps / epoch.
+
+  The first place is the worst one: columns of later places are cut short.
+  Exact for non-negative coefficients, else an upper bound.
+  """
+  if k * epoch < steps:
+    raise ValueError('`k` must count all epochs. '
+                     f'Received: k={k}, epoch={epoch}, steps={steps}.')
+  return float(np.linalg.norm(equal_spacing_column(np.abs(c[:steps]), steps, epoch, k)))

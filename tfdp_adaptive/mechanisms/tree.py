@@ -133,7 +133,7 @@ class Tree(base.Mechanism):
     return block[np.arange(n) % self.block] + block[-1] * (np.arange(n) // self.block)
 
   def memory(self):
-    return 0 if self.variant == 'full' else self.levels
+    return 0 if self.variant == 'full' else self.levels - 1
 
   def passes(self):
     return self.block if self.variant == 'full' else 2
@@ -146,7 +146,9 @@ class Tree(base.Mechanism):
     if k == 1:
       return self._largest_column()
     bound = self._level_bound(min_sep, k)
-    if self.block <= sensitivity_lib.GRAM_LIMIT:
+    if self.steps <= sensitivity_lib.GRAM_LIMIT:
+      bound = min(bound, sensitivity_lib.overlapping(self.strategy(), min_sep, k))
+    elif self.block <= sensitivity_lib.GRAM_LIMIT:
       through = sensitivity_lib.through_each(self._block_strategy(), min_sep, k)
       through = np.resize(through, self.steps)
       bound = min(bound, math.sqrt(sensitivity_lib.best_pattern(through, min_sep, k)))

@@ -43,17 +43,17 @@ def claims_amplification(plan):
 
 
 @functools.lru_cache(maxsize=64)
-def sensitivity(mechanism, min_sep, max_participations):
+def sensitivity(mechanism, min_sep, max_participations, fixed_order=False):
   """Of the C that runs, whichever precision it runs in."""
   return max(
       mechanism.rounded(dtype).sensitivity(
-          min_sep=min_sep, max_participations=max_participations)
+          min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
       for dtype in ('float64', 'float32'))
 
 
 def total_sensitivity(plan, steps):
   """Of all un-amplified releases of the first `steps` steps together, in units of their noise."""
-  size = sensitivity(plan.mechanism, *plan.participation(steps))
+  size = sensitivity(plan.mechanism, *plan.participation(steps), plan.fixed_order)
   # Past clean data of a record is in the extra releases of all steps, whenever it took part.
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
 

@@ -160,7 +160,8 @@ class PrivacyPlan:
             f'{self.sampling!r} can reach in {self.steps} steps. '
             f'Received: max_participations={self.max_participations}.')
     if not self.amplified:
-      accounting.sensitivity(self.mechanism, *self.participation())  # Or it refuses.
+      accounting.sensitivity(
+          self.mechanism, *self.participation(), self.fixed_order)  # Or it refuses.
 
   @classmethod
   def calibrate(cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
@@ -205,6 +206,15 @@ class PrivacyPlan:
     if self.max_participations is not None:
       max_participations = min(self.max_participations, steps)
     return self.min_sep or min_sep, max_participations
+
+  @property
+  def fixed_order(self) -> bool:
+    """Whether it is accounted for that a record has one place in every epoch.
+
+    A `min_sep` below the sampling's own gives up that claim.
+    """
+    return self.sampling.fixed_order and self.min_sep in (
+        None, self.sampling.participation(self, self.steps)[0])
 
   def _steps(self, steps):
     if steps is None:

@@ -32,11 +32,14 @@ class Sampling(abc.ABC):
     amplified: Whether its coins may be claimed to amplify privacy; if not,
       every participation is counted in full.
     coins: Whether batches are drawn anew, independently of earlier steps.
+    fixed_order: Whether all participations of a record are multiples of the
+      least distance apart: it has one place in every epoch.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = ADJACENCIES
   amplified: ClassVar[bool] = False
   coins: ClassVar[bool] = False
+  fixed_order: ClassVar[bool] = False
 
   def check(self, plan):
     """Raises unless `plan`'s population and batch size fit this scheme."""
@@ -231,6 +234,7 @@ class BallsInBins(_Groups):
   pass over the bins counts as one full participation.
   """
 
+  fixed_order: ClassVar = True
   cycle: int = 1
 
   def check(self, plan):
@@ -264,6 +268,7 @@ class FixedOrder(Sampling):
   """
 
   adjacencies: ClassVar = ('zero_out', 'replace')
+  fixed_order: ClassVar = True
   shuffle_seed: Optional[int] = 0
 
   def check(self, plan):
