@@ -104,6 +104,7 @@ class DPModel:
           clipped, clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
     return logs
 
+  @tf.autograph.experimental.do_not_convert
   def _validate(self, x):
     """Once per kind of input, while the step is traced; the values of `x` are not used."""
     validation.validate_structure(self)

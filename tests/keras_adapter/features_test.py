@@ -228,3 +228,18 @@ def test_weights_only_and_checkpoint_files_resume(tmp_path):
     model.fit(X, Y, batch_size=B, shuffle=False, verbose=0)
   assert second.optimizer.steps_done == 8
   _same(first.get_weights(), second.get_weights())
+
+
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_a_users_train_step_around_the_private_one(jit_compile, caplog):
+  class Own(tfdp.DPModel, keras.Sequential):
+
+    def train_step(self, data):
+      logs = dict(super().train_step(data))
+      return dict(logs, doubled=2 * logs['loss'])
+
+  model = Own([layers.Input([3]), layers.Dense(1)])
+  model.compile(_exact(), loss='mse', jit_compile=jit_compile)
+  history = model.fit(X[:B], Y[:B], batch_size=B, verbose=0).history
+  np.testing.assert_allclose(history['doubled'][0], 2 * history['loss'][0], rtol=1e-6)
+  assert 'AutoGraph could not transform' not in caplog.text
