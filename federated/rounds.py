@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tfdp_adaptive.federated import workers as workers_lib
 
 CLIENTS_PER_CALL = 64  # Bounds a worker's memory; it holds all answers of a call.
+CLIENTS_STEP = 8
 
 
 class ClientsFailedError(RuntimeError):
@@ -57,18 +58,16 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
       datasets.append((client, users.create_tf_dataset_for_client(client)))
     except Exception as error:  # pylint: disable=broad-except
       failed[client] = error
-  calls = _split(datasets, len(workers.contexts))
 
   def work(context, mine):
     with tff.framework.get_context_stack().install(context):
-      return [result for call in mine
+      return [result for call in _split(mine)
               for result in _call(process, weights, broadcast, call, failed)]
 
-  with concurrent.futures.ThreadPoolExecutor(len(workers.contexts)) as pool:
+  count = len(workers.contexts)
+  with concurrent.futures.ThreadPoolExecutor(count) as pool:
     results = [result for part in pool.map(
-        work, workers.contexts, [calls[i::len(workers.contexts)]
-                                 for i in range(len(workers.contexts))])
-               for result in part]
+        work, workers.contexts, [datasets[i::count] for i in range(count)]) for result in part]
   if check_all_failed and cohort and len(failed) == len(cohort):
     raise ClientsFailedError(
         f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
@@ -100,12 +99,19 @@ def _call(process, weights, broadcast, clients, failed):
             + _call(process, weights, broadcast, clients[half:], failed))
 
 
-def _split(clients, workers):
-  """Equal calls of at most CLIENTS_PER_CALL, and no fewer than there are workers."""
-  if not clients:
-    return []
-  count = max(min(workers, len(clients)), -(-len(clients) // CLIENTS_PER_CALL))
-  return [clients[i::count] for i in range(count)]
+def _split(clients):
+  """Calls of few different sizes, since a new size compiles everything anew in the worker.
+
+  As many as fit into calls of multiples of `CLIENTS_STEP`, `CLIENTS_PER_CALL` at
+  most; the rest, if any, in one more.
+  """
+  calls, start = [], 0
+  while start < len(clients):
+    left = min(len(clients) - start, CLIENTS_PER_CALL)
+    size = left - left % CLIENTS_STEP or left
+    calls.append(clients[start:start + size])
+    start += size
+  return calls
 
 
 def _numpy(value):

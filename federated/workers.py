@@ -10,6 +10,7 @@ worker can read its data and run code on it. Keep workers in a trusted network.
 """
 
 import atexit
+import collections
 import contextlib
 import functools
 import gc
@@ -25,6 +26,7 @@ import tensorflow_federated as tff
 
 _START_SECONDS, _ANSWER_SECONDS = 60, 10  # For a worker started here, and elsewhere.
 _MESSAGE_BYTES = 2 * 1000**3
+_EXECUTORS = 16  # `rounds` makes calls of no more sizes than that.
 _CHANNEL_OPTIONS = [('grpc.max_receive_message_length', _MESSAGE_BYTES),
                     ('grpc.max_send_message_length', _MESSAGE_BYTES),
                     # Each worker has its own connection, also on the same machine.
@@ -184,33 +186,30 @@ for _name in ('get_executor', 'create_value', 'create_struct', 'create_call', 'c
 
 
 class _ExecutorFactory(tff.framework.ExecutorFactory):
-  """One executor at a time.
+  """An executor per number of clients, the last few of them.
 
-  TFF's own factory keeps ten and forgets to close the eleventh, which leaks in
-  the worker when cohorts have ever new sizes, as Poisson sampling gives them.
+  A new one compiles every computation anew. TFF's own factory keeps ten and
+  forgets to close the eleventh, which leaks in the worker.
   """
 
   def __init__(self, stub):
-    self._stub = stub
-    self._executor, self._clients = None, None
+    self._stub, self._executors = stub, collections.OrderedDict()
 
   def create_executor(self, cardinalities):
     clients = sum(cardinalities.values())  # Only clients have a cardinality here.
-    if self._executor is None or clients != self._clients:
-      self._close()
+    if clients not in self._executors:
       executor = tff.framework.RemoteExecutor(self._stub)
       executor.set_cardinalities({tff.CLIENTS: clients})
-      self._executor, self._clients = executor, clients
-    return self._executor
+      self._executors[clients] = executor
+      if len(self._executors) > _EXECUTORS:
+        self._executors.popitem(last=False)[1].close()
+    self._executors.move_to_end(clients)
+    return self._executors[clients]
 
   def clean_up_executor(self, cardinalities):
     del cardinalities
-    self._close()
-
-  def _close(self):
-    if self._executor is not None:
-      self._executor.close()
-    self._executor, self._clients = None, None
+    while self._executors:
+      self._executors.popitem()[1].close()
 
 
 @atexit.register

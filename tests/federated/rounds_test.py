@@ -67,6 +67,16 @@ def test_calls_and_workers_do_not_change_the_sum(process, worker, monkeypatch):
   assert np.any(alone != 0) and not np.any(nobody) and not outcome.not_private
 
 
+def test_calls_of_few_sizes_have_every_client_once():
+  sizes = set()
+  for count in range(300):
+    calls = rounds._split(list(range(count)))
+    assert sum(calls, []) == list(range(count)) and all(calls)
+    assert len(calls) <= 1 + -(-count // rounds.CLIENTS_PER_CALL)
+    sizes.update(map(len, calls))
+  assert max(sizes) == rounds.CLIENTS_PER_CALL and len(sizes) <= workers_lib._EXECUTORS
+
+
 def test_a_failing_client_counts_as_absent_and_takes_nobody_along(process, worker):
   """Else one user's data would move more than its own clip norm."""
   rest = [c for c in COHORT if c not in ('user2', 'user3')]

@@ -12,6 +12,7 @@ import pytest
 import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive.federated import workers as workers_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -75,6 +76,34 @@ def test_a_lost_worker_is_an_error_and_not_a_wait():
     with pytest.raises(tfdp.federated.WorkerLostError, match=workers.addresses[0]):
       total([1, 2])
   assert not any(is_running(process.pid) for process in workers.processes)
+
+
+def test_executors_are_kept_and_the_oldest_is_closed(monkeypatch):
+  closed = []
+
+  class Executor:
+
+    def __init__(self, stub):
+      del stub
+
+    def set_cardinalities(self, cardinalities):
+      self.clients = cardinalities[tff.CLIENTS]
+
+    def close(self):
+      closed.append(self.clients)
+
+  monkeypatch.setattr(tff.framework, 'RemoteExecutor', Executor)
+  monkeypatch.setattr(workers_lib, '_EXECUTORS', 2)
+  factory = workers_lib._ExecutorFactory(None)
+  create = lambda clients: factory.create_executor({tff.CLIENTS: clients})
+  first = create(1)
+  create(2)
+  assert create(1) is first and not closed
+  create(3)
+  assert closed == [2] and create(1) is first
+  assert factory.create_executor({}).clients == 0 and closed == [2, 3]
+  factory.clean_up_executor({})
+  assert sorted(closed) == [0, 1, 2, 3]
 
 
 def test_addresses_are_checked(monkeypatch):
