@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import oracles
 from tfdp_adaptive import rules
+from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import ellipsoids
@@ -155,7 +156,7 @@ def test_printed_noise_is_too_small_for_few_rounds():
   for rounds, claimed, true in ((1, 1.0, 1.110), (2, 1.0, 0.735), (2, 10.0, 10.14),
                                 (10, 10.0, 3.63)):
     printed = rounds * math.sqrt(math.log(rounds / 1e-5)) / claimed
-    epsilon = dp_accounting.get_epsilon_gaussian(printed / math.sqrt(rounds), 1e-5)
+    epsilon = accounting.gaussian_epsilon(printed / math.sqrt(rounds), 1e-5)
     assert epsilon == pytest.approx(true, rel=5e-3)
 
 

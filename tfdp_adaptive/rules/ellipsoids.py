@@ -2,7 +2,8 @@
 
 import math
 
-import dp_accounting
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_mechanism
 import numpy as np
 
 from tfdp_adaptive.rules import base
@@ -87,8 +88,9 @@ def calibration(dimension, target_epsilon, target_delta):
   if not 0 < target_delta < 1:
     raise ValueError(f'`target_delta` must be in (0, 1). Received: target_delta={target_delta}.')
   rounds = max(1, math.ceil(1.5 * math.log2(dimension)))
-  single = dp_accounting.get_sigma_gaussian(target_epsilon, target_delta)
-  return rounds, math.sqrt(rounds) * single * (1 + 1e-9)  # Up, past the root finder's tolerance.
+  single = privacy_loss_mechanism.GaussianPrivacyLoss.from_privacy_guarantee(
+      common.DifferentialPrivacyParameters(target_epsilon, target_delta))
+  return rounds, math.sqrt(rounds) * single.standard_deviation
 
 
 def _ellipsoid(stddevs, power, bound):
