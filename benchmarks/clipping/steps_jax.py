@@ -1,0 +1,41 @@
+"""jax_privacy 2.0.0 on the same Keras models, compiled; gradients only."""
+
+import functools
+import os
+
+os.environ['KERAS_BACKEND'] = 'jax'
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+import jax
+import jax.numpy as jnp
+from jax_privacy import clipping
+import keras
+import numpy as np
+
+import models
+
+
+def cases(name):
+  return {
+      'plain': functools.partial(_gradient, name, False),
+      'jax_privacy': functools.partial(_gradient, name, True),
+  }
+
+
+def _gradient(name, private):
+  task = models.MODELS[name]()
+  model = task.build(keras)
+  trainable = [v.value for v in model.trainable_variables]
+  fixed = [v.value for v in model.non_trainable_variables]
+
+  def loss(weights, x, y):
+    logits, _ = model.stateless_call(weights, fixed, x, training=True)
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1)
+    return -jnp.mean(chosen)
+
+  gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1, batch_argnums=(1, 2)) if private \
+      else jax.grad(loss)
+  gradient = jax.jit(gradient)
+  x, y = jnp.asarray(task.x), jnp.asarray(task.y)
+  return (lambda: jax.block_until_ready(gradient(trainable, x, y)),
+          sum(4 * int(np.prod(w.shape)) for w in trainable + fixed))

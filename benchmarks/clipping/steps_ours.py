@@ -1,0 +1,109 @@
+"""This library's steps, and plain Keras' ones, on whichever stack runs this."""
+
+import functools
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+import numpy as np
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import losses
+from tfdp_adaptive.rules import base
+
+import models
+
+keras = compat.keras
+
+
+def cases(name):
+  """{case: () -> (step, bytes of state)}; with XLA where the name says so."""
+  found = {}
+  for suffix, jit in (('', False), (' xla', True)):
+    found['plain' + suffix] = functools.partial(_gradient, name, _plain, jit)
+    found['isotropic' + suffix] = functools.partial(_gradient, name, _ours(False), jit)
+    found['diagonal' + suffix] = functools.partial(_gradient, name, _ours(True), jit)
+    found['materialized' + suffix] = functools.partial(
+        _gradient, name, _ours(False, 'materialized'), jit)
+    found['plain fit' + suffix] = functools.partial(_fit, name, keras.optimizers.Adam, jit)
+    found['DPAdam fit' + suffix] = functools.partial(_fit, name, tfdp.DPAdam, jit)
+    found['STP fit' + suffix] = functools.partial(
+        _fit, name, functools.partial(tfdp.DPAdamSTP, scale_epsilon=1e-3), jit)
+  return found
+
+
+def loss(**kwargs):
+  return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
+
+
+def _gradient(name, make, jit):
+  task = models.MODELS[name]()
+  model = task.build(keras)
+  x, y = tf.constant(task.x), tf.constant(task.y)
+  step = tf.function(make(model, task), jit_compile=jit or None, autograph=False)
+  return lambda: step(x, y)[0].numpy(), _bytes(model.weights)
+
+
+def _plain(model, task):
+  del task
+  function, variables = loss(), [compat.raw_variable(v) for v in model.trainable_variables]
+
+  def step(x, y):
+    with tf.GradientTape() as tape:
+      value = tf.reduce_mean(function(y, model(x, training=True)))
+    # Dense, as an optimizer with moments needs them.
+    return [tf.convert_to_tensor(g) for g in tape.gradient(value, variables)]
+
+  return step
+
+
+def _ours(diagonal, engine='bookkeeping'):
+  def make(model, task):
+    run = engines.choose(engine, model, [base.Ask()], tf.constant(task.x))
+    example_loss = losses.ExampleLoss(loss())
+    # A geometry is state, not a constant that could be folded.
+    scale = [tf.Variable(tf.ones(v.shape) + tf.random.uniform(v.shape))
+             for v in model.trainable_variables] if diagonal else ()
+
+    def step(x, y):
+      batch = clipping.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
+      queries = [base.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
+      return run(model, example_loss, batch, [base.Ask()], queries, [0.1]).sums[0].total
+
+    return step
+
+  return make
+
+
+def _fit(name, optimizer, jit):
+  """What `fit` repeats: its compiled function of an iterator over batches."""
+  task = models.MODELS[name]()
+  model = task.build(keras)
+  if optimizer is keras.optimizers.Adam:
+    model.compile(optimizer(1e-3), loss(), jit_compile=jit)
+  else:
+    model = tfdp.make_private(model)
+    model.compile(optimizer(1e-3, l2_norm_clip=0.1, noise_multiplier=1.0, batch_size=len(task.x)),
+                  loss(), jit_compile=jit)
+  return fit_step(model, task)
+
+
+def fit_step(model, task):
+  function = model.make_train_function() or model.train_function
+  batches = iter(tf.data.Dataset.from_tensors((task.x, task.y)).repeat())
+  def step():
+    logs = function(batches)
+    logs = logs[0] if isinstance(logs, (list, tuple)) else logs
+    return float(np.asarray(tf.nest.flatten(logs)[0]))
+  step()
+  variables = model.optimizer.variables
+  return step, _bytes(model.weights) + _bytes(variables() if callable(variables) else variables)
+
+
+def _bytes(variables):
+  return sum(int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables)

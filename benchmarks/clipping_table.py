@@ -1,0 +1,294 @@
+"""What private steps cost, beside plain ones and beside every peer: `make bench`.
+
+    python benchmarks/clipping_table.py [--models mlp,cnn] [--only isotropic] [--seconds 1.5]
+
+Needs both stacks (.venv, .venv-keras3) and, for the peers, `make bench-peers`; what is
+not installed is left out. Every framework runs in processes of its own, which take
+turns, case by case: a figure is the median over rounds of its ratio to the plain step
+of the same framework in the same round. What is measured replaces what an earlier run
+measured of the same model (build/bench/clipping.json); the table shows all there is.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import platform
+import select
+import statistics
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).parent.parent
+STORE = ROOT / 'build' / 'bench' / 'clipping.json'
+MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
+PATIENCE = 90  # Seconds that a first step, or a peak of memory, may take.
+GIGABYTES = 6  # What a case may allocate.
+
+OURS = ('plain', 'isotropic', 'diagonal', 'materialized', 'plain fit', 'DPAdam fit', 'STP fit')
+# Library -> (interpreter, module of steps, cases: each with its plain step).
+_FLOOR = {'plain': 'plain', 'isotropic': 'plain', 'diagonal': 'plain', 'materialized': 'plain',
+          'plain fit': 'plain fit', 'DPAdam fit': 'plain fit', 'STP fit': 'plain fit'}
+_OURS = {case + xla: _FLOOR[case] + xla for xla in ('', ' xla') for case in OURS}
+del _OURS['materialized xla']
+LIBRARIES = {
+    'TF 2.14': ('.venv', 'ours', _OURS),
+    'TF 2.21': ('.venv-keras3', 'ours', _OURS),
+    'tensorflow_privacy': ('.venv', 'tfp', {
+        name: 'TF 2.14: plain fit' for name in (
+            'DPKerasAdam', 'vectorized', 'DPModel', 'DPModel fast')}),
+    'torch': ('build/peers/torch', 'torch', {
+        'plain': 'plain', 'Opacus hooks': 'plain', 'Opacus ghost': 'plain',
+        'plain fit': 'plain fit', 'Opacus hooks fit': 'plain fit', 'Opacus ghost fit': 'plain fit'}),
+    'jax': ('build/peers/jax', 'jax', {'plain': 'plain', 'jax_privacy': 'plain'}),
+}
+REFERENCE = {False: 'TF 2.21: plain', True: 'TF 2.21: plain fit'}
+# Times relative to the plain step; peak memory may be 1.5 of its.
+TARGETS = {
+    'isotropic': {'mlp': 1.15, 'transformer': 1.15, 'transformer6': 1.15, 'cnn': 1.5, 'lstm': 2},
+    'diagonal': {'mlp': 1.8, 'transformer': 1.5, 'transformer6': 1.5, 'cnn': 2, 'lstm': 2.5},
+    'DPAdam fit': {'mlp': 1.5},
+}
+MEMORY_TARGET = 1.5
+
+
+class Worker:
+  """One process of benchmarks/clipping/worker.py."""
+
+  def __init__(self, library, memory=False):
+    environment, steps, _ = LIBRARIES[library]
+    variables = dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='2')
+    if memory:
+      # Freed blocks go back to the system; oneDNN's allocator would keep them.
+      variables.update(MALLOC_MMAP_THRESHOLD_='32768', MALLOC_TRIM_THRESHOLD_='32768',
+                       MALLOC_TOP_PAD_='0', TF_ENABLE_ONEDNN_OPTS='0')
+    self._process = subprocess.Popen(
+        [ROOT / environment / 'bin' / 'python', 'worker.py', steps, str(GIGABYTES)],
+        cwd=ROOT / 'benchmarks' / 'clipping', env=variables, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+  def ask(self, patience=600, **command):
+    """The answer to a command; the process is given up if there is none in time."""
+    if self._process.poll() is not None:
+      return {'error': 'ended'}
+    self._process.stdin.write(json.dumps(command).encode() + b'\n')
+    self._process.stdin.flush()
+    if not select.select([self._process.stdout], [], [], patience)[0]:
+      self.close()
+      return {'error': f'over {patience} s'}
+    return json.loads(self._process.stdout.readline() or b'{"error": "crashed"}')
+
+  def close(self):
+    self._process.kill()
+    self._process.wait()
+
+
+def wanted_cases(libraries, only):
+  """[(library, case)] that can be run here."""
+  return [(library, case) for library, (environment, _, cases) in LIBRARIES.items()
+          if library in libraries and (ROOT / environment / 'bin' / 'python').exists()
+          for case in cases if not only or case in only or 'plain' in case]
+
+
+def floor_of(library, case):
+  floor = LIBRARIES[library][2][case]
+  return floor if ':' in floor else f'{library}: {floor}'
+
+
+def memory(model, wanted):
+  """{name: {'bytes': ...} or {'error': ...}}, in two processes at a time."""
+  groups = {}
+  for library, case in wanted:
+    if 'xla' not in case:
+      groups.setdefault(library, []).append(case)
+
+  def measure(library):
+    found, worker = {}, Worker(library, memory=True)
+    for case in groups[library]:
+      found[f'{library}: {case}'] = answer = worker.ask(PATIENCE, memory=[model, case])
+      if answer.get('error', '').startswith(('over', 'crashed')):
+        worker.close()
+        worker = Worker(library, memory=True)
+    worker.close()
+    return found
+
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    return {name: answer for found in threads.map(measure, groups) for name, answer in found.items()}
+
+
+def prepared(model, wanted):
+  """{name: (worker, case, first step's answer)}; a peer's every way has its own process."""
+  groups = {}
+  for library, case in wanted:
+    own = case if LIBRARIES[library][1] != 'ours' else ''
+    groups.setdefault((library, own), []).append(case)
+
+  def prepare(group):
+    worker = Worker(group[0])
+    return [(f'{group[0]}: {case}', worker, case, worker.ask(PATIENCE, prepare=[model, case]))
+            for case in groups[group]]
+
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    return {name: rest for found in threads.map(prepare, groups) for name, *rest in found}
+
+
+def times(model, wanted, seconds):
+  """{name: {'times': seconds per round} or {'error': ...}}, all in turns."""
+  ready = prepared(model, wanted)
+  found = {name: {'times': [], 'first': answer.get('seconds')} if 'error' not in answer else answer
+           for name, (_, _, answer) in ready.items()}
+  usable = {name: max(answer['step'], 1e-4) for name, (_, _, answer) in ready.items()
+            if 'error' not in answer}
+  floors = {floor_of(*name.split(': ', 1)) for name in usable} & set(usable)
+  spent, rounds = dict.fromkeys(usable, 0.0), dict.fromkeys(usable, 0)
+  while True:
+    active = [name for name, step in usable.items()
+              if spent[name] < seconds or rounds[name] < (3 if step < 2 else 1)]
+    if not set(active) - floors:
+      break
+    for name in usable:
+      if name in active or name in floors:
+        worker, case, _ = ready[name]
+        count = max(1, min(20, int(0.06 / usable[name])))
+        answer = worker.ask(run=[model, case], steps=count)
+        if 'error' in answer:
+          return {**found, name: answer}
+        usable[name] = statistics.median(answer['times'])
+        spent[name] += sum(answer['times'])
+        rounds[name] += 1
+      found[name]['times'].append(usable[name] if name in active or name in floors else None)
+  for worker, _, _ in ready.values():
+    worker.close()
+  return found
+
+
+def ratio(found, name, floor):
+  """Median of the ratios of the same rounds, or None."""
+  pairs = [(a, b) for a, b in zip(found.get(name, {}).get('times', ()),
+                                  found.get(floor, {}).get('times', ())) if a and b]
+  return statistics.median(a / b for a, b in pairs) if pairs else None
+
+
+def figures(wanted, peaks, found):
+  """{name: figures} of one model, from what `memory` and `times` found."""
+  result = {}
+  for library, case in wanted:
+    name, floor = f'{library}: {case}', floor_of(library, case)
+    known, peak = found.get(name, {}), peaks.get(name, {})
+    entry = result[name] = {}
+    if known or peak:
+      entry['error'] = known.get('error') or peak.get('error')
+    if known.get('times'):
+      entry.update(ms=1000 * statistics.median(t for t in known['times'] if t),
+                   ratio=ratio(found, name, floor), first=known['first'],
+                   ours=ratio(found, name, REFERENCE[is_whole(library, case)]))
+    if 'bytes' in peak:
+      entry['bytes'] = peak['bytes']
+      if 'bytes' in peaks.get(floor, {}):
+        entry['memory'] = peak['bytes'] / peaks[floor]['bytes']
+  return result
+
+
+def is_whole(library, case):
+  return 'fit' in case or library == 'tensorflow_privacy'
+
+
+def table(store):
+  """The lines of the table."""
+  for model in MODELS:
+    entries = store.get(model)
+    if not entries:
+      continue
+    yield ''
+    yield (f"{model:40}{'ms':>9}{'/ plain':>9}{'/ Keras':>9}{'MB':>9}{'/ plain':>9}   target")
+    previous = None
+    for name, entry in entries.items():
+      library, case = name.split(': ', 1)
+      if library != previous:
+        yield f'  {library}'
+      previous = library
+      show = lambda key, form, scale=1: (
+          format(entry[key] / scale, form) if entry.get(key) is not None else '-')
+      line = (f"    {case:36}{show('ms', '.2f'):>9}{show('ratio', '.2f'):>9}{show('ours', '.2f'):>9}"
+              f"{show('bytes', '.1f', 1e6):>9}{show('memory', '.2f'):>9}")
+      yield (line + '   ' + (entry.get('error') or verdict(model, library, case, entry))).rstrip()
+
+
+def verdict(model, library, case, entry):
+  """The target, and by how much it is missed."""
+  if LIBRARIES[library][1] != 'ours':
+    return ''
+  kind, said = case.replace(' xla', ''), []
+  target = TARGETS.get(kind, {}).get(model)
+  if target and entry.get('ratio'):
+    said.append(_said(entry['ratio'], target, f'time {target}'))
+  if kind in ('isotropic', 'diagonal', 'DPAdam fit', 'STP fit') and entry.get('memory'):
+    said.append(_said(entry['memory'], MEMORY_TARGET, f'memory {MEMORY_TARGET}'))
+  return ', '.join(said)
+
+
+def _said(value, target, name):
+  return f'{name} met' if value <= target else f'{name} MISSED by {value / target - 1:.0%}'
+
+
+def rivals(store):
+  """For every model: our step against the fastest peer's, gradients and whole steps."""
+  for model in MODELS:
+    entries = store.get(model, {})
+    for whole, mine in ((False, 'isotropic'), (True, 'DPAdam fit')):
+      fastest = lambda names: min(((entries[n]['ours'], n) for n in names
+                                   if entries[n].get('ours')), default=None)
+      ours = fastest([n for n in entries if n.split(': ')[1].replace(' xla', '') == mine])
+      peers = fastest([n for n in entries if LIBRARIES[n.split(': ')[0]][1] != 'ours'
+                       and 'plain' not in n and is_whole(*n.split(': ')) == whole])
+      if ours and peers:
+        yield (f"{model:14}{'whole step' if whole else 'gradient':12}{ours[0]:6.2f} {ours[1]:30}"
+               f'{peers[0]:8.2f} {peers[1]:40}' + (
+                   'faster' if ours[0] <= peers[0] else f'SLOWER by {ours[0] / peers[0] - 1:.0%}'))
+
+
+def report(store):
+  yield (f'Python {platform.python_version()}, {os.cpu_count()} CPUs. "/ plain": to the plain step '
+         'of the same framework; "/ Keras": to plain Keras on TF 2.21,')
+  yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "MB": weights, '
+         "optimizer state and a warm step's peak above them.")
+  yield from table(store)
+  yield ''
+  yield 'Times relative to plain Keras on TF 2.21: our fastest isotropic step, and the fastest peer'
+  yield from rivals(store)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('--models', default=','.join(MODELS))
+  parser.add_argument('--only', default='', help='cases besides the plain ones')
+  parser.add_argument('--libraries', default=','.join(LIBRARIES))
+  parser.add_argument('--seconds', type=float, default=1.5, help='of steps per case')
+  parser.add_argument('--skip', default='', help='times, memory or both: show what there is')
+  parser.add_argument('--out', help='also write the table to this file')
+  arguments = parser.parse_args()
+  split = lambda text: set(filter(None, text.split(',')))
+  wanted = wanted_cases(split(arguments.libraries), split(arguments.only))
+  skip = split(arguments.skip)
+  store = json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
+  for model in arguments.models.split(',') if len(skip) < 2 else ():
+    start = time.time()
+    peaks = {} if 'memory' in skip else memory(model, wanted)
+    # What does not fit, or fails, is not tried again.
+    able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
+    found = {} if 'times' in skip else times(model, able, arguments.seconds)
+    known = store.setdefault(model, {})
+    for name, entry in figures(wanted, peaks, found).items():
+      known.setdefault(name, {}).update(entry)
+    STORE.parent.mkdir(parents=True, exist_ok=True)
+    STORE.write_text(json.dumps(store, indent=1), encoding='utf-8')
+    print(f'{model}: {time.time() - start:.0f} s', flush=True)
+  text = '\n'.join(report(store)) + '\n'
+  print(text, end='')
+  if arguments.out:
+    pathlib.Path(arguments.out).write_text(text, encoding='utf-8')
+
+
+if __name__ == '__main__':
+  main()
