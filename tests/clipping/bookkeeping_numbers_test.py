@@ -10,7 +10,11 @@ from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import overflow
+from tfdp_adaptive.clipping import rows
+from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.rules import base
+from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
 layers = keras.layers
@@ -156,6 +160,84 @@ def test_no_record_exceeds_the_clip_norm(size, clip, scaled):
       full = np.linalg.norm(flat(record if not scaled else [
           g * s for g, s in zip(record, scale)]).astype(np.float64))
       assert norm >= 0.999 * min(full, clip)
+
+
+def images():
+  shared = layers.Conv2D(2, 2, padding='same')
+  inputs = keras.Input((4, 4, 2))
+  x = layers.PReLU()(shared(shared(inputs)))
+  return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+
+def recurrent():
+  return keras.Sequential([layers.LSTM(3, return_sequences=True), layers.Dense(4)])
+
+
+HUGE = {
+    'mlp': (mlp, lambda: floats(5, 3)), 'text': (text, lambda: ids(5, 4, high=3)),
+    'long text': (text, lambda: ids(5, 80, high=3)), 'images': (images, lambda: floats(5, 4, 4, 2)),
+    'recurrent': (recurrent, lambda: floats(5, 4, 3))}
+
+
+@pytest.mark.parametrize('name', HUGE)
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_squares_that_overflow(name, jit_compile):
+  """Finite records are clipped like any other, beside those that are not finite."""
+  if jit_compile and name not in ('mlp', 'text'):
+    pytest.skip('compiling takes long')
+  make, inputs = HUGE[name]
+  x = inputs()
+  model = built(make(), x)
+  scale = oracle.geometry(model)
+  batch = oracle.batch_of(x, model(x))
+  size = tf.reshape([1.0, 1e20, 1e33, 1e-3, np.inf], [5] + [1] * (batch.y.shape.rank - 1))
+  batch = batch._replace(y=batch.y * size)
+  squares = base.Ask(second=statistics.mean_of_squares())
+  asks, clips = (base.Ask(), squares, base.Ask()), (0.5, 0.3, 0.7)
+  queries = (base.Query(), base.Query(scale=scale), base.Query(scale=[1e-3 * s for s in scale]))
+  records = oracle.gradients(model, oracle.squared_error, batch)
+  expected = oracle.by_definition(model, records, batch.mask, asks, queries, clips)
+  clipped = tf.function(lambda: bookkeeping.engine(
+      model, oracle.squared_error, batch, asks, queries, clips), jit_compile=jit_compile,
+                        autograph=False)()
+  oracle.assert_close(clipped.sums, expected, 1e-5)
+  for norm in clipped.norms:
+    assert np.all(np.isfinite(norm[:4])) and not np.isfinite(norm[4]) and norm[2] > 1e25
+
+
+def test_tied_tables_whose_squares_overflow():
+  """Rows and products of one variable, of sizes far apart."""
+  rng = np.random.default_rng(0)
+  floats32 = lambda *shape: tf.constant(rng.normal(size=shape), tf.float32)
+  for sizes in ((1e25, 1e3), (1e3, 1e25), (1e25, 1e25)):
+    table = rows.Rows(ids(4, 3), sizes[0] * floats32(4, 3, 5), (7, 5))
+    product = factors.Outer(floats32(4, 2, 7), sizes[1] * floats32(4, 2, 5), (7, 5))
+    factor = tied.add([table, product])
+    assert isinstance(factor, tied.Mixed)
+    scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
+    norms = [tf.sqrt(norm) for norm in factor.squared_norms([(), scale])]
+    norms, (unit,), (size,) = overflow.checked(norms, [factor], [[()], [scale]])
+    gradient = np.asarray(factor.explicit().gradient(), np.float64)
+    for norm, s in zip(norms, (1.0, np.asarray(scale, np.float64))):
+      np.testing.assert_allclose(norm, np.sqrt(np.sum(np.square(s * gradient), (1, 2))), rtol=1e-5)
+    np.testing.assert_allclose(
+        unit.weighted_sums([tf.constant([1.0, 0, 2, 0], tf.float64) * size])[0],
+        gradient[0] + 2 * gradient[2], rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
+
+
+def test_a_geometry_whose_squares_underflow():
+  """Gradients in the coordinates of a scale that has no square must still be counted."""
+  for scale, size in ((1e-25, 1e15), (1e-22, 1e18), (1e-25, 1e30)):
+    for factor in (
+        factors.explicit(tf.constant(size, shape=[2, 6])),
+        factors.Outer(tf.constant(size**.5, shape=[2, 1, 2]),
+                      tf.constant(size**.5, shape=[2, 1, 3]), (2, 3)),
+        rows.Rows(tf.constant([[0], [1]]), tf.constant(size, shape=[2, 1, 3]), (2, 3))):
+      s = tf.constant(scale, shape=factor.shape)
+      norms = [tf.sqrt(norm) for norm in factor.squared_norms([s])]
+      (norm,), _, _ = overflow.checked(norms, [factor], [[s]])
+      count = 6 if not isinstance(factor, rows.Rows) else 3
+      assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
 
 def test_cancelling_steps_are_not_underestimated(monkeypatch):

@@ -40,43 +40,50 @@ def in_blocks(function, factor, count, numbers=None):
 
   `numbers` is how many `function` forms per example; that of the gradient if None.
   """
-  n, blocks = _blocks(factor, tensors(factor), numbers)
-  if blocks is None:
+  values = tensors(factor)
+  n, cut = _blocks(factor, values, numbers)
+  if cut is None:
     return function(factor)
-  stack = lambda block: tf.stack(function(rebuilt(factor, block)))
-  norms = tf.map_fn(stack, blocks, fn_output_signature=tf.float64)  # [blocks, scales, rows]
+  stack = lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in cut])))
+  norms = tf.map_fn(stack, tf.range(tf.shape(cut[0])[0]), parallel_iterations=1,
+                    fn_output_signature=tf.float64)  # [blocks, scales, rows]
   return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
 
 
 def sum_blocks(function, factor, weights):
   """`function: (factor, weights) -> sums` over blocks of examples, results added."""
   values = tensors(factor)
-  _, blocks = _blocks(factor, values + list(weights))
-  if blocks is None:
+  _, cut = _blocks(factor, values + list(weights))
+  if cut is None:
     return function(factor, weights)
 
-  def step(sums, block):
+  def step(sums, i):
+    block = [x[i] for x in cut]
     return [a + b for a, b in zip(
         sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
 
-  return tf.foldl(step, blocks, [
-      tf.zeros(factor.shape, tensors(factor)[-1].dtype) for _ in weights])
+  return tf.foldl(step, tf.range(tf.shape(cut[0])[0]), [
+      tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
 
 
 def _blocks(factor, values, numbers=None):
-  """`(n, blocks)`: values [n, ...] padded and cut to [blocks, rows, ...], or None."""
-  rows = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
-  if values[0].shape[0] is not None and values[0].shape[0] <= rows:
-    return values[0].shape[0], None
-  n = tf.shape(values[0])[0]
-  rows = tf.minimum(rows, tf.maximum(n, 1))
+  """`(n, values)`: [n, ...] padded and cut to [blocks, rows, ...]; None for a single block."""
+  most = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
+  n = values[0].shape[0]
+  if n is not None and n <= most:
+    return n, None
+  if n is None:
+    n = tf.shape(values[0])[0]
+    rows = 1 if most == 1 else tf.minimum(most, tf.maximum(n, 1))
+  else:
+    rows = -(-n // -(-n // most))  # As many blocks, of about one size.
   missing = -n % rows
 
   def cut(x):
-    padded = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
-    return tf.reshape(padded, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
+    if not (isinstance(missing, int) and missing == 0):
+      x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+    parts = tf.reshape(x, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
+    parts.set_shape([None, rows if isinstance(rows, int) else None] + x.shape[1:].as_list())
+    return parts
 
-  blocks = [cut(x) for x in values]
-  for block, x in zip(blocks, values):
-    block.set_shape([None, None] + x.shape[1:].as_list())
-  return n, blocks
+  return n, [cut(x) for x in values]

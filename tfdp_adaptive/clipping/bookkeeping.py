@@ -7,8 +7,7 @@ backward pass and without a gradient per example of the whole model (Li et al.
 2021, ghost clipping; Bu et al. 2022, book-keeping). With `S` a diagonal geometry,
 `||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled.
 
-The sums equal those of `clipping.base.project_record` but for rounding, except
-that a record whose squared norm overflows counts as zero.
+The sums equal those of `clipping.base.project_record` but for rounding.
 """
 
 import weakref
@@ -17,8 +16,8 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import base as clipping
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import dense
@@ -84,11 +83,9 @@ def engine(model, loss, batch, asks, queries, clips):
     if factor is not None:
       norms = [a + b for a, b in zip(norms, factor.squared_norms(of_asks))]
   norms = [tf.sqrt(norm) for norm in norms]
+  norms, found, sizes = overflow.checked(norms, found, scales)
   weights = [_weight(norm, clip, batch.mask) for norm, clip in zip(norms, clips)]
-  # 0 * inf is not 0: records finite for no ask leave the products, too.
-  finite = tf.reduce_any(tf.math.is_finite(tf.stack(norms)), 0)
-  found = _zeroed(found, finite)
-  sums = _sums(variables, found, asks, scales, weights)
+  sums = _sums(variables, found, asks, scales, weights, sizes)
   return clipping.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -138,31 +135,19 @@ def _weight(norm, clip, mask):
   return tf.where(keep, tf.where(norm > 0, inside, tf.ones_like(norm)), tf.zeros_like(norm))
 
 
-def _zeroed(found, finite):
-  """The factors with zeros for the records that are not finite, if there are any."""
-  tensors = [t for factor in found if factor is not None for t in blocks.tensors(factor)]
-
-  def zeroed():
-    return [tf.where(tf.reshape(finite, [-1] + [1] * (t.shape.rank - 1)), t, tf.zeros_like(t))
-            for t in tensors]
-
-  tensors = iter(tf.cond(tf.reduce_all(finite), lambda: tensors, zeroed))
-  return [factor if factor is None else blocks.rebuilt(
-      factor, [next(tensors) for _ in blocks.tensors(factor)]) for factor in found]
-
-
-def _sums(variables, found, asks, scales, weights):
+def _sums(variables, found, asks, scales, weights, sizes):
   """One `rules.base.Sums` per ask, scaled."""
   totals, squares = [], []
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  for variable, factor in zip(variables, found):
+  for variable, factor, size in zip(variables, found, sizes):
     if factor is None:
       zeros = tf.zeros(variable.shape, dense.wide(tf.as_dtype(variable.dtype)))
       totals.append([zeros] * len(asks))
       squares.append([zeros] * len(squared))
     else:
-      totals.append(factor.weighted_sums(weights))
-      squares.append(factor.weighted_squares([tf.square(weights[i]) for i in squared])
+      sized = [weight * size for weight in weights]
+      totals.append(factor.weighted_sums(sized))
+      squares.append(factor.weighted_squares([tf.square(sized[i]) for i in squared])
                      if squared else [])
   result = []
   for i, scale in enumerate(scales):

@@ -8,8 +8,7 @@ shape; several scales or weights share the work.
 Norms are returned squared, in float64, and are never below the truth by more
 than rounding: products of sums are formed in float64, squares that underflow are
 charged at the smallest normal number, and the Gram route adds a bound of its own
-cancellation. A square that overflows gives a non-finite norm, which the engine
-counts as no record.
+cancellation. Squares that overflow give a norm that is not finite; see `overflow`.
 """
 
 import dataclasses
@@ -52,13 +51,13 @@ class Explicit:
     norms = []
     for scale in scales:
       pieces = [()] * len(self.parts) if absent(scale) else self._cut(scale)
-      norms.append(tf.add_n([_sum_squares(part, piece)
+      norms.append(tf.add_n([sum_squares(part, piece)
                              for part, piece in zip(self.parts, pieces)]))
     return norms
 
   def weighted_sums(self, weights):
     flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
-    weights = tf.cast(tf.stack(weights), flat[0].dtype)
+    weights = narrow(tf.stack(weights), flat[0].dtype)
     sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
     return [tf.reshape(restored(one, self.view or self.shape, self.axes), self.shape)
             for one in tf.unstack(sums, weights.shape[0])]
@@ -152,8 +151,8 @@ class Outer:
 
   def weighted_sums(self, weights):
     if self.inputs.shape[2] < self.errors.shape[2]:
-      return [self._product(self.inputs * _along(w, self.inputs), self.errors) for w in weights]
-    return [self._product(self.inputs, self.errors * _along(w, self.errors)) for w in weights]
+      return [self._product(self.inputs * along(w, self.inputs), self.errors) for w in weights]
+    return [self._product(self.inputs, self.errors * along(w, self.errors)) for w in weights]
 
   def weighted_squares(self, weights):
     if self.route(True) == 'rank one':
@@ -164,7 +163,7 @@ class Outer:
 
   def folded(self, times):
     return dataclasses.replace(
-        self, inputs=_fold(self.inputs, times), errors=_fold(self.errors, times))
+        self, inputs=fold(self.inputs, times), errors=fold(self.errors, times))
 
   def simplified(self):
     return self.explicit() if self.route(True) == 'explicit' else self
@@ -190,25 +189,25 @@ class Outer:
     norms = []
     for scale in scales:
       if absent(scale):
-        norms.append(_sum_squares(a) * _sum_squares(e))
-      else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2)
-        tiny = _tiny(a.dtype)
-        rows = tf.matmul(tf.square(a) + tiny, tf.square(self._matrix(scale)))
-        norms.append(tf.cast(tf.reduce_sum(rows * (tf.square(e) + tiny), 1), tf.float64))
+        norms.append(sum_squares(a) * sum_squares(e))
+      else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
+        small, d, p = tiny(a.dtype), a.shape[1], e.shape[1]
+        squares = tf.square(a) + small
+        rows = tf.matmul(squares, tf.square(self._matrix(scale)))
+        rows += small * (tf.reduce_sum(squares, 1, keepdims=True) + d)
+        total = tf.reduce_sum(rows * (tf.square(e) + small), 1) + p * small
+        norms.append(tf.cast(total, tf.float64))
     return norms
 
   def _gram(self):
     """||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)."""
     inner = tf.matmul(self.inputs, self.inputs, transpose_b=True)
     outer = tf.matmul(self.errors, self.errors, transpose_b=True)
-    total = tf.cast(tf.reduce_sum(inner * outer, [1, 2]), tf.float64)
     a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
-    lengths = tf.cast(tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1), tf.float64)
-    rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * tf.square(lengths)
-    a, e = (tf.cast(tf.reduce_sum(x, 1), tf.float64) for x in (a, e))
+    lengths = tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1)
     size = self.inputs.shape[1] * (self.inputs.shape[2] + self.errors.shape[2])
-    underflow = size * _tiny(inner.dtype) * (a + e + 1)
-    return tf.maximum(total, 0) + rounding + underflow
+    lost = size * tiny(inner.dtype) * (wide_sum(a) + wide_sum(e) + 1)
+    return gram(inner, outer, tf.square(tf.cast(lengths, tf.float64))) + lost
 
   def _product(self, inputs, errors):
     d, p = inputs.shape[2], errors.shape[2]
@@ -220,85 +219,52 @@ class Outer:
     return tf.reshape(scale, [self.inputs.shape[2], self.errors.shape[2]])
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """`errors[:, t]` added to row `ids[:, t]`: embeddings.
+def gram(inner, outer, magnitude):
+  """[n] float64: `sum_tu inner_tu outer_tu` >= 0, from above, where terms cancel.
 
-  Attributes:
-    ids: [n, T] integers.
-    errors: [n, T, d].
-    shape: The variable's shape, [rows, d].
+  A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
   """
-
-  ids: Any
-  errors: Any
-  shape: Tuple[int, ...]
-
-  def squared_norms(self, scales):
-    merged = self._merged()
-    return [_sum_squares(merged if absent(s) else merged * tf.gather(s, self.ids))
-            for s in scales]
-
-  def weighted_sums(self, weights):
-    return [self._scatter(self.errors * _along(w, self.errors)) for w in weights]
-
-  def weighted_squares(self, weights):
-    squares = tf.square(self._merged())
-    return [self._scatter(squares * _along(w, squares)) for w in weights]
-
-  def folded(self, times):
-    return dataclasses.replace(
-        self, ids=_fold(self.ids, times), errors=_fold(self.errors, times))
-
-  def simplified(self):
-    return self
-
-  def explicit(self):
-    n = tf.shape(self.ids)[0]
-    rows = self.ids + tf.cast(tf.range(n)[:, tf.newaxis] * self.shape[0], self.ids.dtype)
-    flat = tf.math.unsorted_segment_sum(
-        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
-    return explicit(tf.reshape(flat, (-1,) + self.shape))
-
-  def _scatter(self, values):
-    return tf.math.unsorted_segment_sum(
-        tf.reshape(values, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0])
-
-  def _merged(self):
-    """[n, T, d]: errors of equal ids of an example summed at their first place."""
-    if self.ids.shape[1] == 1:
-      return self.errors
-    n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
-    same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
-    first = tf.argmax(tf.cast(same, tf.int32), 2, output_type=tf.int32)
-    place = first + tf.range(n)[:, tf.newaxis] * length
-    flat = tf.math.unsorted_segment_sum(
-        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
-    return tf.reshape(flat, tf.shape(self.errors))
+  total = wide_sum(inner * outer, [1, 2])
+  rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps)
+  return tf.maximum(total, 0) + rounding * magnitude
 
 
-def _sum_squares(x, scale=()):
-  """[n] float64: sum of squares of `scale * x[i]`, from above."""
+def sum_squares(x, scale=()):
+  """[n] float64: sum of squares of `scale * x[i]`, from above.
+
+  What underflows is charged: at most the smallest normal number for every product.
+  """
   size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
+  axes = list(range(1, x.shape.rank))
   if absent(scale):
-    total = tf.reduce_sum(tf.square(x), list(range(1, x.shape.rank)))
-  else:  # (x^2)' s^2, a pass less than (s x)'(s x)
-    curvature = tf.reshape(tf.square(scale), [-1])
-    total = tf.linalg.matvec(tf.reshape(tf.square(x), [-1, curvature.shape[0]]), curvature)
-    size = tf.cast(tf.reduce_sum(curvature), tf.float64)
-  return tf.cast(total, tf.float64) + size * _tiny(x.dtype)
+    return wide_sum(tf.square(x), axes) + size * tiny(x.dtype)
+  if x.shape[0] == 1:  # A product with one row is slow.
+    return wide_sum(tf.square(x * scale), axes) + size * tiny(x.dtype)
+  curvature = tf.reshape(tf.square(scale) + tiny(x.dtype), [1, -1])  # (x^2)' s^2
+  squares = tf.reshape(tf.square(x), [-1, curvature.shape[1]])
+  total = tf.matmul(curvature, squares, transpose_b=True)[0]
+  return tf.cast(total, tf.float64) + (wide_sum(curvature, None) + size) * tiny(x.dtype)
 
 
-def _tiny(dtype):
+def wide_sum(x, axes=1):
+  return tf.cast(tf.reduce_sum(x, axes), tf.float64)
+
+
+def tiny(dtype):
   return float(np.finfo(dtype.as_numpy_dtype).tiny)
 
 
-def _along(weights, x):
+def along(weights, x):
   """[n] weights shaped to multiply x [n, ...]."""
-  return tf.reshape(tf.cast(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
+  return tf.reshape(narrow(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
 
 
-def _fold(x, times):
+def narrow(weights, dtype):
+  """float64 weights in `dtype`; zero where that would round them up by much."""
+  return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
+
+
+def fold(x, times):
   """[n * times, T, ...] to [n, times * T, ...]."""
   length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
   return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import rows
 
 
 def add(parts):
@@ -17,7 +18,7 @@ def add(parts):
     key = id(part)
     if isinstance(part, factors.Outer):  # Steps of one sequence.
       key = (part.axes, part.inputs.shape[2])
-    elif isinstance(part, (factors.Rows, factors.Explicit)):
+    elif isinstance(part, (rows.Rows, factors.Explicit)):
       key = type(part)
     alike.setdefault(key, []).append(part)
   merged = [_merged(same) for same in alike.values()]
@@ -25,7 +26,7 @@ def add(parts):
     return merged[0]
   if any(isinstance(part, factors.Explicit) for part in merged):
     return _merged([part.explicit() for part in merged])
-  return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, factors.Rows))))
+  return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, rows.Rows))))
 
 
 def _merged(same):
@@ -47,7 +48,7 @@ class Mixed:
     return self.parts[0].shape
 
   def squared_norms(self, scales):
-    if [type(part) for part in self.parts] == [factors.Rows, factors.Outer] and not self.parts[1].axes:
+    if [type(part) for part in self.parts] == [rows.Rows, factors.Outer] and not self.parts[1].axes:
       return self._tied(scales)
     return blocks.in_blocks(lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
 
@@ -69,13 +70,13 @@ class Mixed:
 
   def _tied(self, scales):
     """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
-    rows, outer = self.parts
-    reached = tf.gather(outer.inputs, rows.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
+    table, outer = self.parts
+    reached = tf.gather(outer.inputs, table.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
     norms = []
-    for scale, a, b in zip(scales, rows.squared_norms(scales), outer.squared_norms(scales)):
-      errors = rows.errors
+    for scale, a, b in zip(scales, table.squared_norms(scales), outer.squared_norms(scales)):
+      errors = table.errors
       if not factors.absent(scale):
-        errors = errors * tf.square(tf.gather(scale, rows.ids))
+        errors = errors * tf.square(tf.gather(scale, table.ids))
       inner = tf.matmul(outer.errors, errors, transpose_b=True)
       cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
       rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * (a + b)

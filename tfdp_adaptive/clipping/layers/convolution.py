@@ -158,7 +158,7 @@ class Convolution:
 
   def _product(self, weights):
     """The plain gradient of the kernel for weighted errors."""
-    weights = tf.reshape(tf.cast(weights, self.errors.dtype), [-1] + [1] * (len(self.shape) - 1))
+    weights = factors.along(weights, self.errors)
     kernel = tf.zeros(self.shape, self.inputs.dtype)
     with tf.GradientTape() as tape:
       tape.watch(kernel)

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -23,11 +24,11 @@ def embedding(layer, call, errors):
   errors = dense.sequence(errors)
   scale = dense.lora_scale(layer)
   if scale is None:
-    yield layer.embeddings, factors.Rows(ids, errors, tuple(layer.embeddings.shape))
+    yield layer.embeddings, rows.Rows(ids, errors, tuple(layer.embeddings.shape))
   else:  # embeddings + scale * a b
     a, b = (scale * tf.cast(tf.convert_to_tensor(v), errors.dtype)
             for v in (layer.lora_embeddings_a, layer.lora_embeddings_b))
-    yield layer.lora_embeddings_a, factors.Rows(
+    yield layer.lora_embeddings_a, rows.Rows(
         ids, tf.einsum('ntd,rd->ntr', errors, b), tuple(layer.lora_embeddings_a.shape))
     yield layer.lora_embeddings_b, factors.Outer(
         tf.gather(a, ids), errors, tuple(layer.lora_embeddings_b.shape))
