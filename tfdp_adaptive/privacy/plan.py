@@ -9,6 +9,7 @@ import numpy as np
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import checks
+from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 
@@ -93,75 +94,12 @@ class PrivacyPlan:
     object.__setattr__(self, 'extra_releases', tuple(self.extra_releases))
     for relative_noise in self.extra_releases:
       checks.positive(extra_releases=relative_noise)
-    self._check_population()
-    self.sampling.check(self)
-    self._check_accountable()
-    self._check_participation()
-
-  def _check_population(self):
     if self.population_is_public is None:
       object.__setattr__(self, 'population_is_public', self.adjacency != 'add_remove')
-    if self.population_size is None:
-      return
-    checks.whole(population_size=self.population_size)
-    if self.batch_size > self.population_size:
-      raise ValueError('`batch_size` must be at most the population size. Received: '
-                       f'batch_size={self.batch_size}, population_size={self.population_size}.')
-    if not self.population_is_public:
-      raise ValueError(
-          'The sampling probability, the batch size and the number of records the data must have '
-          'come from `population_size`, so it must be public. Declare it with '
-          'population_is_public=True, use adjacency="zero_out", or leave it out and give '
-          '`Poisson(sampling_probability=...)`. Received: '
-          f'population_size={self.population_size}, adjacency={self.adjacency!r}, '
-          'population_is_public=False.')
-
-  def _check_accountable(self):
-    scheme = type(self.sampling).__name__
-    if self.adjacency not in self.sampling.adjacencies:
-      raise ValueError(
-          f'{scheme} cannot be accounted for under {self.adjacency!r} adjacency; it can under '
-          f'{self.sampling.adjacencies}. Received: adjacency={self.adjacency!r}.')
-    if self.mechanism.steps is not None and self.mechanism.steps < self.steps:
-      raise ValueError(
-          f'The mechanism was designed for {self.mechanism.steps} steps; design it for at least '
-          f'as many as the plan has. Received: steps={self.steps}.')
-    if self.sampling.amplified and not self.amplified:
-      raise ValueError(
-          f'{scheme} amplifies privacy only for '
-          + ('independent noise; use CyclicPoisson with a banded mechanism, or FixedOrder.'
-             if not hasattr(self.sampling, 'cycle') else
-             'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
-          + f' Received: mechanism={type(self.mechanism).__name__} with '
-          f'bands={self.mechanism.bands}, sampling={self.sampling!r}.')
-    if self.extra_releases and (self.sampling.amplified or self.mechanism.bands != 1):
-      raise ValueError(
-          '`extra_releases`, of past clean data, are accounted for with independent noise and '
-          'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
-          f'Received: sampling={self.sampling!r}, mechanism={self.mechanism!r}.')
-    if self.amplified and self.adjacency == 'replace':
-      accounting.needs_current_library('Poisson sampling under replace adjacency')
-    if hasattr(self.sampling, 'max_batch_size'):
-      accounting.needs_current_library('TruncatedPoisson')
-
-  def _check_participation(self):
-    min_sep, max_participations = self.sampling.participation(self, self.steps)
-    if self.min_sep is not None:
-      checks.whole(min_sep=self.min_sep)
-      if self.min_sep > min_sep:
-        raise ValueError(
-            f'`min_sep` must be at most {min_sep}, what {self.sampling!r} keeps to. '
-            f'Received: min_sep={self.min_sep}.')
-    if self.max_participations is not None:
-      checks.whole(max_participations=self.max_participations)
-      if self.max_participations < max_participations:
-        raise ValueError(
-            f'`max_participations` must be at least {max_participations}, what '
-            f'{self.sampling!r} can reach in {self.steps} steps. '
-            f'Received: max_participations={self.max_participations}.')
-    if not self.amplified:
-      accounting.sensitivity(
-          self.mechanism, *self.participation(), self.fixed_order)  # Or it refuses.
+    plan_checks.population(self)
+    self.sampling.check(self)
+    plan_checks.accountable(self)
+    plan_checks.participation(self)
 
   @classmethod
   def calibrate(cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
@@ -256,27 +194,7 @@ class PrivacyPlan:
       Whether the rule has a guarantee at all; False for the noiseless
       diagnostics, which the optimizer gates.
     """
-    statistics = [ask.second for ask in rule.asks if ask.second is not None]
-    if not all(s.private for s in statistics):
-      return False
-    past = tuple(s.relative_noise for s in statistics if not s.amplifiable)
-    if past != self.extra_releases:
-      raise ValueError(
-          f'`extra_releases` of the plan must be {past} for the rule {rule.name!r}'
-          + (', which releases statistics of past clean data; sampling does not amplify them, so '
-             'the plan also needs sampling=tfdp.sampling.FixedOrder().' if past else '.')
-          + f' Received: extra_releases={self.extra_releases}, sampling={self.sampling!r}.')
-    _, most = self.participation()
-    if any(0 < s.participations < most for s in statistics):
-      raise ValueError(
-          f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
-          f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
-    if self.amplified and self.adjacency == 'replace' and (statistics or len(rule.asks) > 1):
-      raise ValueError(
-          'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
-          f'only, and the rule {rule.name!r} releases more. Use adjacency="zero_out", or '
-          'sampling=tfdp.sampling.FixedOrder().')
-    return True
+    return plan_checks.serves(self, rule)
 
   def index_batches(self, size: Optional[int] = None, start_step: int = 0) -> Iterator[np.ndarray]:
     """Record indices of steps `start_step`, ..., `steps - 1`; drawn anew at every call.

@@ -1,0 +1,98 @@
+"""What a plan refuses: sizes that are not public, and what cannot be accounted for."""
+
+from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import checks
+
+
+def population(plan):
+  """Whoever uses the number of records may know it."""
+  if plan.population_size is None:
+    return
+  checks.whole(population_size=plan.population_size)
+  if plan.batch_size > plan.population_size:
+    raise ValueError('`batch_size` must be at most the population size. Received: '
+                     f'batch_size={plan.batch_size}, population_size={plan.population_size}.')
+  if not plan.population_is_public:
+    raise ValueError(
+        'The sampling probability, the batch size and the number of records the data must have '
+        'come from `population_size`, so it must be public. Declare it with '
+        'population_is_public=True, use adjacency="zero_out", or leave it out and give '
+        '`Poisson(sampling_probability=...)`. Received: '
+        f'population_size={plan.population_size}, adjacency={plan.adjacency!r}, '
+        'population_is_public=False.')
+
+
+def accountable(plan):
+  """Adjacency, sampling and mechanism fit together."""
+  scheme = type(plan.sampling).__name__
+  if plan.adjacency not in plan.sampling.adjacencies:
+    raise ValueError(
+        f'{scheme} cannot be accounted for under {plan.adjacency!r} adjacency; it can under '
+        f'{plan.sampling.adjacencies}. Received: adjacency={plan.adjacency!r}.')
+  if plan.mechanism.steps is not None and plan.mechanism.steps < plan.steps:
+    raise ValueError(
+        f'The mechanism was designed for {plan.mechanism.steps} steps; design it for at least '
+        f'as many as the plan has. Received: steps={plan.steps}.')
+  if plan.sampling.amplified and not plan.amplified:
+    raise ValueError(
+        f'{scheme} amplifies privacy only for '
+        + ('independent noise; use CyclicPoisson with a banded mechanism, or FixedOrder.'
+           if not hasattr(plan.sampling, 'cycle') else
+           'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
+        + f' Received: mechanism={type(plan.mechanism).__name__} with '
+        f'bands={plan.mechanism.bands}, sampling={plan.sampling!r}.')
+  if plan.extra_releases and (plan.sampling.amplified or plan.mechanism.bands != 1):
+    raise ValueError(
+        '`extra_releases`, of past clean data, are accounted for with independent noise and '
+        'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
+        f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
+  if plan.amplified and plan.adjacency == 'replace':
+    accounting.needs_current_library('Poisson sampling under replace adjacency')
+  if hasattr(plan.sampling, 'max_batch_size'):
+    accounting.needs_current_library('TruncatedPoisson')
+
+
+def participation(plan):
+  """What is claimed of participations is what the sampling keeps to."""
+  min_sep, max_participations = plan.sampling.participation(plan, plan.steps)
+  if plan.min_sep is not None:
+    checks.whole(min_sep=plan.min_sep)
+    if plan.min_sep > min_sep:
+      raise ValueError(
+          f'`min_sep` must be at most {min_sep}, what {plan.sampling!r} keeps to. '
+          f'Received: min_sep={plan.min_sep}.')
+  if plan.max_participations is not None:
+    checks.whole(max_participations=plan.max_participations)
+    if plan.max_participations < max_participations:
+      raise ValueError(
+          f'`max_participations` must be at least {max_participations}, what '
+          f'{plan.sampling!r} can reach in {plan.steps} steps. '
+          f'Received: max_participations={plan.max_participations}.')
+  if not plan.amplified:
+    accounting.sensitivity(
+        plan.mechanism, *plan.participation(), plan.fixed_order)  # Or it refuses.
+
+
+def serves(plan, rule):
+  """See `PrivacyPlan.check_rule`."""
+  statistics = [ask.second for ask in rule.asks if ask.second is not None]
+  if not all(s.private for s in statistics):
+    return False
+  past = tuple(s.relative_noise for s in statistics if not s.amplifiable)
+  if past != plan.extra_releases:
+    raise ValueError(
+        f'`extra_releases` of the plan must be {past} for the rule {rule.name!r}'
+        + (', which releases statistics of past clean data; sampling does not amplify them, so '
+           'the plan also needs sampling=tfdp.sampling.FixedOrder().' if past else '.')
+        + f' Received: extra_releases={plan.extra_releases}, sampling={plan.sampling!r}.')
+  _, most = plan.participation()
+  if any(0 < s.participations < most for s in statistics):
+    raise ValueError(
+        f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
+        f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
+  if plan.amplified and plan.adjacency == 'replace' and (statistics or len(rule.asks) > 1):
+    raise ValueError(
+        'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
+        f'only, and the rule {rule.name!r} releases more. Use adjacency="zero_out", or '
+        'sampling=tfdp.sampling.FixedOrder().')
+  return True
