@@ -3,7 +3,7 @@
     x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0
 
 History: b-1 slots, newest first, each a row of its own. They move on by
-reference, so outside XLA a step copies nothing.
+reference and are read in one pass, so outside XLA a step moves no other bytes.
 """
 
 import numpy as np
@@ -33,18 +33,22 @@ def column_normalized(mechanism, key_source=keys.from_system):
 
 def _recursion(mechanism, key_source, rows, index):
   slots = rows.shape[1] - 1
+  solve = base.one_pass(_solve)
 
   def empty(flat):
     return tuple(base.zeros(flat) for _ in range(slots))
 
   def advance(key, row, history, flat):
-    outputs = []
-    for i, x in enumerate(gaussian.vectors(key, flat)):
-      c = tf.unstack(tf.gather(tf.constant(rows, x.dtype), index(row)))
-      for c_j, slot in zip(c[1:], history):
-        with tf.control_dependencies([x]):  # Or all products could be in memory at once.
-          x -= c_j * slot[i]
-      outputs.append(x / c[0])
-    return tuple(outputs), ((tuple(outputs),) + tuple(history))[:slots]
+    outputs = tuple(
+        solve(z, tf.gather(tf.constant(rows, z.dtype), index(row)), [slot[i] for slot in history])
+        for i, z in enumerate(gaussian.vectors(key, flat)))
+    return outputs, ((outputs,) + tuple(history))[:slots]
 
   return base.build(mechanism, key_source, empty, advance)
+
+
+def _solve(x, c, slots):
+  for c_j, slot in zip(tf.unstack(c)[1:], slots):
+    with tf.control_dependencies([x]):  # Or all products could be in memory at once.
+      x -= c_j * slot
+  return x / c[0]

@@ -17,20 +17,20 @@ def buffered(mechanism, key_source=keys.from_system):
   weights = [float(w) for w in run.weights]
   decays = [float(theta) for theta in run.decays]
 
+  def buffered_step(z, buffers):
+    x = z / output_scale - sum(w * s for w, s in zip(weights, buffers))
+    return x, [theta * s + x for theta, s in zip(decays, buffers)]
+
+  step = base.one_pass(buffered_step)
+
   def empty(flat):
     return tuple(base.zeros(flat) for _ in decays)
 
   def advance(key, row, history, flat):
     del row
-    outputs = []
-    for i, z in enumerate(gaussian.vectors(key, flat)):
-      x = z / output_scale
-      for w, buffer in zip(weights, history):
-        x -= w * buffer[i]
-      outputs.append(x)
-    history = tuple(
-        tuple(theta * s + x for s, x in zip(buffer, outputs))
-        for theta, buffer in zip(decays, history))
-    return tuple(outputs), history
+    each = [step(z, [buffer[i] for buffer in history])
+            for i, z in enumerate(gaussian.vectors(key, flat))]
+    outputs, buffers = zip(*each)
+    return outputs, tuple(zip(*buffers))
 
   return base.build(mechanism, key_source, empty, advance)
