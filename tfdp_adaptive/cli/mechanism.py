@@ -28,9 +28,11 @@ KINDS = {
     'banded-optimal': ('bands', lambda steps, size, design: mechanisms.Banded(
         size, steps, method='optimal', **_plain(design))),
     'banded-inverse': ('bands of the inverse', lambda steps, size, design:
-                       mechanisms.BandedInverse(size, steps, **design)),
-    'blt': ('buffers', lambda steps, size, design: mechanisms.BLT(size, steps, **design)),
-    'dense': (None, lambda steps, size, design: mechanisms.Dense(steps, **_plain(design))),
+                       mechanisms.BandedInverse(size, steps, **_spaced(design))),
+    'blt': ('buffers', lambda steps, size, design: mechanisms.BLT(
+        size, steps, **_spaced(design))),
+    'dense': (None, lambda steps, size, design: mechanisms.Dense(
+        steps, **_fixed(design, steps))),
 }
 _PLOTTED = 1 << 20  # First steps that are drawn of longer runs.
 _MEASURED_PASSES = 64  # Streams that draw more rows per step are not timed.
@@ -56,6 +58,8 @@ def add_parser(subparsers):
       help='smallest number of steps between two participations of a record')
   add('--max-participations', type=options.positive_int, default=1, metavar='K',
       help='largest number of steps a record takes part in (default: %(default)s)')
+  add('--fixed-order', action='store_true',
+      help='all distances are multiples of --min-sep: the same order in every epoch')
   add('--momentum', type=float, default=0.0, metavar='M',
       help='of the optimizer whose iterates must be accurate (default: %(default)s)')
   add('--objective', choices=('mean', 'max', 'last'), default='mean',
@@ -97,10 +101,11 @@ def parse(text):
   return name, int(size or 0)
 
 
-def alternatives(steps):
-  """Names that fit a number of steps."""
+def alternatives(steps, min_sep=None):
+  """Names that fit a number of steps, and the distance of participations if there are many."""
   names = ['independent', 'tree', 'banded-inverse:4', 'blt:2', 'blt:3', 'blt:4']
-  names += [f'banded-toeplitz:{bands}' for bands in (4, 16, 64) if bands < steps]
+  names += [f'banded-toeplitz:{bands}' for bands in sorted({4, 16, 64, min_sep or 4})
+            if bands < steps]
   if steps <= 4096:
     names += ['square-root']
   if steps <= 256:
@@ -139,12 +144,12 @@ def _cell(value):
 def _designs(arguments):
   """`(name, mechanism)` of the one to save, then of all others."""
   beside = arguments.beside
-  names = (alternatives(arguments.steps) if beside is None else
+  many = arguments.max_participations > 1
+  names = (alternatives(arguments.steps, arguments.min_sep if many else None) if beside is None else
            [] if beside == 'none' else beside.split(','))
   wanted = dict.fromkeys(parse(text) for text in [arguments.design] + names)
-  design = dict(
-      min_sep=arguments.min_sep, max_participations=arguments.max_participations,
-      workload=mechanisms.Workload(arguments.momentum), objective=arguments.objective)
+  design = dict(_pattern(arguments), workload=mechanisms.Workload(arguments.momentum),
+                objective=arguments.objective)
   with progress.bar('designs', len(wanted)) as bar:
     for name, size in wanted:
       label = f'{name}:{size}' if KINDS[name][0] else name
@@ -158,9 +163,25 @@ def _plain(design):
   return {key: design[key] for key in ('workload', 'objective')}
 
 
+def _spaced(design):
+  """Of those designed for the least distance: their worst pattern has it throughout."""
+  return {key: value for key, value in design.items() if key != 'fixed_order'}
+
+
+def _fixed(design, steps):
+  """Of `Dense`, which can be designed for all epochs of a fixed order, but for no other pattern."""
+  epochs = design['fixed_order'] and design['max_participations'] * (design['min_sep'] or 1)
+  return design if epochs >= steps and design['objective'] == 'mean' else _plain(design)
+
+
+def _pattern(arguments):
+  return dict(min_sep=arguments.min_sep, max_participations=arguments.max_participations,
+              fixed_order=arguments.fixed_order)
+
+
 def _row(name, mechanism, arguments):
   steps = arguments.steps
-  pattern = dict(min_sep=arguments.min_sep, max_participations=arguments.max_participations)
+  pattern = _pattern(arguments)
   start = time.perf_counter()
   mechanism.sensitivity()
   seconds = time.perf_counter() - start
@@ -228,13 +249,13 @@ def _draw(rows, arguments, path):
   panel = canvas.subplots()
   for i, row in enumerate(rows):
     errors = row['sensitivity'] * np.sqrt(row['made'].squared_errors(steps)[shown])
-    panel.plot(shown + 1, errors, label=row['mechanism'], linewidth=1.2 if i else 3,
+    panel.plot(shown + 1, errors, label=f'{row["mechanism"]}  ({row["mean error"]:.4g})', linewidth=1.2 if i else 3,
                linestyle='-' if i < 10 else '--')
   panel.set(xscale='log', yscale='log', xlabel='step',
             ylabel='standard error, in noise multiplier times clip norm',
             title='Error of the sum of gradients up to each step'
             if not arguments.momentum else 'Error of the iterate of SGD after each step')
   panel.grid(alpha=.3, which='both')
-  panel.legend(fontsize='small')
+  panel.legend(fontsize='small', title='mechanism (mean error)', title_fontsize='small')
   canvas.savefig(path, dpi=110)
   return True
