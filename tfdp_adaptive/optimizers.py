@@ -48,8 +48,10 @@ class DPOptimizer(guard.GuardedOptimizer):
       noise).
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
-    engine: How gradients are clipped: 'bookkeeping', 'materialized', 'loop' (one example
-      after the other), or 'auto', the fastest that can do it for the model.
+    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
+      for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
+      (one example after the other), or 'auto', the fastest that can do it for the model;
+      `tfdp.explain_clipping` says which, and why.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
       whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
       function that returns such a batch. It is not saved with the optimizer; set

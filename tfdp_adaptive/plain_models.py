@@ -42,7 +42,7 @@ def collector(optimizer, loss, variables, tape):
     gradients = tape.jacobian(losses, variables,
                               unconnected_gradients=tf.UnconnectedGradients.ZERO)
     gradients = base.map_tree(lambda g: tf.cast(g, noise_lib.wide(g).dtype), gradients)
-    return materialized.sum_records(asks, queries, clips, gradients, mask)
+    return materialized.sum_records(asks, queries, clips, gradients, mask)[0]
 
   return collect
 

@@ -341,7 +341,7 @@ def test_supported():
   model = built(keras.Sequential([layers.Embedding(7, 3), layers.Dense(2)]), x)
   assert bookkeeping.supports(model) == bookkeeping.supports(model, x) == (True, '')
   found, reason = bookkeeping.supports(model, asks=[base.Ask(projection='euclidean')])
-  assert not found and 'materialized' in reason
+  assert not found and "'layered'" in reason
 
 
 def test_layers_are_left_as_found():

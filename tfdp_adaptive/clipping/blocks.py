@@ -40,12 +40,11 @@ def in_blocks(function, factor, count, numbers=None):
 
   `numbers` is how many `function` forms per example; that of the gradient if None.
   """
-  values = tensors(factor)
-  n, cut = _blocks(factor, values, numbers)
-  if cut is None:
+  n, parts = cut(tensors(factor), numbers or int(np.prod(factor.shape)))
+  if parts[0].shape[0] == 1:
     return function(factor)
-  stack = lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in cut])))
-  norms = tf.map_fn(stack, tf.range(tf.shape(cut[0])[0]), parallel_iterations=1,
+  stack = lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in parts])))
+  norms = tf.map_fn(stack, tf.range(tf.shape(parts[0])[0]), parallel_iterations=1,
                     fn_output_signature=tf.float64)  # [blocks, scales, rows]
   return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
 
@@ -53,37 +52,40 @@ def in_blocks(function, factor, count, numbers=None):
 def sum_blocks(function, factor, weights):
   """`function: (factor, weights) -> sums` over blocks of examples, results added."""
   values = tensors(factor)
-  _, cut = _blocks(factor, values + list(weights))
-  if cut is None:
+  _, parts = cut(values + list(weights), int(np.prod(factor.shape)))
+  if parts[0].shape[0] == 1:
     return function(factor, weights)
 
   def step(sums, i):
-    block = [x[i] for x in cut]
+    block = [x[i] for x in parts]
     return [a + b for a, b in zip(
         sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
 
-  return tf.foldl(step, tf.range(tf.shape(cut[0])[0]), [
+  return tf.foldl(step, tf.range(tf.shape(parts[0])[0]), [
       tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
 
 
-def _blocks(factor, values, numbers=None):
-  """`(n, values)`: [n, ...] padded and cut to [blocks, rows, ...]; None for a single block."""
-  most = max(1, BLOCK_BYTES // (4 * (numbers or int(np.prod(factor.shape)))))
+def cut(values, numbers, limit=None):
+  """`(n, values)`: [n, ...] padded and cut to [blocks, rows, ...] of rows of `numbers` each.
+
+  A single block where the batch is known to fit into `limit` bytes (`BLOCK_BYTES`).
+  """
+  most = max(1, (limit or BLOCK_BYTES) // (4 * numbers))
   n = values[0].shape[0]
-  if n is not None and n <= most:
-    return n, None
   if n is None:
     n = tf.shape(values[0])[0]
     rows = 1 if most == 1 else tf.minimum(most, tf.maximum(n, 1))
   else:
-    rows = -(-n // -(-n // most))  # As many blocks, of about one size.
+    rows = -(-max(n, 1) // -(-max(n, 1) // most))  # As many blocks, of about one size.
   missing = -n % rows
+  known = isinstance(missing, int)
+  count = (n + missing) // rows if known else None
 
-  def cut(x):
-    if not (isinstance(missing, int) and missing == 0):
+  def divided(x):
+    if not known or missing:
       x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
     parts = tf.reshape(x, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
-    parts.set_shape([None, rows if isinstance(rows, int) else None] + x.shape[1:].as_list())
+    parts.set_shape([count, rows if isinstance(rows, int) else None] + x.shape[1:].as_list())
     return parts
 
-  return n, [cut(x) for x in values]
+  return n, [divided(x) for x in values]

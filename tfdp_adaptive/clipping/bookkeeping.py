@@ -66,17 +66,8 @@ def engine(model, loss, batch, asks, queries, clips):
     Unsupported: If a layer cannot be seen or an ask needs the records themselves.
   """
   _check_asks(asks)
-  batched = _prove(model, batch.x)
-  tape = tf.GradientTape(watch_accessed_variables=False)
-  recorder = tracing.Recorder(tracing.units(model), tape)
-  with tape:
-    outputs = recorder.run(model, batch.x)
-    losses = loss(batch.y, outputs, batch.sample_weight)
-  errors = tape.gradient(losses, [record.taps for record in recorder.records])
-  terms = _terms(recorder.records, batched, errors)
   variables = model.trainable_variables
-  found = [terms.get(compat.variable_key(v)) for v in variables]
-
+  found, outputs, losses = factors_of(model, loss, batch)
   scales = [_per_variable(query.scale, variables) for query in queries]
   norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in asks]
   for factor, *of_asks in zip(found, *scales):
@@ -89,8 +80,22 @@ def engine(model, loss, batch, asks, queries, clips):
   return clipping.Clipped(sums, outputs, losses, tuple(norms))
 
 
+def factors_of(model, loss, batch):
+  """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
+  batched = _prove(model, batch.x)
+  tape = tf.GradientTape(watch_accessed_variables=False)
+  recorder = tracing.Recorder(tracing.units(model), tape)
+  with tape:
+    outputs = recorder.run(model, batch.x)
+    losses = loss(batch.y, outputs, batch.sample_weight)
+  errors = tape.gradient(losses, [record.taps for record in recorder.records])
+  terms = _terms(recorder.records, batched, errors)
+  found = [terms.get(compat.variable_key(v)) for v in model.trainable_variables]
+  return found, outputs, losses
+
+
 def influence(model, x):
-  """Largest gradient of the first example's outputs by what the layers do for the others.
+  """Largest gradient of the first example's outputs by the weights' use for the others.
 
   Zero for a model whose examples are independent, in training mode too and whatever
   dropout draws. Only what passes through a layer with weights is seen.
@@ -99,17 +104,18 @@ def influence(model, x):
     model: A built Keras model that the engine supports.
     x: Nest of inputs, two examples or more.
   """
-  tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+  batched = _prove(model, x)
+  tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = tracing.Recorder(tracing.units(model), tape)
   with tape:
-    outputs = recorder.run(model, x)
-    first = tf.add_n([tf.reduce_sum(tf.cast(t[0], tf.float32)) for t in tf.nest.flatten(outputs)])
-  worst = tf.zeros([])
-  for record in recorder.records:
-    for gradient in tf.nest.flatten(tape.gradient(first, record.taps)):
-      if gradient is not None:
-        others = tf.abs(tf.cast(gradient[record.call.times:], tf.float32))
-        worst = tf.maximum(worst, tf.reduce_max(others))
+    outputs = tf.nest.flatten(recorder.run(model, x))
+    first = tf.add_n([tf.reduce_sum(tf.cast(t[0], tf.float32)) for t in outputs])
+  errors = tape.gradient(first, [record.taps for record in recorder.records])
+  others = tf.cast(tf.range(tf.shape(outputs[0])[0]) > 0, tf.float64)
+  worst = tf.zeros([], tf.float64)
+  for factor in _terms(recorder.records, batched, errors).values():
+    gradient, = factor.weighted_sums([others])
+    worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float64))
   return worst
 
 
@@ -169,8 +175,8 @@ def _check_asks(asks):
     if ask.projection != 'rescale':
       raise Unsupported(
           "`projection` must be 'rescale' for the book-keeping engine: other projections need the "
-          f"gradient of every record. Received: projection={ask.projection!r}. Use "
-          "engine='materialized' .")
+          f"gradient of every record. Received: projection={ask.projection!r}. Use engine='auto', "
+          "or 'layered'.")
 
 
 def _prove(model, x):

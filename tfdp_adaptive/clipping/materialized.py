@@ -28,16 +28,19 @@ def record_gradients(model, loss, x, y, vectorize=True):
 
 
 def sum_records(asks, queries, clips, gradients, mask):
-  """`Sums` of every ask, from a tree of [n, ...] gradients and an [n] mask."""
+  """`Sums` of every ask and norms [n], from a tree of [n, ...] gradients and an [n] mask."""
+  sums, norms = _vectorize(
+      lambda record: _project(asks, queries, clips, *record), (gradients, mask))
+  return base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), norms
 
-  def record(inputs):
-    gradient, keep = inputs
-    return tuple(
-        base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
-                      clipping.project_record(ask, query, clip, gradient))
-        for ask, query, clip in zip(asks, queries, clips))
 
-  return base.map_tree(lambda t: tf.reduce_sum(t, 0), _vectorize(record, (gradients, mask)))
+def _project(asks, queries, clips, gradient, keep):
+  """`project_record` for every ask, nothing where not `keep`; and scaled norms."""
+  sums = tuple(
+      base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
+                    clipping.project_record(ask, query, clip, gradient))
+      for ask, query, clip in zip(asks, queries, clips))
+  return sums, tuple(clipping.scaled_norm(query, gradient) for query in queries)
 
 
 def _engine(map_examples, model, loss, batch, asks, queries, clips):
@@ -46,11 +49,7 @@ def _engine(map_examples, model, loss, batch, asks, queries, clips):
   def example(inputs):
     *record, keep = inputs
     gradient, outputs, value = _gradient(model, loss, *record)
-    sums = tuple(
-        base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
-                      clipping.project_record(ask, query, clip, gradient))
-        for ask, query, clip in zip(asks, queries, clips))
-    norms = tuple(clipping.scaled_norm(query, gradient) for query in queries)
+    sums, norms = _project(asks, queries, clips, gradient, keep)
     return sums, base.map_tree(lambda t: t[0], outputs), value[0], norms
 
   sums, outputs, losses, norms = map_examples(

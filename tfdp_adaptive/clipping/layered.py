@@ -1,0 +1,83 @@
+"""The layered engine: every record's gradient, layer by layer, then `project_record`.
+
+For projections that need the records themselves, as that on an ellipsoid: they
+move each coordinate by an amount of its own, and no weight per example does that.
+One forward and one backward pass serve the whole batch, as in `bookkeeping`; the
+layers then give the gradients of some examples at a time.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.rules import base
+
+# At most this many bytes of gradients, of one example at least, are formed at once.
+RECORD_BYTES = 32 * 2**20
+
+
+def engine(model, loss, batch, asks, queries, clips):
+  """See `clipping.base`: any projection, for models that `bookkeeping.supports`."""
+  found, outputs, losses = bookkeeping.factors_of(model, loss, batch)
+  specs = _specs(model)
+  # One vector per record: what is done to records is then traced once, not per variable.
+  whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
+  queries = [query if factors.absent(query.scale) else query._replace(
+      scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
+             for query in queries]
+  n, parts = blocks.cut(
+      blocks.tensors(tuple(found)) + [batch.mask], whole.shape[0], RECORD_BYTES)
+  count = tf.shape(parts[-1])[0]
+
+  def body(i, sums, arrays):
+    *values, mask = [t[i] for t in parts]
+    gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(found), values), mask))
+    more, norms = materialized.sum_records(asks, queries, clips, gradients, mask)
+    return (i + 1, clipping.add_sums(sums, more),
+            [array.write(i, norm) for array, norm in zip(arrays, norms)])
+
+  sums = tuple(clipping.zero_sums(ask, whole) for ask in asks)
+  arrays = [tf.TensorArray(whole.dtype, count, element_shape=[parts[-1].shape[1]]) for _ in asks]
+  _, sums, arrays = tf.while_loop(
+      lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
+      maximum_iterations=count)
+  norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
+  sums = tuple(base.Sums(*[_divided(one, specs) for one in each]) for each in sums)
+  return clipping.Clipped(sums, outputs, losses, norms)
+
+
+def record_gradients(model, loss, x, y):
+  """[n, ...] gradients of every example, a list like the trainable variables."""
+  mask = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1], tf.bool)
+  found, _, _ = bookkeeping.factors_of(model, loss, clipping.Batch(x, y, (), mask))
+  specs = _specs(model)
+  return _gradients(specs, found, mask)
+
+
+def _specs(model):
+  return [tf.TensorSpec(v.shape, base.widen(tf.convert_to_tensor(v)).dtype)
+          for v in model.trainable_variables]
+
+
+def _gradients(specs, found, mask):
+  return [
+      tf.zeros(tf.concat([tf.shape(mask), spec.shape], 0), spec.dtype)
+      if factor is None else factor.explicit().gradient()
+      for spec, factor in zip(specs, found)]
+
+
+def _joined(tensors):
+  """[n, ...] tensors as one [n, numbers]."""
+  return tf.concat([tf.reshape(t, [-1, int(np.prod(t.shape[1:]))]) for t in tensors], 1)
+
+
+def _divided(vector, specs):
+  """A flat vector as a list like `specs`; what is absent stays so."""
+  if factors.absent(vector):
+    return ()
+  parts = tf.split(vector, [spec.shape.num_elements() for spec in specs])
+  return [tf.reshape(part, spec.shape) for part, spec in zip(parts, specs)]
