@@ -54,5 +54,15 @@ class Users:
     return tf.data.Dataset.from_tensor_slices(together).batch(batch_size)
 
   def _dataset(self, arrays):
-    return (tf.data.Dataset.from_tensor_slices(arrays).repeat(self._epochs)
-            .batch(self._batch_size))
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    if self._epochs > 1:
+      dataset = dataset.repeat(self._epochs)
+    return dataset.batch(self._batch_size).with_options(_as_it_is())
+
+
+def _as_it_is():
+  """Options of a data set that is read once: optimizing it takes longer than reading it."""
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  options.experimental_optimization.apply_default_optimizations = False
+  return options

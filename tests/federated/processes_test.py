@@ -15,6 +15,7 @@ RULES = {
     'dp_sgd': lambda: rules.dp_sgd(momentum=0.9),
     'dp_adam': rules.dp_adam,
     'scale_then_privatize': lambda: rules.scale_then_privatize(scale_epsilon=0.2),
+    'dp2': lambda: rules.dp2_rmsprop(sgd_steps=2, adaptive_steps=1, epsilon=0.2),
 }
 
 
@@ -29,22 +30,36 @@ class Oracle:
     self.step = 0
 
   def next(self, cohort):
-    self.step += 1
-    scale = 1 / (np.sqrt(self.nu_hat) + 0.2) if self.name == 'scale_then_privatize' else 1.0
+    scale = self.scale()
     total = np.zeros(4)
     for examples in cohort:
       v = scale * self.sign * regression.delta(self.weights, examples)
       norm = np.linalg.norm(v)
       total += v * min(1, self.plan.l2_norm_clip / norm) if norm else v
-    mean = total + self.plan.noise_multiplier * self.plan.l2_norm_clip * next(self.rows)
+    noised = total + self.plan.noise_multiplier * self.plan.l2_norm_clip * next(self.rows)
+    self.step += 1
     self.weights = self.weights - self.sign * 0.5 * self.direction(
-        mean / self.plan.batch_size / scale)
+        noised / self.plan.batch_size, scale)
     return self.weights
 
-  def direction(self, g):
+  def scale(self):
+    if self.name == 'scale_then_privatize':
+      return 1 / (np.sqrt(self.nu_hat) + 0.2)
+    if self.name == 'dp2' and self.step % 3 == 2:
+      return 1 / (np.sqrt(self.nu) + 0.2)
+    return 1.0
+
+  def direction(self, scaled, scale):
+    g = scaled / scale
     if self.name == 'dp_sgd':
       self.momentum = 0.9 * self.momentum + g
       return self.momentum
+    if self.name == 'dp2':  # Two rounds of SGD, then one that is preconditioned.
+      if self.step % 3:
+        self.mu = self.mu + g / 2
+      if self.step % 3 == 2:
+        self.nu, self.mu = 0.9 * self.nu + 0.1 * self.mu**2, np.zeros(4)
+      return scaled
     self.mu = 0.9 * self.mu + 0.1 * g
     self.nu = 0.999 * self.nu + 0.001 * g**2
     self.nu_hat = self.nu / (1 - 0.999**self.step)

@@ -111,49 +111,78 @@ def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
 
 
 SCRIPT = """
-import os, pathlib, signal, sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + '/tests/federated']
+import os, signal, sys
+root, out, point = sys.argv[1:]
+sys.path[:0] = [root, root + '/tests/federated']
 import tfdp_adaptive as tfdp
-tfdp.__path__.append(sys.argv[1])
-import regression
-from tfdp_adaptive import rules
+tfdp.__path__.append(root)
+import regression, resume_test
+from tfdp_adaptive.federated import releases, rounds, storage
 
-def evaluate(weights):
-  if pathlib.Path(sys.argv[2], 'metrics.csv').read_text().count('\\n') == 2:
+places = {'clients': (rounds, 'run'), 'replace': (os, 'replace'),
+          'saved': (storage.RunFolder, 'save'), 'release': (releases, 'release')}
+original, calls = getattr(*places[point]), []
+
+def killed_at_the_second_call(*args, **kwargs):
+  if point != 'replace' or str(args[1]).endswith('state.npz'):
+    calls.append(args)
+  if point == 'saved':
+    original(*args, **kwargs)
+  if len(calls) == 2:
     os.kill(os.getpid(), signal.SIGKILL)
-  return {}
+  return None if point == 'saved' else original(*args, **kwargs)
 
-process = tfdp.federated.build_private_fed_avg(
-    regression.model_fn, server_rule=rules.dp_adam(), plan=regression.make_plan(steps=3),
-    server_learning_rate=0.5, client_optimizer_fn=regression.client_optimizer)
-tfdp.federated.simulate(
-    process, tfdp.federated.Users(regression.make_users(), batch_size=4), out=sys.argv[2],
-    evaluate=evaluate, rounds_per_evaluation=1)
+setattr(*places[point], killed_at_the_second_call)
+resume_test.unseeded(resume_test.unseeded_process(), out)
 """
 
 
-def test_kill_9(users, worker, tmp_path):
-  """Between saving a round and releasing it, without a seed: the next keys are new."""
-  root = pathlib.Path(__file__).parents[2]
-  ended = subprocess.run([sys.executable, '-c', SCRIPT, str(root), str(tmp_path)], cwd=root,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-  assert ended.returncode == -signal.SIGKILL, ended.stdout
-  process = tfdp.federated.build_private_fed_avg(
-      regression.model_fn, server_rule=rules.dp_adam(), plan=regression.make_plan(steps=3),
+def unseeded_process():
+  return tfdp.federated.build_private_fed_avg(
+      regression.model_fn, server_rule=rules.dp_adam(), plan=regression.make_plan(steps=6),
       server_learning_rate=0.5, client_optimizer_fn=regression.client_optimizer)
+
+
+def unseeded(process, out, **kwargs):
+  """`simulate`, writing down the noise that every round draws: its key and its row."""
+  original = rounds.run
+
+  def spy(process, workers, state, *args, **kwargs):
+    with open(pathlib.Path(out) / 'noise_used', 'a', encoding='utf-8') as file:
+      print(noise_keys(state), int(state.round), file=file)
+    return original(process, workers, state, *args, **kwargs)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rounds, 'run', spy)
+    return tfdp.federated.simulate(
+        process, tfdp.federated.Users(regression.make_users(), batch_size=4), out=out,
+        progress=False, **kwargs)
+
+
+def test_kill_9(worker, tmp_path):
+  """At four points, one process after the other: each goes on where the last one was."""
+  root = pathlib.Path(__file__).parents[2]
+  process = unseeded_process()
   template = tf.nest.map_structure(tf.constant, process.initialize())
-  saved, record = storage.RunFolder(tmp_path).load(template)
-  assert int(saved.round) == 2 and record['pending']['round'] == 2
-  started = []
-  evaluate = lambda weights: started.append(regression.flat(weights)) or {}
-  result = tfdp.federated.simulate(process, users, out=tmp_path, workers=worker, progress=False,
-                                   evaluate=evaluate, rounds_per_evaluation=1)
-  assert result.rounds == 3 and [row['round'] for row in result.history] == [1, 2, 3]
-  # What was saved is what is released first; then come other weights, from other noise.
-  np.testing.assert_array_equal(started[0], regression.flat(saved.global_model_weights))
-  assert noise_keys(result.state) and not set(noise_keys(result.state)) & set(noise_keys(saved))
-  replayed, _ = process.server.step(saved, process.server.zero())
-  assert set(noise_keys(replayed)).isdisjoint(noise_keys(result.state))
+  for point, saved_rounds, released in (
+      ('clients', 1, 1),   # While the clients of round 2 train.
+      ('replace', 2, 2),   # Round 3 is written, but not yet in its place.
+      ('saved', 4, 3),     # Between saving round 4 and releasing it.
+      ('release', 5, 4)):  # The fourth is released late, the fifth not.
+    ended = subprocess.run(
+        [sys.executable, '-c', SCRIPT, str(root), str(tmp_path), point], cwd=root,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL, ended.stdout
+    saved, record = storage.RunFolder(tmp_path).load(template)
+    assert int(saved.round) == record['pending']['round'] == saved_rounds
+    assert released_rounds(tmp_path) == list(range(1, released + 1))
+  result = unseeded(process, tmp_path, workers=worker)
+  assert result.rounds == 6 and [row['round'] for row in result.history] == [1, 2, 3, 4, 5, 6]
+  assert released_rounds(tmp_path) == [1, 2, 3, 4, 5, 6]
+  used = (tmp_path / 'noise_used').read_text(encoding='utf-8').splitlines()
+  # Rounds 2 and 3 were begun twice: with the noise of other keys.
+  assert [int(line.split()[-1]) for line in used] == [0, 1, 1, 2, 2, 3, 4, 5]
+  assert len(set(used)) == len(used)
 
 
 def test_fresh_keys_reach_all_noise_and_nothing_else(process):
