@@ -14,6 +14,7 @@ MECHANISMS = {
     'toeplitz': mechanisms.BandedToeplitz(4, STEPS),
     'full_toeplitz': mechanisms.BandedToeplitz(STEPS, STEPS),
     'column_normalized': mechanisms.Banded(4, STEPS),
+    'banded_optimal': mechanisms.Banded(4, STEPS, method='optimal'),
     'banded_inverse': mechanisms.BandedInverse(3, STEPS),
     'square_root': mechanisms.SquareRoot(STEPS),
     'blt': mechanisms.BLT(2, STEPS),

@@ -113,6 +113,21 @@ def test_a_restored_state_with_a_fresh_key_continues_with_new_noise(name):
 
 
 @each_mechanism
+def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
+  stream = make(name)
+  whole, _, _ = run(stream, SPECS, STEPS)
+  half, _, state = run(stream, SPECS, 5)
+  flat = lambda state: tf.nest.map_structure(tf.Variable, tf.nest.flatten(state))
+  path = tf.train.Checkpoint(state=flat(state)).save(str(tmp_path / 'noise'))
+  fresh = flat(make(name, SEED + 1).init(SPECS))  # In another process, say, with another key.
+  tf.train.Checkpoint(state=fresh).restore(path).assert_consumed()
+  restored = tf.nest.pack_sequence_as(state, [v.read_value() for v in fresh])
+  rest, variances, _ = run(make(name, SEED + 1), SPECS, STEPS - 5, restored)
+  np.testing.assert_array_equal(np.concatenate([half, rest]), whole)
+  np.testing.assert_array_equal(variances, run(stream, SPECS, STEPS)[1][5:])
+
+
+@each_mechanism
 def test_a_restart_is_another_run_with_new_noise(name):
   stream = make(name)
   before, _, state = run(stream, DOUBLE, 5)
@@ -134,11 +149,9 @@ def test_no_noise_value_occurs_twice(name):
 
 
 def test_one_band_and_no_buffer_are_independent_noise_bit_for_bit():
-  no_buffers = types.SimpleNamespace(  # `BLT` itself wants one at least.
-      dtype='float32', steps=STEPS, output_scale=1.0, weights=[], decays=[], row_norms=np.ones)
   streams = [make('independent'), make('one_band'),
              noise.stream(mechanisms.BandedInverse(1, STEPS), lambda: keys.from_seed(SEED)),
-             noise.stream.dispatch(mechanisms.BLT)(no_buffers, lambda: keys.from_seed(SEED))]
+             noise.stream(mechanisms.BLT(0, STEPS), lambda: keys.from_seed(SEED))]
   rows = [run(stream, SPECS, STEPS)[0] for stream in streams]
   for other in rows[1:]:
     np.testing.assert_array_equal(other, rows[0])

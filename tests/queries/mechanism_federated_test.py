@@ -50,8 +50,7 @@ def clipped_means():
   return result
 
 
-@pytest.mark.parametrize('name', ['toeplitz', 'column_normalized', 'blt', 'banded_inverse',
-                                  'dense', 'tree', 'independent'])
+@pytest.mark.parametrize('name', oracle.MECHANISMS)
 def test_rounds_are_means_plus_rows(name):
   mechanism = oracle.MECHANISMS[name]
   results, output = run(process(
