@@ -74,6 +74,13 @@ def test_tree_of_tensors_and_state_keep_their_types(name):
   np.testing.assert_array_equal(oracle.flat(again), oracle.flat(row))
 
 
+@each_mechanism
+def test_a_state_holds_the_rows_the_mechanism_says(name):
+  history = make(name).init(tf.TensorSpec([50])).history
+  kept = [t for t in tf.nest.flatten(history) if t.dtype.is_floating]  # Keys are none.
+  assert sum(int(tf.size(t)) for t in kept) == 50 * oracle.MECHANISMS[name].memory()
+
+
 def z_score(rows, covariance):
   """Largest deviation of the empirical covariance over columns, in standard errors."""
   k, n = covariance, rows.shape[1]
