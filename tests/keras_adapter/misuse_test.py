@@ -174,6 +174,13 @@ def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization(), layers.Dropout(0.5)))
 
 
+@pytest.mark.parametrize('kind', [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
+  tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(4, return_sequences=True), kind(2)))
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: the first'):
+    tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(2), _Centre(True)))
+
+
 def test_losses_added_in_call_are_found():
   class Penalty(layers.Layer):
     def call(self, x):
