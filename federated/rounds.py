@@ -1,6 +1,7 @@
 """The clients of one round: spread over workers, failing one by one and not together."""
 
 import concurrent.futures
+import functools
 from typing import List, NamedTuple
 
 import grpc
@@ -73,11 +74,10 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
         f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
         f'at fault. The first error: {next(iter(failed.values()))}'
     ) from next(iter(failed.values()))
-  total = process.server.zero()
-  for _, sums in results:
-    total = tf.nest.map_structure(
-        lambda a, b: a + tf.cast(b, a.dtype), total,
-        tf.nest.pack_sequence_as(total, tf.nest.flatten(sums.answers)))
+  zero = process.server.zero()
+  answers = [tf.nest.flatten(sums.answers) for _, sums in results] or [tf.nest.flatten(zero)]
+  total = tf.nest.pack_sequence_as(
+      zero, [functools.reduce(tf.add, parts) for parts in zip(*answers)])
   return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
 
 
