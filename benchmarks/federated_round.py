@@ -1,17 +1,21 @@
 """A private round beside TFF's own non-private FedAvg round on the same clients.
 
-    python benchmarks/federated_round.py [--parameters 1000000] [--clients 50] [--rounds 8]
+    python benchmarks/federated_round.py [--parameters 1000000] [--clients 48] [--rounds 8]
 
 All processes run in turns on one worker, so that a busy machine disturbs all
-alike; the figures are medians of wall-clock seconds and of the ratio to TFF's
-round of the same turn. "whole process in TFF" sends the server's state to the
-worker and back in every round, as any `tff.learning` process does; "server
-here" is what `simulate` does. "RuleQuery in TFF" is the query in TFF's own
-`DifferentiallyPrivateFactory` and `build_unweighted_fed_avg`.
+alike; the figures are medians of wall-clock seconds and of the ratio to the
+first row of the same turn. That row is TFF's `build_unweighted_fed_avg` with the
+training loop that ours has too, DATASET_ITERATOR; the second has TFF's default.
+
+"whole process in TFF" sends the server's state to the worker and back in every
+round, as any `tff.learning` process does; "server here" is what `simulate` does:
+clients in TFF, the private server beside it. "RuleQuery in TFF" is the query in
+TFF's own `DifferentiallyPrivateFactory` and `build_unweighted_fed_avg`.
 """
 
 import argparse
 import collections
+import functools
 import os
 import time
 
@@ -65,9 +69,12 @@ def make_plan(clients, mechanism=None, **kwargs):
 
 
 def contestants(model_fn, clients, users, workers):
-  """{name: function that runs one round}; the first is TFF's."""
+  """{name: (function that runs one round, bytes of server state)}; the first is TFF's."""
   optimizer = tff.learning.optimizers.build_sgdm(0.1)
   cohort = users.client_ids
+  loop = tff.learning.LoopImplementation.DATASET_ITERATOR
+  fed_avg = functools.partial(
+      tff.learning.algorithms.build_unweighted_fed_avg, model_fn, optimizer)
 
   def in_tff(process):
     state = [process.initialize()]
@@ -75,7 +82,7 @@ def contestants(model_fn, clients, users, workers):
     def run():
       data = [users.create_tf_dataset_for_client(client) for client in cohort]
       state[0], _ = process.next(state[0], data)
-    return run
+    return run, state_bytes(state[0])
 
   def here(process):
     state = [tf.nest.map_structure(tf.constant, process.initialize())]
@@ -84,36 +91,38 @@ def contestants(model_fn, clients, users, workers):
     def run():
       outcome = rounds_lib.run(process, workers, state[0], cohort, users)
       state[0], _ = step(state[0], outcome.answers)
-    return run
+    return run, state_bytes(state[0])
 
   build = lambda mechanism=None, rule=None: tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=rule or rules.dp_adam(), plan=make_plan(clients, mechanism),
       server_learning_rate=0.01, client_optimizer_fn=optimizer)
   query = queries.RuleQuery(rules.dp_adam(), processes.trainable_specs(model_fn),
                             plan=make_plan(clients))
-  independent = build()
+  independent, blt = build(), build(tfdp.mechanisms.BLT(3, STEPS))
   return {
-      'TFF, not private': in_tff(
-          tff.learning.algorithms.build_unweighted_fed_avg(model_fn, optimizer)),
+      'TFF, not private': in_tff(fed_avg(loop_implementation=loop)),
+      'TFF, not private, its default loop': in_tff(fed_avg()),
       'DP-Adam, independent noise, server here': here(independent),
-      'DP-Adam, BLT (3 buffers), server here': here(build(tfdp.mechanisms.BLT(3, STEPS))),
+      'DP-Adam, BLT (3 buffers), server here': here(blt),
       'DP-Adam, 8 bands, server here': here(build(tfdp.mechanisms.BandedToeplitz(8, STEPS))),
       'scale-then-privatize, independent, server here': here(
           build(rule=rules.scale_then_privatize(scale_epsilon=1e-3))),
       'DP-Adam, independent, whole process in TFF': in_tff(independent),
-      'DP-Adam, independent, RuleQuery in TFF': in_tff(
-          tff.learning.algorithms.build_unweighted_fed_avg(
-              model_fn, optimizer, tff.learning.optimizers.build_sgdm(0.01),
-              model_aggregator=tff.aggregators.DifferentiallyPrivateFactory(query))),
-      'DP-Adam, BLT (3 buffers), whole process in TFF': in_tff(
-          build(tfdp.mechanisms.BLT(3, STEPS))),
+      'DP-Adam, independent, RuleQuery in TFF': in_tff(fed_avg(
+          tff.learning.optimizers.build_sgdm(0.01), loop_implementation=loop,
+          model_aggregator=tff.aggregators.DifferentiallyPrivateFactory(query))),
+      'DP-Adam, BLT (3 buffers), whole process in TFF': in_tff(blt),
   }
+
+
+def state_bytes(state):
+  return sum(np.asarray(x).nbytes for x in tf.nest.flatten(state))
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--parameters', type=int, default=1_000_000)
-  parser.add_argument('--clients', type=int, default=50)
+  parser.add_argument('--clients', type=int, default=48)
   parser.add_argument('--rounds', type=int, default=8)
   arguments = parser.parse_args()
   model_fn, users = model(arguments.parameters), make_users(arguments.clients)
@@ -121,19 +130,19 @@ def main():
     runs = contestants(model_fn, arguments.clients, users, workers)
     seconds = {name: [] for name in runs}
     for _ in range(arguments.rounds + 1):
-      for name, run in runs.items():
+      for name, (run, _) in runs.items():
         start = time.perf_counter()
         run()
         seconds[name].append(time.perf_counter() - start)
   count = sum(spec.shape.num_elements() for spec in processes.trainable_specs(model_fn))
   print(f'{count:,} parameters, {arguments.clients} clients, {arguments.rounds} rounds each after '
         f'one to warm up, {os.cpu_count()} cores\n')
-  print(f'{"round":50} {"seconds":>8} {"ratio":>6} {"clients/s":>9}')
+  print(f'{"round":50} {"seconds":>8} {"ratio":>6} {"clients/s":>9} {"state MB":>9}')
   base = np.array(next(iter(seconds.values()))[1:])
   for name, times in seconds.items():
     times = np.array(times[1:])
     print(f'{name:50} {np.median(times):8.2f} {np.median(times / base):6.2f} '
-          f'{arguments.clients / np.median(times):9.1f}')
+          f'{arguments.clients / np.median(times):9.1f} {runs[name][1] / 1e6:9.1f}', flush=True)
 
 
 if __name__ == '__main__':

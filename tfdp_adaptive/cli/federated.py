@@ -15,7 +15,7 @@ from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
 
 PART = 'federated'
-ROUNDS = 60
+ROUNDS = 30
 EPSILON = 10.0
 _LOCAL_BATCH, _LOCAL_SENTENCES = 16, 64
 
@@ -34,7 +34,7 @@ def add_arguments(parser):
   group = parser.add_argument_group('federated training')
   group.add_argument('--rounds', type=options.positive_int, default=ROUNDS, metavar='N',
                      help='rounds of every method (default: %(default)s)')
-  group.add_argument('--clients-per-round', type=options.positive_int, default=100, metavar='N',
+  group.add_argument('--clients-per-round', type=options.positive_int, default=200, metavar='N',
                      help='expected number of clients per round (default: %(default)s)')
   group.add_argument('--workers', type=lambda text: text.split(','), default=[],
                      metavar='HOST:PORT,HOST:PORT',

@@ -50,13 +50,13 @@ CENTRALIZED = {
 FEDERATED = {
     'dp_adam': Method(
         'DP-Adam', 'dp_adam',
-        dict(server_learning_rate=.01, client_learning_rate=1., l2_norm_clip=.5),
-        dict(server_learning_rate=(.01, .02), l2_norm_clip=(.5, 1.))),
+        dict(server_learning_rate=1., client_learning_rate=1., l2_norm_clip=.5, epsilon=.1),
+        dict(server_learning_rate=(.5, 1., 2.))),
     'dp_adam_stp': Method(
         'DP-AdamSTP', 'scale_then_privatize',
-        dict(server_learning_rate=.01, client_learning_rate=1., l2_norm_clip=20.,
-             scale_epsilon=3e-2),
-        dict(server_learning_rate=(.01, .02), scale_epsilon=(1e-2, 3e-2))),
+        dict(server_learning_rate=1., client_learning_rate=1., l2_norm_clip=50.,
+             scale_epsilon=1e-2, epsilon=.1),
+        dict(server_learning_rate=(.5, 1., 2.))),
 }
 
 
