@@ -23,7 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).parent.parent
 STORE = ROOT / 'build' / 'bench' / 'clipping.json'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
-PATIENCE = 90  # Seconds that a first step, or a peak of memory, may take.
+PATIENCE = 60  # Seconds that a first step, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.
 
 OURS = ('plain', 'isotropic', 'diagonal', 'materialized', 'plain fit', 'DPAdam fit', 'STP fit')
@@ -271,20 +271,21 @@ def main():
   split = lambda text: set(filter(None, text.split(',')))
   wanted = wanted_cases(split(arguments.libraries), split(arguments.only))
   skip = split(arguments.skip)
-  store = json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
+  read = lambda: json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
   for model in arguments.models.split(',') if len(skip) < 2 else ():
     start = time.time()
     peaks = {} if 'memory' in skip else memory(model, wanted)
     # What does not fit, or fails, is not tried again.
     able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
     found = {} if 'times' in skip else times(model, able, arguments.seconds)
+    store = read()
     known = store.setdefault(model, {})
     for name, entry in figures(wanted, peaks, found).items():
       known.setdefault(name, {}).update(entry)
     STORE.parent.mkdir(parents=True, exist_ok=True)
     STORE.write_text(json.dumps(store, indent=1), encoding='utf-8')
     print(f'{model}: {time.time() - start:.0f} s', flush=True)
-  text = '\n'.join(report(store)) + '\n'
+  text = '\n'.join(report(read())) + '\n'
   print(text, end='')
   if arguments.out:
     pathlib.Path(arguments.out).write_text(text, encoding='utf-8')

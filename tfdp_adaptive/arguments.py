@@ -16,11 +16,19 @@ def check_rule(rule):
                      f'Received: rule={rule!r} of type {type(rule).__name__}.')
 
 
-def check_choices(rule, engine, accumulation_steps, average_iterates, kwargs):
+def check_choices(rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs):
   """Refuses what is none of the choices, or choices that exclude one another."""
   if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
     raise ValueError('`accumulation_steps` must be a positive integer. '
                      f'Received: accumulation_steps={accumulation_steps}.')
+  if memory_budget is not None:
+    if isinstance(memory_budget, (str, bool)) or not memory_budget > 0:
+      raise ValueError('`memory_budget` must be a positive number of bytes, such as 2**30. '
+                       f'Received: memory_budget={memory_budget!r}.')
+    if accumulation_steps != 1:
+      raise ValueError('`memory_budget` chooses the number of chunks, which `accumulation_steps` '
+                       f'fixes. Choose one. Received: accumulation_steps={accumulation_steps}, '
+                       f'memory_budget={memory_budget}.')
   if engine not in engines.ENGINES:
     raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
   if kwargs.get('use_ema') and rule.project is not None:

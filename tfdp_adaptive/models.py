@@ -1,6 +1,7 @@
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures
+import math
 
 import tensorflow as tf
 
@@ -42,6 +43,7 @@ class DPModel:
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     self._compiled_loss_arguments = (loss, loss_weights)
+    self._compiled_with_metrics = bool(metrics or weighted_metrics)
     if weighted_metrics is None:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
@@ -82,8 +84,13 @@ class DPModel:
 
     def collect(asks, queries, clips):
       engine = engines.choose(optimizer.engine, self, asks, x)
-      run = chunks.chunked(engine, optimizer.accumulation_steps)
-      clipped = run(self, example_loss, batch, asks, queries, clips)
+      arguments = self, example_loss, batch, asks, queries, clips
+      rows = None
+      if optimizer.memory_budget is not None:
+        size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
+        rows = chunks.rows_within(optimizer.memory_budget, engine, *arguments, size)
+      clipped = chunks.chunked(
+          engine, optimizer.accumulation_steps, rows, self._reads_outputs())(*arguments)
       result.append((clipped, clips))
       return clipped.sums
 
@@ -94,8 +101,9 @@ class DPModel:
     optimizer.private_step(collect, self.trainable_variables, gradients,
                            self._regularization_gradients())
     (clipped, clips), = result
-    outputs, losses = base.map_tree(
-        lambda t: _blank(t, batch.mask), (clipped.outputs, clipped.losses))
+    outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
+    if self._reads_outputs():
+      outputs = base.map_tree(lambda t: _blank(t, batch.mask), outputs)
     keep = tf.cast(batch.mask, tf.float32)
     compat.loss_tracker(self, outputs).update_state(losses, sample_weight=keep)
     logs = dict(self.compute_metrics(x, y, outputs, keep) or {})
@@ -115,6 +123,11 @@ class DPModel:
       with futures.ThreadPoolExecutor(1) as thread:
         thread.submit(validation.validate_model, self, specs).result()
       self._validated = signature
+
+  def _reads_outputs(self):
+    """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
+    own = not type(self).compute_metrics.__module__.startswith('keras')
+    return own or self._compiled_with_metrics
 
   def _regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""

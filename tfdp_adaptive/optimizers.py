@@ -48,6 +48,9 @@ class DPOptimizer(guard.GuardedOptimizer):
       noise).
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
+    memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk
+      may take (an estimate from the traced computation; weights, optimizer state and
+      the batch itself come on top). The largest chunks that fit are then used.
     engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
       for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
       (one example after the other), or 'auto', the fastest that can do it for the model;
@@ -72,11 +75,11 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               engine='auto', public_data=None, average_iterates=False, diagnostics=False,
+               memory_budget=None, engine='auto', public_data=None, average_iterates=False, diagnostics=False,
                seed=None, allow_non_private=False, name=None, **kwargs):
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
-    arguments.check_choices(rule, engine, accumulation_steps, average_iterates, kwargs)
+    arguments.check_choices(rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
@@ -87,6 +90,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     self.diagnostics = diagnostics
     self.public_data = public_data
     self.accumulation_steps = int(accumulation_steps)
+    self.memory_budget = memory_budget
     self.engine = engine
     if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.', stacklevel=3)

@@ -3,32 +3,47 @@
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.rules import base
 
 
-def chunked(engine, count):
-  """The same engine in the memory of one chunk: `count` chunks, sums added up.
+def chunked(engine, count=1, rows=None, keep_outputs=True):
+  """The same engine in the memory of one chunk: sums of all chunks added up.
 
   All chunks see the same query within one training step, so no clean sum is ever
   stored between steps, and noise is drawn once, after the last chunk.
+
+  Args:
+    engine: See `clipping.base`.
+    count: Number of chunks, unless `rows` is given.
+    rows: Examples of a chunk; the last one is padded.
+    keep_outputs: Whether to return the model's outputs, which for the whole batch
+      may need more memory than all else; otherwise, those of no example.
   """
-  if count == 1:
+  if count == 1 and rows is None:
     return engine
 
   def run(model, loss, batch, asks, queries, clips):
     static = batch.mask.shape[0]
     size = tf.shape(batch.mask)[0] if static is None else static
-    rows = -(-size // count)
-    parts = base.map_tree(lambda t: _split(t, count, rows), batch)
+    if rows is not None and static is not None and static <= rows:
+      return engine(model, loss, batch, asks, queries, clips)
+    if rows is None:
+      chunks, width = count, -(-size // count)
+    else:
+      chunks, width = tf.maximum(-(-size // rows), 1) if static is None else -(-size // rows), rows
+    parts = base.map_tree(lambda t: _split(t, chunks, width), batch)
 
     def chunk(index):
       part = base.map_tree(lambda t: t[index], parts)
       return engine(model, loss, part, asks, queries, clips)
 
     first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
-    per_example = lambda clipped: (clipped.losses, clipped.norms, clipped.outputs)
+    per_example = lambda clipped: (
+        clipped.losses, clipped.norms, clipped.outputs if keep_outputs else ())
+    none = base.map_tree(lambda t: t[:0], first.outputs)
     flat = tf.nest.flatten(per_example(first))
-    arrays = [tf.TensorArray(t.dtype, count, element_shape=t.shape).write(0, t) for t in flat]
+    arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
 
     def body(index, sums, arrays):
       clipped = chunk(index)
@@ -37,19 +52,59 @@ def chunked(engine, count):
               [array.write(index, value) for array, value in zip(arrays, values)])
 
     _, sums, arrays = tf.while_loop(
-        lambda index, *_: index < count, body, (tf.constant(1), first.sums, arrays),
-        parallel_iterations=1, maximum_iterations=count - 1)
+        lambda index, *_: index < chunks, body, (tf.constant(1), first.sums, arrays),
+        parallel_iterations=1, maximum_iterations=chunks - 1)
     losses, norms, outputs = tf.nest.pack_sequence_as(
         per_example(first), [array.concat()[:size] for array in arrays])
-    return clipping.Clipped(sums, outputs, losses, norms)
+    return clipping.Clipped(sums, outputs if keep_outputs else none, losses, norms)
 
   return run
+
+
+def rows_within(budget, engine, model, loss, batch, asks, queries, clips, size):
+  """How many examples may be worked on at once within a budget of memory.
+
+  Args:
+    budget: Bytes for what the engine forms while it works on a chunk: activations,
+      its own buffers and the sums. Weights, optimizer state and the batch come on top.
+    engine, model, loss, batch, asks, queries, clips: As the engine takes them.
+    size: Examples of a batch (the expected number, if that varies).
+
+  Returns:
+    `size` if all fit; else a divisor of `size` where one is not much smaller than
+    what fits, or equal chunks of which the last is padded.
+
+  Raises:
+    ValueError: If not even one example fits.
+  """
+
+  def needed(rows):
+    specs = base.map_tree(lambda t: tf.TensorSpec([rows] + t.shape[1:].as_list(), t.dtype), batch)
+    return footprint.peak(
+        lambda part: engine(model, loss, part, asks, queries, clips)[:3], specs, rows)
+
+  whole = needed(size)
+  if whole <= budget:
+    return size
+  one = needed(1)
+  if one > budget:
+    raise ValueError(
+        '`memory_budget` must be enough for one example at a time. Received: memory_budget='
+        f'{budget:,.0f} bytes; this model needs about {one:,.0f} for one example and {whole:,.0f} '
+        f'for all {size}.')
+  # Nearly linear; engines choose other ways for other sizes, so it is looked at again.
+  fits = max(1, int(1 + (size - 1) * (budget - one) / (whole - one)))
+  while fits > 1 and needed(fits) > budget:
+    fits = fits * 3 // 4
+  divisor = max(d for d in range(1, fits + 1) if size % d == 0)
+  return divisor if 2 * divisor > fits else -(-size // -(-size // fits))
 
 
 def _split(tensor, count, rows):
   """[n, ...] to [count, rows, ...], padded by zeros (False in the mask)."""
   missing = rows * count - tf.shape(tensor)[0]
   padded = tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
-  static = [count, rows if isinstance(rows, int) else None] + tensor.shape[1:].as_list()
+  static = [n if isinstance(n, int) else None for n in (count, rows)]
   return tf.ensure_shape(
-      tf.reshape(padded, tf.concat([[count, rows], tf.shape(tensor)[1:]], 0)), static)
+      tf.reshape(padded, tf.concat([[count, rows], tf.shape(tensor)[1:]], 0)),
+      static + tensor.shape[1:].as_list())
