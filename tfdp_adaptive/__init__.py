@@ -18,6 +18,7 @@ _EXPORTS = {
     'PrivacyError': 'errors',
     **dict.fromkeys((
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'models'),
+    'explain_clipping': 'explain',
     'validate_model': 'validation',
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
@@ -27,7 +28,7 @@ _EXPORTS = {
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'named_optimizers'),
 }
-_SUBPACKAGES = ('diagnostics', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+_SUBPACKAGES = ('clipping', 'diagnostics', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
 __all__ = sorted({*_EXPORTS, *_SUBPACKAGES} - {'federated'})
 

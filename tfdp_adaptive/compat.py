@@ -155,6 +155,16 @@ def unconverted(function):
   return function
 
 
+def vectorizes_safely(operations):
+  """Whether a function of these kinds of operations may go through `tf.vectorized_map`.
+
+  TF 2.21's products of batches of matrices (oneDNN) write beyond their memory where an
+  axis of size one is broadcast, which is what batches of one example become: wrong
+  numbers or a crash (tensorflow issue 117700).
+  """
+  return not (KERAS_3 and any('BatchMatMul' in name for name in operations))
+
+
 def recurrent_dropout_mask(cell, like, rate, training):
   """A mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
   ones = tf.ones_like(like)

@@ -17,6 +17,7 @@ COMMANDS = {
     'train': 'train one private model and save it with its privacy statement',
     'audit': 'train with canaries and measure how much privacy was lost at least',
     'privacy': 'epsilon of a plan, or the noise multiplier for a target',
+    'explain-clipping': 'which way each layer of a model is clipped, and what that costs',
     'mechanism': 'design correlated noise, beside the alternatives',
 }
 
@@ -30,7 +31,7 @@ def main(argv=None) -> int:
   subparsers = parser.add_subparsers(dest='command', metavar='command', required=True)
   for name, summary in COMMANDS.items():
     if name in argv[:1]:
-      module = importlib.import_module(f'tfdp_adaptive.cli.{name}')
+      module = importlib.import_module(f'tfdp_adaptive.cli.{name.replace("-", "_")}')
       module.add_parser(subparsers).set_defaults(run=module.run)
     else:
       subparsers.add_parser(name, help=summary)

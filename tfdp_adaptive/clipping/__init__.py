@@ -1,1 +1,25 @@
-"""Per-example gradients, clipped and summed: the only layer that sees private data."""
+"""Per-example gradients, clipped and summed: the only layer that sees private data.
+
+`register` teaches the book-keeping engine a layer of your own; its function yields
+`explicit` gradients, or an `Outer` product of inputs and errors:
+
+    @tfdp.clipping.register(MyScale)
+    def my_scale(layer, call, errors):
+      yield layer.gain, tfdp.clipping.explicit(tf.reduce_sum(errors * call.inputs, axis=1))
+
+See `layers/registry.py` for what the function is given.
+"""
+
+import importlib
+
+_EXPORTS = {
+    'register': 'layers.registry', 'Unsupported': 'layers.registry',
+    'explicit': 'factors', 'Outer': 'factors', 'Rows': 'rows'}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name):
+  if name not in _EXPORTS:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  return getattr(importlib.import_module(f'{__name__}.{_EXPORTS[name]}'), name)

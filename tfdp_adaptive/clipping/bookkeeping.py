@@ -42,7 +42,7 @@ def supports(model, x=None, asks=()):
   """
   try:
     _check_asks(asks)
-    tracing.units(model) if x is None else _prove(model, x)
+    tracing.units(model) if x is None else prove(model, x)
   except Unsupported as error:
     return False, str(error)
   return True, ''
@@ -82,15 +82,15 @@ def engine(model, loss, batch, asks, queries, clips):
 
 def factors_of(model, loss, batch):
   """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
-  batched = _prove(model, batch.x)
+  batched = prove(model, batch.x)
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = tracing.Recorder(tracing.units(model), tape)
   with tape:
     outputs = recorder.run(model, batch.x)
     losses = loss(batch.y, outputs, batch.sample_weight)
   errors = tape.gradient(losses, [record.taps for record in recorder.records])
-  terms = _terms(recorder.records, batched, errors)
-  found = [terms.get(compat.variable_key(v)) for v in model.trainable_variables]
+  reached = terms(recorder.records, batched, errors)
+  found = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
   return found, outputs, losses
 
 
@@ -104,7 +104,7 @@ def influence(model, x):
     model: A built Keras model that the engine supports.
     x: Nest of inputs, two examples or more.
   """
-  batched = _prove(model, x)
+  batched = prove(model, x)
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = tracing.Recorder(tracing.units(model), tape)
   with tape:
@@ -113,14 +113,14 @@ def influence(model, x):
   errors = tape.gradient(first, [record.taps for record in recorder.records])
   others = tf.cast(tf.range(tf.shape(outputs[0])[0]) > 0, tf.float64)
   worst = tf.zeros([], tf.float64)
-  for factor in _terms(recorder.records, batched, errors).values():
+  for factor in terms(recorder.records, batched, errors).values():
     gradient, = factor.weighted_sums([others])
     worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float64))
   return worst
 
 
-def _terms(records, batched, errors):
-  """The factor of every variable that the loss reaches, by variable key."""
+def terms(records, batched, errors):
+  """The factor of every variable of recorded calls that the errors reach, by variable key."""
   parts = {}
   for record, flags, error in zip(records, batched, errors):
     taps, error = tf.nest.flatten(record.taps), tf.nest.flatten(error)
@@ -179,7 +179,7 @@ def _check_asks(asks):
           "or 'layered'.")
 
 
-def _prove(model, x):
+def prove(model, x):
   """`tracing.probe`, once per model and kind of input."""
   specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec([None] + list(t.shape[1:]), t.dtype), x)

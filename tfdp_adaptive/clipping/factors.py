@@ -40,12 +40,18 @@ class Explicit:
     shape: The variable's shape.
     axes: A permutation, or () for none.
     view: Another shape for the variable, or () for its own.
+    terms: How many products each number sums up, for `costs`.
   """
 
   parts: Tuple[Any, ...]
   shape: Tuple[int, ...]
   axes: Tuple[int, ...] = ()
   view: Tuple[int, ...] = ()
+  terms: int = 1
+
+  def route(self, scaled):
+    del scaled
+    return 'explicit'
 
   def squared_norms(self, scales):
     norms = []
@@ -93,9 +99,9 @@ class Explicit:
     return tf.unstack(pieces)
 
 
-def explicit(gradient):
+def explicit(gradient, terms=1):
   """The `Explicit` of gradients [n, *variable shape]."""
-  return Explicit((gradient,), tuple(gradient.shape[1:].as_list()))
+  return Explicit((gradient,), tuple(gradient.shape[1:].as_list()), terms=terms or 1)
 
 
 def restored(flat, shape, axes):
@@ -175,7 +181,8 @@ class Outer:
     else:  # The product is faster with the short side first.
       product = tf.matmul(self.errors, self.inputs, transpose_a=True)
       axes = axes[self._rows():] + axes[:self._rows()]
-    return Explicit((product,), self.shape, () if axes == tuple(sorted(axes)) else axes)
+    axes = () if axes == tuple(sorted(axes)) else axes
+    return Explicit((product,), self.shape, axes, terms=self.inputs.shape[1] or 1)
 
   def _rows(self):
     """How many of the variable's permuted axes make up d."""

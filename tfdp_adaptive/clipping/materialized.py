@@ -8,28 +8,29 @@ engines, and the only one for projections that are not a rescaling.
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.rules import base
 
 
 def vectorized(model, loss, batch, asks, queries, clips):
-  """All examples at once, by `tf.vectorized_map`."""
-  return _engine(_vectorize, model, loss, batch, asks, queries, clips)
+  """All examples at once, by `tf.vectorized_map` where that is safe."""
+  return _engine(mapping.vectorized, model, loss, batch, asks, queries, clips)
 
 
 def looped(model, loss, batch, asks, queries, clips):
   """One example after the other: for models that cannot be vectorized."""
-  return _engine(_loop, model, loss, batch, asks, queries, clips)
+  return _engine(mapping.looped, model, loss, batch, asks, queries, clips)
 
 
 def record_gradients(model, loss, x, y, vectorize=True):
   """[n, ...] gradients of every example, a list like the trainable variables."""
-  return (_vectorize if vectorize else _loop)(
+  return (mapping.vectorized if vectorize else mapping.looped)(
       lambda record: _gradient(model, loss, *record, ())[0], (x, y))
 
 
 def sum_records(asks, queries, clips, gradients, mask):
   """`Sums` of every ask and norms [n], from a tree of [n, ...] gradients and an [n] mask."""
-  sums, norms = _vectorize(
+  sums, norms = tf.vectorized_map(
       lambda record: _project(asks, queries, clips, *record), (gradients, mask))
   return base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), norms
 
@@ -65,16 +66,3 @@ def _gradient(model, loss, x, y, sample_weight):
     outputs = model(one(x), training=True)
     value = loss(one(y), outputs, one(sample_weight))
   return clipping.gradients(tape, value, model.trainable_variables), outputs, value
-
-
-def _vectorize(function, records):
-  # Single operations without a vectorized form (embedding lookups in TF 2.14) loop.
-  return tf.vectorized_map(function, records, fallback_to_while_loop=True)
-
-
-def _loop(function, records):
-  first = base.map_tree(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
-  signature = base.map_tree(
-      lambda t: tf.TensorSpec(t.shape, t.dtype),
-      tf.function(function).get_concrete_function(first).structured_outputs)
-  return tf.map_fn(function, records, fn_output_signature=signature)

@@ -47,8 +47,14 @@ class Mixed:
   def shape(self):
     return self.parts[0].shape
 
+  def route(self, scaled):
+    """'tied' or 'blocks'."""
+    del scaled
+    kinds = [type(part) for part in self.parts]
+    return 'tied' if kinds == [rows.Rows, factors.Outer] and not self.parts[1].axes else 'blocks'
+
   def squared_norms(self, scales):
-    if [type(part) for part in self.parts] == [rows.Rows, factors.Outer] and not self.parts[1].axes:
+    if self.route(True) == 'tied':
       return self._tied(scales)
     return blocks.in_blocks(lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
 

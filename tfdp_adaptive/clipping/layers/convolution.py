@@ -76,7 +76,7 @@ class Convolution:
     parts = tuple(tf.matmul(errors, rows, transpose_a=True) for rows in self._rows())
     axes = (0, 2 * rank + 1) + tuple(range(2, 2 * rank, 2)) + tuple(
         range(1, 2 * rank, 2)) + (2 * rank,)
-    return factors.Explicit(parts, self.shape, axes, self._view())
+    return factors.Explicit(parts, self.shape, axes, self._view(), errors.shape[1])
 
   def patches(self):
     """The factor of the kernel, in another order of its axes, as a matrix product."""
@@ -214,7 +214,7 @@ def convolution(layer, call, errors):
     yield layer.kernel, factors.explicit(tf.concat([
         factor(layer, x, e, part).explicit().gradient()
         for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(errors, layer.groups, -1))
-    ], -1))
+    ], -1), int(np.prod(errors.shape[1:-1])))
   yield from _bias(layer, errors)
 
 
@@ -224,7 +224,7 @@ def _depthwise(convolved, errors):
   errors = tf.reshape(errors, [-1, int(np.prod(errors.shape[1:-1]))] + list(shape[-2:]))
   products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), errors)
               for window in convolved.windows()]
-  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape))
+  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape), errors.shape[1])
 
 
 @registry.register(
@@ -245,7 +245,7 @@ def separable_convolution(layer, call, errors):
   shape = tuple(depthwise.shape)
   wide = lambda v: tf.cast(tf.convert_to_tensor(v), errors.dtype)
   matrix = tf.reshape(wide(pointwise), [shape[-2] * shape[-1], -1])
-  back = tf.matmul(errors, matrix, transpose_b=True)
+  back = dense.times(errors, tf.transpose(matrix))
   convolved = factor(layer, inputs, back, shape)
   taps = tf.unstack(tf.reshape(wide(depthwise), (-1,) + shape[-2:]))
   middle = tf.add_n([window[..., tf.newaxis] * tap

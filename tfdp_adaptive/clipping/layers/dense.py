@@ -1,5 +1,6 @@
 """Dense: a matrix, a bias, and an activation after the tap."""
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -28,7 +29,12 @@ def summed_to(errors, shape):
   offset = errors.shape.rank - len(shape)
   axes = [i for i in range(1, errors.shape.rank) if i < offset or shape[i - offset] == 1]
   total = tf.reduce_sum(errors, axes) if axes else errors
-  return factors.explicit(tf.reshape(total, (-1,) + shape))
+  return factors.explicit(tf.reshape(total, (-1,) + shape), numbers(errors) // numbers(total))
+
+
+def numbers(x):
+  """How many numbers an example has in x; unknown sizes count as one."""
+  return int(np.prod([size or 1 for size in x.shape[1:]]))
 
 
 def lora_scale(layer):
@@ -50,12 +56,18 @@ def dense(layer, call, errors):
     a, b = (scale * tf.cast(tf.convert_to_tensor(v), inputs.dtype)
             for v in (layer.lora_kernel_a, layer.lora_kernel_b))
     yield layer.lora_kernel_a, factors.Outer(
-        inputs, _times(flat, tf.transpose(b)), tuple(layer.lora_kernel_a.shape))
+        inputs, times(flat, tf.transpose(b)), tuple(layer.lora_kernel_a.shape))
     yield layer.lora_kernel_b, factors.Outer(
-        _times(inputs, a), flat, tuple(layer.lora_kernel_b.shape))
+        times(inputs, a), flat, tuple(layer.lora_kernel_b.shape))
   if layer.bias is not None:
     yield layer.bias, summed_to(errors, tuple(layer.bias.shape))
 
 
-def _times(x, matrix):
-  return tf.einsum('ntd,dr->ntr', x, matrix)
+def times(x, matrix):
+  """x [..., d] times a matrix [d, p], as a product of two matrices."""
+  if x.shape.rank == 2:
+    return tf.matmul(x, matrix)
+  sizes = tf.concat([tf.shape(x)[:-1], matrix.shape[1:]], 0)
+  product = tf.reshape(tf.matmul(tf.reshape(x, [-1, matrix.shape[0]]), matrix), sizes)
+  product.set_shape(x.shape[:-1].as_list() + [matrix.shape[1]])
+  return product

@@ -2,6 +2,7 @@
 
 import string
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -75,7 +76,9 @@ def _factor(inputs, left, errors, right, kernel, shape):
   steps = [c for c in left if c in right and c not in kernel]
   rows, columns = ([c for c in kernel if c in side] for side in (left, right))
   if set(rows) & set(columns):  # A matrix of its own for every index they share.
-    return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors))
+    terms = [inputs.shape[left.index(c)] or 1 for c in steps[1:]]
+    return factors.explicit(
+        tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors), int(np.prod(terms)))
   axes = tuple(kernel.index(c) for c in rows + columns)
   return factors.Outer(_matrix(inputs, left, steps, rows), _matrix(errors, right, steps, columns),
                        shape, axes if axes != tuple(range(len(shape))) else ())

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -95,22 +96,17 @@ def _dropout(layer, stand_in):
 
 
 def _each(function, records, layer):
-  one = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
-  concrete = tf.function(function, autograph=False).get_concrete_function(one)
-  for operation in _operations(concrete.graph.as_graph_def()):
+  concrete = mapping.traced(function, records)
+  operations = mapping.operations(concrete)
+  for operation in operations:
     if _UNREPEATABLE.search(operation):
       raise registry.Unsupported(
           f'Layer {layer.name!r} ({type(layer).__name__}) must be deterministic to be clipped '
           f"by itself. Received: operation {operation}. Register the layer, or use "
           "engine='materialized'.")
-  try:
-    return tf.vectorized_map(function, records, fallback_to_while_loop=False)
-  except (ValueError, NotImplementedError):
-    signature = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs)
-    return tf.map_fn(function, records, fn_output_signature=signature)
-
-
-def _operations(graph):
-  nodes = list(graph.node) + [node for f in graph.library.function for node in f.node_def]
-  return sorted({node.op for node in nodes})
+  if compat.vectorizes_safely(operations):
+    try:
+      return tf.vectorized_map(function, records, fallback_to_while_loop=False)
+    except (ValueError, NotImplementedError):
+      pass
+  return mapping.looped(function, records, concrete)

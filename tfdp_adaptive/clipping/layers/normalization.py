@@ -22,7 +22,8 @@ def _axes(layer, rank):
 def _vectors(x, axes):
   """[n, ...] summed over everything but the first axis and `axes`."""
   others = [i for i in range(1, x.shape.rank) if i not in axes]
-  return factors.explicit(tf.reduce_sum(x, others) if others else x)
+  total = tf.reduce_sum(x, others) if others else x
+  return factors.explicit(total, dense.numbers(x) // dense.numbers(total))
 
 
 def _normalized(layer, call, **without):

@@ -45,10 +45,10 @@ def _masks(cell, like, rate, gates, training):
 def _product(x, matrix, masks):
   """`x @ matrix`, the columns of each gate with a mask of their own."""
   if masks is None:
-    return tf.matmul(x, matrix)
+    return dense.times(x, matrix)
   if len(masks) == 1:
-    return tf.matmul(x * masks[0], matrix)
-  return tf.concat([tf.matmul(x * mask, part)
+    return dense.times(x * masks[0], matrix)
+  return tf.concat([dense.times(x * mask, part)
                     for mask, part in zip(masks, tf.split(matrix, len(masks), 1))], -1)
 
 
@@ -243,7 +243,7 @@ def recurrent(layer, call, errors):
     bias = tf.reduce_sum(errors, 1)
     if cell.bias.shape[0] == 2 and len(cell.bias.shape) == 2:
       bias = tf.stack([bias, tf.reduce_sum(inner, 1)], 1)
-    yield cell.bias, factors.explicit(bias)
+    yield cell.bias, factors.explicit(bias, errors.shape[1])
 
 
 def _outer(inputs, errors, masks, variable):

@@ -101,6 +101,14 @@ def register(*classes, tap=at_output, whole=False, why=lambda layer: '', folds=F
   return decorate
 
 
+def why_unknown(layer):
+  """Why `find` has no kind for a layer that has one of its own."""
+  kind = _KINDS.get(type(layer))
+  if kind is None:
+    return f'{type(layer).__name__} is not registered, see tfdp.clipping.register'
+  return f'not known for {type(layer).__name__}: {kind.why(layer)}'
+
+
 def find(layer):
   """The kind of a layer, or None: containers and what only `generic` can treat."""
   kind = _KINDS.get(type(layer))

@@ -1,0 +1,183 @@
+"""`tfdp.explain_clipping`: engine, routes, reasons and costs, against sums made by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.rules import base
+
+keras = compat.keras
+layers = keras.layers
+
+
+class Scale(layers.Layer):
+  """A layer the engine does not know."""
+
+  def build(self, shape):
+    self.gain = self.add_weight(name='gain', shape=(shape[-1],), initializer='ones')
+
+  def call(self, x):
+    return x * self.gain
+
+
+class Offset(keras.Model):
+  """A weight out of the engine's sight."""
+
+  def __init__(self):
+    super().__init__()
+    self.inner = layers.Dense(3)
+
+  def build(self, shape):
+    self.offset = self.add_weight(name='offset', shape=(3,), initializer='zeros')
+    super().build(shape)
+
+  def call(self, x):
+    return self.inner(x) + self.offset
+
+
+def sequential(*some):
+  return keras.Sequential(list(some))
+
+
+def one(model, **kwargs):
+  return {layer.layer: layer for layer in tfdp.explain_clipping(model, **kwargs).layers}
+
+
+def test_a_matrix():
+  model = sequential(keras.Input((20,)), layers.Dense(30, use_bias=False, name='matrix'))
+  n, d, p = 64, 20, 30
+  plain = one(model, batch_size=n)['matrix']
+  assert plain.route == 'rank one' and plain.parameters == d * p and plain.kind == 'Dense'
+  # The product; weights on the short side; squares of both sides, added up.
+  assert plain.flops == pytest.approx((2 * n * d * p + n * d + 2 * n * (d + p)) / (2 * n * d * p))
+  assert plain.bytes == pytest.approx(1 + n * d / (n * (d + p) + d * p))
+  scaled = one(model, batch_size=n, scaled=True)['matrix']
+  assert 2 < scaled.flops < 2.1
+
+
+def test_routes_follow_shapes_and_geometry():
+  model = sequential(
+      keras.Input((8,), dtype='int32'), layers.Embedding(50, 40, name='table'),
+      layers.Dense(300, name='wide'), layers.Dense(2, use_bias=False, name='narrow'))
+  n, t, d, p = 4, 8, 40, 300
+  found = one(model, batch_size=n)
+  assert [found[name].route for name in ('table', 'wide', 'narrow')] == [
+      'gram', 'gram, explicit', 'gram']
+  kernel, bias = 2 * n * t * d * p, 2 * n * t * p
+  private = kernel + n * t * d + n * t * t * (2 * d + 2 * p + 2) + bias + 4 * n * p
+  assert found['wide'].flops == pytest.approx(private / (kernel + bias))
+  scaled = one(model, batch_size=n, scaled=True)
+  assert [scaled[name].route for name in ('table', 'wide', 'narrow')] == [
+      'gram', 'blocks, explicit', 'blocks']
+  private = 2 * kernel + n * t * d + 3 * n * d * p + bias + 5 * n * p
+  assert scaled['wide'].flops == pytest.approx(private / (kernel + bias))
+  # Memory is bounded where gradients are worked through in blocks.
+  huge = one(model, batch_size=10**5, scaled=True)['wide']
+  held = 10**5 * t * (d + p) + (d + 1) * p
+  assert huge.bytes == pytest.approx(
+      1 + (blocks.BLOCK_BYTES // (4 * d * p) * d * p + 10**5 * (t * d + p)) / held)
+
+
+def test_every_kind_has_a_cost():
+  images = keras.Input((9, 9, 2))
+  x = layers.SeparableConv2D(3, 2, name='separable')(images)
+  x = layers.DepthwiseConv2D(2, name='depthwise')(x)
+  x = layers.GroupNormalization(3, name='groups')(layers.Conv2D(3, 2, name='convolution')(x))
+  x = layers.Conv2D(300, 6, name='filters')(x)
+  x = layers.LSTM(3, name='recurrent')(layers.Reshape((1, 300))(x))
+  model = keras.Model(images, layers.PReLU(name='slopes')(x))
+  for scaled in (False, True):
+    found = one(model, scaled=scaled)
+    assert len(found) == 7
+    for layer in found.values():
+      assert layer.flops > 1 and layer.bytes > 1 and not layer.reason
+    # One point: rows of the Gram matrix are worth it, where the geometry allows.
+    assert found['filters'].route.startswith('blocks' if scaled else 'gram')
+  assert found['slopes'].flops == pytest.approx(1 + 5 / 2)  # Norm, geometry and sum of products.
+
+
+def test_shared_weights_are_counted_once():
+  shared = layers.Dense(4, name='shared')
+  inputs = keras.Input((4,))
+  explanation = tfdp.explain_clipping(keras.Model(inputs, shared(shared(inputs))))
+  (layer,) = explanation.layers
+  assert layer.layer == 'shared' and layer.route != 'rank one'
+
+
+def test_why_a_layer_goes_another_way():
+  model = sequential(keras.Input((5, 4)), Scale(name='mine'),
+                     layers.LSTM(3, stateful=False, name='known'), layers.Dense(2))
+  found = one(model)
+  assert found['mine'].route == 'one example at a time' and np.isnan(found['mine'].flops)
+  assert 'Scale is not registered' in found['mine'].reason and not found['known'].reason
+  cells = sequential(keras.Input((5, 4)), layers.RNN(
+      layers.StackedRNNCells([layers.GRUCell(2)]), name='cells'))
+  assert 'not known for RNN: an unknown cell' in one(cells)['cells'].reason
+
+
+def test_engines_and_what_the_optimizer_does():
+  model = tfdp.make_private(sequential(keras.Input((4,)), layers.Dense(3)))
+  settings = dict(learning_rate=.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=48)
+  model.compile(tfdp.DPAdamSTP(scale_epsilon=1e-3, **settings), 'mse')
+  explanation = tfdp.explain_clipping(model)
+  assert explanation[:5] == ('bookkeeping', '', 48, True, blocks.BLOCK_BYTES)
+  assert tfdp.explain_clipping(model, rule=tfdp.rules.dp_sgd(), batch_size=7)[:4] == (
+      'bookkeeping', '', 7, False)
+  model.compile(tfdp.DPAdam(engine='materialized', **settings), 'mse')
+  explanation = tfdp.explain_clipping(model)
+  assert explanation.engine == 'materialized' and explanation.budget == 4 * 15 * 48
+  assert explanation.layers[0].route == 'whole model'
+
+
+def test_projections_that_need_records():
+  model = sequential(keras.Input((4,)), layers.Dense(3))
+  rule = tfdp.rules.dp_sgd()._replace(asks=(base.Ask('euclidean'),))
+  explanation = tfdp.explain_clipping(model, rule=rule)
+  assert explanation.engine == 'layered' and 'euclidean' in explanation.reason
+  assert explanation.layers[0].route == 'records'
+  assert explanation.budget == layered.RECORD_BYTES and 'Why: ' in str(explanation)
+
+
+def test_a_model_the_engine_cannot_see():
+  model, x = Offset(), tf.ones([6, 4])
+  model(x)
+  explanation = tfdp.explain_clipping(model, x)
+  assert explanation.engine == 'materialized' and 'offset' in explanation.reason
+  assert explanation.batch_size == 6 and 'whole model' in str(explanation)
+
+
+def test_table_and_json():
+  model = sequential(keras.Input((5, 4)), Scale(name='mine'), layers.Dense(2, name='last'))
+  explanation = tfdp.explain_clipping(model, batch_size=8)
+  lines = str(explanation).splitlines()
+  assert lines[0].startswith('Engine: book-keeping') and '4 MiB' in lines[1]
+  mine, = (line for line in lines if line.startswith('mine'))
+  assert mine.split()[:3] == ['mine', 'Scale', '4'] and '-' in mine.split()
+  held = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
+  assert held['batch_size'] == 8 and held['layers'][0]['flops'] is None
+  assert held['layers'][1]['layer'] == 'last'
+
+
+@pytest.mark.parametrize('make, arguments, message', [
+    (lambda: layers.Dense(3), {}, '`model` must be a Keras model'),
+    (lambda: sequential(layers.Dense(3)), {}, 'is not built'),
+    (Offset, {'x': tf.ones([2, 4])}, 'is not built'),
+    (lambda: sequential(keras.Input((4,)), layers.Dense(3)), {'batch_size': 0}, 'batch_size=0'),
+    (lambda: sequential(keras.Input((4,)), layers.Dense(3)), {'rule': 'adam'}, "rule='adam'"),
+    (lambda: sequential(keras.Input((4,)), layers.Dense(3)), {'engine': 'x'}, "engine='x'")])
+def test_refused(make, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    tfdp.explain_clipping(make(), **arguments)
+
+
+def test_a_subclassed_model_needs_inputs():
+  model = Offset()
+  model(tf.ones([2, 4]))
+  with pytest.raises(ValueError, match='`x` given'):
+    tfdp.explain_clipping(model)

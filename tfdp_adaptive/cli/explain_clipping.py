@@ -1,0 +1,60 @@
+"""`tfdp explain-clipping`: which way each layer of a model is clipped, and what that costs."""
+
+import importlib
+import json
+import os
+import sys
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.cli import options
+
+
+def add_parser(subparsers):
+  parser = subparsers.add_parser('explain-clipping', description=__doc__)
+  add = parser.add_argument
+  add('model', metavar='MODEL',
+      help='a saved Keras model (a .keras or .h5 file), or module:function that returns a built one')
+  add('--batch-size', type=options.positive_int, metavar='B',
+      help="examples in a batch (default: that of the model's private optimizer, or 32)")
+  add('--scaled', action='store_true',
+      help='clip in a geometry, as scale-then-privatize does (default: what the optimizer does)')
+  add('--json', action='store_true', help='print JSON')
+  return parser
+
+
+def run(arguments):
+  model = load(arguments.model)
+  try:
+    explanation = tfdp.explain_clipping(
+        model, batch_size=arguments.batch_size, scaled=arguments.scaled or None)
+  except ValueError as error:
+    raise options.UsageError(str(error)) from error
+  print(json.dumps(explanation.to_dict(), indent=1) if arguments.json else explanation)
+
+
+def load(name):
+  """The model that an argument names.
+
+  Raises:
+    UsageError: If there is none.
+  """
+  module, colon, function = name.partition(':')
+  if os.path.exists(name):
+    try:
+      return compat.keras.models.load_model(name, compile=False)
+    except (ValueError, TypeError, OSError) as error:
+      raise options.UsageError(
+          f'{name} cannot be loaded: {str(error).splitlines()[0]} A model with layers of your own '
+          'needs their code: give module:function, which returns the model.') from error
+  if not colon:
+    raise options.UsageError('MODEL must be a file, or module:function that returns a model. '
+                             f'Received: {name}, which does not exist.')
+  sys.path.insert(0, os.getcwd())
+  try:
+    return getattr(importlib.import_module(module), function)()
+  except (ImportError, AttributeError) as error:
+    raise options.UsageError(f'{name} must be a module and a function in it, here or on '
+                             f'PYTHONPATH. Received: {error}') from error
+  finally:
+    sys.path.remove(os.getcwd())

@@ -1,0 +1,211 @@
+"""Says how a model's gradients will be clipped, layer by layer, and what it costs."""
+
+from typing import NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import costs
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import tracing
+from tfdp_adaptive.clipping.layers import generic
+from tfdp_adaptive.clipping.layers import registry
+from tfdp_adaptive.rules import base
+
+_ENGINES = {
+    'bookkeeping': 'book-keeping: one forward and one backward pass, no gradient per example of '
+                   'the model',
+    'layered': 'layered: the gradient of every example, some examples at a time',
+    'materialized': 'materialized: the whole model vectorized over examples',
+    'loop': 'loop: the whole model, one example after the other'}
+
+
+class Layer(NamedTuple):
+  """How one layer is clipped."""
+
+  layer: str  # Its name.
+  kind: str  # Its class.
+  parameters: int  # Trainable ones that it owns.
+  route: str  # Of each of its variables, the largest first; see README.
+  flops: float  # Operations of norms and sums / of its plain weight gradient; nan if unknown.
+  bytes: float  # Memory with what they form / of its inputs, errors and weights; nan if unknown.
+  reason: str = ''  # Why it goes another way than its kind does.
+
+
+class Explanation(NamedTuple):
+  """What `explain_clipping` found; prints as a table."""
+
+  engine: str  # One of the optimizers' `engine`, but 'auto'.
+  reason: str  # Why not a faster one, or ''.
+  batch_size: int
+  scaled: bool  # Whether records are clipped in a geometry.
+  budget: int  # Bytes of gradients of single examples that are formed at once.
+  layers: Tuple[Layer, ...]
+
+  def to_dict(self):
+    """As JSON holds it: unknown figures are None."""
+    known = lambda value: None if value != value else value
+    return dict(self._asdict(), layers=[
+        {name: known(value) for name, value in layer._asdict().items()} for layer in self.layers])
+
+  def __str__(self):
+    figure = lambda value: '-' if np.isnan(value) else f'{value:.2f}'
+    table = [('layer', 'kind', 'parameters', 'route', 'flops', 'bytes', '')] + [
+        (one.layer, one.kind, f'{one.parameters:,}', one.route, figure(one.flops),
+         figure(one.bytes), one.reason) for one in self.layers]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    align = [str.ljust, str.ljust, str.rjust, str.ljust, str.rjust, str.rjust, str.ljust]
+    rows = ['  '.join(f(cell, width) for f, cell, width in zip(align, row, widths)).rstrip()
+            for row in table]
+    head = [f'Engine: {_ENGINES[self.engine]}.'] + [f'Why: {self.reason}'] * bool(self.reason) + [
+        f'Batch of {self.batch_size}, clipped ' + (
+            'in a geometry' if self.scaled else 'in the plain norm')
+        + f'; at most {self.budget / 2**20:g} MiB of gradients of single examples at once '
+        '(of one example at least).', '']
+    foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights; bytes: with '
+            'what they form,', 'relative to inputs, errors and weights. Estimated from shapes.']
+    return '\n'.join(head + rows + foot)
+
+
+def explain_clipping(model, x=None, *, batch_size=None, scaled=None, rule=None, engine=None):
+  """Which way every layer of a model is clipped, and what that costs beside its plain gradient.
+
+  Nothing is run: the model is traced, and costs are estimated from its shapes.
+
+  Args:
+    model: A built Keras model, private or not.
+    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s; from the
+      model's own input specification if None. Needed for subclassed models.
+    batch_size: Examples in a batch; that of the model's private optimizer, of `x`, or 32.
+    scaled: Whether records are clipped in a geometry; what the rule does if None.
+    rule: A `tfdp.rules` rule; that of the model's private optimizer if None, or else one
+      that clips as DP-SGD does.
+    engine: As for the optimizers; that of the model's private optimizer, or 'auto'.
+
+  Returns:
+    An `Explanation`; `print` it.
+
+  Raises:
+    ValueError: If an argument is not of this kind, or the model is not built.
+  """
+  if not isinstance(model, compat.keras.Model):
+    raise ValueError('`model` must be a Keras model. '
+                     f'Received: model={model!r} of type {type(model).__name__}.')
+  optimizer = getattr(model, 'optimizer', None)
+  optimizer = optimizer if isinstance(getattr(optimizer, 'rule', None), base.Rule) else None
+  rule = getattr(optimizer, 'rule', None) if rule is None else rule
+  if rule is not None and not isinstance(rule, base.Rule):
+    raise ValueError(f'`rule` must be a `tfdp.rules` rule. Received: rule={rule!r}.')
+  engine = engine or getattr(optimizer, 'engine', 'auto')
+  specs, batch_size = _inputs(model, x, batch_size, optimizer)
+  asks = (base.Ask(),) if rule is None else rule.asks
+  scaled = _is_scaled(rule, model) if scaled is None else bool(scaled)
+  name, reason = engines.decide(engine, model, asks, specs)
+  if name in ('bookkeeping', 'layered'):
+    layers = _traced(model, specs, scaled, name)
+  else:
+    layers = _untraced(model)
+  budget = {'bookkeeping': blocks.BLOCK_BYTES, 'layered': layered.RECORD_BYTES}.get(
+      name, 4 * sum(map(_size, model.trainable_variables)) * (batch_size if name != 'loop' else 1))
+  return Explanation(name, reason, batch_size, scaled, budget, tuple(layers))
+
+
+def _size(variable):
+  return int(np.prod(variable.shape))
+
+
+def _inputs(model, x, batch_size, optimizer):
+  """Specs of the inputs of a batch, and its size."""
+  if not model.built or x is None and not getattr(model, 'inputs', None):
+    raise ValueError('`model` must be built and `x` given, unless the model tells its inputs. '
+                     f'Received: a {type(model).__name__} that '
+                     + ('does not.' if model.built else 'is not built. Call it once.'))
+  if x is None:
+    structure = compat.input_structure(model)
+    inputs = list(model.inputs)
+    if structure is not None and len(tf.nest.flatten(structure)) == len(inputs):
+      x = tf.nest.pack_sequence_as(structure, inputs)
+    else:
+      x = inputs[0] if len(inputs) == 1 else inputs
+  elif batch_size is None and tf.nest.flatten(x)[0].shape[0] is not None:
+    batch_size = tf.nest.flatten(x)[0].shape[0]
+  if batch_size is None:
+    batch_size = getattr(optimizer, 'batch_size', None) or 32
+  if int(batch_size) != batch_size or batch_size < 1:
+    raise ValueError(f'`batch_size` must be a positive integer. Received: batch_size={batch_size}.')
+  batch_size = int(batch_size)
+  return tf.nest.map_structure(
+      lambda t: tf.TensorSpec([batch_size] + list(t.shape[1:]), t.dtype), x), batch_size
+
+
+def _is_scaled(rule, model):
+  """Whether a rule asks for a geometry; rules that need public gradients to say so do."""
+  if rule is None:
+    return False
+  if rule.public is not None:
+    return True
+  specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in model.trainable_variables]
+  with tf.Graph().as_default():
+    return any(not (isinstance(query.scale, tuple) and not query.scale)
+               for query in rule.query(rule.init(specs), ()))
+
+
+def _traced(model, specs, scaled, engine):
+  found = []
+
+  def run(inputs):
+    tape = tf.GradientTape(watch_accessed_variables=False)
+    recorder = tracing.Recorder(tracing.units(model), tape)
+    with tape:
+      recorder.run(model, inputs)
+    found.extend(_layers(model, recorder.records, specs, scaled, engine))
+    return tf.zeros([])
+
+  tf.function(run, autograph=False).get_concrete_function(specs)
+  return found
+
+
+def _layers(model, records, specs, scaled, engine):
+  n = tf.nest.flatten(specs)[0].shape[0]
+  terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
+      tf.nest.map_structure(tf.zeros_like, record.taps) for record in records])
+  seen = {}
+  for record in records:
+    tensors = [t for t in tf.nest.flatten((record.call.args, record.taps)) if tf.is_tensor(t)]
+    held = sum(int(np.prod([size or 1 for size in t.shape])) for t in tensors)
+    unit, before = seen.get(id(record.unit.layer), (record.unit, 0))
+    seen[id(record.unit.layer)] = unit, before + held
+  for unit, held in seen.values():
+    variables = sorted(unit.variables, key=_size, reverse=True)
+    factors = [(v, terms.pop(compat.variable_key(v), None)) for v in variables]
+    factors = [(v, factor) for v, factor in factors if factor is not None]
+    parameters = sum(map(_size, variables))
+    plain, private, formed = (sum(column) for column in zip(
+        (0, 0, 0), *[costs.of(factor, n, scaled) for _, factor in factors]))
+    routes = list(dict.fromkeys(factor.route(scaled) for _, factor in factors))
+    if engine == 'layered':
+      routes = ['records']
+      private, formed = plain + 6 * n * parameters, min(4 * n * parameters, max(
+          layered.RECORD_BYTES, 4 * parameters))
+    flops = private / plain if plain else float('nan')
+    if unit.kind is generic.KIND:
+      routes, flops = ['one example at a time'], float('nan')
+    yield Layer(unit.layer.name, type(unit.layer).__name__, parameters, ', '.join(routes), flops,
+                1 + formed / (4 * (held + parameters)), _why(unit))
+
+
+def _why(unit):
+  return registry.why_unknown(unit.layer) if unit.kind is generic.KIND else ''
+
+
+def _untraced(model):
+  nan = float('nan')
+  for layer in compat.leaf_layers(model):
+    parameters = sum(map(_size, layer.trainable_variables))
+    if parameters:
+      yield Layer(layer.name, type(layer).__name__, parameters, 'whole model', nan, nan,
+                  '' if registry.find(layer) else registry.why_unknown(layer))
