@@ -232,8 +232,14 @@ def test_the_folder_is_private_locked_and_for_one_run(process, users, worker, tm
 
 def test_the_run_stops_within_the_budget(process, users, worker):
   plan = process.plan
-  result = simulate(process, users, None, worker, max_epsilon=plan.epsilon(2) + 1e-6)
+  result = simulate(process, users, None, worker, max_epsilon=plan.epsilon(2) + 1e-6,
+                    facts=['Vocabulary: of another text.'])
   assert result.rounds == 2
+  assert 'after 2 of the 3 planned steps' in result.statement
+  assert 'Adaptive clip norm: QuantileClip(' in result.statement
+  assert "Private metrics: PrivateMetrics(ranges={'loss': (0.0, 50.0)}" in result.statement
+  assert result.statement.count('inside the same budget') == 2
+  assert result.statement.endswith('Vocabulary: of another text.\n')
   with pytest.raises(ValueError, match='at least, whose epsilon is'):
     simulate(process, users, None, worker, max_epsilon=plan.epsilon(1) / 2)
 
