@@ -61,9 +61,11 @@ def blt_case(steps, objective='mean', min_sep=1, k=1, limit=250, slow=False):
           limit, slow)
 
 
-def dense_case(steps, slow=False):
-  theirs = lambda: mechanisms.Dense(steps, strategy=_lower(dense.optimize(steps)))
-  return (f'Dense T={steps}', lambda: mechanisms.Dense(steps), theirs, lambda m: m.rmse(),
+def dense_case(steps, k=1, slow=False):
+  pattern = dict(min_sep=steps // k, max_participations=k, fixed_order=k > 1)
+  theirs = lambda: mechanisms.Dense(steps, strategy=_lower(dense.optimize(steps, epochs=k)))
+  title = f'Dense T={steps}' + (f' k={k}, fixed order' if k > 1 else '')
+  return (title, lambda: mechanisms.Dense(steps, **pattern), theirs, lambda m: m.rmse(**pattern),
           250, slow)
 
 
@@ -84,7 +86,8 @@ CASES = [
     toeplitz_case(10**5, 16, slow=True), toeplitz_case(10**6, 64, limit=1, slow=True),
     blt_case(1000), blt_case(2000, min_sep=400, k=5), blt_case(10**4, slow=True),
     blt_case(10**6, 'max'), blt_case(10**6, limit=1, slow=True),
-    dense_case(256), dense_case(512), dense_case(1024, slow=True), banded_case(256, 16),
+    dense_case(256), dense_case(512), dense_case(1024, slow=True), dense_case(64, k=4),
+    dense_case(256, k=4), banded_case(256, 16),
 ]
 
 

@@ -73,30 +73,38 @@ def tree_query(cumulative):
   return build
 
 
-class Gaussian(query_base.SumAggregationDPQuery):
-  """`GaussianSumQuery(l2_norm_clip, stddev)`, which learns its specs from the template."""
+class FromTemplate(query_base.SumAggregationDPQuery):
+  """`make(specs)`, with the specs of the template; states do not depend on them."""
 
-  def __init__(self, l2_norm_clip, stddev):
-    self._arguments = mechanisms.IndependentGaussian(), l2_norm_clip, stddev / l2_norm_clip
-    self._specs, self._query = (), queries.MechanismSumQuery((), *self._arguments)
+  def __init__(self, make):
+    self._make, self._specs, self._query = make, tf.TensorSpec([]), make(tf.TensorSpec([]))
 
-  def initial_global_state(self):  # Has no history that would depend on the specs.
+  def initial_global_state(self):
     return self._query.initial_global_state()
 
   def initial_sample_state(self, template=None):
     specs = tf.nest.map_structure(
         lambda value: tf.TensorSpec(tf.convert_to_tensor(value).shape), template)
     if specs != self._specs:
-      self._specs, self._query = specs, queries.MechanismSumQuery(specs, *self._arguments)
+      self._specs, self._query = specs, self._make(specs)
       self.preprocess_record = tf.function(self._query.preprocess_record)
       self.get_noised_result = tf.function(self._query.get_noised_result)
-    return self._query.initial_sample_state()
+    return self._query.initial_sample_state(template)
 
   def derive_sample_params(self, global_state):
     return self._query.derive_sample_params(global_state)
 
+  def preprocess_record(self, params, record):
+    return self._query.preprocess_record(params, record)
+
   def get_noised_result(self, sample_state, global_state):
-    raise AssertionError('No template was given.')
+    return self._query.get_noised_result(sample_state, global_state)
+
+
+def gaussian_sum(l2_norm_clip, stddev):
+  """With the arguments of `GaussianSumQuery`."""
+  return FromTemplate(lambda specs: queries.MechanismSumQuery(
+      specs, mechanisms.IndependentGaussian(), l2_norm_clip, stddev / l2_norm_clip))
 
 
 class SumState(queries.MechanismSumQuery.GlobalState):
@@ -105,6 +113,10 @@ class SumState(queries.MechanismSumQuery.GlobalState):
   def tree_state(self):
     return types.SimpleNamespace(
         value_generator_state=types.SimpleNamespace(stddev=self.stddev))
+
+  @property
+  def l2_norm_clip(self):
+    return self.clip_value
 
 
 class SumQuery(queries.MechanismSumQuery):
@@ -118,6 +130,29 @@ class AdaptiveState(queries.AdaptiveClipSumQuery.GlobalState):
     return types.SimpleNamespace(current_estimate=self.estimate)
 
 
+def joint(noise_multiplier, clipped_count_stddev):
+  """Noise multiplier of sum and count together; the count is never free of noise with ours."""
+  if not noise_multiplier:
+    return 0.0, clipped_count_stddev
+  clipped_count_stddev = clipped_count_stddev or 1e-3
+  return (noise_multiplier**-2 + (2 * clipped_count_stddev)**-2)**-0.5, clipped_count_stddev
+
+
+def every_step(initial_l2_norm_clip, noise_multiplier, target_unclipped_quantile, learning_rate,
+               clipped_count_stddev, expected_num_records, geometric_update=True):
+  """With the arguments of `QuantileAdaptiveClipSumQuery`."""
+  total, clipped_count_stddev = joint(noise_multiplier, clipped_count_stddev)
+
+  def make(specs):
+    with mock.patch('tfdp_adaptive.queries.mechanism_sum.MechanismSumQuery', SumQuery):
+      return queries.AdaptiveClipSumQuery(
+          specs, mechanisms.IndependentGaussian(), initial_l2_norm_clip, total,
+          expected_num_records, target_unclipped_quantile=target_unclipped_quantile,
+          learning_rate=float(learning_rate), clipped_count_stddev=clipped_count_stddev,
+          geometric_update=geometric_update, every_step=True)
+  return FromTemplate(make)
+
+
 class Adaptive(queries.AdaptiveClipSumQuery):
   """`QAdaClipTreeResSumQuery`, whose noise multiplier is that of the sum alone."""
 
@@ -126,10 +161,7 @@ class Adaptive(queries.AdaptiveClipSumQuery):
   def __init__(self, initial_l2_norm_clip, noise_multiplier, record_specs,
                target_unclipped_quantile, learning_rate, clipped_count_stddev,
                expected_num_records, geometric_update=True, noise_seed=None):
-    total = 0.0
-    if noise_multiplier:  # The count is never free of noise with ours.
-      clipped_count_stddev = clipped_count_stddev or 1e-3
-      total = (noise_multiplier**-2 + (2 * clipped_count_stddev)**-2)**-0.5
+    total, clipped_count_stddev = joint(noise_multiplier, clipped_count_stddev)
     with mock.patch('tfdp_adaptive.queries.mechanism_sum.MechanismSumQuery', SumQuery):
       super().__init__(
           record_specs, UnitTree(64), initial_l2_norm_clip, total, expected_num_records,
@@ -149,7 +181,8 @@ class Adaptive(queries.AdaptiveClipSumQuery):
 
 TREES = {'tree_aggregation_query.TreeCumulativeSumQuery': tree_query(cumulative=True),
          'tree_aggregation_query.TreeResidualSumQuery': tree_query(cumulative=False)}
-GAUSSIAN = {'gaussian_query.GaussianSumQuery': Gaussian}
+GAUSSIAN = {'gaussian_query.GaussianSumQuery': gaussian_sum}
+EVERY_STEP = {'quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery': every_step}
 ADAPTIVE = {'quantile_adaptive_clip_tree_query.QAdaClipTreeResSumQuery': Adaptive}
 
 
@@ -201,3 +234,6 @@ AdaptiveTest = conformance(
     'quantile_adaptive_clip_tree_query_test', 'QAdaClipTreeResSumQueryTest', ADAPTIVE,
     without=('test_adaptation_clip_noise', 'test_adaptation_all_equal_start_low_geometric',
              'test_adaptation_all_equal_start_high_geometric', 'test_session'))
+EveryStepTest = conformance(
+    'quantile_adaptive_clip_sum_query_test', 'QuantileAdaptiveClipSumQueryTest', EVERY_STEP,
+    without=('test_adaptation_all_equal', 'test_adaptation_linspace', 'test_session'))

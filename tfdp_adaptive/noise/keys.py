@@ -15,6 +15,7 @@ import tensorflow as tf
 _KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every read.
 
 
+@tf.autograph.experimental.do_not_convert
 def from_system():
   """[2] int64 SECRET key, fresh at every execution, in eager mode and in graphs.
 
