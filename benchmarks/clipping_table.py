@@ -23,7 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).parent.parent
 STORE = ROOT / 'build' / 'bench' / 'clipping.json'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
-PATIENCE = 60  # Seconds that a first step, or a peak of memory, may take.
+PATIENCE = 100  # Seconds that a first step, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.
 
 OURS = ('plain', 'isotropic', 'diagonal', 'materialized', 'plain fit', 'DPAdam fit', 'STP fit')
@@ -118,10 +118,10 @@ def memory(model, wanted):
 
 
 def prepared(model, wanted):
-  """{name: (worker, case, first step's answer)}; a peer's every way has its own process."""
+  """{name: (worker, case, first step's answer)}; what may take too long has its own process."""
   groups = {}
   for library, case in wanted:
-    own = case if LIBRARIES[library][1] != 'ours' else ''
+    own = case if LIBRARIES[library][1] != 'ours' else 'xla' in case
     groups.setdefault((library, own), []).append(case)
 
   def prepare(group):
@@ -147,13 +147,15 @@ def times(model, wanted, seconds):
               if spent[name] < seconds or rounds[name] < (3 if step < 2 else 1)]
     if not set(active) - floors:
       break
-    for name in usable:
+    for name in list(usable):
       if name in active or name in floors:
         worker, case, _ = ready[name]
         count = max(1, min(20, int(0.06 / usable[name])))
         answer = worker.ask(run=[model, case], steps=count)
         if 'error' in answer:
-          return {**found, name: answer}
+          found[name].update(answer, times=[])
+          del usable[name]
+          continue
         usable[name] = statistics.median(answer['times'])
         spent[name] += sum(answer['times'])
         rounds[name] += 1
@@ -212,7 +214,15 @@ def table(store):
           format(entry[key] / scale, form) if entry.get(key) is not None else '-')
       line = (f"    {case:36}{show('ms', '.2f'):>9}{show('ratio', '.2f'):>9}{show('ours', '.2f'):>9}"
               f"{show('bytes', '.1f', 1e6):>9}{show('memory', '.2f'):>9}")
-      yield (line + '   ' + (entry.get('error') or verdict(model, library, case, entry))).rstrip()
+      yield (line + '   ' + (brief(entry.get('error')) or verdict(
+          model, library, case, entry))).rstrip()
+
+
+def brief(error):
+  """What an error comes to, in a few words."""
+  if error and any(words in error for words in ('Exhausted', 'EXHAUSTED', 'alloc', 'crashed')):
+    return f'needs more than {GIGABYTES} GB'
+  return error and error.splitlines()[0][:60]
 
 
 def verdict(model, library, case, entry):

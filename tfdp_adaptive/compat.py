@@ -67,6 +67,16 @@ def has_replicas():
   return tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
+def check_strategy(model):
+  """Refuses what the `fit` of Keras 3 cannot do, its own models included."""
+  strategy = getattr(model, 'distribute_strategy', None)
+  if KERAS_3 and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    raise NotImplementedError(
+        'The `fit` of Keras 3 does not work under MultiWorkerMirroredStrategy. Take the steps '
+        'yourself: for each `batch` of `strategy.experimental_distribute_dataset(batches)`, call '
+        '`strategy.run(model.train_step, args=(batch,))` in a tf.function.')
+
+
 def sum_over_replicas(tree):
   """The sum over all replicas, on each of them."""
   context = tf.distribute.get_replica_context()

@@ -64,7 +64,10 @@ class DPModel:
 
   def fit(self, x=None, y=None, **kwargs):
     """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
+    compat.check_strategy(self)
     check_fit(self.optimizer, x, y, kwargs)
+    if self.distribute_strategy.num_replicas_in_sync > 1 and self.built:
+      validation.validate_model(self)  # Here and now: replicas cannot probe themselves.
     return super().fit(x, y, **kwargs)
 
   def train_step(self, data):

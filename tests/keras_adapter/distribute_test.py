@@ -54,6 +54,20 @@ except Exception as error:
   assert 'exactly batch_size=8' in str(error), error
 else:
   raise AssertionError('a wrong global batch size was accepted')
+class Centre(keras.layers.Layer):
+  def call(self, x):
+    return x - tf.reduce_mean(x, 0, keepdims=True)
+
+with mirrored.scope():
+  model = tfdp.DPSequential([keras.layers.Input((3000,)), Centre(), keras.layers.Dense(1)])
+  model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8),
+                loss='mse')
+try:
+  model.fit(zeros, verbose=0)
+except tfdp.PrivacyError as error:
+  assert 'mixes examples' in str(error), error
+else:
+  raise AssertionError('a layer that mixes examples was not found')
 print('equal')
 '''
 

@@ -193,6 +193,20 @@ def test_frozen_layers_stay():
   _same(model.layers[0].get_weights(), before)
 
 
+def test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model(tmp_path):
+  model = tfdp.DPSequential([
+      layers.Input((3,)), layers.Dense(4, trainable=False), layers.Dropout(0.5), layers.Dense(1)])
+  _trained(model, tfdp.DPAdam(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=B))
+  model.save(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
+  _same(loaded.get_weights(), model.get_weights(), rtol=0, atol=0)
+  frozen, before = loaded.layers[0].get_weights(), loaded.layers[-1].get_weights()
+  loaded.fit(X, Y, batch_size=B, verbose=0)
+  assert loaded.optimizer.steps_done == 12
+  _same(loaded.layers[0].get_weights(), frozen, rtol=0, atol=0)
+  assert np.abs(loaded.layers[-1].get_weights()[0] - before[0]).max() > 0
+
+
 @pytest.mark.parametrize('jit', [False, True])
 def test_one_trace_serves_all_steps(jit):
   traces = []

@@ -212,8 +212,10 @@ def test_a_plan_wants_its_own_batches():
     model.fit(_plan().batches((X, Y)), epochs=2, verbose=0)
 
 
-def test_more_steps_than_planned_are_refused():
-  model = _compiled(optimizer=tfdp.DPAdam(plan=_plan()))
+@pytest.mark.parametrize('chunks', [1, 2])
+def test_more_steps_than_planned_are_refused(chunks):
+  """Steps are counted, not the chunks they are worked through in."""
+  model = _compiled(optimizer=tfdp.DPAdam(plan=_plan(), accumulation_steps=chunks))
   model.fit(_plan().batches((X, Y)), verbose=0)
   assert model.optimizer.steps_done == 4
   with pytest.raises(tfdp.PrivacyError, match='4 are done'):

@@ -1,5 +1,7 @@
 """The noise that reaches the weights: its law, and that it never comes twice."""
 
+import random
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -63,6 +65,16 @@ def test_steps_fits_and_optimizers_never_share_noise():
     model.fit(X, Y, batch_size=B, verbose=0)
     rows.append(before - model.get_weights()[0].ravel())
   rows.append(_steps(_model(), 2))
+  assert _distinct(*rows)
+
+
+def test_no_global_seed_fixes_the_noise():
+  rows = []
+  for _ in range(2):
+    random.seed(1)
+    np.random.seed(1)
+    keras.utils.set_random_seed(1)
+    rows.append(_steps(_model(), 1))
   assert _distinct(*rows)
 
 
