@@ -54,7 +54,9 @@ def optimal(start, free, group, workload, name) -> np.ndarray:
 
   p = np.concatenate([np.zeros(n), (start.T @ start)[i, j]])
   with progress.bar(name) as bar:
-    return matrix(toeplitz.minimize(loss, p, callback=lambda _: bar.update()))[0]
+    # So many variables that a longer memory would cost more than it saves.
+    return matrix(toeplitz.minimize(
+        loss, p, ftol=1e-13, maxcor=10, callback=lambda _: bar.update()))[0]
 
 
 def lower_bound(x, group, workload) -> float:

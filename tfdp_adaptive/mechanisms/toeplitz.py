@@ -121,7 +121,8 @@ def optimal(start, steps, workload, objective) -> np.ndarray:
   return np.concatenate([[1.0], minimize(loss, start[1:])])
 
 
-def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, callback=None) -> np.ndarray:
+def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, maxcor=30,
+             callback=None) -> np.ndarray:
   """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
 
   The line search may step out of it (an unstable C^-1). It is answered with a
@@ -152,7 +153,7 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, callback=Non
     with matrices.one_thread():
       optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
                         bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
-                        options={'maxcor': 30, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
+                        options={'maxcor': maxcor, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
     if before - best[0] < 1e-12:
       if unit < 1e-3:
         break
