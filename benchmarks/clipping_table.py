@@ -32,9 +32,10 @@ _FLOOR = {'plain': 'plain', 'isotropic': 'plain', 'diagonal': 'plain', 'material
           'plain fit': 'plain fit', 'DPAdam fit': 'plain fit', 'STP fit': 'plain fit'}
 _OURS = {case + xla: _FLOOR[case] + xla for xla in ('', ' xla') for case in OURS}
 del _OURS['materialized xla']
+_CHUNKED = {f'{n} batches {how}': 'plain' for how in ('at once', 'in a budget') for n in (1, 4, 16)}
 LIBRARIES = {
     'TF 2.14': ('.venv', 'ours', _OURS),
-    'TF 2.21': ('.venv-keras3', 'ours', _OURS),
+    'TF 2.21': ('.venv-keras3', 'ours', {**_OURS, **_CHUNKED}),
     'tensorflow_privacy': ('.venv', 'tfp', {
         name: 'TF 2.14: plain fit' for name in (
             'DPKerasAdam', 'vectorized', 'DPModel', 'DPModel fast')}),
@@ -88,7 +89,7 @@ def wanted_cases(libraries, only):
   """[(library, case)] that can be run here."""
   return [(library, case) for library, (environment, _, cases) in LIBRARIES.items()
           if library in libraries and (ROOT / environment / 'bin' / 'python').exists()
-          for case in cases if not only or case in only or 'plain' in case]
+          for case in cases if case in only or 'plain' in case or not only and 'batches' not in case]
 
 
 def floor_of(library, case):
@@ -207,6 +208,8 @@ def table(store):
     previous = None
     for name, entry in entries.items():
       library, case = name.split(': ', 1)
+      if 'batches' in case:
+        continue
       if library != previous:
         yield f'  {library}'
       previous = library
@@ -242,6 +245,18 @@ def _said(value, target, name):
   return f'{name} met' if value <= target else f'{name} MISSED by {value / target - 1:.0%}'
 
 
+def chunks_table(store):
+  """Peak memory of larger and larger batches, worked through within a budget."""
+  for model in MODELS:
+    found = [(name, entry) for name, entry in store.get(model, {}).items()
+             if 'batches' in name and 'bytes' in entry]
+    if found:
+      yield ''
+      yield f'{model}: MB of the isotropic gradient of larger batches'
+      for name, entry in found:
+        yield f"    {name:36}{entry['bytes'] / 1e6:9.1f}"
+
+
 def rivals(store):
   """For every model: our step against the fastest peer's, gradients and whole steps."""
   for model in MODELS:
@@ -264,6 +279,7 @@ def report(store):
   yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "MB": weights, '
          "optimizer state and a warm step's peak above them.")
   yield from table(store)
+  yield from chunks_table(store)
   yield ''
   yield 'Times relative to plain Keras on TF 2.21: our fastest isotropic step, and the fastest peer'
   yield from rivals(store)
@@ -281,16 +297,18 @@ def main():
   split = lambda text: set(filter(None, text.split(',')))
   wanted = wanted_cases(split(arguments.libraries), split(arguments.only))
   skip = split(arguments.skip)
+  chunked = [('TF 2.21', case) for case in _CHUNKED] if not arguments.only else []
   read = lambda: json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
   for model in arguments.models.split(',') if len(skip) < 2 else ():
     start = time.time()
-    peaks = {} if 'memory' in skip else memory(model, wanted)
+    more = chunked if model == 'transformer' else []
+    peaks = {} if 'memory' in skip else memory(model, wanted + more)
     # What does not fit, or fails, is not tried again.
     able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
     found = {} if 'times' in skip else times(model, able, arguments.seconds)
     store = read()
     known = store.setdefault(model, {})
-    for name, entry in figures(wanted, peaks, found).items():
+    for name, entry in figures(wanted + more, peaks, found).items():
       known.setdefault(name, {}).update(entry)
     STORE.parent.mkdir(parents=True, exist_ok=True)
     STORE.write_text(json.dumps(store, indent=1), encoding='utf-8')

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import base as clipping
-from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.rules import base
@@ -19,6 +19,7 @@ from tfdp_adaptive.rules import base
 import models
 
 keras = compat.keras
+BATCHES, BUDGET = (1, 4, 16), 48 * 2**20
 
 
 def cases(name):
@@ -34,6 +35,10 @@ def cases(name):
     found['DPAdam fit' + suffix] = functools.partial(_fit, name, tfdp.DPAdam, jit)
     found['STP fit' + suffix] = functools.partial(
         _fit, name, functools.partial(tfdp.DPAdamSTP, scale_epsilon=1e-3), jit)
+  for times in BATCHES:
+    found[f'{times} batches at once'] = functools.partial(_gradient, name, _ours(False), False, times)
+    found[f'{times} batches in a budget'] = functools.partial(
+        _gradient, name, _ours(False, budget=BUDGET), False, times)
   return found
 
 
@@ -41,8 +46,10 @@ def loss(**kwargs):
   return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
 
 
-def _gradient(name, make, jit):
+def _gradient(name, make, jit, times=1):
   task = models.MODELS[name]()
+  repeat = lambda t: np.tile(t, [times] + [1] * (t.ndim - 1))
+  task = task._replace(x=repeat(task.x), y=repeat(task.y))
   model = task.build(keras)
   x, y = tf.constant(task.x), tf.constant(task.y)
   step = tf.function(make(model, task), jit_compile=jit or None, autograph=False)
@@ -62,7 +69,7 @@ def _plain(model, task):
   return step
 
 
-def _ours(diagonal, engine='bookkeeping'):
+def _ours(diagonal, engine='bookkeeping', budget=None):
   def make(model, task):
     run = engines.choose(engine, model, [base.Ask()], tf.constant(task.x))
     example_loss = losses.ExampleLoss(loss())
@@ -73,7 +80,12 @@ def _ours(diagonal, engine='bookkeeping'):
     def step(x, y):
       batch = clipping.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
       queries = [base.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
-      return run(model, example_loss, batch, [base.Ask()], queries, [0.1]).sums[0].total
+      arguments = model, example_loss, batch, [base.Ask()], queries, [0.1]
+      within = run
+      if budget is not None:
+        rows = chunks.rows_within(budget, run, *arguments, x.shape[0])
+        within = chunks.chunked(run, rows=rows, keep_outputs=False)
+      return within(*arguments).sums[0].total
 
     return step
 
