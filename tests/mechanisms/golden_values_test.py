@@ -87,7 +87,8 @@ def digits(value):
 @pytest.mark.parametrize('mechanism,expected', SINGLE, ids=lambda x: repr(x)[:60])
 def test_error_of_one_participation(mechanism, expected):
   assert mechanism.sensitivity() == pytest.approx(1, abs=1e-9)
-  assert mechanism.rmse() == pytest.approx(expected, abs=max(digits(expected), 1e-6))
+  # The value of Dense(1024) is known up to 9e-7 of it.
+  assert mechanism.rmse() == pytest.approx(expected, abs=max(digits(expected), 1e-6 * expected))
 
 
 # steps, min_sep, k: Toeplitz of min_sep bands, BLT of three buffers, square root,
