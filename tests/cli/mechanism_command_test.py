@@ -88,3 +88,15 @@ def test_the_folder_must_be_one(capsys, tmp_path):
   (tmp_path / 'file').write_text('')
   assert main.main(['mechanism', '--steps', '20', '--out', str(tmp_path / 'file')]) == 2
   assert '--out' in capsys.readouterr().err
+
+
+def test_a_fixed_order_is_designed_for_and_shown(capsys, tmp_path):
+  pattern = dict(min_sep=5, max_participations=4, fixed_order=True)
+  found = results(
+      capsys, tmp_path, '--steps', '20', '--design', 'dense', '--min-sep', '5',
+      '--max-participations', '4', '--fixed-order')
+  best = mechanisms.Dense(20, **pattern)
+  assert mechanisms.load(tmp_path / 'mechanism.json') == best
+  assert found['rows'][0]['mean error'] == pytest.approx(best.rmse(**pattern), rel=1e-6)
+  assert all(row['mean error'] > found['rows'][0]['mean error'] for row in found['rows'][1:])
+  assert 'banded-toeplitz:5' in [row['mechanism'] for row in found['rows']]
