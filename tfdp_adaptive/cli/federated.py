@@ -15,7 +15,7 @@ from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
 
 PART = 'federated'
-ROUNDS = 30
+ROUNDS = 50
 EPSILON = 10.0
 _LOCAL_BATCH, _LOCAL_SENTENCES = 16, 64
 
