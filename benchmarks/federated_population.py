@@ -10,7 +10,6 @@ rounds; "worker" is the largest resident memory of the TFF worker so far.
 import argparse
 import collections
 import os
-import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
