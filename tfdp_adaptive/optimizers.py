@@ -75,11 +75,12 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               memory_budget=None, engine='auto', public_data=None, average_iterates=False, diagnostics=False,
-               seed=None, allow_non_private=False, name=None, **kwargs):
+               memory_budget=None, engine='auto', public_data=None, average_iterates=False,
+               diagnostics=False, seed=None, allow_non_private=False, name=None, **kwargs):
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
-    arguments.check_choices(rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
+    arguments.check_choices(
+        rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)

@@ -27,7 +27,7 @@ def validate_structure(model):
     if getattr(layer, 'activity_regularizer', None) is not None:
       problems.append(f'{layer.name} has an activity_regularizer, a loss that depends on the data '
                       'outside the compiled loss; put it into `loss`')
-    if getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states'):
+    if getattr(layer, 'stateful', False) and not isinstance(layer, compat.keras.metrics.Metric):
       problems.append(f'{layer.name} is stateful: it carries data from batch to batch')
   if problems:
     raise errors.PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import registry
 from tfdp_adaptive.rules import base

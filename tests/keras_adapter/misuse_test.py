@@ -137,6 +137,13 @@ def test_layers_that_break_per_example_gradients(hidden, message):
     _compiled(hidden()).fit(X, Y, batch_size=8, verbose=0)
 
 
+def test_states_that_outlive_a_batch_are_refused():
+  inputs = keras.Input(batch_shape=(8, 4, 2))
+  model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(3, stateful=True)(inputs)))
+  with pytest.raises(tfdp.PrivacyError, match='stateful: it carries data from batch to batch'):
+    tfdp.make_private(model)
+
+
 class _Centre(layers.Layer):
   """Looks across the batch, always or in training only."""
 
