@@ -46,7 +46,8 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
   parts = corpus.split(list(sentences))
   num_ids = next_word_lib.FIRST_WORD + len(vocabulary)
   users = users_lib.Users(
-      {client: _sentence_examples(mine, vocabulary) for client, mine in corpus.by_client(parts.train).items()},
+      {client: _sentence_examples(mine, vocabulary)
+       for client, mine in corpus.by_client(parts.train).items()},
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
 
   def model_fn():

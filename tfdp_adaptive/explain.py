@@ -66,8 +66,8 @@ class Explanation(NamedTuple):
             'in a geometry' if self.scaled else 'in the plain norm')
         + f'; at most {self.budget / 2**20:g} MiB of gradients of single examples at once '
         '(of one example at least).', '']
-    foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights; bytes: with '
-            'what they form,', 'relative to inputs, errors and weights. Estimated from shapes.']
+    foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights;',
+            'bytes: with what they form, relative to inputs, errors and weights; by static shapes.']
     return '\n'.join(head + rows + foot)
 
 

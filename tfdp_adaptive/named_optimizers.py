@@ -34,7 +34,8 @@ class NamedOptimizer(optimizers.DPOptimizer):
     config = compat.base_config(self)
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
     config.update(self._hidden.private, accumulation_steps=self.accumulation_steps,
-                  memory_budget=self.memory_budget, engine=self.engine, average_iterates=self.average_iterates,
+                  memory_budget=self.memory_budget, engine=self.engine,
+                  average_iterates=self.average_iterates,
                   diagnostics=self.diagnostics)
     if self.plan is not None:
       config['plan'] = self.plan.to_json()

@@ -28,6 +28,6 @@ def run(arguments):
   report.state(*report_lib.preamble(task, arguments))
   compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
   federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-  report.state('Both parts used the same text. The models of the centralized part promise nothing for '
-               'a client as a whole, so neither do both parts together.')
+  report.state('Both parts used the same text. The models of the centralized part promise nothing '
+               'for a client as a whole, so neither do both parts together.')
   report.finish(arguments.json)

@@ -249,8 +249,8 @@ def _draw(rows, arguments, path):
   panel = canvas.subplots()
   for i, row in enumerate(rows):
     errors = row['sensitivity'] * np.sqrt(row['made'].squared_errors(steps)[shown])
-    panel.plot(shown + 1, errors, label=f'{row["mechanism"]}  ({row["mean error"]:.4g})', linewidth=1.2 if i else 3,
-               linestyle='-' if i < 10 else '--')
+    panel.plot(shown + 1, errors, label=f'{row["mechanism"]}  ({row["mean error"]:.4g})',
+               linewidth=1.2 if i else 3, linestyle='-' if i < 10 else '--')
   panel.set(xscale='log', yscale='log', xlabel='step',
             ylabel='standard error, in noise multiplier times clip norm',
             title='Error of the sum of gradients up to each step'

@@ -51,8 +51,8 @@ def preamble(task, arguments):
       'private text costs privacy, and every model trained for it counts.')
   return [
       'PRIVACY STATEMENT', *task.notes, tuning,
-      'An example is one sentence, of which the first words are used. Guarantees for an example say '
-      'nothing of an author of several; those for a user cover all sentences of a client.',
+      'An example is one sentence, of which the first words are used. Guarantees for an example '
+      'say nothing of an author of several; those for a user cover all sentences of a client.',
       'Losses, accuracies and curves are exact numbers on held-out text. They are covered by no '
       'epsilon: publish them only if that text is public.']
 

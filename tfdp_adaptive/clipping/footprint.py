@@ -76,7 +76,8 @@ def _inside(operation, unknown):
   attribute = _CALLS.get(operation.type)
   if attribute is None:
     return 0, 0
-  most, kept = _walk(operation.graph._get_function(operation.get_attr(attribute).name).graph, unknown)
+  called = operation.graph._get_function(operation.get_attr(attribute).name)
+  most, kept = _walk(called.graph, unknown)
   if attribute == 'body' and kept:
     times = tf.get_static_value(operation.inputs[1])  # After the counter: the maximum.
     if times is None or times < 0:

@@ -34,7 +34,8 @@ def _merged(same):
     return same[0]
   if isinstance(same[0], factors.Explicit):
     return factors.explicit(tf.add_n([part.gradient() for part in same]))
-  return blocks.rebuilt(same[0], [tf.concat(column, 1) for column in zip(*map(blocks.tensors, same))])
+  columns = zip(*map(blocks.tensors, same))
+  return blocks.rebuilt(same[0], [tf.concat(column, 1) for column in columns])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Mixed:
   def squared_norms(self, scales):
     if self.route(True) == 'tied':
       return self._tied(scales)
-    return blocks.in_blocks(lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
+    return blocks.in_blocks(
+        lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
 
   def weighted_sums(self, weights):
     return [tf.add_n(list(sums))

@@ -123,8 +123,9 @@ def probe(model, x):
               "input to the batch first, or use engine='materialized'.")
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
-        raise registry.Unsupported('Every output of the model must have the batch as first axis. Received: '
-                          f'shape {output.shape} for a batch of {_PROBE}.')
+        raise registry.Unsupported(
+            'Every output of the model must have the batch as first axis. Received: '
+            f'shape {output.shape} for a batch of {_PROBE}.')
     answered = {}
     for record in recorder.records:
       rows = _PROBE * record.call.times

@@ -99,7 +99,8 @@ def read(path, need_client: bool = False) -> Corpus:
 
   JSON lines (suffix .jsonl, .ndjson or .json, or a first line that starts with
   an opening brace) hold objects with `text`, or `speeches`, a list of objects with
-  `text`, and optionally `client`, a string or an integer. Anything else is plain text, whose sentences have no client.
+  `text`, and optionally `client`, a string or an integer. Anything else is plain
+  text, whose sentences have no client.
 
   Args:
     path: The file.
