@@ -106,3 +106,31 @@ def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
       encoding='utf-8')
   with pytest.raises(ValueError, match="Received: 'nowhere'"):
     main.main(arguments('federated', folder, '--methods', 'dp_adam', '--workers', 'nowhere'))
+
+
+@pytest.mark.federated
+def test_a_run_that_lost_its_worker_goes_on(folder, capsys, monkeypatch):
+  from tfdp_adaptive.federated import rounds  # pylint: disable=import-outside-toplevel
+  run, taken = rounds.run, []
+
+  def losing(*arguments, **more):
+    taken.append(0)
+    if len(taken) == 2:
+      raise tfdp.federated.WorkerLostError('The worker was lost.')
+    return run(*arguments, **more)
+
+  monkeypatch.setattr(rounds, 'run', losing)
+  out = folder / 'lost'
+  command = arguments('federated', folder, '--methods', 'dp_adam', '--out', str(out))
+  assert main.main(command) == 2
+  assert f'The worker was lost. Give the same command with --out {out}' in capsys.readouterr().err
+  for other in ('compare', 'train'):
+    assert main.main([other, *command[1:5], '--batch-size', '8', '--out', str(out)]) == 2
+    assert 'belongs to an unfinished run of another command' in capsys.readouterr().err
+  assert main.main(command) == 0
+  assert len(taken) == 3  # One round was done, one lost, and that one taken again.
+  assert [row['method'] for row in results(out)['rows']][1:] == ['DP-Adam']
+  assert [point[0] for point in results(out)['rows'][1]['curve']] == [0, 1, 2]
+  assert not list(out.glob('*.state'))
+  assert main.main(command) == 2
+  assert 'exists and would be overwritten' in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_an_interrupted_run_goes_on(folder, monkeypatch):
   with monkeypatch.context() as patch:  # All steps are done: none may be taken again.
     patch.setattr(train.training, 'fit', _interrupt)
     assert main.main(command(folder, 'cut')) == 0
-  assert not (folder / 'cut' / 'state').exists()
+  assert not (folder / 'cut' / 'train.state').exists()
   assert results(folder, 'cut')['loss'] < 3
 
 
@@ -93,11 +93,11 @@ def test_another_run_does_not_go_on_from_this_one(folder, monkeypatch, capsys):
     assert main.main(command(folder, 'other')) == 130
   assert main.main(command(folder, 'other', '--epsilon', '8')) == 2
   assert 'unfinished run with other data or arguments' in capsys.readouterr().err
-  for path in (folder / 'other' / 'state').glob('ckpt-*'):
+  for path in (folder / 'other' / 'train.state').glob('ckpt-*'):
     path.write_bytes(b'broken')
   assert main.main(command(folder, 'other')) == 2
   assert 'cannot be read' in capsys.readouterr().err
-  assert (folder / 'other' / 'state').exists()
+  assert (folder / 'other' / 'train.state').exists()
 
 
 @pytest.mark.parametrize('more, message', [

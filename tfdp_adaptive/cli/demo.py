@@ -24,7 +24,8 @@ def run(arguments):
   task = tasks.load(arguments, need_client=True)
   by_sentence = compare.make_plan(arguments, task)
   by_client = federated.make_plan(arguments, task)
-  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  report = report_lib.Report(
+      arguments.out, report_lib.about(task, arguments), federated.PART)
   report.state(*report_lib.preamble(task, arguments))
   compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
   federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)

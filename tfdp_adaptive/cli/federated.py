@@ -1,4 +1,9 @@
-"""`tfdp federated`: the same model over users, who keep their text, with a private server."""
+"""`tfdp federated`: the same model over users, who keep their text, with a private server.
+
+A run that was interrupted, or lost a worker, goes on when the command is given again
+with the same --out. What it keeps there for that (`federated.state/`) is secret and is
+removed at the end.
+"""
 
 import collections
 import dataclasses
@@ -46,7 +51,7 @@ def run(arguments):
   require()
   task = tasks.load(arguments, need_client=True)
   plan = make_plan(arguments, task)
-  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  report = report_lib.Report(arguments.out, report_lib.about(task, arguments), PART)
   report.state(*report_lib.preamble(task, arguments))
   train_all(arguments, task, plan, methods, report)
   report.finish(arguments.json)
@@ -71,8 +76,14 @@ def train_all(arguments, task, plan, methods, report):
           method, lambda s, m=method: train(
               task, m, s, plan, task.validation, arguments.workers, points=1)[0].loss)
       private_runs += tried
-    measured, simulation, process = train(
-        task, method, settings, plan, task.test, arguments.workers)
+    try:
+      measured, simulation, process = train(
+          task, method, settings, plan, task.test, arguments.workers,
+          out=report.unfinished / method.optimizer)
+    except tfdp.federated.WorkerLostError as error:
+      raise options.UsageError(
+          f'{error} Give the same command with --out {report.unfinished.parent} to go on.'
+      ) from error
     private_runs += 1
     report.state(f'== {method.label} ({PART}) ==', simulation.statement)
     print('{}: {:.2f} rounds/s, {:.1f} clients/s, {:,} bytes of server state'.format(
@@ -109,7 +120,7 @@ class _SentenceLoss(tf.keras.losses.Loss):
     return language_model.sentence_loss(y_true, y_pred)
 
 
-def train(task, method, settings, plan, held_out, workers, points=training.POINTS):
+def train(task, method, settings, plan, held_out, workers, points=training.POINTS, out=None):
   """One run; returns its `training.Run`, the simulation and the process."""
   import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
   settings = dict(settings)
@@ -138,5 +149,5 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
 
   simulation = tfdp.federated.simulate(
       process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points),
-      workers=workers)
+      workers=workers, out=out)
   return training.from_history(start, simulation.history), simulation, process

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import platform
+import shutil
 import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -14,6 +15,7 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import statement
 
+STATE = '.state'  # Suffix of folders that unfinished runs keep.
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
 
 
@@ -63,16 +65,22 @@ class Report:
   Args:
     out: Folder, or None for `runs/<time>`. It is created with the first row.
     about: What the run is about, for the JSON file.
+    state: Name of the folder in it from which an unfinished run of this kind goes on;
+      what is in there is SECRET. `finish` removes it.
 
   Raises:
-    options.UsageError: The folder already holds results, or is a file.
+    options.UsageError: The folder holds results or another unfinished run, or is a file.
   """
 
-  def __init__(self, out: Optional[pathlib.Path], about: Dict[str, Any]):
+  def __init__(self, out: Optional[pathlib.Path], about: Dict[str, Any], state: str = ''):
     self._folder = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S')) if out is None else out
     if self._folder.exists() and not self._folder.is_dir():
       raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
-    if self.path('results.json').exists():
+    self.unfinished = self.path(state + STATE) if state else None
+    for other in set(self._folder.glob('*' + STATE)) - {self.unfinished}:
+      raise options.UsageError(
+          f'{other} belongs to an unfinished run of another command; give another --out DIR.')
+    if self.path('results.json').exists() and not (self.unfinished and self.unfinished.exists()):
       raise options.UsageError(
           f'{self.path("results.json")} exists and would be overwritten; give another --out DIR.')
     self._about = dict(about, python=platform.python_version(), versions=_versions())
@@ -133,6 +141,8 @@ class Report:
              'Every epsilon is for its model alone; privacy.txt says what several cost together.',
              ''] + [str(path) for path in paths]
     print('\n'.join(notes), file=sys.stderr if as_json else sys.stdout)
+    if self.unfinished:
+      shutil.rmtree(self.unfinished, ignore_errors=True)
 
 
 def _cells(row):

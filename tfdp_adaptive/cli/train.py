@@ -1,11 +1,10 @@
 """`tfdp train`: one private model, saved with what may be said of it.
 
 A run that was interrupted goes on when the command is given again with the same
---out. What it keeps there for that (`state/`) is secret and is removed at the end.
+--out. What it keeps there for that (`train.state/`) is secret and is removed at the end.
 """
 
 import json
-import shutil
 
 import tensorflow as tf
 
@@ -34,10 +33,10 @@ def run(arguments):
   method = settings_lib.CENTRALIZED[arguments.method]
   settings = options.settings(method, arguments.set)
   task = tasks.load(arguments)
-  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
+  report = report_lib.Report(arguments.out, report_lib.about(task, arguments), 'train')
   model, _, optimizer = compare.prepare(
       task, method, settings, compare.make_plan(arguments, task))
-  state = _State(report.path('state'), model, {
+  state = _State(report.unfinished, model, {
       'plan': optimizer.plan.to_json(), 'method': arguments.method, 'settings': settings,
       'data': task.name, 'sentences': len(task.train[0]), 'vocabulary': list(task.vocabulary)})
   done, plan = state.restore(), optimizer.plan
@@ -58,7 +57,6 @@ def run(arguments):
       curve=tuple((done + step, *values) for step, *values in measured.curve),
       epsilon=optimizer.epsilon(), delta=plan.target_delta, unit='sentence'))
   report.finish(arguments.json)
-  state.remove()
 
 
 class _State:
@@ -100,9 +98,6 @@ class _State:
     self._folder.mkdir(parents=True, exist_ok=True)
     (self._folder / 'run.json').write_text(self._description, encoding='utf-8')
     self._manager.save()
-
-  def remove(self):
-    shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Saver(tf.keras.callbacks.Callback):
