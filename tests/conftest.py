@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import pathlib
+import signal
 import sys
 
 import hypothesis
@@ -37,6 +38,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
   config.addinivalue_line('markers', 'slow: long statistical or training test; runs with --slow')
   config.addinivalue_line('markers', 'federated: needs tensorflow_federated')
+  # Shells start background jobs that way; TFF, which ends its worker by it, would hang.
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_pycollect_makemodule(module_path, parent):
