@@ -66,7 +66,11 @@ class DPModel:
     """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
     compat.check_strategy(self)
     check_fit(self.optimizer, x, y, kwargs)
-    if self.distribute_strategy.num_replicas_in_sync > 1 and self.built:
+    if self.distribute_strategy.num_replicas_in_sync > 1:
+      if not self.built:
+        raise errors.PrivacyError(
+            'With several replicas the model must be built before `fit`, so that it can be '
+            'validated first. Received: a model that is not. Give it an `Input`, or call it once.')
       validation.validate_model(self)  # Here and now: replicas cannot probe themselves.
     return super().fit(x, y, **kwargs)
 

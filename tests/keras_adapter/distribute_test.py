@@ -68,6 +68,16 @@ except tfdp.PrivacyError as error:
   assert 'mixes examples' in str(error), error
 else:
   raise AssertionError('a layer that mixes examples was not found')
+with mirrored.scope():
+  model = tfdp.DPSequential([Centre(), keras.layers.Dense(1)])
+  model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8),
+                loss='mse')
+try:
+  model.fit(zeros, verbose=0)
+except tfdp.PrivacyError as error:
+  assert 'must be built before' in str(error), error
+else:
+  raise AssertionError('a model that could not be validated was trained')
 print('equal')
 '''
 
