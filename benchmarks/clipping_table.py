@@ -6,7 +6,8 @@ Needs both stacks (.venv, .venv-keras3) and, for the peers, `make bench-peers`; 
 not installed is left out. Every framework runs in processes of its own, which take
 turns, case by case: a figure is the median over rounds of its ratio to the plain step
 of the same framework in the same round. What is measured replaces what an earlier run
-measured of the same model (build/bench/clipping.json); the table shows all there is.
+measured of the same model (build/bench/clipping.json); the table shows all there is,
+below benchmarks/clipping/remarks.txt, which says what the figures do not.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import time
 
 ROOT = pathlib.Path(__file__).parent.parent
 STORE = ROOT / 'build' / 'bench' / 'clipping.json'
+REMARKS = ROOT / 'benchmarks' / 'clipping' / 'remarks.txt'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
 PATIENCE = 100  # Seconds that a first step, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.
@@ -42,7 +44,8 @@ LIBRARIES = {
     'torch': ('build/peers/torch', 'torch', {
         'plain': 'plain', 'Opacus hooks': 'plain', 'Opacus ghost': 'plain',
         'plain fit': 'plain fit', 'Opacus hooks fit': 'plain fit', 'Opacus ghost fit': 'plain fit'}),
-    'jax': ('build/peers/jax', 'jax', {'plain': 'plain', 'jax_privacy': 'plain'}),
+    'jax': ('build/peers/jax', 'jax', {
+        'plain': 'plain', 'jax_privacy': 'plain', 'jax_privacy one by one': 'plain'}),
 }
 REFERENCE = {False: 'TF 2.21: plain', True: 'TF 2.21: plain fit'}
 # Times relative to the plain step; peak memory may be 1.5 of its.
@@ -86,10 +89,15 @@ class Worker:
 
 
 def wanted_cases(libraries, only):
-  """[(library, case)] that can be run here."""
-  return [(library, case) for library, (environment, _, cases) in LIBRARIES.items()
-          if library in libraries and (ROOT / environment / 'bin' / 'python').exists()
-          for case in cases if case in only or 'plain' in case or not only and 'batches' not in case]
+  """[(library, case)]: of the `only` ones (of all, if there are none) and the plain ones."""
+  return [(library, case) for library in libraries for case in LIBRARIES[library][2]
+          if case in only or 'plain' in case or not only and 'batches' not in case]
+
+
+def installed(libraries):
+  """Of these libraries, those that can be run here, in the order of `LIBRARIES`."""
+  return [library for library, (environment, *_) in LIBRARIES.items()
+          if library in libraries and (ROOT / environment / 'bin' / 'python').exists()]
 
 
 def floor_of(library, case):
@@ -206,9 +214,9 @@ def table(store):
     yield ''
     yield (f"{model:40}{'ms':>9}{'/ plain':>9}{'/ Keras':>9}{'MB':>9}{'/ plain':>9}   target")
     previous = None
-    for name, entry in entries.items():
-      library, case = name.split(': ', 1)
-      if 'batches' in case:
+    for library, case in wanted_cases(LIBRARIES, ()):
+      entry = entries.get(f'{library}: {case}')
+      if entry is None:
         continue
       if library != previous:
         yield f'  {library}'
@@ -274,6 +282,8 @@ def rivals(store):
 
 
 def report(store):
+  yield from REMARKS.read_text(encoding='utf-8').splitlines()
+  yield ''
   yield (f'Python {platform.python_version()}, {os.cpu_count()} CPUs. "/ plain": to the plain step '
          'of the same framework; "/ Keras": to plain Keras on TF 2.21,')
   yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "MB": weights, '
@@ -295,7 +305,7 @@ def main():
   parser.add_argument('--out', help='also write the table to this file')
   arguments = parser.parse_args()
   split = lambda text: set(filter(None, text.split(',')))
-  wanted = wanted_cases(split(arguments.libraries), split(arguments.only))
+  wanted = wanted_cases(installed(split(arguments.libraries)), split(arguments.only))
   skip = split(arguments.skip)
   chunked = [('TF 2.21', case) for case in _CHUNKED] if not arguments.only else []
   read = lambda: json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
