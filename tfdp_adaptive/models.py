@@ -67,11 +67,12 @@ class DPModel:
     compat.check_strategy(self)
     check_fit(self.optimizer, x, y, kwargs)
     if self.distribute_strategy.num_replicas_in_sync > 1:
+      # Here and now: replicas cannot probe themselves.
+      specs = None if validation.tells_inputs(self) else _specs(x)
       if not self.built:
-        raise errors.PrivacyError(
-            'With several replicas the model must be built before `fit`, so that it can be '
-            'validated first. Received: a model that is not. Give it an `Input`, or call it once.')
-      validation.validate_model(self)  # Here and now: replicas cannot probe themselves.
+        with self.distribute_strategy.scope():
+          validation.build(self, specs)
+      validation.validate_model(self, specs)
     return super().fit(x, y, **kwargs)
 
   def train_step(self, data):
@@ -241,6 +242,19 @@ def check_fit(optimizer, x, y, kwargs):
       raise errors.PrivacyError(
           f'The last batch of an epoch would have {count % batch} of {batch} examples. '
           f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
+
+
+def _specs(x):
+  """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
+  if isinstance(x, tf.data.Dataset):
+    return x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+  if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):
+    raise errors.PrivacyError(
+        'With several replicas the model is validated before `fit` begins, but neither the model '
+        f'nor the data tell the inputs. Received: x of type {type(x).__name__}. Give the model an '
+        '`Input`, or pass a `tf.data.Dataset` or arrays.')
+  return tf.nest.map_structure(lambda t: tf.TensorSpec(
+      t.shape, keras.backend.floatx() if tf.as_dtype(t.dtype).is_floating else t.dtype), x)
 
 
 def _batch(x, y, sample_weight):

@@ -51,15 +51,20 @@ def validate_model(model, x=None):
     ValueError: If the model is not built and no `x` is given.
   """
   if x is not None and not model.built:
-    model(_rows(x, 1), training=False)
+    build(model, x)
   if not model.built:
     raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
   validate_structure(model)
-  x = _probe_inputs(model) if x is None else tf.nest.map_structure(_as_values, x)
+  x = _probe_inputs(model) if x is None else _as_values(x)
   if x is None:
     return
   _check_inference(model, x)
   _check_training(model, x)
+
+
+def build(model, x):
+  """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
+  model(_rows(_as_values(x), 1), training=False)
 
 
 def _check_inference(model, x):
@@ -110,11 +115,11 @@ def _rows(x, count):
   return tf.nest.map_structure(lambda t: t[:count], x)
 
 
-def _as_values(tensor):
-  """Made-up examples for a spec; values as they are."""
-  if not isinstance(tensor, tf.TensorSpec):
-    return tf.convert_to_tensor(tensor)
-  return _example(tensor.shape, tensor.dtype)
+def _as_values(x):
+  """Made-up examples for specs; values as they are."""
+  return tf.nest.map_structure(
+      lambda t: _example(t.shape, t.dtype) if isinstance(t, tf.TensorSpec)
+      else tf.convert_to_tensor(t), x)
 
 
 def _example(shape, dtype):
@@ -126,12 +131,16 @@ def _example(shape, dtype):
   return tf.cast(tf.constant(rng.integers(0, 2, size=shape)), dtype)
 
 
+def tells_inputs(model):
+  """Whether examples can be made up from the model alone."""
+  return bool(model.built and getattr(model, 'inputs', None))
+
+
 def _probe_inputs(model):
   """Made-up examples, or None where the model does not tell its inputs."""
-  inputs = getattr(model, 'inputs', None)
-  if not inputs:
+  if not tells_inputs(model):
     return None
-  values = [_example(spec.shape, spec.dtype) for spec in inputs]
+  values = [_example(spec.shape, spec.dtype) for spec in model.inputs]
   structure = compat.input_structure(model)
   if structure is not None and len(tf.nest.flatten(structure)) == len(values):
     return tf.nest.pack_sequence_as(structure, values)

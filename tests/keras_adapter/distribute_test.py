@@ -68,16 +68,36 @@ except tfdp.PrivacyError as error:
   assert 'mixes examples' in str(error), error
 else:
   raise AssertionError('a layer that mixes examples was not found')
-with mirrored.scope():
-  model = tfdp.DPSequential([Centre(), keras.layers.Dense(1)])
+class Late(keras.Model):  # Tells nothing of its inputs.
+  def __init__(self, *stack):
+    super().__init__()
+    self.stack = stack
+
+  def call(self, x, training=False):
+    for layer in self.stack:
+      x = layer(x)
+    return x
+
+def late(*stack):
+  model = tfdp.make_private(Late(*stack))
   model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8),
                 loss='mse')
-try:
-  model.fit(zeros, verbose=0)
-except tfdp.PrivacyError as error:
-  assert 'must be built before' in str(error), error
-else:
-  raise AssertionError('a model that could not be validated was trained')
+  return model
+
+with mirrored.scope():
+  bad, good, mute = [late(Centre(), keras.layers.Dense(1)), late(keras.layers.Dense(1)),
+                     late(keras.layers.Dense(1))]
+def refused(model, data, why, **kwargs):
+  try:
+    model.fit(data, verbose=0, **kwargs)
+  except tfdp.PrivacyError as error:
+    assert why in str(error), error
+  else:
+    raise AssertionError('a model that could not be validated was trained')
+refused(bad, zeros, 'mixes examples')
+refused(mute, (batch for batch in zeros), 'neither the model nor the data', steps_per_epoch=1)
+good.fit(zeros, verbose=0)
+assert good.optimizer.steps_done == 1
 print('equal')
 '''
 
