@@ -73,7 +73,8 @@ def check_strategy(model):
   if KERAS_3 and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
     raise NotImplementedError(
         'The `fit` of Keras 3 does not work under MultiWorkerMirroredStrategy. Take the steps '
-        'yourself: for each `batch` of `strategy.experimental_distribute_dataset(batches)`, call '
+        'yourself: call `tfdp.validate_model(model)`, then for each `batch` of '
+        '`strategy.experimental_distribute_dataset(batches)` call '
         '`strategy.run(model.train_step, args=(batch,))` in a tf.function.')
 
 

@@ -124,9 +124,12 @@ class DPModel:
   def _validate(self, x):
     """Once per kind of input, while the step is traced; the values of `x` are not used."""
     validation.validate_structure(self)
+    if compat.has_replicas():
+      validation.check_probed(self)
+      return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
     signature = str(tf.nest.map_structure(lambda s: (s.shape[1:], s.dtype), specs))
-    if signature != getattr(self, '_validated', None) and not compat.has_replicas():
+    if signature != getattr(self, '_validated', None):
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
         thread.submit(validation.validate_model, self, specs).result()

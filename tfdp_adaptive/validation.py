@@ -1,11 +1,15 @@
 """Finds what would let one example change the gradients of another."""
 
+import weakref
+
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
+
+_PROBED = weakref.WeakSet()  # Models that passed.
 
 # Layers whose training-time output mixes the examples of a batch.
 _MIXING = {
@@ -60,6 +64,16 @@ def validate_model(model, x=None):
     return
   _check_inference(model, x)
   _check_training(model, x)
+  _PROBED.add(model)
+
+
+def check_probed(model):
+  """Raises `PrivacyError` for a model that has not passed the numeric probes of `validate_model`."""
+  if model not in _PROBED:
+    raise errors.PrivacyError(
+        'With several replicas the model must be validated before its first step, which cannot do '
+        'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two examples, '
+        'or use `fit`.')
 
 
 def build(model, x):

@@ -34,8 +34,17 @@ def fit(model, batches):
     assert 'model.train_step' in str(error), error
   else:
     raise AssertionError('fit went on')
-  step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
-  for batch in strategy.experimental_distribute_dataset(batches):
+  stepper = lambda: tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
+  for i, batch in enumerate(strategy.experimental_distribute_dataset(batches)):
+    if not i:
+      try:
+        stepper()(batch)
+      except tfdp.PrivacyError as error:
+        assert 'tfdp.validate_model' in str(error), error
+      else:
+        raise AssertionError('a model that nobody has validated was trained')
+      tfdp.validate_model(model)
+      step = stepper()
     step(batch)
 
 def train(optimizer, x, y, width):
