@@ -38,7 +38,7 @@ def tap(layer, function, tape, args, kwargs):
   def draw(inputs, original):
     drawn = original(tf.ones_like(inputs))
     factors_drawn.append(drawn)
-    return inputs * drawn
+    return _dropped(inputs, drawn)
 
   with _dropout(layer, draw):
     outputs = function(*args, **kwargs)
@@ -58,7 +58,7 @@ def gradients(layer, call, errors):
     own, drawn = iter(own), iter(drawn)
     args, kwargs = tf.nest.pack_sequence_as(arguments, [
         next(own)[tf.newaxis] if each else t for t, each in zip(flat, call.batched)])
-    with _dropout(layer, lambda inputs, _: inputs * next(drawn)[tf.newaxis]):
+    with _dropout(layer, lambda inputs, _: _dropped(inputs, next(drawn)[tf.newaxis])):
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         for variable in variables:
           tape.watch(variable)
@@ -74,6 +74,11 @@ def gradients(layer, call, errors):
 
 
 KIND = registry.Kind(gradients, tap, whole=True)
+
+
+def _dropped(inputs, drawn):
+  """As dropout layers do: what is dropped is zero, whatever it was."""
+  return tf.where(drawn == 0, tf.zeros_like(inputs), inputs * drawn)
 
 
 @contextlib.contextmanager
