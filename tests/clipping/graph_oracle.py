@@ -84,7 +84,8 @@ class Expressions:
   def _looped(self, operation, index, inputs):
     """By the loop variables that this one and the condition depend on."""
     body, condition = (_function(operation, name) for name in ('body', 'cond'))
-    needed, todo = set(), [(condition, t) for t in condition.outputs] + [(body, body.outputs[index])]
+    todo = [(body, body.outputs[index])] + [(condition, t) for t in condition.outputs]
+    needed = set()
     while todo:
       graph, tensor = todo.pop()
       for i in _reached(graph, tensor) - needed:

@@ -229,7 +229,9 @@ def _recording():
 
 # Layers wrapped at present, by id: [number of recorders, whether the instance
 # had a `call` of its own, that call]. Replicas of a strategy trace in threads
-# that take turns, so wrappers are shared and ask their thread for its recorder.
+# that take turns, so wrappers are shared and ask their thread for its recorder:
+# between calls of layers any other thread may call the model or record it, too.
+# Inside of them it may not: some kinds change attributes of a layer for its call.
 _WRAPPED = {}
 _LOCAL = threading.local()
 
@@ -237,17 +239,19 @@ _LOCAL = threading.local()
 @contextlib.contextmanager
 def _tapped(layers, recorder):
   """Wraps the layers' `call` for `recorder`; leaves them as found, come what may."""
-  for layer in layers:
-    entry = _WRAPPED.setdefault(id(layer), [0, 'call' in vars(layer), vars(layer).get('call')])
-    if not entry[0]:
-      vars(layer)['call'] = _wrapper(layer, layer.call)
-    entry[0] += 1
-  previous, _LOCAL.recorder = getattr(_LOCAL, 'recorder', None), recorder
+  previous, wrapped = getattr(_LOCAL, 'recorder', None), []
   try:
+    for layer in layers:
+      entry = _WRAPPED.setdefault(id(layer), [0, 'call' in vars(layer), vars(layer).get('call')])
+      if not entry[0]:
+        vars(layer)['call'] = _wrapper(layer, layer.call)
+      entry[0] += 1
+      wrapped.append(layer)
+    _LOCAL.recorder = recorder
     yield
   finally:
     _LOCAL.recorder = previous
-    for layer in layers:
+    for layer in wrapped:
       entry = _WRAPPED[id(layer)]
       entry[0] -= 1
       if not entry[0]:
