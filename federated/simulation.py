@@ -145,8 +145,12 @@ class _Run:
                             'give another folder; its privacy loss would add to that of a new run.')
     state, record = saved
     if record['settings'] != self._settings:
-      raise ValueError(f'The run in {folder.path} has another plan or other settings. '
-                       f'Received: {self._settings}. Expected: {record["settings"]}.')
+      received, expected = _differences(*(
+          {**settings, 'plan': json.loads(settings['plan'])}
+          for settings in (self._settings, record['settings'])))
+      raise storage.SavedRunError(
+          f'The run in {folder.path} has another plan or other settings. Received: {received}. '
+          f'Expected: {expected}. Give those to go on, or give another folder.')
     self.state = state if process.seed is not None else storage.with_fresh_keys(state)
     self.history, self.failed, self.pending = (
         record['history'], record['failed'], record['pending'])
@@ -172,6 +176,16 @@ class _Run:
       self._folder.save(state, {
           'settings': self._settings, 'history': self.history, 'failed': self.failed,
           'pending': self.pending})
+
+
+def _differences(left, right):
+  """The two trees of settings without what they agree on."""
+  if not (isinstance(left, dict) and isinstance(right, dict)):
+    return left, right
+  pairs = {key: _differences(left.get(key), right.get(key)) for key in {**left, **right}
+           if left.get(key) != right.get(key)}
+  return ({key: pair[0] for key, pair in pairs.items()},
+          {key: pair[1] for key, pair in pairs.items()})
 
 
 def _speed(run, rounds, clients, seconds):

@@ -10,6 +10,8 @@ import io
 import json
 import os
 import pathlib
+import zipfile
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,10 @@ from tfdp_adaptive import noise
 from tfdp_adaptive.noise import keys
 
 _STATE, _LOCK = 'state.npz', 'lock'
+
+
+class SavedRunError(ValueError):
+  """The run in a folder is not one to go on with."""
 
 
 class RunFolder:
@@ -76,13 +82,19 @@ class RunFolder:
     path = self.path / _STATE
     if not path.exists():
       return None
-    with np.load(path) as file:
-      record = json.loads(file['record'].tobytes().decode('utf-8'))
-      leaves = [file[f'leaf{i}'] for i in range(len(file.files) - 1)]
+    try:
+      with np.load(path) as file:
+        record = json.loads(file['record'].tobytes().decode('utf-8'))
+        leaves = [file[f'leaf{i}'] for i in range(len(file.files) - 1)]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+      raise SavedRunError(
+          f'{path} must be what a run saved, and cannot be read: {error}. Start anew in another '
+          'folder; what was spent in this one then counts as well if any of it was published.'
+      ) from error
     wanted = [np.asarray(x) for x in tf.nest.flatten(template)]
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in wanted]:
-      raise ValueError(f'The run saved in {self.path} has another model, rule or mechanism. '
-                       'Give the process it was started with, or another folder.')
+      raise SavedRunError(f'The run saved in {self.path} has another model, rule or mechanism. '
+                          'Give the process it was started with, or another folder.')
     return tf.nest.pack_sequence_as(template, [tf.constant(x) for x in leaves]), record
 
 

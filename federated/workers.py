@@ -73,7 +73,7 @@ class Workers:
         self.addresses.append(address)
       self.addresses.extend(addresses)
       for address in self.addresses:
-        _check_address(address)
+        check_address(address)
         channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
         self._channels.append(channel)
         self._wait_for(channel, address)
@@ -138,9 +138,10 @@ def _start(max_concurrent_clients):
   return process, f'localhost:{port}'
 
 
-def _check_address(address):
+def check_address(address):
+  """Raises unless it is host and port."""
   host, _, port = address.rpartition(':')
-  if not host or not port.isdigit():
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise ValueError("`workers` must be addresses like 'host:8000'. "
                      f'Received: {address!r}.')
 

@@ -104,8 +104,43 @@ def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
   assert 'clients/s' in capsys.readouterr().err
   assert 'Secure aggregation is not simulated' in (folder / 'w' / 'privacy.txt').read_text(
       encoding='utf-8')
-  with pytest.raises(ValueError, match="Received: 'nowhere'"):
-    main.main(arguments('federated', folder, '--methods', 'dp_adam', '--workers', 'nowhere'))
+
+
+@pytest.mark.federated
+@pytest.mark.parametrize('address', ['', 'nowhere', 'host:', ':80', 'host:0', 'host:65536'])
+def test_what_is_no_address_of_a_worker(folder, capsys, address):
+  out = folder / 'nowhere'
+  for command in ('federated', 'demo'):
+    assert main.main(arguments(command, folder, '--workers', address, '--out', str(out))) == 2
+    assert f"addresses like 'host:8000'. Received: {address!r}." in capsys.readouterr().err
+  assert not out.exists()
+
+
+@pytest.mark.federated
+def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys, monkeypatch):
+  from tfdp_adaptive.federated import releases  # pylint: disable=import-outside-toplevel
+
+  def interrupt(*_):
+    raise KeyboardInterrupt
+
+  out = folder / 'begun'
+  command = arguments('federated', folder, '--methods', 'dp_adam', '--out', str(out))
+  with monkeypatch.context() as patch:
+    patch.setattr(releases, 'release', interrupt)
+    assert main.main(command) == 130
+  state = out / 'federated.state' / 'dp_adam' / 'state.npz'
+  saved = state.read_bytes()
+  assert main.main([*command, '--rounds', '3']) == 2
+  error = capsys.readouterr().err
+  received, expected = error.split('Received: ')[1].split('Expected: ')
+  assert "'steps': 3" in received and "'steps': 2" in expected
+  assert 'or give another folder' in error and 'population_size' not in error
+  assert state.read_bytes() == saved
+  state.write_bytes(saved[:-50])
+  assert main.main(command) == 2
+  assert 'cannot be read: ' in capsys.readouterr().err and state.read_bytes() == saved[:-50]
+  state.write_bytes(saved)
+  assert main.main(command) == 0
 
 
 @pytest.mark.federated

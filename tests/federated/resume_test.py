@@ -230,6 +230,23 @@ def test_the_folder_is_private_locked_and_for_one_run(process, users, worker, tm
              worker)
 
 
+def test_what_no_run_saved_is_told_apart(tmp_path):
+  tree = (tf.range(3), tf.ones([2]))
+  with storage.RunFolder(tmp_path) as folder:
+    folder.save(tree, {'history': []})
+    path = tmp_path / 'state.npz'
+    saved = path.read_bytes()
+    for broken in (b'', b'broken', saved[:len(saved) // 2], saved[:-100] + bytes(100),
+                   saved.replace(b'leaf1', b'left1'), saved.replace(b'"', b'{')):
+      path.write_bytes(broken)
+      with pytest.raises(tfdp.federated.SavedRunError, match='state.npz must be what a run saved'):
+        folder.load(tree)
+    path.write_bytes(saved)
+    with pytest.raises(tfdp.federated.SavedRunError, match='another model, rule or mechanism'):
+      folder.load(tree[:1])
+    assert folder.load(tree)[1] == {'history': []}
+
+
 def test_the_run_stops_within_the_budget(process, users, worker):
   plan = process.plan
   result = simulate(process, users, None, worker, max_epsilon=plan.epsilon(2) + 1e-6,

@@ -20,7 +20,7 @@ def add_parser(subparsers):
 
 
 def run(arguments):
-  federated.require()
+  federated.require(arguments.workers)
   task = tasks.load(arguments, need_client=True)
   by_sentence = compare.make_plan(arguments, task)
   by_client = federated.make_plan(arguments, task)

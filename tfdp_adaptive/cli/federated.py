@@ -48,7 +48,7 @@ def add_arguments(parser):
 
 def run(arguments):
   methods = options.chosen(arguments.methods, settings_lib.FEDERATED, '--methods')
-  require()
+  require(arguments.workers)
   task = tasks.load(arguments, need_client=True)
   plan = make_plan(arguments, task)
   report = report_lib.Report(arguments.out, report_lib.about(task, arguments), PART)
@@ -57,11 +57,13 @@ def run(arguments):
   report.finish(arguments.json)
 
 
-def require():
-  """Raises where TensorFlow Federated cannot be had."""
+def require(workers):
+  """Raises where TensorFlow Federated cannot be had, or not at these addresses."""
   try:
+    for address in workers:
+      tfdp.federated.check_address(address)
     return tfdp.federated
-  except ImportError as error:
+  except (ImportError, ValueError) as error:
     raise options.UsageError(str(error)) from error
 
 
@@ -84,6 +86,8 @@ def train_all(arguments, task, plan, methods, report):
       raise options.UsageError(
           f'{error} Give the same command with --out {report.unfinished.parent} to go on.'
       ) from error
+    except tfdp.federated.SavedRunError as error:
+      raise options.UsageError(str(error)) from error
     private_runs += 1
     report.state(f'== {method.label} ({PART}) ==', simulation.statement)
     print('{}: {:.2f} rounds/s, {:.1f} clients/s, {:,} bytes of server state'.format(
