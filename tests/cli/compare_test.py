@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import pathlib
 
 import dp_accounting
 from dp_accounting import pld
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive.cli import main
+from tfdp_adaptive.cli import report as report_lib
 from tfdp_adaptive.cli import settings
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.data import corpus
@@ -143,11 +145,35 @@ def test_unusable_data_ends_before_anything_is_written(
     (['--methods', 'adamw'], '--methods must name some of adam, dp_sgd'),
     (['--batch-size', '4000'], '--batch-size must be at most the number of training sentences'),
     (['--out', 'words.txt'], '--out must be a folder'),
+    (['--out', 'words.txt/below'], '--out must be a folder'),
+    (['--out', '/proc/nowhere'], 'or where one can be made. Received: /proc/nowhere'),
 ])
 def test_wrong_arguments(folder, more, message, capsys, monkeypatch):
   monkeypatch.chdir(folder)
   assert main.main(arguments(folder, *more)) == 2
   assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), MemoryError('of 9 TB')])
+def test_a_full_disk_or_memory_ends_in_one_line_and_takes_no_results(
+    error, tmp_path, folder, monkeypatch, capsys):
+  report = report_lib.Report(tmp_path / 'out', {})
+  row = report_lib.Row('first', 'centralized', 1.0, 0.5)
+  report.add(row)
+  before = report.path('results.json').read_text(encoding='utf-8')
+
+  def full(path, text, **_):
+    path.write_bytes(text[:5].encode())
+    raise error
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, 'write_text', full)
+    with pytest.raises(type(error)):
+      report.add(row)
+    assert main.main(arguments(folder, '--out', str(tmp_path / 'full'))) == 2
+  assert report.path('results.json').read_text(encoding='utf-8') == before
+  printed = capsys.readouterr().err
+  assert str(error.args[-1]) in printed and printed.count('\n') == 1
 
 
 def test_the_vocabulary_of_private_text_is_never_used(folder):

@@ -1,6 +1,7 @@
 """`tfdp explain-clipping`: models from files and from functions."""
 
 import json
+import zipfile
 
 import pytest
 
@@ -25,6 +26,14 @@ def build():
 
 def nothing():
   return None
+
+def fails():
+  raise RuntimeError('out of luck\\nas ever')
+
+def needs(x):
+  return x
+
+number = 3
 '''
 
 
@@ -42,19 +51,30 @@ def test_a_saved_model(tmp_path, capsys):
 
 def test_a_function(tmp_path, capsys, monkeypatch):
   (tmp_path / 'my_models.py').write_text(MODULE, encoding='utf-8')
+  (tmp_path / 'broken_models.py').write_text('def (:', encoding='utf-8')
   monkeypatch.chdir(tmp_path)
   assert main.main(['explain-clipping', 'my_models:build']) == 0
   assert 'Twice is not registered, see tfdp.clipping.register' in capsys.readouterr().out
   for name, message in (('my_models:other', 'no attribute'), ('no_such:build', 'No module'),
-                        ('my_models:nothing', 'must be a Keras model')):
+                        ('my_models:nothing', 'must be a Keras model'),
+                        ('my_models:fails', 'RuntimeError: out of luck ('),
+                        ('my_models:fails', 'my_models.py, line 18)'),
+                        ('my_models:needs', "required positional argument: 'x'"),
+                        ('my_models:number', 'not callable'), ('broken_models:x', 'SyntaxError'),
+                        (':x', 'Empty module name'), ('..:x', 'must be a module')):
     assert main.main(['explain-clipping', name]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
 
 
 def test_what_is_no_model(tmp_path, capsys):
   broken = tmp_path / 'broken.keras'
   broken.write_text('no model')
-  for name, message in ((str(broken), 'cannot be loaded'), ('missing.keras', 'does not exist')):
+  empty = tmp_path / 'empty.keras'
+  with zipfile.ZipFile(empty, 'w') as archive:
+    archive.writestr('nothing', '')
+  for name, message in ((str(broken), 'cannot be loaded'), (str(empty), 'cannot be loaded'),
+                        ('missing.keras', 'does not exist')):
     assert main.main(['explain-clipping', name]) == 2
     assert message in capsys.readouterr().err
   with pytest.raises(SystemExit):

@@ -88,6 +88,8 @@ def test_plain_text_joins_lines_within_a_sentence(tmp_path):
     (['{"text": 3}'], 'line 1: `text` must be a string'),
     (['{"text": "x", "client": [1]}'], r'line 1: `client` must be .*\[1\]'),
     (['{"text": "x", "client": true}'], 'line 1: `client` must be .*True'),
+    (['{"text": "x", "client": "\\ud800"}'], r"line 1: `client` must be .*'\\ud800'"),
+    (['[' * 100_000], 'line 1: not valid JSON'),
     (['{"text": "too short"}'], 'no sentence of 3 or more words in 1 lines'),
     (['', '  '], 'the file is empty'),
 ])

@@ -308,10 +308,28 @@ def test_without_noise_there_is_no_privacy():
   assert 'NO PRIVACY GUARANTEE' in plan.statement()
 
 
-@pytest.mark.parametrize('sigma', [0.02, 0.1])
+@pytest.mark.parametrize('sigma', [0.01, 0.02, 0.1])
 def test_tiny_noise_is_accounted_for_in_reasonable_time(sigma):
   plan = make_plan(noise_multiplier=sigma, steps=10)
   assert 10 < plan.epsilon() < 1e6
+  once = accounting.gaussian_epsilon(sigma, 1e-5) + math.log(0.01)  # Sampled, and seen at once.
+  assert once < plan.epsilon()
+
+
+@pytest.mark.parametrize('sigma', [1e-5, 1e-12, 1e-200])
+def test_next_to_no_noise_is_no_privacy(sigma):
+  plan = make_plan(noise_multiplier=sigma, steps=10)
+  assert plan.epsilon() == math.inf and plan.delta(1e9) == 1
+
+
+@pytest.mark.parametrize('above', [1e9, math.inf])
+def test_an_epsilon_that_falls_at_once_is_kept_to_or_refused(above):
+  """A delta below what the grid can tell gives such a cliff."""
+  epsilon_of = lambda sigma, tolerance: above if sigma < 5 else 0.0
+  try:
+    assert accounting.calibrate(epsilon_of, 1.0) >= 5
+  except ValueError as error:
+    assert 'did not converge' in str(error)
 
 
 def test_a_longer_run_costs_what_its_parts_cost_together():

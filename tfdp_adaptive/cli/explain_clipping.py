@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
@@ -14,7 +15,7 @@ def add_parser(subparsers):
   parser = subparsers.add_parser('explain-clipping', description=__doc__)
   add = parser.add_argument
   add('model', metavar='MODEL',
-      help='a saved Keras model (a .keras or .h5 file), or module:function that returns a built one')
+      help='a saved Keras model (a .keras or .h5 file), or module:function that returns one')
   add('--batch-size', type=options.positive_int, metavar='B',
       help="examples in a batch (default: that of the model's private optimizer, or 32)")
   add('--scaled', action='store_true',
@@ -43,9 +44,9 @@ def load(name):
   if os.path.exists(name):
     try:
       return compat.keras.models.load_model(name, compile=False)
-    except (ValueError, TypeError, OSError) as error:
+    except Exception as error:  # pylint: disable=broad-except
       raise options.UsageError(
-          f'{name} cannot be loaded: {str(error).splitlines()[0]} A model with layers of your own '
+          f'{name} cannot be loaded: {_said(error)} A model with layers of your own '
           'needs their code: give module:function, which returns the model.') from error
   if not colon:
     raise options.UsageError('MODEL must be a file, or module:function that returns a model. '
@@ -53,8 +54,16 @@ def load(name):
   sys.path.insert(0, os.getcwd())
   try:
     return getattr(importlib.import_module(module), function)()
-  except (ImportError, AttributeError) as error:
-    raise options.UsageError(f'{name} must be a module and a function in it, here or on '
-                             f'PYTHONPATH. Received: {error}') from error
+  except Exception as error:  # Also of the user's code. pylint: disable=broad-except
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raise options.UsageError(
+        f'{name} must be a module and a function in it, here or on PYTHONPATH, that returns a '
+        f'model when it is called without arguments. Received: {type(error).__name__}: '
+        f'{_said(error)} ({last.filename}, line {last.lineno})') from error
   finally:
     sys.path.remove(os.getcwd())
+
+
+def _said(error):
+  """The first line of an error."""
+  return (str(error).splitlines() or [type(error).__name__])[0]

@@ -38,8 +38,12 @@ def main(argv=None) -> int:
   arguments = parser.parse_args(argv)
   try:
     return arguments.run(arguments) or 0
-  except (options.UsageError, corpus.DataError) as error:
+  except (options.UsageError, corpus.DataError, OSError) as error:  # Such as a full disk.
     print(f'tfdp {arguments.command}: error: {error}', file=sys.stderr)
+    return 2
+  except MemoryError as error:
+    print(f'tfdp {arguments.command}: error: more memory is needed than there is. {error}',
+          file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print(f'tfdp {arguments.command}: interrupted', file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 import time
 
@@ -95,7 +96,7 @@ def parse(text):
   if name not in KINDS:
     raise options.UsageError(f'A mechanism must be one of {", ".join(KINDS)}. Received: {text}')
   meaning = KINDS[name][0]
-  if (meaning is None) != (not size) or (size and not size.isdigit()):
+  if (meaning is None) != (not size) or not re.fullmatch('[0-9]{0,9}', size):
     wanted = f'{name}:SIZE, SIZE being the number of {meaning}' if meaning else name
     raise options.UsageError(f'The mechanism must be given as {wanted}. Received: {text}')
   return name, int(size or 0)
@@ -225,10 +226,7 @@ def _json(rows, bound, arguments):
 
 
 def _save(folder, rows, bound, arguments):
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise options.UsageError(f'--out must be a folder. Received: {folder} ({error})') from error
+  options.make_folder(folder)
   paths = [folder / name for name in ('mechanism.json', 'results.json', 'errors.png')]
   rows[0]['made'].save(paths[0])
   paths[1].write_text(_json(rows, bound, arguments) + '\n', encoding='utf-8')

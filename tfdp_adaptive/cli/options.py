@@ -11,11 +11,15 @@ class UsageError(ValueError):
 
 
 def positive_int(text):
-  return _number(int, text, lambda value: value >= 1, 'an integer >= 1')
+  return _number(int, text, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
 
 
 def positive_float(text):
   return _number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
+
+
+def noise_multiplier(text):
+  return _number(float, text, lambda value: 1e-5 <= value <= 1e13, 'a number from 1e-5 to 1e13')
 
 
 def probability(text):
@@ -101,6 +105,16 @@ def settings(method, changes):
     except argparse.ArgumentTypeError as error:
       raise UsageError(f'--set {name} {error}') from error
   return result
+
+
+def make_folder(path):
+  """Makes the folder of `--out`, unless it is there."""
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UsageError(
+        f'--out must be a folder, or where one can be made. Received: {path} ({error.strerror})'
+    ) from error
 
 
 def default_delta(population_size):

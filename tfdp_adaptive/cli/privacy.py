@@ -18,7 +18,7 @@ def add_parser(subparsers):
   add('--steps', type=options.positive_int, required=True, metavar='T',
       help='number of steps (rounds)')
   wanted = parser.add_mutually_exclusive_group(required=True)
-  wanted.add_argument('--noise-multiplier', type=options.positive_float, metavar='S',
+  wanted.add_argument('--noise-multiplier', type=options.noise_multiplier, metavar='S',
                       help='noise in clip norms; answers with epsilon')
   wanted.add_argument('--epsilon', type=options.positive_float, metavar='E',
                       help='target; answers with the least noise multiplier that keeps to it')

@@ -99,14 +99,19 @@ class Report:
   def add(self, row: Row):
     """Adds a result and saves what there is, so that an interrupted run keeps it."""
     self._rows.append(row)
-    self._folder.mkdir(parents=True, exist_ok=True)
-    self.path('results.json').write_text(self.json() + '\n', encoding='utf-8')
+    self._write('results.json', self.json())
 
   def state(self, *paragraphs: str):
     """Adds paragraphs to the privacy statement and saves it."""
     self._statement += paragraphs
-    self._folder.mkdir(parents=True, exist_ok=True)
-    self.path('privacy.txt').write_text('\n\n'.join(self._statement) + '\n', encoding='utf-8')
+    self._write('privacy.txt', '\n\n'.join(self._statement))
+
+  def _write(self, name, text):
+    """Replaces a file; a full disk leaves the one that was there."""
+    options.make_folder(self._folder)
+    new = self.path(name + '.new')
+    new.write_text(text + '\n', encoding='utf-8')
+    new.replace(self.path(name))
 
   def state_together(self, part, plan, runs):
     """States what `runs` models of one part cost when all of them are released."""

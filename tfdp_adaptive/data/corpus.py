@@ -22,6 +22,7 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 MIN_WORDS = 3
 _BREAK = re.compile(r'(?<=[.!?:;])\s+|\n\s*\n')
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_LONE_SURROGATE = re.compile('[\ud800-\udfff]')  # JSON can write what is no character.
 _SKIPPED_FOLDERS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _OPENERS = {'.xz': lzma.open, '.gz': gzip.open}
@@ -164,7 +165,7 @@ def _json_sentences(path, lines, need_client):
 def _json_record(where, line):
   try:
     record = json.loads(line)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise DataError(f'{where}: not valid JSON ({error}).') from error
   if not isinstance(record, dict):
     raise DataError(f'{where}: must be an object with `text`. Received: {line.strip()[:60]}')
@@ -175,7 +176,8 @@ def _json_record(where, line):
     raise DataError(f'{where}: `text` must be a string, or `speeches` a list of objects with one. '
                     f'Received keys: {keys}.')
   client = record.get('client')
-  if isinstance(client, bool) or not isinstance(client, (str, int, type(None))):
+  if (isinstance(client, bool) or not isinstance(client, (str, int, type(None)))
+      or _LONE_SURROGATE.search(str(client))):
     raise DataError(f'{where}: `client` must be a string or an integer. Received: {client!r}.')
   return (None if client is None else str(client)), '\n\n'.join(text['text'] for text in texts)
 

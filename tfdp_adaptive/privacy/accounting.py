@@ -22,7 +22,9 @@ from tfdp_adaptive.privacy import checks
 ACCOUNTANTS = ('pld', 'rdp')
 # Relative change between two grids at which the finer one will do: to search, to settle, to report.
 _COARSE, _MEDIUM, _FINE = 5e-2, 5e-3, 2e-4
-_FIRST_GRID, _REFINEMENT, _LARGEST_GRID = 1e-2, 10, 2e5
+_FIRST_GRID, _REFINEMENT = 1e-2, 10
+_FIRST_SIZE, _LARGEST_GRID = 1e4, 2e5  # Of one step's losses over the grid.
+_NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 _RELATION = dp_accounting.NeighboringRelation
 _HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
 
@@ -137,13 +139,16 @@ def _bound(dp_event, accountant, neighbors, answer, argument, tolerance):
   if accountant == 'rdp':
     made = _composed(rdp.RdpAccountant(neighboring_relation=neighbors), dp_event)
     return float(getattr(made, answer)(argument))
-  interval, best = _FIRST_GRID, math.inf
+  largest_loss = _largest_loss(dp_event)
+  if largest_loss > _NO_PRIVACY:
+    return math.inf
+  interval, best = max(_FIRST_GRID, largest_loss / _FIRST_SIZE), math.inf
   while True:
     made = _composed(pld.PLDAccountant(neighbors, interval), dp_event)
     last, best = best, min(best, float(getattr(made, answer)(argument)))
     interval /= _REFINEMENT
     if (best == 0 or last - best <= tolerance * best or last == best == math.inf
-        or _largest_loss(dp_event) / interval > _LARGEST_GRID):
+        or largest_loss / interval > _LARGEST_GRID):
       return best
 
 
@@ -159,7 +164,7 @@ def _largest_loss(dp_event):
     sigma = getattr(dp_event.event, 'noise_multiplier', 0.0)
   if not sigma:
     return 0.0
-  return max(0.0, 10 / sigma + 0.5 / sigma**2 + math.log(max(probability, 1e-300)))
+  return max(0.0, 10 / sigma + 0.5 / sigma / sigma + math.log(max(probability, 1e-300)))
 
 
 def _composed(accountant, dp_event):
@@ -226,7 +231,7 @@ def calibrate(epsilon_of, target_epsilon):
       best = min(best, log_sigma)
       if error >= -1e-3:
         break
-    if before is not None:
+    if before is not None and before[0] != log_sigma:
       secant = (error - before[1]) / (log_sigma - before[0])
       slope = secant if secant < -0.1 else slope
     before = log_sigma, error
