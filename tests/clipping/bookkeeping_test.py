@@ -87,6 +87,7 @@ def test_convolution_2d(name):
 @pytest.mark.parametrize('layer', [
     lambda: layers.Conv1D(3, 3, strides=2, padding='same'),
     lambda: layers.Conv1D(3, 2, dilation_rate=2, padding='causal', activation='tanh'),
+    lambda: layers.Conv1D(3, 2, strides=4, padding='causal'),  # Leaves the last inputs out.
     lambda: layers.DepthwiseConv1D(3, depth_multiplier=2, padding='same'),
     lambda: layers.SeparableConv1D(4, 3, depth_multiplier=2),
 ])

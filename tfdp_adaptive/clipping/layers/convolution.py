@@ -179,7 +179,7 @@ def factor(layer, inputs, errors, shape):
     reach = (kernel - 1) * dilation
     missing = max((output - 1) * stride + reach + 1 - size, 0)
     before = {'valid': 0, 'causal': reach, 'same': missing // 2}[layer.padding]
-    pads.append([before, missing - before])
+    pads.append([before, max(missing - before, 0)])  # Strides may leave the last inputs out.
   if np.any(pads):
     inputs = tf.pad(inputs, [[0, 0]] + pads + [[0, 0]])
   return Convolution(inputs, errors, shape, tuple(layer.strides), tuple(layer.dilation_rate))
