@@ -97,7 +97,19 @@ def test_another_run_does_not_go_on_from_this_one(folder, monkeypatch, capsys):
     path.write_bytes(b'broken')
   assert main.main(command(folder, 'other')) == 2
   assert 'cannot be read' in capsys.readouterr().err
-  assert (folder / 'other' / 'train.state').exists()
+  for names in (b'', b'broken', b'\xff\xfe\x00'):
+    (folder / 'other' / 'train.state' / 'checkpoint').write_bytes(names)
+    assert main.main(command(folder, 'other')) == 2
+    assert 'cannot be read' in capsys.readouterr().err
+  assert list((folder / 'other' / 'train.state').glob('ckpt-*'))
+
+
+def test_where_no_state_can_be_kept_nothing_is_trained(folder, monkeypatch, capsys):
+  (folder / 'full').mkdir()
+  (folder / 'full' / 'train.state').write_text('', encoding='utf-8')
+  monkeypatch.setattr(train.training, 'fit', _interrupt)
+  assert main.main(command(folder, 'full')) == 2
+  assert 'train.state (File exists)' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('more, message', [

@@ -72,15 +72,20 @@ class _State:
     self._folder, self._description = folder, json.dumps(description)
     self._optimizer = model.optimizer
     self._optimizer.build(model.trainable_variables)
-    self._manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(model=model, optimizer=model.optimizer), str(folder), max_to_keep=2)
+    self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    self._manager = None
 
   def restore(self):
     """Number of steps done; 0 without a saved state."""
-    if self._manager.latest_checkpoint is None:
-      return 0
+    options.make_folder(self._folder)  # Now, and not after the first steps.
     described = self._folder / 'run.json'
     try:
+      self._manager = tf.train.CheckpointManager(
+          self._checkpoint, str(self._folder), max_to_keep=2)
+      if self._manager.latest_checkpoint is None:
+        if any(self._folder.glob('ckpt-*')):
+          raise ValueError('its list of checkpoints names none')
+        return 0
       same = described.read_text(encoding='utf-8') == self._description
       if same:
         self._manager.restore_or_initialize()
@@ -95,7 +100,6 @@ class _State:
     return self._optimizer.steps_done
 
   def save(self):
-    self._folder.mkdir(parents=True, exist_ok=True)
     (self._folder / 'run.json').write_text(self._description, encoding='utf-8')
     self._manager.save()
 
