@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import registry
@@ -131,39 +130,6 @@ def test_every_registered_kind_is_in_some_table():
   elsewhere = {'reversible_embedding', 'time_distributed'}  # See bookkeeping_test.py.
   for kind in registry._KINDS.values():
     assert kind.gradients in tested or kind.gradients.__name__ in elsewhere, kind.gradients
-
-
-GENERIC = {
-    'transposed': (lambda: layers.Conv2DTranspose(3, 2, strides=2), (4, 4, 2)),
-    'transposed 1d': (lambda: layers.Conv1DTranspose(3, 2), (4, 2)),
-    'attention': (lambda: layers.AdditiveAttention(), None),
-}
-
-
-@pytest.mark.parametrize('name', GENERIC)
-def test_layers_without_a_kind_of_their_own(name):
-  make, shape = GENERIC[name]
-  rng = np.random.default_rng(0)
-  if shape is None:  # Two inputs.
-    shape, layer = (3, 4), make()
-    inputs = [keras.Input(shape), keras.Input(shape)]
-    x = [tf.constant(rng.normal(size=(3,) + shape), tf.float32) for _ in range(2)]
-    inner = layer(inputs)
-  else:
-    inputs, layer = keras.Input(shape), make()
-    x = tf.constant(rng.normal(size=(3,) + shape), tf.float32)
-    inner = layer(inputs)
-  model = oracle.randomized(keras.Model(inputs, layers.Dense(2)(layers.Flatten()(inner))))
-  assert tfdp.explain_clipping(model).layers[0].route == 'one example at a time'
-  oracle.check(model, x)
-
-
-def test_a_vector_without_weights_is_no_unit():
-  inputs = keras.Input((3,))
-  model = oracle.randomized(keras.Model(
-      inputs, layers.Dense(2)(layers.UnitNormalization()(layers.Dense(4)(inputs)))))
-  oracle.check(model, tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32))
-  assert [one.kind for one in tfdp.explain_clipping(model).layers] == ['Dense', 'Dense']
 
 
 @pytest.mark.parametrize('layer', [layers.LSTM, layers.SimpleRNN])

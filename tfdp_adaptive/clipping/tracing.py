@@ -144,7 +144,12 @@ def probe(model, x):
 
   specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec([_PROBE] + t.shape[1:].as_list(), t.dtype), x)
-  tf.function(run, autograph=False).get_concrete_function(specs)
+  try:
+    tf.function(run, autograph=False).get_concrete_function(specs)
+  except tf.errors.OperatorNotAllowedInGraphError as error:
+    raise registry.Unsupported(
+        "Layers must do without Python conditions and loops on tensors. Received one's refusal: "
+        f"{str(error).splitlines()[0]} Use tf.cond, or engine='materialized'.") from error
   return flags
 
 

@@ -109,7 +109,10 @@ def _each(function, records, layer):
           f'Layer {layer.name!r} ({type(layer).__name__}) must be deterministic to be clipped '
           f"by itself. Received: operation {operation}. Register the layer, or use "
           "engine='materialized'.")
-  if compat.vectorizes_safely(operations):
+  # Filters' gradients are vectorized by a loop; inside of another that takes long to trace.
+  nested = any('While' in name for name in operations) and any(
+      'BackpropFilter' in name for name in operations)
+  if compat.vectorizes_safely(operations) and not nested:
     try:
       return tf.vectorized_map(function, records, fallback_to_while_loop=False)
     except (ValueError, NotImplementedError):
