@@ -108,6 +108,20 @@ def test_frozen_layers():
   assert len(model.trainable_variables) == 4
 
 
+def test_layers_frozen_later():
+  """What was proven for other layers or inputs is not taken for these."""
+  first, scale = layers.Dense(4, activation='tanh'), Scale()
+  inputs, offset = keras.Input((3,)), keras.Input((4,))
+  model = oracle.randomized(keras.Model(
+      [inputs, offset], layers.Dense(2)(scale(first(inputs), offset=offset))))
+  x = [floats(5, 3), floats(5, 4)]
+  oracle.check(model, x)
+  for frozen in (True, False):
+    first.trainable = not frozen
+    assert len(model.trainable_variables) == (3 if frozen else 5)
+    oracle.check(model, x)
+
+
 def test_unknown_layers():
   x = floats(5, 3, 4)
   model = keras.Sequential([layers.Dense(4), Scale(), layers.Dense(2)])
@@ -235,6 +249,21 @@ def by_hand(inputs):
   return built(Tied(), inputs)
 
 
+def by_hand_at_first(inputs):
+  """The same, with a layer called after it."""
+  class Early(keras.Model):
+
+    def __init__(self):
+      super().__init__()
+      self.table, self.last = layers.Embedding(7, 3), layers.Dense(3)
+
+    def call(self, inputs):
+      words = self.table(inputs)
+      return self.last(words + tf.gather(tf.convert_to_tensor(self.table.embeddings), inputs))
+
+  return built(Early(), inputs)
+
+
 def with_weight(inputs):
   class Offset(keras.Model):
 
@@ -320,7 +349,8 @@ def transposed(inputs):
 
 
 @pytest.mark.parametrize('make, message', [
-    (by_hand, 'read by the model'), (with_weight, 'must belong to a layer'),
+    (by_hand, 'read by the model'), (by_hand_at_first, 'read by the model'),
+    (with_weight, 'must belong to a layer'),
     (with_positions, 'batch as first axis'), (in_a_loop, 'inside a loop'),
     (rematerialized, 'rematerialization'), (random_inside, 'deterministic'),
     (batch_normalized, 'BatchNormalization'), (transposed, 'batch as first axis')])
