@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 import tensorflow as tf
 
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 
@@ -26,7 +27,7 @@ def test_box_muller_of_chosen_integers(dtype):
   radii = [0, 1, 2, 1000, 2**(width // 2) + 1, 2**(width - 1), 3 * 2**(width - 2)]
   angles = [0, 2**(width - 3), 2**(width - 2), 5 * 2**(width - 3), 2**width - 1]
   bits = np.array([(r, a) for r in radii for a in angles], integer).T
-  actual = gaussian.box_muller(tf.constant(bits), dtype).numpy()
+  actual = gaussian.box_muller(tf.constant(bits)).numpy()
   u = (bits[0].astype(np.longdouble) + 0.5) * np.longdouble(2)**-width
   radius = np.sqrt(-2 * np.log(u)).astype(np.float64)
   angle = 2 * math.pi * bits[1].astype(np.float64) * 2.0**-width
@@ -37,8 +38,23 @@ def test_box_muller_of_chosen_integers(dtype):
   largest = math.sqrt(2 * (width + 1) * math.log(2))
   np.testing.assert_allclose(np.abs(actual).max(), largest, rtol=10 * precision)
   assert largest > (6.7 if dtype == tf.float32 else 9.4)
-  shortest = gaussian.box_muller(tf.constant([[2**width - 1], [0]], bits.dtype), dtype)
+  shortest = gaussian.box_muller(tf.constant([[2**width - 1], [0]], bits.dtype))
   assert 0 < np.abs(shortest).max() < 2 * math.sqrt(precision)  # Finite: u stays below one.
+
+
+@TYPES
+def test_sine_of_integers_is_exact_to_rounding(dtype):
+  width, integer = {tf.float32: (32, np.uint32), tf.float64: (64, np.uint64)}[dtype]
+  corners = [(eighth * 2**(width - 3) + off) % 2**width for eighth in range(8) for off in (-1, 0, 1)]
+  random = np.random.default_rng(3).integers(0, 2**width, 10_000, integer)
+  turn = np.concatenate([np.array(corners, integer), random])
+  signed = turn.astype(np.int64 if width == 64 else np.int32).astype(np.longdouble)
+  exact = np.sin(signed * np.longdouble(2)**(1 - width) * np.longdouble('3.14159265358979323846'))
+  actual = gaussian.sine(tf.constant(turn), dtype).numpy()
+  assert np.abs(actual - exact).max() < 2 * np.finfo(dtype.as_numpy_dtype).eps
+  # Zeros and extremes are where they belong, whatever the rounding.
+  zeros = gaussian.sine(tf.constant([0, 2**(width - 1)], turn.dtype), dtype)
+  np.testing.assert_array_equal(zeros, [0, 0])
 
 
 @TYPES
@@ -59,12 +75,18 @@ def test_the_two_halves_of_a_pair_are_independent():
     assert stats.pearsonr(f(sine), g(cosine)).pvalue > 1e-3
 
 
+@pytest.mark.parametrize('count', [20_000, fusion.WORTH_COMPILING])  # Compiled by itself or not.
 @TYPES
-def test_xla_draws_the_same_numbers(dtype):
-  eager = draw(7, 20_000, dtype)
+def test_xla_draws_the_same_numbers(dtype, count):
+  eager = draw(7, count, dtype)
   tolerance = 50 * np.finfo(dtype.as_numpy_dtype).eps
-  np.testing.assert_allclose(draw(7, 20_000, dtype, True), eager, atol=tolerance)
-  np.testing.assert_array_equal(draw(7, 20_000, dtype, False), eager)
+  np.testing.assert_allclose(draw(7, count, dtype, True), eager, atol=tolerance)
+  np.testing.assert_array_equal(draw(7, count, dtype, False), eager)
+  bits = tf.random.stateless_uniform(
+      [2, count // 2], keys.from_seed(7), minval=None, maxval=None, alg='philox',
+      dtype={tf.float32: tf.uint32, tf.float64: tf.uint64}[dtype])
+  plain = tf.reshape(gaussian.box_muller(bits), [-1])
+  np.testing.assert_allclose(eager, plain, atol=tolerance)
 
 
 def test_tensorflows_own_normals_would_not_do():
@@ -82,6 +104,10 @@ def test_flat_vectors_become_the_tree():
   np.testing.assert_array_equal(tree['a'][0], 0.0)
   np.testing.assert_array_equal(tree['a'][1], [0, 1, 2])
   np.testing.assert_array_equal(tree['b'], [[3, 4], [5, 6]])
+  (long,) = gaussian.flat_specs([tf.TensorSpec([99_991]), tf.TensorSpec([3, 7])])
+  assert long.shape[0] >= 99_991 + 21 and long.shape[0] % 2048 == 0
+  assert [t.shape for t in gaussian.unflatten((tf.zeros(long.shape),), [
+      tf.TensorSpec([99_991]), tf.TensorSpec([3, 7])])] == [(99_991,), (3, 7)]
 
 
 def test_types_have_streams_of_their_own():

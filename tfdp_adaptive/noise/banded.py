@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 
@@ -33,7 +34,7 @@ def column_normalized(mechanism, key_source=keys.from_system):
 
 def _recursion(mechanism, key_source, rows, index):
   slots = rows.shape[1] - 1
-  solve = base.one_pass(_solve)
+  solve = fusion.one_pass(_solve)
 
   def empty(flat):
     return tuple(base.zeros(flat) for _ in range(slots))

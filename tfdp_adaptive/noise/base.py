@@ -98,23 +98,6 @@ def as_run(mechanism):
   return mechanism.rounded('float32') if mechanism.dtype == 'float64' else mechanism
 
 
-def one_pass(function):
-  """An element-wise `function` of tensors that reads and writes each of them once.
-
-  TensorFlow would go through memory for every product. Compiled by XLA, also
-  within graphs that are not; but not where there is a GPU, whose compiler is
-  often not installed and whose memory is faster than this matters. (A product
-  of matrices would also be one pass, but GPUs round its factors to TF32.)
-  """
-  compiled = tf.function(function, jit_compile=True, autograph=False)
-
-  def call(*arguments):
-    where = function if tf.config.list_physical_devices('GPU') else compiled
-    return where(*arguments)
-
-  return call
-
-
 def zeros(flat):
   """A slot of history: one zero vector per dtype."""
   return tuple(tf.zeros(spec.shape, spec.dtype) for spec in flat)

@@ -5,6 +5,7 @@
 
 from tfdp_adaptive.mechanisms import blt
 from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 
@@ -21,7 +22,7 @@ def buffered(mechanism, key_source=keys.from_system):
     x = z / output_scale - sum(w * s for w, s in zip(weights, buffers))
     return x, [theta * s + x for theta, s in zip(decays, buffers)]
 
-  step = base.one_pass(buffered_step)
+  step = fusion.one_pass(buffered_step)
 
   def empty(flat):
     return tuple(base.zeros(flat) for _ in decays)

@@ -5,15 +5,20 @@ gives other numbers under XLA than outside it, clamps its uniforms at 1e-7 (no
 noise beyond 5.68 standard deviations, float64 included) and is slower on CPU.
 Here the integers are the same everywhere, the numbers agree to rounding, and
 the tails end where the integers do: at 6.76 (float32) and 9.49 (float64).
+Sines are a series, of an angle reduced while it still is an integer: XLA would
+call the C library for each, and round the angle before reducing it.
 """
 
 import math
 
 import tensorflow as tf
 
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 
-_BITS = {tf.float32: (tf.uint32, 32, 24), tf.float64: (tf.uint64, 64, 53)}
+# Of a dtype: integers, the same with a sign, their bits, its digits, terms of the sine's series.
+_BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
+         tf.float64: (tf.uint64, tf.int64, 64, 53, 11)}
 
 
 def wide(spec):
@@ -22,7 +27,11 @@ def wide(spec):
 
 
 def flat_specs(specs):
-  """One [n] spec per dtype in `specs`; n counts the elements, rounded up to even."""
+  """One [n] spec per dtype in `specs`; n counts the elements, rounded up to even.
+
+  Long vectors are rounded up further: XLA shares a loop among its threads, and only
+  where all parts are equal does it use the processor's vector instructions.
+  """
   sizes = {}
   for spec in tf.nest.flatten(specs):
     if spec.dtype not in _BITS:
@@ -31,7 +40,8 @@ def flat_specs(specs):
     if not spec.shape.is_fully_defined():
       raise ValueError(f'`specs` must have fully defined shapes. Received: {spec}.')
     sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.shape.num_elements()
-  return tuple(tf.TensorSpec([n + n % 2], dtype) for dtype, n in sizes.items())
+  unit = lambda n: 2 if n < fusion.WORTH_COMPILING else 2048
+  return tuple(tf.TensorSpec([n + -n % unit(n)], dtype) for dtype, n in sizes.items())
 
 
 def unflatten(vectors, specs):
@@ -58,17 +68,31 @@ def _normal(key, spec):
   bits = tf.random.stateless_uniform(
       [2, spec.shape.num_elements() // 2], key, minval=None, maxval=None,
       dtype=_BITS[spec.dtype][0], alg='philox')
-  return tf.reshape(box_muller(bits, spec.dtype), [-1])
+  return tf.reshape(_transform(bits), [-1])
 
 
-def box_muller(bits, dtype):
+def box_muller(bits):
   """[2, n] standard normals from [2, n] uniform unsigned integers (one row: radius, one: angle).
 
   `u = (bits + 1/2) 2^-width` keeps full relative precision towards zero, where
   the tail is, and its factor is rounded down so that it stays below one.
   """
-  _, width, digits = _BITS[dtype]
+  dtype = tf.float32 if bits.dtype == tf.uint32 else tf.float64
+  width, digits = _BITS[dtype][2:4]
   u = (tf.cast(bits[0], dtype) + 0.5) * (2.0**-width * (1 - 2.0**-digits))
-  angle = tf.cast(bits[1], dtype) * (2 * math.pi * 2.0**-width)
-  quarter = tf.constant([[0.0], [math.pi / 2]], dtype)
-  return tf.sqrt(-2 * tf.math.log(u)) * tf.sin(angle + quarter)
+  quarter = tf.constant([[0], [2**(width - 2)]], bits.dtype)
+  return tf.sqrt(-2 * tf.math.log(u)) * sine(bits[1] + quarter, dtype)
+
+
+def sine(turn, dtype):
+  """sin(2 pi turn 2^-width), like `turn`, unsigned integers, but of `dtype`; error below 2 eps."""
+  _, signed, width, _, terms = _BITS[dtype]
+  half = tf.constant(2**(width - 1), turn.dtype)
+  far = tf.bitwise.right_shift(turn + half // 2, width - 1)  # 1: over a quarter turn from zero.
+  turn += far * (half - 2 * turn)  # sin(x) = sin(pi - x), exact: integers wrap around.
+  x = tf.cast(tf.bitcast(turn, signed), dtype) * (math.pi * 2.0**(1 - width))
+  series = [(-1)**k / math.factorial(2 * k + 1) for k in reversed(range(1, terms))] + [0]
+  return x + x * tf.math.polyval([tf.constant(c, dtype) for c in series], tf.square(x))
+
+
+_transform = fusion.one_pass(box_muller)

@@ -1,0 +1,24 @@
+"""Element-wise functions that go through memory once."""
+
+import tensorflow as tf
+
+WORTH_COMPILING = 2**16  # Elements of all arguments; compiling takes some tenths of a second.
+
+
+def one_pass(function):
+  """An element-wise `function` of tensors that reads and writes each of them once.
+
+  TensorFlow would go through memory for every product. Compiled by XLA, also
+  within graphs that are not; but not where there is a GPU, whose compiler is
+  often not installed and whose memory is faster than this matters. (A product
+  of matrices would also be one pass, but GPUs round its factors to TF32.)
+  """
+  compiled = tf.function(function, jit_compile=True, autograph=False)
+
+  def call(*arguments):
+    sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
+    small = sum(sizes) < WORTH_COMPILING
+    where = function if small or tf.config.list_physical_devices('GPU') else compiled
+    return where(*arguments)
+
+  return call
