@@ -19,6 +19,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import guard
 from tfdp_adaptive import plain_models
 from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import moments as rules_moments
 
@@ -260,7 +261,8 @@ class DPOptimizer(guard.GuardedOptimizer):
       releases = tuple(
           release._replace(mean=_add_scaled(release.mean, query.scale, regularization))
           for release, query in zip(releases, queries))
-    direction, rule_state = self.rule.update(rule_state, releases, public)
+    update = fusion.one_pass(self.rule.update) if self.rule.elementwise else self.rule.update
+    direction, rule_state = update(rule_state, releases, public)
     self._write((rule_state, private_state))
     with self._allow_apply():
       compat.apply_direction(

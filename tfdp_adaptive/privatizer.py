@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.rules import base
 
@@ -157,9 +158,13 @@ class Privatizer:
 def _noised(value, row, std, spread, row_variance, asked):
   """`(value + noise, variance of the noise)`; nothing where not asked."""
   std = tf.cast(std, spread.dtype) * spread
-  noised = base.map_tree(
+  return _sum(value, row, std, asked), tf.where(asked, tf.square(std) * row_variance, 0)
+
+
+@fusion.one_pass
+def _sum(value, row, std, asked):
+  return base.map_tree(
       lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)
-  return noised, tf.where(asked, tf.square(std) * row_variance, 0)
 
 
 def _as_specs(tree, specs):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.noise import fusion
 
 keras = compat.keras
 B, RATE = 4, 0.1
@@ -47,3 +48,20 @@ def test_keras_equals_the_query(name):
   assert np.abs(w - start[0]).max() > 1e-3
   for got, expected in zip(model.get_weights(), (w, b)):
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', ['DPAdam', 'DPAdamBC', 'DPAdamSTP', 'DPAdamIME'])
+def test_large_models_take_the_same_steps_in_one_pass(name, monkeypatch):
+  results = []
+  for large in (2**30, 0):
+    monkeypatch.setattr(fusion, 'WORTH_COMPILING', large)
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.set_weights([np.full((3, 1), 0.3, 'float32'), np.full(1, -0.2, 'float32')])
+    optimizer = getattr(tfdp, name)(
+        RATE, l2_norm_clip=1.0, noise_multiplier=0.5, batch_size=B, seed=9,
+        adjacency='add_remove', **classes_test.CLASSES[name])
+    model.compile(optimizer=optimizer, loss='mse')
+    for x, y in BATCHES:
+      model.train_on_batch(x, y)
+    results.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+  np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)

@@ -122,6 +122,30 @@ def test_xla_equals_eager_without_retracing(rule, eager):
     assert_close(s._replace(basis=()) if drop else s, s_._replace(basis=()) if drop else s_, 1e-3)
 
 
+def test_elementwise_rules_treat_every_coordinate_by_itself(rule):
+  if not rule.elementwise:
+    pytest.skip('another rule')
+  def final(answers):
+    state = rule.init(specs_of(tf.float32))
+    for release in answers:
+      direction, state = rule.update(state, (release,), ())
+    return loop.join(direction)
+
+  rng = np.random.default_rng(5)
+  answers = [releases(rule, rng, tf.float32)[0] for _ in range(STEPS)]
+  for i in range(loop.SIZE):
+    others = loop.split(1 + (np.arange(loop.SIZE) != i))
+    changed = [a._replace(mean=base.map_tree(lambda x, f: x * tf.cast(f, x.dtype), a.mean, others))
+               for a in answers]
+    assert final(changed)[i] == final(answers)[i]
+
+
+def test_rules_of_the_common_optimizers_are_elementwise():
+  assert {'dp_adam', 'dp_adagrad', 'dp_rmsprop', 'dp_yogi', 'dp_adam_bc',
+          'scale_then_privatize'} <= {
+              case.rule().name for case in table.RULES if case.rule().elementwise}
+
+
 def test_no_variables_and_no_randomness(rule):
   graph = tf.Graph()
   with graph.as_default():

@@ -100,6 +100,8 @@ class Rule(NamedTuple):
     cautions: `(clip_norm, noise_std, size) -> (message, ...)`: what is likely to go
       wrong for this base clip norm, noise standard deviation per coordinate of the
       released mean and number of parameters. For people.
+    elementwise: Whether `update` treats every coordinate by itself: an adapter may
+      then compile it into one pass over the memory.
   """
 
   init: Callable[[Tree], Tree]
@@ -111,6 +113,7 @@ class Rule(NamedTuple):
   name: str = 'rule'
   independent_noise: bool = False
   cautions: Callable[[float, float, int], Tuple[str, ...]] = lambda clip, std, size: ()
+  elementwise: bool = False
 
 
 class Sums(NamedTuple):

@@ -109,4 +109,4 @@ def adaptive(method, epsilon, name):
     root = base.map_tree(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
     return moments.divide(mean, root), State(step, moment, nu)
 
-  return base.Rule(init, base.isotropic, update, name=name)
+  return base.Rule(init, base.isotropic, update, name=name, elementwise=True)
