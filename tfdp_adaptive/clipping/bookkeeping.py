@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import tied
@@ -120,7 +121,11 @@ def influence(model, x):
 
 
 def terms(records, batched, errors):
-  """The factor of every variable of recorded calls that the errors reach, by variable key."""
+  """The factor of every variable of recorded calls that the errors reach, by variable key.
+
+  Nothing is formed of a layer's inputs before its errors are there: it would be kept
+  through the backward pass, of all layers at once.
+  """
   parts = {}
   for record, flags, error in zip(records, batched, errors):
     taps, error = tf.nest.flatten(record.taps), tf.nest.flatten(error)
@@ -128,9 +133,14 @@ def terms(records, batched, errors):
       continue
     error = tf.nest.pack_sequence_as(record.taps, [
         tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, error)])
-    for key, factor in tracing.factors_of(record, flags, error):
-      parts.setdefault(key, []).append(factor)
-  return {key: tied.add(found).simplified() for key, found in parts.items()}
+    with tf.control_dependencies(tf.nest.flatten(error)):
+      for key, factor in tracing.factors_of(record, flags, error):
+        parts.setdefault(key, []).append(factor)
+  found = {}
+  for key, several in parts.items():
+    with tf.control_dependencies(blocks.tensors(tuple(several))):
+      found[key] = tied.add(several).simplified()
+  return found
 
 
 def _weight(norm, clip, mask):

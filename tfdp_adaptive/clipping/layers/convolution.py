@@ -15,6 +15,10 @@ from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
 
+# With fewer channels, windows of up to this many places in a row of the output are
+# cut out one by one.
+CHANNELS, WINDOWS = 16, 32
+
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
@@ -103,18 +107,29 @@ class Convolution:
   def _rows(self):
     """Per row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
     sizes, tile = self.errors.shape[1:-1].as_list(), self._tile()
-    phases, strides = self._phases(tile), [s // t for s, t in zip(self.strides, tile)]
-    others = [range(k // t) for k, t in zip(self.shape[1:-2], tile[1:])]
+    strides = [s // t for s, t in zip(self.strides, tile)]
     inner, bands = int(np.prod(sizes[1:])), []
-    for phase in phases:  # Of rows; each with all other places side by side.
-      band = tf.concat([self._window(phase, place, strides[1:], sizes[1:], skip=1)
-                        for place in itertools.product(*others)], -1)
+    for phase in self._phases(tile):  # Of rows; each with all other places side by side.
+      band = self._band(phase, [k // t for k, t in zip(self.shape, tile)], strides, sizes)
       bands.append((tf.reshape(band, [-1, int(np.prod(band.shape[1:]))]), band.shape[-1]))
     for i in range(self.shape[0] // tile[0]):
       band, width = bands[i % len(bands)]
       start = self._start(i, strides[0], 0) * inner * width
       rows = band[:, start:start + sizes[0] * inner * width]
       yield tf.reshape(rows, [-1, sizes[0] * inner, width])
+
+  def _band(self, phase, places, strides, sizes):
+    """[n, rows, *sizes[1:], width]: what all places of a row but its own axis multiply."""
+    others = itertools.product(*[range(size) for size in places[1:]])
+    if len(sizes) == 2 and strides[1] == self.dilations[1] == 1 and sizes[1] <= WINDOWS:
+      x, = phase
+      channels = x.shape[-1]
+      if channels < CHANNELS:  # Windows are copied in longer pieces than places.
+        x = tf.reshape(x, [-1, x.shape[1], x.shape[2] * channels])
+        return tf.stack([x[:, :, start * channels:(start + places[1]) * channels]
+                         for start in range(sizes[1])], 2)
+    return tf.concat([self._window(phase, place, strides[1:], sizes[1:], skip=1)
+                      for place in others], -1)
 
   def _window(self, phases, place, strides, sizes, skip=0):
     """What kernel place `place` of the axes after the first `skip` multiplies."""
@@ -128,6 +143,11 @@ class Convolution:
   def _start(self, k, stride, axis):
     return k // stride if stride > 1 else k * self.dilations[axis]
 
+  def _reach(self, axis):
+    """How far the kernel gets along a spatial axis of the inputs."""
+    steps = self.errors.shape[1 + axis] - 1
+    return steps * self.strides[axis] + (self.shape[axis] - 1) * self.dilations[axis] + 1
+
   def _phases(self, tile=None):
     """Nested lists, an axis a level: inputs at each offset modulo the strides.
 
@@ -136,10 +156,9 @@ class Convolution:
     x, rank = self.inputs, len(self.strides)
     tile = tile or (1,) * rank
     if max(self.strides) > 1:
-      spare = [-size % stride for size, stride in zip(x.shape[1:-1], self.strides)]
-      if any(spare):
-        x = tf.pad(x, [[0, 0]] + [[0, more] for more in spare] + [[0, 0]])
-      sizes = [size // stride for size, stride in zip(x.shape[1:-1], self.strides)]
+      sizes = [-(-self._reach(axis) // stride) for axis, stride in enumerate(self.strides)]
+      x = _fitted(x, [[0, size * stride - had] for size, stride, had in zip(
+          sizes, self.strides, x.shape[1:-1])])
       split = [size for pair in zip(sizes, self.strides) for size in pair]
       x = tf.reshape(x, [-1] + split + [x.shape[-1]])
       outer, phase = [1 + 2 * i for i in range(rank)], [2 + 2 * i for i in range(rank)]
@@ -180,9 +199,24 @@ def factor(layer, inputs, errors, shape):
     missing = max((output - 1) * stride + reach + 1 - size, 0)
     before = {'valid': 0, 'causal': reach, 'same': missing // 2}[layer.padding]
     pads.append([before, max(missing - before, 0)])  # Strides may leave the last inputs out.
-  if np.any(pads):
-    inputs = tf.pad(inputs, [[0, 0]] + pads + [[0, 0]])
-  return Convolution(inputs, errors, shape, tuple(layer.strides), tuple(layer.dilation_rate))
+  return Convolution(
+      _fitted(inputs, pads), errors, shape, tuple(layer.strides), tuple(layer.dilation_rate))
+
+
+def _fitted(x, more):
+  """[n, *spatial, channels] with `more` = [before, after] zeros, or fewer, along each axis."""
+  if np.min(more) < 0:
+    x = x[(slice(None),) + tuple(slice(0, size + min(after, 0))
+                                 for size, (_, after) in zip(x.shape[1:-1], more))]
+  more = np.maximum(more, 0)
+  if not np.any(more):
+    return x
+  # Channels join the last axis: padding few of them by themselves is slow.
+  *others, last = x.shape[1:-1]
+  channels = x.shape[-1]
+  pads = np.concatenate([[[0, 0]], more[:-1], channels * more[-1:]])
+  x = tf.pad(tf.reshape(x, [-1, *others, last * channels]), pads)
+  return tf.reshape(x, [-1, *x.shape[1:-1], last + int(np.sum(more[-1])), channels])
 
 
 def channels_last(layer, x):
