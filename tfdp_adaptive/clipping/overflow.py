@@ -33,20 +33,30 @@ def checked(norms, found, scales):
   if not present:
     return norms, found, [ones] * len(found)
 
+  moderate = tf.reduce_all(tf.stack(norms) < MODERATE)  # False where NaN.
+
+  def measured():
+    units, sizes = zip(*map(_unit, before))
+    return tf.stack([_parts(units, sizes, [of_ask[i] for i in present]) for of_ask in scales])
+
+  # In a condition of its own: XLA would form each part anew for all that is made of it.
+  parts = tf.cond(
+      moderate, lambda: tf.zeros([len(scales), len(present), tf.shape(ones)[0]], ones.dtype),
+      measured)
+
   def carefully():
-    units, sizes = zip(*[_unit(factor) for factor in before])
+    units, sizes = zip(*map(_unit, before))
     values = _tensors(units)
     largest = tf.cast(min(t.dtype.max for t in values if t.dtype.is_floating), tf.float64)
     # Beyond the largest number the gradient itself overflows: no record.
     fits = tf.reduce_all(tf.stack(sizes) <= largest, 0)
-    again = [_norm(units, sizes, [of_ask[i] for i in present]) for of_ask in scales]
-    again = [tf.where(fits & (norm <= largest), norm, float('inf')) for norm in again]
+    again = _norms(parts)
+    again = tf.where(fits & (again <= largest), again, float('inf'))
     # 0 * inf is not 0: what is finite for no ask leaves the products, too.
-    finite = tf.reduce_any(tf.math.is_finite(tf.stack(again)), 0)
+    finite = tf.reduce_any(tf.math.is_finite(again), 0)
     kept = lambda t: tf.where(_like(finite, t), t, tf.zeros_like(t))
-    return again, [kept(size) for size in sizes], [kept(t) for t in values]
+    return tf.unstack(again), [kept(size) for size in sizes], [kept(t) for t in values]
 
-  moderate = tf.reduce_all(tf.stack(norms) < MODERATE)  # False where NaN.
   norms, sizes, values = tf.cond(
       moderate, lambda: (norms, [ones] * len(present), _tensors(before)), carefully)
   found, all_sizes, values = list(found), [ones] * len(found), iter(values)
@@ -105,8 +115,8 @@ def _peak(x):
   return tf.where(peak > 0, peak, tf.ones_like(peak))
 
 
-def _norm(units, sizes, scales):
-  """[n] norms of factors times sizes in a geometry."""
+def _parts(units, sizes, scales):
+  """[factors, n] norms of factors times sizes in a geometry."""
   parts = []
   for factor, size, scale in zip(units, sizes, scales):
     if not factors.absent(scale):
@@ -114,9 +124,14 @@ def _norm(units, sizes, scales):
       scale, size = scale / top, size * _wide(top)
     square, = factor.squared_norms([scale])
     parts.append(size * tf.sqrt(square))
-  top = tf.reduce_max(tf.stack(parts), 0)
+  return tf.stack(parts)
+
+
+def _norms(parts):
+  """[asks, n] norms of records, from those [asks, factors, n] of their parts."""
+  top = tf.reduce_max(parts, 1, keepdims=True)
   top = tf.where(top > 0, top, tf.ones_like(top))
-  return top * tf.sqrt(tf.add_n([tf.square(part / top) for part in parts]))
+  return top[:, 0] * tf.sqrt(tf.reduce_sum(tf.square(parts / top), 1))
 
 
 def _wide(x):
