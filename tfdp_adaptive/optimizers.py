@@ -87,6 +87,7 @@ class DPOptimizer(guard.GuardedOptimizer):
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
+                           update=fusion.one_pass(rule.update) if rule.elementwise else rule.update,
                            privatizer=None, state=None, average=None, public_data=None)
     self.average_iterates = average_iterates
     self.diagnostics = diagnostics
@@ -261,8 +262,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       releases = tuple(
           release._replace(mean=_add_scaled(release.mean, query.scale, regularization))
           for release, query in zip(releases, queries))
-    update = fusion.one_pass(self.rule.update) if self.rule.elementwise else self.rule.update
-    direction, rule_state = update(rule_state, releases, public)
+    direction, rule_state = self._hidden.update(rule_state, releases, public)
     self._write((rule_state, private_state))
     with self._allow_apply():
       compat.apply_direction(
