@@ -130,7 +130,7 @@ def prepared(model, wanted):
   """{name: (worker, case, first step's answer)}; what may take too long has its own process."""
   groups = {}
   for library, case in wanted:
-    own = case if LIBRARIES[library][1] != 'ours' else 'xla' in case
+    own = case if LIBRARIES[library][1] != 'ours' or 'xla' in case else ''
     groups.setdefault((library, own), []).append(case)
 
   def prepare(group):
