@@ -108,8 +108,26 @@ def test_frozen_layers():
   assert len(model.trainable_variables) == 4
 
 
+def test_a_model_that_goes_deeper_for_longer_inputs():
+  """What was proven for one kind of input is not taken for another."""
+  class Deeper(keras.Model):
+
+    def __init__(self):
+      super().__init__()
+      self.first, self.more = layers.Dense(3, activation='tanh'), layers.Dense(3)
+
+    def call(self, x, training=None):
+      y = self.first(x)
+      return self.more(y) if x.shape[1] > 2 else y
+
+  long, short = floats(4, 3, 3), floats(4, 2, 3)
+  model = built(Deeper(), long)
+  for x in (short, long, short):
+    oracle.check(model, x)
+
+
 def test_layers_frozen_later():
-  """What was proven for other layers or inputs is not taken for these."""
+  """What was proven for other layers is not taken for these."""
   class Product(Scale):
 
     def call(self, x, other=None):

@@ -240,6 +240,55 @@ def test_a_geometry_whose_squares_underflow():
       assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
 
+@pytest.mark.parametrize('length', [1, 2, 70])
+def test_squares_that_underflow_are_charged(length):
+  """1e-23 has no square in float32; a norm of zero would never be clipped."""
+  small = lambda *shape: tf.constant(1e-23, shape=shape)
+  everywhere = lambda high: tf.constant(np.arange(2 * length).reshape(2, length) % high)
+  for factor in (
+      rows.Rows(everywhere(3), small(2, length, 2), (3, 2)),
+      factors.Outer(small(2, length, 3), tf.ones([2, length, 2]), (3, 2)),
+      factors.Outer(tf.ones([2, length, 3]), small(2, length, 2), (3, 2)),
+      factors.explicit(small(2, 3, 2))):
+    gradient = np.asarray(factor.explicit().gradient(), np.float64)
+    for norm in factor.squared_norms([(), tf.ones([3, 2])]):
+      assert np.all(norm >= np.sum(np.square(gradient), (1, 2)))
+
+
+def test_weights_are_never_rounded_up():
+  """Numbers below the smallest normal one have few digits, and could be rounded up by half."""
+  weights = 10.0**np.arange(-50, 1, 0.125)
+  found = factors.narrow(tf.constant(weights), tf.float32).numpy().astype(np.float64)
+  assert np.all(found <= weights * (1 + 1e-7))
+  normal = weights > 1.2e-38
+  np.testing.assert_allclose(found[normal], weights[normal], rtol=1e-7)
+
+
+def test_steps_that_overflow_and_cancel_are_no_record():
+  """The sum of +1e50 and -1e50 is zero, but not in float32: what rounding leaves is no gradient."""
+  inputs = tf.constant([[[1e25], [1e25]], [[1.0], [2.0]]])
+  errors = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
+  factor, one = factors.Outer(inputs, errors, (1, 1)), tf.ones([1, 1])
+  norms = [tf.sqrt(norm) for norm in factor.squared_norms([one])]
+  (norm,), (unit,), (size,) = overflow.checked(norms, [factor], [[one]])
+  assert np.isinf(norm[0])
+  np.testing.assert_allclose(norm[1], 3.0, rtol=1e-6)
+  total, = unit.weighted_sums([size * tf.cast(tf.math.is_finite(norm), tf.float64)])
+  np.testing.assert_allclose(total, [[3.0]], rtol=1e-6)
+
+
+def test_a_table_tied_to_a_product_the_other_way_round():
+  """The layer sees the transposed table: [5, 7] where the embedding has [7, 5]."""
+  table = rows.Rows(ids(4, 3), floats(4, 3, 5), (7, 5))
+  product = factors.Outer(floats(4, 2, 5), floats(4, 2, 7, seed=1), (7, 5), axes=(1, 0))
+  factor, scale = tied.add([table, product]), 1 + tf.abs(floats(7, 5))
+  parts = [np.asarray(part.explicit().gradient(), np.float64) for part in (table, product)]
+  np.testing.assert_allclose(
+      parts[1], np.einsum('ntp,ntd->ndp', product.inputs, product.errors), rtol=1e-5)
+  for norm, s in zip(factor.squared_norms([(), scale]), (1.0, np.asarray(scale))):
+    np.testing.assert_allclose(norm, np.sum(np.square(s * sum(parts)), (1, 2)), rtol=1e-5)
+
+
 def test_cancelling_steps_are_not_underestimated(monkeypatch):
   """A Gram norm of contributions that cancel: its rounding is charged to the record."""
   monkeypatch.setattr(factors, 'KEEP', 0.0)
