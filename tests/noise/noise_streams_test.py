@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
+from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 
 STEPS, SEED = oracle.STEPS, 17
@@ -42,13 +43,15 @@ def signature(tree):
 
 
 @each_mechanism
-@pytest.mark.parametrize('how', ['eager', 'graph', 'xla'])
-def test_rows_are_the_noising_matrix_times_z(name, how):
-  wrap = {'eager': lambda f: f, 'graph': tf.function,
+@pytest.mark.parametrize('how', ['eager', 'graph', 'passes', 'xla'])
+def test_rows_are_the_noising_matrix_times_z(name, how, monkeypatch):
+  if how == 'passes':  # As in a graph with many parameters: parts of it compiled.
+    monkeypatch.setattr(fusion, 'WORTH_COMPILING', 0)
+  wrap = {'eager': lambda f: f, 'graph': tf.function, 'passes': tf.function,
           'xla': lambda f: tf.function(f, jit_compile=True)}[how]
   rows, variances, _ = run(make(name), SPECS, STEPS, wrap=wrap)
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, STEPS), SPECS)
-  np.testing.assert_allclose(rows, expected, atol=1e-5 if how == 'xla' else 3e-6)
+  np.testing.assert_allclose(rows, expected, atol=1e-5 if how in ('passes', 'xla') else 3e-6)
   # What the rules are told of the variance is the squared norm of the row.
   matrix = np.stack([np.ravel(row) for row in _noising(oracle.MECHANISMS[name])])
   np.testing.assert_allclose(variances, np.sum(matrix**2, axis=1), rtol=1e-6)
