@@ -1,6 +1,6 @@
 """What private steps cost, beside plain ones and beside every peer: `make bench`.
 
-    python benchmarks/clipping_table.py [--models mlp,cnn] [--only isotropic] [--seconds 1.5]
+    python benchmarks/clipping_table.py [--models mlp,cnn] [--only isotropic] [--seconds 0.8]
 
 Needs both stacks (.venv, .venv-keras3) and, for the peers, `make bench-peers`; what is
 not installed is left out. Every framework runs in processes of its own, which take
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 STORE = ROOT / 'build' / 'bench' / 'clipping.json'
 REMARKS = ROOT / 'benchmarks' / 'clipping' / 'remarks.txt'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
-PATIENCE = 100  # Seconds that a first step, or a peak of memory, may take.
+PATIENCE = 300  # Seconds that a first step, a few more, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.
 
 OURS = ('plain', 'isotropic', 'diagonal', 'materialized', 'plain fit', 'DPAdam fit', 'STP fit')
@@ -72,15 +72,15 @@ class Worker:
         cwd=ROOT / 'benchmarks' / 'clipping', env=variables, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-  def ask(self, patience=600, **command):
+  def ask(self, **command):
     """The answer to a command; the process is given up if there is none in time."""
     if self._process.poll() is not None:
       return {'error': 'ended'}
     self._process.stdin.write(json.dumps(command).encode() + b'\n')
     self._process.stdin.flush()
-    if not select.select([self._process.stdout], [], [], patience)[0]:
+    if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
       self.close()
-      return {'error': f'over {patience} s'}
+      return {'error': f'over {PATIENCE} s'}
     return json.loads(self._process.stdout.readline() or b'{"error": "crashed"}')
 
   def close(self):
@@ -115,7 +115,7 @@ def memory(model, wanted):
   def measure(library):
     found, worker = {}, Worker(library, memory=True)
     for case in groups[library]:
-      found[f'{library}: {case}'] = answer = worker.ask(PATIENCE, memory=[model, case])
+      found[f'{library}: {case}'] = answer = worker.ask(memory=[model, case])
       if answer.get('error', '').startswith(('over', 'crashed')):
         worker.close()
         worker = Worker(library, memory=True)
@@ -135,7 +135,7 @@ def prepared(model, wanted):
 
   def prepare(group):
     worker = Worker(group[0])
-    return [(f'{group[0]}: {case}', worker, case, worker.ask(PATIENCE, prepare=[model, case]))
+    return [(f'{group[0]}: {case}', worker, case, worker.ask(prepare=[model, case]))
             for case in groups[group]]
 
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
@@ -201,6 +201,19 @@ def figures(wanted, peaks, found):
   return result
 
 
+def stored():
+  """{model: {name: figures}} of this run and earlier ones."""
+  return json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
+
+
+def keep(model, entries):
+  store = stored()
+  for name, entry in entries.items():
+    store.setdefault(model, {}).setdefault(name, {}).update(entry)
+  STORE.parent.mkdir(parents=True, exist_ok=True)
+  STORE.write_text(json.dumps(store, indent=1), encoding='utf-8')
+
+
 def is_whole(library, case):
   return 'fit' in case or library == 'tensorflow_privacy'
 
@@ -212,7 +225,8 @@ def table(store):
     if not entries:
       continue
     yield ''
-    yield (f"{model:40}{'ms':>9}{'/ plain':>9}{'/ Keras':>9}{'MB':>9}{'/ plain':>9}   target")
+    yield (f"{model:32}{'first s':>8}{'ms':>9}{'/ plain':>9}{'/ Keras':>9}{'MB':>9}{'/ plain':>9}"
+           '   target')
     previous = None
     for library, case in wanted_cases(LIBRARIES, ()):
       entry = entries.get(f'{library}: {case}')
@@ -223,8 +237,8 @@ def table(store):
       previous = library
       show = lambda key, form, scale=1: (
           format(entry[key] / scale, form) if entry.get(key) is not None else '-')
-      line = (f"    {case:36}{show('ms', '.2f'):>9}{show('ratio', '.2f'):>9}{show('ours', '.2f'):>9}"
-              f"{show('bytes', '.1f', 1e6):>9}{show('memory', '.2f'):>9}")
+      line = (f"    {case:28}{show('first', '.1f'):>8}{show('ms', '.2f'):>9}{show('ratio', '.2f'):>9}"
+              f"{show('ours', '.2f'):>9}{show('bytes', '.1f', 1e6):>9}{show('memory', '.2f'):>9}")
       yield (line + '   ' + (brief(entry.get('error')) or verdict(
           model, library, case, entry))).rstrip()
 
@@ -286,8 +300,9 @@ def report(store):
   yield ''
   yield (f'Python {platform.python_version()}, {os.cpu_count()} CPUs. "/ plain": to the plain step '
          'of the same framework; "/ Keras": to plain Keras on TF 2.21,')
-  yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "MB": weights, '
-         "optimizer state and a warm step's peak above them.")
+  yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "first s": building '
+         'and compiling, two cases at a time.')
+  yield "\"MB\": weights, optimizer state and a warm step's peak above them."
   yield from table(store)
   yield from chunks_table(store)
   yield ''
@@ -300,7 +315,7 @@ def main():
   parser.add_argument('--models', default=','.join(MODELS))
   parser.add_argument('--only', default='', help='cases besides the plain ones')
   parser.add_argument('--libraries', default=','.join(LIBRARIES))
-  parser.add_argument('--seconds', type=float, default=1.5, help='of steps per case')
+  parser.add_argument('--seconds', type=float, default=0.8, help='of steps per case')
   parser.add_argument('--skip', default='', help='times, memory or both: show what there is')
   parser.add_argument('--out', help='also write the table to this file')
   arguments = parser.parse_args()
@@ -308,22 +323,17 @@ def main():
   wanted = wanted_cases(installed(split(arguments.libraries)), split(arguments.only))
   skip = split(arguments.skip)
   chunked = [('TF 2.21', case) for case in _CHUNKED] if not arguments.only else []
-  read = lambda: json.loads(STORE.read_text(encoding='utf-8')) if STORE.exists() else {}
   for model in arguments.models.split(',') if len(skip) < 2 else ():
     start = time.time()
     more = chunked if model == 'transformer' else []
     peaks = {} if 'memory' in skip else memory(model, wanted + more)
+    keep(model, figures(wanted + more, peaks, {}))
     # What does not fit, or fails, is not tried again.
     able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
     found = {} if 'times' in skip else times(model, able, arguments.seconds)
-    store = read()
-    known = store.setdefault(model, {})
-    for name, entry in figures(wanted + more, peaks, found).items():
-      known.setdefault(name, {}).update(entry)
-    STORE.parent.mkdir(parents=True, exist_ok=True)
-    STORE.write_text(json.dumps(store, indent=1), encoding='utf-8')
+    keep(model, figures(wanted, peaks, found))
     print(f'{model}: {time.time() - start:.0f} s', flush=True)
-  text = '\n'.join(report(read())) + '\n'
+  text = '\n'.join(report(stored())) + '\n'
   print(text, end='')
   if arguments.out:
     pathlib.Path(arguments.out).write_text(text, encoding='utf-8')
