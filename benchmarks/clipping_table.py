@@ -4,8 +4,8 @@
 
 Needs both stacks (.venv, .venv-keras3) and, for the peers, `make bench-peers`; what is
 not installed is left out. Every framework runs in processes of its own, which take
-turns, case by case: a figure is the median over rounds of its ratio to the plain step
-of the same framework in the same round. What is measured replaces what an earlier run
+turns with those of the plain steps, case by case: a figure is the median over rounds of
+its ratio to the plain step of the same framework in the same round. What is measured replaces what an earlier run
 measured of the same model (build/bench/clipping.json); the table shows all there is,
 below benchmarks/clipping/remarks.txt, which says what the figures do not.
 """
@@ -103,6 +103,22 @@ def installed(libraries):
 def floor_of(library, case):
   floor = LIBRARIES[library][2][case]
   return floor if ':' in floor else f'{library}: {floor}'
+
+
+def portions(wanted):
+  """Lists of cases to measure in turns: their processes fit into memory together.
+
+  Each has the plain steps that its cases are measured by.
+  """
+  groups = {}
+  for library, case in wanted:
+    ours = LIBRARIES[library][1] == 'ours'
+    group = library + ' xla' if 'xla' in case else 'ours' if ours else library
+    groups.setdefault(group, []).append((library, case))
+  for cases in groups.values():
+    floors = {floor_of(*one) for one in cases} | set(REFERENCE.values())
+    yield [(library, case) for library, case in wanted
+           if (library, case) in cases or f'{library}: {case}' in floors]
 
 
 def memory(model, wanted):
@@ -330,8 +346,8 @@ def main():
     keep(model, figures(wanted + more, peaks, {}))
     # What does not fit, or fails, is not tried again.
     able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
-    found = {} if 'times' in skip else times(model, able, arguments.seconds)
-    keep(model, figures(wanted, peaks, found))
+    for portion in portions(able) if 'times' not in skip else ():
+      keep(model, figures(portion, peaks, times(model, portion, arguments.seconds)))
     print(f'{model}: {time.time() - start:.0f} s', flush=True)
   text = '\n'.join(report(stored())) + '\n'
   print(text, end='')

@@ -51,3 +51,9 @@ def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
 def test_too_many_canaries(command, capsys):
   assert main.main([*command, '--canaries', '4000']) == 2
   assert '--canaries must be from 2 to the number of training sentences' in capsys.readouterr().err
+
+
+def test_confidence_too_close_to_one(command, capsys):
+  with pytest.raises(SystemExit):
+    main.main([*command, '--confidence', '.9999999999999999'])
+  assert 'at most 1 - 1e-9' in capsys.readouterr().err

@@ -135,6 +135,12 @@ def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys,
   received, expected = error.split('Received: ')[1].split('Expected: ')
   assert "'steps': 3" in received and "'steps': 2" in expected
   assert 'or give another folder' in error and 'population_size' not in error
+  (folder / 'other').mkdir()
+  other = folder / 'other' / 'text.jsonl'  # As many sentences of the same clients.
+  text = (folder / 'text.jsonl').read_text(encoding='utf-8')
+  other.write_text(text.replace('cat', 'dog'), encoding='utf-8')
+  assert main.main([*command, '--data', str(other)]) == 2
+  assert 'an unfinished run with other data or arguments' in capsys.readouterr().err
   assert state.read_bytes() == saved
   state.write_bytes(saved[:-50])
   assert main.main(command) == 2

@@ -159,6 +159,18 @@ def test_report_refuses(scores):
     audit.report(scores, [True, False], 1.0, 1e-5)
 
 
+def test_confidence_close_to_one():
+  included = np.arange(1000) % 2 == 0
+  bounds = [audit.report(included.astype(float), included, 1.0, 1e-5, confidence).epsilon_lower
+            for confidence in (.95, .999, audit.LARGEST_CONFIDENCE)]
+  assert bounds[0] > bounds[1] > bounds[2] > 3
+  closer = 1 - 1e-16
+  with pytest.raises(ValueError, match='at most 1 - 1e-9'):
+    audit.report([0.0, 1.0], [False, True], 1.0, 1e-5, closer)
+  with pytest.raises(ValueError, match='at most 1 - 1e-9'):
+    audit.epsilon_from_rates(90, 100, 10, 100, confidence=closer)
+
+
 @pytest.mark.parametrize('loss', ['sparse_categorical_crossentropy', 'object'])
 def test_loss_scores_are_minus_the_losses_of_the_records(loss):
   if loss == 'object':

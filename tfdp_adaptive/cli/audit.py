@@ -21,7 +21,7 @@ def add_parser(subparsers):
   group.add_argument('--canaries', type=options.positive_int, default=1000, metavar='N',
                      help='training sentences that get wrong next words and a coin each; more '
                           'prove more (default: %(default)s)')
-  group.add_argument('--confidence', type=options.probability, default=.95, metavar='P',
+  group.add_argument('--confidence', type=options.confidence, default=.95, metavar='P',
                      help='with which the bound is valid (default: %(default)s)')
   group.add_argument('--json', action='store_true', help='print JSON')
   options.add_text_arguments(parser)

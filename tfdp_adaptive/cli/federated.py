@@ -69,6 +69,7 @@ def require(workers):
 
 def train_all(arguments, task, plan, methods, report):
   """Trains with every method and reports it."""
+  report.begin(task.identity())
   report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
   private_runs = 0
   for method in methods.values():

@@ -26,6 +26,11 @@ def probability(text):
   return _number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
 
 
+def confidence(text):
+  return _number(float, text, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
+                 'a number above 0, at most 1 - 1e-9')
+
+
 def _number(kind, text, accepts, wanted):
   try:
     value = kind(text)
@@ -115,6 +120,13 @@ def make_folder(path):
     raise UsageError(
         f'--out must be a folder, or where one can be made. Received: {path} ({error.strerror})'
     ) from error
+
+
+def unreadable(path, error):
+  """The error that what an unfinished run saved is broken."""
+  return UsageError(
+      f'{path} cannot be read: {error}. Start anew in another --out DIR; what was spent in this '
+      'one then counts as well if any of it was published.')
 
 
 def default_delta(population_size):

@@ -88,6 +88,29 @@ class Report:
     self._statement: List[str] = []
     self._files: List[pathlib.Path] = []
 
+  def begin(self, description):
+    """Makes the folder of the unfinished run, or sees that it is this run's.
+
+    Args:
+      description: What must be the same when a run goes on, for JSON.
+
+    Raises:
+      options.UsageError: The folder cannot be used, or holds another run.
+    """
+    options.make_folder(self.unfinished)
+    text, path = json.dumps(description), self.unfinished / 'run.json'
+    if set(self.unfinished.iterdir()) - {path}:
+      try:
+        same = path.read_text(encoding='utf-8') == text
+      except (OSError, ValueError) as error:
+        raise options.unreadable(self.unfinished, error) from error
+      if not same:
+        raise options.UsageError(
+            f'{self.unfinished} holds an unfinished run with other data or arguments. Give those, '
+            'or another --out DIR.')
+    else:
+      path.write_text(text, encoding='utf-8')
+
   def path(self, name):
     return self._folder / name
 

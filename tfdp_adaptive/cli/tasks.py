@@ -1,5 +1,7 @@
 """The job itself: which sentences train, which are held out, which words are known."""
 
+import hashlib
+import json
 from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
@@ -27,6 +29,14 @@ class Task(NamedTuple):
   def num_ids(self):
     """Vocabulary, unknown word and padding."""
     return len(self.vocabulary) + next_word.FIRST_WORD
+
+  def identity(self):
+    """What tells this task from others, for JSON."""
+    sizes = [(client, len(x)) for client, (x, _) in self.clients.items()]
+    digest = hashlib.sha256(json.dumps([self.vocabulary, sizes]).encode())
+    for array in self.train:
+      digest.update(np.ascontiguousarray(array))
+    return {'data': self.name, 'sha256': digest.hexdigest()}
 
 
 def load(arguments, need_client=False) -> Task:

@@ -4,8 +4,6 @@ A run that was interrupted goes on when the command is given again with the same
 --out. What it keeps there for that (`train.state/`) is secret and is removed at the end.
 """
 
-import json
-
 import tensorflow as tf
 
 from tfdp_adaptive.cli import compare
@@ -36,9 +34,9 @@ def run(arguments):
   report = report_lib.Report(arguments.out, report_lib.about(task, arguments), 'train')
   model, _, optimizer = compare.prepare(
       task, method, settings, compare.make_plan(arguments, task))
-  state = _State(report.unfinished, model, {
-      'plan': optimizer.plan.to_json(), 'method': arguments.method, 'settings': settings,
-      'data': task.name, 'sentences': len(task.train[0]), 'vocabulary': list(task.vocabulary)})
+  report.begin({'plan': optimizer.plan.to_json(), 'method': arguments.method,
+                'settings': settings, **task.identity()})
+  state = _State(report.unfinished, model)
   done, plan = state.restore(), optimizer.plan
   report.state(*report_lib.preamble(task, arguments))
   evaluate = language_model.Evaluator(model, task.test)
@@ -63,13 +61,12 @@ class _State:
   """Weights and optimizer of an unfinished run; SECRET, as the optimizer's state is.
 
   Args:
-    folder: Where; absent before the first save.
+    folder: Where.
     model: Compiled and private.
-    description: What must be the same when the run goes on, for JSON.
   """
 
-  def __init__(self, folder, model, description):
-    self._folder, self._description = folder, json.dumps(description)
+  def __init__(self, folder, model):
+    self._folder = folder
     self._optimizer = model.optimizer
     self._optimizer.build(model.trainable_variables)
     self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
@@ -77,8 +74,6 @@ class _State:
 
   def restore(self):
     """Number of steps done; 0 without a saved state."""
-    options.make_folder(self._folder)  # Now, and not after the first steps.
-    described = self._folder / 'run.json'
     try:
       self._manager = tf.train.CheckpointManager(
           self._checkpoint, str(self._folder), max_to_keep=2)
@@ -86,21 +81,12 @@ class _State:
         if any(self._folder.glob('ckpt-*')):
           raise ValueError('its list of checkpoints names none')
         return 0
-      same = described.read_text(encoding='utf-8') == self._description
-      if same:
-        self._manager.restore_or_initialize()
+      self._manager.restore_or_initialize()
     except (OSError, ValueError, tf.errors.OpError) as error:
-      raise options.UsageError(
-          f'{self._folder} cannot be read: {error}. Start anew in another --out DIR; what was '
-          'spent in this one then counts as well if any of it was published.') from error
-    if not same:
-      raise options.UsageError(
-          f'{self._folder} holds an unfinished run with other data or arguments. Give those, or '
-          'another --out DIR.')
+      raise options.unreadable(self._folder, error) from error
     return self._optimizer.steps_done
 
   def save(self):
-    (self._folder / 'run.json').write_text(self._description, encoding='utf-8')
     self._manager.save()
 
 

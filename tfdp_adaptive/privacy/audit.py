@@ -21,6 +21,7 @@ from scipy import stats
 from tfdp_adaptive.privacy import checks
 
 LARGEST_EPSILON = 50.0
+LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.
 
 
 class Canaries(NamedTuple):
@@ -139,7 +140,7 @@ def run(build_model, data, plan, *, indices=None, labels=None, score=None,
     labels: See `insert`.
     score: `(model, x, y) -> [n]`, larger where the model seems to know a
       record; the fall of the loss during training by default.
-    confidence: Probability with which the bound is valid, in (0, 1).
+    confidence: Probability with which the bound is valid, in (0, `LARGEST_CONFIDENCE`].
     seed: For tests only.
     **fit: Further arguments of `model.fit`, such as `verbose`.
 
@@ -147,7 +148,7 @@ def run(build_model, data, plan, *, indices=None, labels=None, score=None,
     A `Report`. The bound holds for the final model; an attacker who sees all
     intermediate ones is as the plan accounts for.
   """
-  checks.probability(confidence=confidence)
+  _check_confidence(confidence)
   if plan.unit != 'example':
     raise ValueError('`plan` must be example-level: canaries are examples. '
                      f'Received: unit={plan.unit!r}.')
@@ -171,6 +172,7 @@ def report(scores, included, claimed, delta, confidence=0.95) -> Report:
   Guesses "in" for the highest scores and "out" for as many of the lowest, for
   a few numbers of guesses; the confidence is divided between these attempts.
   """
+  _check_confidence(confidence)
   scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
   if scores.shape != included.shape or scores.ndim != 1 or not np.all(np.isfinite(scores)):
     raise ValueError('`scores` must be finite, one per canary. Received: '
@@ -229,7 +231,7 @@ def epsilon_from_rates(true_positives, included, false_positives, excluded, delt
     false_positives: Runs without it in which the attack said "in".
     excluded: Runs without it.
     delta: In [0, 1).
-    confidence: In (0, 1), of both intervals together.
+    confidence: In (0, `LARGEST_CONFIDENCE`], of both intervals together.
   """
   (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
       true_positives, included, false_positives, excluded, confidence)
@@ -268,7 +270,15 @@ def clopper_pearson(successes, trials, confidence=0.95):
   return float(low), float(high)
 
 
+def _check_confidence(confidence):
+  checks.probability(confidence=confidence)
+  if confidence > LARGEST_CONFIDENCE:
+    raise ValueError('`confidence` must be at most 1 - 1e-9: several bounds share what is left '
+                     f'of 1. Received: confidence={confidence!r}.')
+
+
 def _intervals(true_positives, included, false_positives, excluded, confidence):
+  _check_confidence(confidence)
   each = 1 - (1 - confidence) / 2
   return (clopper_pearson(true_positives, included, each),
           clopper_pearson(false_positives, excluded, each))
