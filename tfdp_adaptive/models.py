@@ -25,7 +25,8 @@ class DPModel:
 
       class MyModel(tfdp.DPModel, keras.Model): ...
 
-  The loss of an example is the compiled loss of a batch that holds it alone.
+  The loss of an example is the compiled loss of a batch that holds it alone: a loss
+  that compares examples, as contrastive ones do, has nothing to compare with.
   `sample_weight` may weight examples; weight zero marks padding, which is no
   record at all. Losses that depend on the weights only (regularizers) are public
   and added after the noise. The metrics that `fit` reports are exact numbers
@@ -42,6 +43,7 @@ class DPModel:
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizers.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
+    _refuse_own(self, 'compute_loss')
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     if weighted_metrics is None:
@@ -190,12 +192,14 @@ def make_private(model):
     A `DPModel` of the matching kind.
 
   Raises:
-    PrivacyError: If a layer mixes examples of a batch; see `validate_model`.
+    PrivacyError: If a layer mixes examples of a batch, see `validate_model`; or if the
+      model has a `train_step` or `compute_loss` of its own.
   """
   if isinstance(model, DPModel):
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  _refuse_own(model, 'compute_loss', 'train_step')
   if model.built:
     validation.validate_model(model)
   if isinstance(model, keras.Sequential):
@@ -207,6 +211,16 @@ def make_private(model):
     return DPFunctional(model.inputs, model.outputs if len(model.outputs) > 1
                         else model.outputs[0], name=model.name)
   return DPWrapper(model, name=model.name)
+
+
+def _refuse_own(model, *methods):
+  """Refuses a model that defines what a private step does not call."""
+  for method in methods:
+    if not getattr(type(model), method).__module__.startswith('keras'):
+      raise errors.PrivacyError(
+          f'A private step computes the compiled loss of every single example itself. Received: a '
+          f'model with a `{method}` of its own, {type(model).__name__}. Put what it computes into '
+          '`call` and the compiled `loss`.')
 
 
 def check_fit(optimizer, x, y, kwargs):

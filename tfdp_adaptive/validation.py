@@ -9,9 +9,11 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 
+_PROBES = 8  # A layer may draw which examples it mixes.
 _PROBED = weakref.WeakSet()  # Models that passed.
 
-# Layers whose training-time output mixes the examples of a batch.
+# Layers whose training-time output mixes the examples of a batch, and those that do so frozen, too.
+_BLENDING = ('MixUp', 'CutMix')
 _MIXING = {
     'BatchNormalization': 'LayerNormalization or GroupNormalization',
     'BatchNormalizationV1': 'LayerNormalization or GroupNormalization',
@@ -28,6 +30,8 @@ def validate_structure(model):
     if name in _MIXING and layer.trainable:
       problems.append(f'{layer.name} ({name}) normalises over the batch; use {_MIXING[name]}, '
                       'or freeze it (trainable=False)')
+    if name in _BLENDING:
+      problems.append(f'{layer.name} ({name}) blends the examples of a batch; leave it out')
     if getattr(layer, 'activity_regularizer', None) is not None:
       problems.append(f'{layer.name} has an activity_regularizer, a loss that depends on the data '
                       'outside the compiled loss; put it into `loss`')
@@ -105,7 +109,8 @@ def _check_training(model, x):
            if tf.as_dtype(v.dtype).is_floating]
   worst = 0.0
   if bookkeeping.supports(model, x)[0]:
-    worst = float(tf.function(lambda: bookkeeping.influence(model, x), autograph=False)())
+    probe = tf.function(lambda: bookkeeping.influence(model, x), autograph=False)
+    worst = max(float(probe()) for _ in range(_PROBES))
   else:  # Another engine then runs every example by itself.
     model(x, training=True)
   written = [compat.describe(v) for v, before in state if not np.array_equal(v.numpy(), before)]
@@ -116,7 +121,8 @@ def _check_training(model, x):
         'Layers write statistics of the data into weights that are not trained, around clipping '
         f'and noise. Received: {written}. Freeze these layers.')
   if worst > 0:
-    _mixes(f"the first example's outputs have a gradient of {worst:.3g} by another's activations")
+    _mixes(f"the first example's outputs have a gradient of {worst:.3g} by another's inputs or "
+           'activations')
 
 
 def _mixes(how):

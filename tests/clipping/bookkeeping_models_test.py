@@ -1,4 +1,4 @@
-"""Which models the book-keeping engine takes, how it looks at them, and what it refuses."""
+"""Which models the book-keeping engine takes, and how it looks at them."""
 
 import bookkeeping_oracle as oracle
 import numpy as np
@@ -23,15 +23,7 @@ def ids(*shape, high=7, seed=0):
   return tf.constant(np.random.default_rng(seed).integers(0, high, size=shape), tf.int32)
 
 
-def built(model, x):
-  model(x)
-  return oracle.randomized(model)
-
-
-def run(model, x, **kwargs):
-  batch = oracle.batch_of(x, model(x), **kwargs)
-  return bookkeeping.engine(
-      model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [0.5])
+built, run = oracle.built, oracle.run
 
 
 class Scale(layers.Layer):
@@ -254,139 +246,6 @@ def test_recurrent_dropout(layer, monkeypatch):
       v.assign_add(h * d)
     losses.append(np.sum(held_step().losses, dtype=np.float64))
   np.testing.assert_allclose((losses[0] - losses[1]) / 2e-5, expected, rtol=1e-5)
-
-
-def by_hand(inputs):
-  """A softmax over the table, written outside of its layer."""
-  class Tied(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table = layers.Embedding(7, 3)
-      self.hidden = layers.Dense(3)
-
-    def call(self, inputs):
-      hidden = self.hidden(self.table(inputs))
-      return tf.matmul(hidden, tf.convert_to_tensor(self.table.embeddings), transpose_b=True)
-
-  return built(Tied(), inputs)
-
-
-def by_hand_at_first(inputs):
-  """The same, with a layer called after it."""
-  class Early(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table, self.last = layers.Embedding(7, 3), layers.Dense(3)
-
-    def call(self, inputs):
-      words = self.table(inputs)
-      return self.last(words + tf.gather(tf.convert_to_tensor(self.table.embeddings), inputs))
-
-  return built(Early(), inputs)
-
-
-def with_weight(inputs):
-  class Offset(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.offset = self.add_weight(name='offset', shape=(3,), initializer='zeros')
-      self.table = layers.Embedding(7, 3)
-
-    def call(self, inputs):
-      return self.table(inputs) + self.offset
-
-  return built(Offset(), inputs)
-
-
-def with_positions(inputs):
-  """Positions are looked up once for all examples; here there are as many as examples."""
-  class Positions(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table, self.positions = layers.Embedding(7, 3), layers.Embedding(9, 3)
-
-    def call(self, inputs):
-      return self.table(inputs) + self.positions(tf.range(inputs.shape[1]))
-
-  return built(Positions(), inputs)
-
-
-def in_a_loop(inputs):
-  class Looped(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table, self.dense = layers.Embedding(7, 3), layers.Dense(3)
-
-    def call(self, inputs):
-      x = self.table(inputs)
-      self.dense(x)
-      return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, self.dense(x)),
-                           (tf.constant(0), x))[1]
-
-  return built(Looped(), inputs)
-
-
-def rematerialized(inputs):
-  class Remat(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table, self.dense = layers.Embedding(7, 3), layers.Dense(3)
-
-    def call(self, inputs):
-      return tf.recompute_grad(lambda x: self.dense(x))(self.table(inputs))
-
-  return built(Remat(), inputs)
-
-
-def random_inside(inputs):
-  class Noisy(Scale):
-
-    def call(self, x):
-      return super().call(x) + tf.random.normal(tf.shape(x))
-
-  return built(keras.Sequential([layers.Embedding(7, 3), Noisy()]), inputs)
-
-
-def batch_normalized(inputs):
-  return built(keras.Sequential([layers.Embedding(7, 3), layers.BatchNormalization()]), inputs)
-
-
-def transposed(inputs):
-  class Transposed(keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.table, self.dense = layers.Embedding(7, 3), layers.Dense(3)
-
-    def call(self, inputs):
-      x = tf.transpose(self.table(inputs), [1, 0, 2])
-      return tf.transpose(self.dense(x), [1, 0, 2])
-
-  return built(Transposed(), inputs)
-
-
-@pytest.mark.parametrize('make, message', [
-    (by_hand, 'read by the model'), (by_hand_at_first, 'read by the model'),
-    (with_weight, 'must belong to a layer'),
-    (with_positions, 'batch as first axis'), (in_a_loop, 'inside a loop'),
-    (rematerialized, 'rematerialization'), (random_inside, 'deterministic'),
-    (batch_normalized, 'BatchNormalization'), (transposed, 'batch as first axis')])
-def test_refused(make, message):
-  """Never silently missed: what the engine cannot see it does not clip."""
-  x = ids(4, 4)
-  model = make(x)
-  found, reason = bookkeeping.supports(model, x)
-  assert not found and message in reason
-  with pytest.raises(bookkeeping.Unsupported, match=message):
-    run(model, x)
-  with pytest.raises(bookkeeping.Unsupported, match=message):
-    tf.function(lambda: run(model, x), autograph=False)()
 
 
 def test_supported():

@@ -34,6 +34,17 @@ def randomized(model):
   return model
 
 
+def built(model, x):
+  model(x)
+  return randomized(model)
+
+
+def run(model, x, **kwargs):
+  """The engine's result, isotropic, whatever it is."""
+  batch = batch_of(x, model(x), **kwargs)
+  return bookkeeping.engine(model, squared_error, batch, [base.Ask()], [base.Query()], [0.5])
+
+
 def batch_of(x, outputs, mask=None, seed=0):
   """A `Batch` with random targets in the shape of `outputs`."""
   rng = np.random.default_rng(seed)

@@ -86,6 +86,107 @@ def test_a_mask_counts_only_its_own_steps():
   np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
+def _all_losses():
+  """Every loss of Keras, as a function and as an object."""
+  for name in sorted(vars(keras.losses)):
+    one = getattr(keras.losses, name)
+    if name in ('Loss', 'Reduction', 'get', 'serialize', 'deserialize') or name.startswith('_'):
+      continue
+    if isinstance(one, type):
+      yield name, one(axis=(1,)) if name in ('Dice', 'Tversky') else (
+          one(q=0.5) if 'Generalized' in name else one())
+    elif callable(one):
+      yield name, one
+
+
+def _target_of(name, outputs):
+  """Labels of probabilities [n, K] or, for CTC, of steps [n, T, K]."""
+  if 'parse' in name or 'enerali' in name or name.lower() == 'ctc':
+    return RNG.integers(1, outputs.shape[-1], outputs.shape[:-1])
+  y = RNG.integers(0, 2, outputs.shape).astype('float32')
+  y[:, 0], y[:, -1] = 1, 0
+  return y
+
+
+@pytest.mark.parametrize('name', [name for name, _ in _all_losses()])
+def test_no_loss_of_keras_lets_an_example_change_another(name):
+  """Whatever the others are: labels that are no labels, outputs a thousand times as large."""
+  loss = dict(_all_losses())[name]
+  if name.lower() == 'circle':
+    with pytest.raises(ValueError, match='compares the examples'):
+      losses.ExampleLoss(loss)
+    return
+  if not isinstance(loss, keras.losses.Loss) and name in (
+      'dice', 'tversky', 'categorical_generalized_cross_entropy'):
+    return  # Of arguments that `compile` cannot give.
+  outputs = SEQUENCES if name.lower() == 'ctc' else PROBABILITIES
+  y = _target_of(name, outputs)
+  others, odd = outputs.copy(), y.copy()
+  others[1:] *= 1000
+  odd[1:] = K - 1 if odd.dtype.kind == 'i' else 0.37
+  example_loss = losses.ExampleLoss(loss)
+  results = []
+  for targets, values in ((y, outputs), (odd, others), (y[:1], outputs[:1])):
+    values = tf.constant(values)
+    with tf.GradientTape() as tape:
+      tape.watch(values)
+      found = example_loss(targets, values)
+      total = tf.reduce_sum(found)
+    gradient = tf.convert_to_tensor(tape.gradient(total, values))
+    results.append((found[0].numpy(), gradient[0].numpy()))
+  assert np.isfinite(results[0][0]) and np.any(results[0][1])
+  for value, gradient in results[1:]:
+    np.testing.assert_allclose(value, results[0][0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, results[0][1], rtol=1e-5, atol=1e-6)
+
+
+def contrastive(y, outputs):
+  """Each example against all of its batch."""
+  return tf.nn.sparse_softmax_cross_entropy_with_logits(
+      tf.range(tf.shape(outputs)[0]), tf.matmul(outputs, y, transpose_b=True))
+
+
+@pytest.mark.parametrize('loss, y', [
+    (contrastive, VALUES),
+    (lambda y, p: tf.reduce_mean(tf.square(p - y), -1) / tf.reduce_max(p), VALUES),
+    (keras.losses.CategoricalCrossentropy(axis=0), np.eye(N, dtype='float32')),
+    (keras.losses.CategoricalCrossentropy(axis=-2), np.eye(N, dtype='float32')),
+    ('mse', np.arange(N, dtype='float32')),  # Labels [n] along the outputs of an example.
+])
+def test_losses_that_compare_examples_get_them_one_at_a_time(loss, y):
+  outputs = tf.constant(RNG.normal(size=(N, y.shape[-1])).astype('float32'))
+  function = getattr(loss, 'call', keras.losses.get(loss) if loss == 'mse' else loss)
+  for run in (losses.ExampleLoss(loss), tf.function(losses.ExampleLoss(loss)),
+              tf.function(losses.ExampleLoss(loss), jit_compile=True)):
+    try:
+      values = run(tf.constant(y), outputs)
+    except ValueError as error:  # Of what mixes the axes no batch of one can be made.
+      assert 'one value per example' in str(error)
+      assert getattr(loss, '_fn_kwargs', {}).get('axis', -1) != -1
+      continue
+    alone = [np.mean(function(tf.constant(y[i:i + 1]), outputs[i:i + 1])) for i in range(N)]
+    np.testing.assert_allclose(values, alone, rtol=1e-5)
+    together = np.asarray(function(tf.constant(y), outputs))
+    assert not np.allclose(together, alone, rtol=1e-2)  # Else nothing is shown.
+
+
+@pytest.mark.parametrize('length', [T, None])
+def test_a_loss_of_ones_own_in_a_function_of_unknown_sizes(length):
+  own = losses.ExampleLoss(lambda y, p: tf.abs(p[..., 0] - y))
+  signature = [tf.TensorSpec([None, length], tf.float32), tf.TensorSpec([None, length, K])]
+  y = RNG.normal(size=(N, T)).astype('float32')
+  values = tf.function(own, input_signature=signature)(y, SEQUENCES)
+  np.testing.assert_allclose(values, np.mean(np.abs(SEQUENCES[..., 0] - y), 1), rtol=1e-5)
+
+
+def test_a_loss_of_ones_own_that_squeezes():
+  """A batch of one then loses its first axis, too."""
+  outputs = RNG.normal(size=(N, 1)).astype('float32')
+  y = RNG.normal(size=(N, 1)).astype('float32')
+  own = losses.ExampleLoss(lambda y, p: tf.square(tf.squeeze(p) - tf.squeeze(y)))
+  np.testing.assert_allclose(own(y, tf.constant(outputs)), (outputs - y)[:, 0]**2, rtol=1e-5)
+
+
 def test_scalar_losses_are_refused():
   with pytest.raises(ValueError, match='one value per example'):
     losses.ExampleLoss(lambda y, p: tf.reduce_mean(p - y))(VALUES, tf.constant(VALUES))

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
 from tfdp_adaptive.federated import server as server_lib
+from tfdp_adaptive.noise import fusion
 
 SPECS = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
 METRICS = tfdp.federated.PrivateMetrics({'loss': (1.0, 5.0), 'accuracy': (0.0, 1.0)}, share=0.2)
@@ -110,6 +111,22 @@ def test_one_client_moves_the_joint_release_by_one_at_most():
                    + 0.2 * np.sum(answer.metrics.numpy()**2))
   assert max(moves) <= 1 + 1e-5
   assert max(moves) > 0.99  # The bound is met.
+
+
+def test_a_step_whose_parts_are_compiled(monkeypatch):
+  """As they are for many parameters: the same noise, the same update."""
+  weights = []
+  for least in (2**16, 0):
+    monkeypatch.setattr(fusion, 'WORTH_COMPILING', least)
+    server = make_server(rules.scale_then_privatize(), private_metrics=METRICS)
+    step, state = tf.function(server.step), server.init(zero_weights())
+    for _ in range(3):
+      state, _ = step(state, server.record(
+          server.broadcast(state), update_of([3, -1, 0.5, 2]),
+          server.bounded_metrics({'loss': 2.0, 'accuracy': 0.5})))
+    weights.append(vector_of(state.global_model_weights))
+  np.testing.assert_allclose(*weights, rtol=1e-5)
+  assert np.all(weights[0] != 0)
 
 
 def test_private_metrics_are_means_over_clients_in_their_range():

@@ -155,6 +155,13 @@ class _Centre(layers.Layer):
     return x - tf.reduce_mean(x, 0, keepdims=True) if training or not self.only_training else x
 
 
+class _Swap(layers.Layer):
+  """Gives each example the features of one that is drawn, itself perhaps, in training."""
+
+  def call(self, x, training=None):
+    return tf.gather(x, tf.random.shuffle(tf.range(tf.shape(x)[0]))) if training else x
+
+
 class _Track(layers.Layer):
   """Writes the data into a weight that is not trained."""
 
@@ -172,6 +179,8 @@ class _Track(layers.Layer):
     ([_Centre], 'mixes examples: the output'),
     ([lambda: layers.Dense(8), lambda: layers.Dropout(0.5), lambda: _Centre(True)],
      'mixes examples: the first'),
+    ([lambda: _Centre(True)], 'mixes examples: the first'),  # Before all weights.
+    ([_Swap], 'mixes examples: the first'),
     ([_Track], 'write statistics of the data')])
 def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   with pytest.raises(tfdp.PrivacyError, match=message):
@@ -179,6 +188,36 @@ def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   with pytest.raises(tfdp.PrivacyError, match=message):
     _compiled(*[layer() for layer in hidden]).fit(X, Y, batch_size=8, verbose=0)
   tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization(), layers.Dropout(0.5)))
+
+
+def test_an_operation_without_a_gradient_before_the_weights():
+  contrast = lambda x: tf.image.adjust_contrast(x, 2.0)
+  tfdp.validate_model(keras.Sequential([
+      layers.Input((4, 4, 3)), layers.Lambda(contrast), layers.Flatten(), layers.Dense(1)]))
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='layers of Keras 3')
+@pytest.mark.parametrize('kind', ['MixUp', 'CutMix'])
+@pytest.mark.parametrize('trainable', [False, True])
+def test_layers_that_blend_examples(kind, trainable):
+  blend = getattr(layers, kind)()
+  blend.trainable = trainable
+  model = keras.Sequential([
+      layers.Input((4, 4, 3)), blend, layers.Flatten(), layers.Dense(1)])
+  with pytest.raises(tfdp.PrivacyError, match='blends the examples of a batch'):
+    tfdp.make_private(model)
+
+
+@pytest.mark.parametrize('method', ['compute_loss', 'train_step'])
+def test_models_with_a_step_of_their_own(method):
+  """What they compute would be ignored, silently."""
+  own = {method: lambda self, *args, **kwargs: 0.0,
+         'call': lambda self, x: tf.reduce_sum(x, -1, keepdims=True)}
+  with pytest.raises(tfdp.PrivacyError, match=f'a `{method}` of its own, Own'):
+    tfdp.make_private(type('Own', (keras.Model,), own)())
+  if method == 'compute_loss':
+    with pytest.raises(tfdp.PrivacyError, match='Put what it computes into `call`'):
+      type('Own', (tfdp.DPModel, keras.Model), own)().compile(optimizer=_optimizer(), loss='mse')
 
 
 @pytest.mark.parametrize('kind', [layers.LSTM, layers.GRU, layers.SimpleRNN])

@@ -83,50 +83,61 @@ def engine(model, loss, batch, asks, queries, clips):
 
 def factors_of(model, loss, batch):
   """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
-  batched = prove(model, batch.x)
+  proven = prove(model, batch.x)
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = tracing.Recorder(tracing.units(model), tape)
   with tape:
     outputs = recorder.run(model, batch.x)
-    losses = loss(batch.y, outputs, batch.sample_weight)
+    with tracing.no_reads(model):
+      losses = loss(batch.y, outputs, batch.sample_weight)
   errors = tape.gradient(losses, [record.taps for record in recorder.records])
-  reached = terms(recorder.records, batched, errors)
+  reached = terms(recorder.records, proven, errors)
   found = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
   return found, outputs, losses
 
 
 def influence(model, x):
-  """Largest gradient of the first example's outputs by the weights' use for the others.
+  """Largest gradient of the first example's outputs by the others' inputs and use of weights.
 
   Zero for a model whose examples are independent, in training mode too and whatever
-  dropout draws. Only what passes through a layer with weights is seen.
+  dropout draws. Only what floating-point numbers carry is seen.
 
   Args:
     model: A built Keras model that the engine supports.
     x: Nest of inputs, two examples or more.
   """
-  batched = prove(model, x)
-  tape = tf.GradientTape(watch_accessed_variables=False)
+  proven = prove(model, x)
+  x = tf.nest.map_structure(tf.identity, x)
+  inputs = [t for t in tf.nest.flatten(x) if t.dtype.is_floating]
+  tape, from_inputs = (tf.GradientTape(watch_accessed_variables=False) for _ in range(2))
   recorder = tracing.Recorder(tracing.units(model), tape)
-  with tape:
+  with tape, from_inputs:
+    from_inputs.watch(inputs)
     outputs = tf.nest.flatten(recorder.run(model, x))
     first = tf.add_n([tf.reduce_sum(tf.cast(t[0], tf.float32)) for t in outputs])
   errors = tape.gradient(first, [record.taps for record in recorder.records])
+  try:
+    by_inputs = [tf.convert_to_tensor(g) for g in from_inputs.gradient(first, inputs)
+                 if g is not None]
+  except LookupError:  # An operation before the first weights has no gradient.
+    by_inputs = []
   others = tf.cast(tf.range(tf.shape(outputs[0])[0]) > 0, tf.float64)
   worst = tf.zeros([], tf.float64)
-  for factor in terms(recorder.records, batched, errors).values():
+  for gradient in by_inputs:
+    worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient[1:])), tf.float64))
+  for factor in terms(recorder.records, proven, errors).values():
     gradient, = factor.weighted_sums([others])
     worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float64))
   return worst
 
 
-def terms(records, batched, errors):
+def terms(records, proven, errors):
   """The factor of every variable of recorded calls that the errors reach, by variable key.
 
   Nothing is formed of a layer's inputs before its errors are there: it would be kept
   through the backward pass, of all layers at once.
   """
-  parts = {}
+  parts, batched = {}, tracing.batched_as_proven(records, proven)
   for record, flags, error in zip(records, batched, errors):
     taps, error = tf.nest.flatten(record.taps), tf.nest.flatten(error)
     if all(e is None for e in error):

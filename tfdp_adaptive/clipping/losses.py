@@ -2,10 +2,30 @@
 
 Keras reduces losses over the batch, and with masks or weights it normalises by
 sums over all examples, so that one example's gradient depends on the others.
-Here every loss is computed unreduced and then reduced within its example.
+Here every loss is computed unreduced and then reduced within its example; and one
+that is not known to keep examples apart is given one example at a time.
 """
 
 import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import mapping
+
+# What Keras has and no other example can change, if it reduces the last axis. Of the others,
+# hinge losses decide by all labels of a batch whether these are zeros and ones.
+_named = lambda *names: [
+    getattr(compat.keras.losses, name) for name in names if hasattr(compat.keras.losses, name)]
+_SPARSE = _named(  # Of integers.
+    'sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy', 'ctc', 'CTC')
+_DENSE = _named(
+    'mean_squared_error', 'MeanSquaredError', 'mean_absolute_error', 'MeanAbsoluteError',
+    'mean_absolute_percentage_error', 'MeanAbsolutePercentageError',
+    'mean_squared_logarithmic_error', 'MeanSquaredLogarithmicError', 'cosine_similarity',
+    'CosineSimilarity', 'huber', 'Huber', 'log_cosh', 'LogCosh', 'categorical_hinge',
+    'CategoricalHinge', 'kl_divergence', 'KLDivergence', 'poisson', 'Poisson',
+    'binary_crossentropy', 'BinaryCrossentropy', 'binary_focal_crossentropy',
+    'BinaryFocalCrossentropy', 'categorical_crossentropy', 'CategoricalCrossentropy',
+    'categorical_focal_crossentropy', 'CategoricalFocalCrossentropy')
 
 
 class ExampleLoss:
@@ -55,11 +75,7 @@ def _example_values(loss, target, output, sample_weight):
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # As Keras does: [n] targets for [n, 1] outputs.
-  function = getattr(loss, 'call', loss)
-  values = tf.cast(function(target, output), output.dtype)
-  if values.shape.rank == 0:
-    raise ValueError(f'`loss` must return one value per example. Received: a scalar from {loss}. '
-                     'Return the unreduced loss; the library reduces it within each example.')
+  values = _unreduced(loss, target, output)
   weights = tf.ones_like(values)
   count = tf.ones_like(values)
   if mask is not None:
@@ -72,6 +88,43 @@ def _example_values(loss, target, output, sample_weight):
   if _reduction(loss) == 'sum':
     return total
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
+
+
+def _unreduced(loss, target, output):
+  """[n, ...]: what the loss function says of each example, from that example alone."""
+  function = getattr(loss, 'call', loss)
+  values = tf.cast(function(target, output), output.dtype)
+  if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
+    raise _not_per_example(loss, values, output)
+  if output.shape[0] == 1 or _keeps_apart(loss, target, output):
+    return values
+  sizes = tf.shape(values)[1:]
+
+  def alone(record):
+    value = function(*[t[tf.newaxis] for t in record])
+    if not (values.shape[1:].num_elements() in (None, value.shape.num_elements())):
+      raise _not_per_example(loss, value, record[1][tf.newaxis])
+    return tf.ensure_shape(
+        tf.reshape(tf.cast(value, output.dtype), sizes), values.shape[1:])
+
+  return mapping.vectorized(alone, (target, output))
+
+
+def _keeps_apart(loss, target, output):
+  """Whether a loss is known to look at one example at a time."""
+  kind = type(loss) if isinstance(loss, compat.keras.losses.Loss) else loss
+  sparse, dense = (any(kind is one for one in known) for known in (_SPARSE, _DENSE))
+  if output.shape.rank < 2 or getattr(loss, '_fn_kwargs', {}).get('axis', -1) != -1:
+    return False
+  return (sparse or dense) and target.shape.rank == output.shape.rank or (
+      sparse and target.shape.rank == output.shape.rank - 1)
+
+
+def _not_per_example(loss, values, output):
+  return ValueError(
+      f'`loss` must return one value per example. Received: shape {values.shape} from {loss} for '
+      f'outputs of shape {output.shape}. Return the unreduced loss; the library reduces it within '
+      'each example.')
 
 
 def _align(weights, values):
@@ -99,6 +152,9 @@ def _check(loss):
     raise ValueError(
         '`reduction` must not divide by the sum of sample weights: one example would then change '
         f"the gradients of the others. Received: reduction={reduction!r}. Use 'sum_over_batch_size'.")
+  if type(loss).__name__ == 'Circle' or getattr(loss, '__name__', '') == 'circle':
+    raise ValueError('`loss` must be of each example alone. Received: the circle loss, which '
+                     'compares the examples of a batch.')
   if not callable(getattr(loss, 'call', loss)):
     raise ValueError(f'`loss` must be a name, a function or a keras Loss. Received: {loss!r}.')
 

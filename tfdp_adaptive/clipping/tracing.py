@@ -101,8 +101,8 @@ def probe(model, x):
     x: Nest of inputs or of their specs; the values are not used.
 
   Returns:
-    For each call of a unit, in order: which tensors of its arguments have
-    the batch as first axis.
+    For each call of a unit, in order: the layer's id, and which tensors of its
+    arguments have the batch as first axis.
 
   Raises:
     Unsupported: As the module says.
@@ -128,12 +128,13 @@ def probe(model, x):
             f'shape {output.shape} for a batch of {_PROBE}.')
     answered = {}
     for record in recorder.records:
-      rows = _PROBE * record.call.times
-      flags.append(tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == rows)
-                         for t in tf.nest.flatten((record.call.args, record.call.kwargs))))
+      rows, layer = _PROBE * record.call.times, id(record.unit.layer)
+      batched = tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == rows)
+                      for t in tf.nest.flatten((record.call.args, record.call.kwargs)))
+      flags.append((layer, batched))
       zeros = tf.nest.map_structure(tf.zeros_like, record.taps)
-      answered.setdefault(id(record.unit.layer), (record.unit, set()))[1].update(
-          key for key, _ in factors_of(record, flags[-1], zeros))
+      answered.setdefault(layer, (record.unit, set()))[1].update(
+          key for key, _ in factors_of(record, batched, zeros))
     for unit, keys in answered.values():
       for variable in unit.variables:
         if compat.variable_key(variable) not in keys:
@@ -151,6 +152,34 @@ def probe(model, x):
         "Layers must do without Python conditions and loops on tensors. Received one's refusal: "
         f"{str(error).splitlines()[0]} Use tf.cond, or engine='materialized'.") from error
   return flags
+
+
+def batched_as_proven(records, proven):
+  """Per record, what `probe` found of that call.
+
+  Raises:
+    Unsupported: If the model has not called the same layers as then.
+  """
+  if [id(record.unit.layer) for record in records] != [layer for layer, _ in proven]:
+    raise registry.Unsupported(
+        'The model must call the same layers every time. Received: '
+        f"{[record.unit.layer.name for record in records]}, which are not those of the model's "
+        'check. Let no Python variable decide what is called, or make the model anew.')
+  return [batched for _, batched in proven]
+
+
+@contextlib.contextmanager
+def no_reads(model):
+  """Refuses code inside that reads trainable variables: the loss."""
+  with tf.GradientTape() as tape:
+    yield
+  read = {compat.variable_key(v) for v in tape.watched_variables()}
+  for variable in model.trainable_variables:
+    if compat.variable_key(variable) in read:
+      raise registry.Unsupported(
+          "The loss must depend on the weights through the model's outputs alone. Received: a loss "
+          f'that reads {compat.describe(variable)}. Use a regularizer of the weights (such as '
+          "`kernel_regularizer`), or engine='materialized'.")
 
 
 class Recorder:
