@@ -68,7 +68,7 @@ def has_replicas():
 
 
 def check_strategy(model):
-  """Refuses a strategy whose batches the `fit` of Keras 3 cannot read."""
+  """Refuses a strategy whose batches the `fit` of Keras 3 cannot read, of any model (3.15)."""
   strategy = getattr(model, 'distribute_strategy', None)
   if KERAS_3 and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
     raise NotImplementedError(

@@ -118,7 +118,7 @@ def test_a_step_whose_parts_are_compiled(monkeypatch):
   weights = []
   for least in (2**16, 0):
     monkeypatch.setattr(fusion, 'WORTH_COMPILING', least)
-    server = make_server(rules.scale_then_privatize(), private_metrics=METRICS)
+    server = make_server(rules.scale_then_privatize(scale_epsilon=0.1), private_metrics=METRICS)
     step, state = tf.function(server.step), server.init(zero_weights())
     for _ in range(3):
       state, _ = step(state, server.record(
