@@ -9,7 +9,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 
-_PROBES = 8  # A layer may draw which examples it mixes.
+_PROBES = 8  # A layer may mix some examples only, or draw which.
 _PROBED = weakref.WeakSet()  # Models that passed.
 
 # Layers whose training-time output mixes the examples of a batch, and those that do so frozen, too.
@@ -46,8 +46,8 @@ def validate_model(model, x=None):
 
   Structurally (batch normalization, activity regularizers, stateful layers) and by
   numeric probes: in inference mode the output of an example must not move when
-  another joins the batch; in training mode it must have no gradient by what layers
-  do for others, and no state may be written but random seeds.
+  another joins the batch; in training mode it must have no gradient by the others'
+  inputs or what layers do for them, and no state may be written but random seeds.
 
   Args:
     model: A built Keras model.
@@ -72,31 +72,32 @@ def validate_model(model, x=None):
 
 
 def check_probed(model):
-  """Raises `PrivacyError` for a model that has not passed the numeric probes of `validate_model`."""
+  """Raises `PrivacyError` for a model that has not passed the probes of `validate_model`."""
   if model not in _PROBED:
     raise errors.PrivacyError(
         'With several replicas the model must be validated before its first step, which cannot do '
-        'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two examples, '
-        'or use `fit`.')
+        'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two '
+        'examples, or use `fit`.')
 
 
 def build(model, x):
   """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
-  model(_rows(_as_values(x), 1), training=False)
+  model(_rows(_as_values(x), 0, 1), training=False)
 
 
 def _check_inference(model, x):
   run = lambda x: tf.nest.map_structure(
       lambda t: np.asarray(t, np.float64), model(x, training=False))
-  for single, both in zip(
-      tf.nest.flatten(run(_rows(x, 1))), tf.nest.flatten(run(_rows(x, 2)))):
-    if both.shape[0] != 2 or single.shape[0] != 1:
-      raise errors.PrivacyError(
-          'The first axis of every output must be the batch. Received: outputs of '
-          f'shape {single.shape} for one example and {both.shape} for two.')
-    if not np.allclose(single[0], both[0], rtol=1e-3, atol=1e-4, equal_nan=True):
-      _mixes(f'the output for one example changes by {np.max(np.abs(single[0] - both[0])):.3g} '
-             'when another joins the batch')
+  together = tf.nest.flatten(run(_rows(x, 0, 2)))
+  for row in range(2):
+    for single, both in zip(tf.nest.flatten(run(_rows(x, row, row + 1))), together):
+      if both.shape[0] != 2 or single.shape[0] != 1:
+        raise errors.PrivacyError(
+            'The first axis of every output must be the batch. Received: outputs of '
+            f'shape {single.shape} for one example and {both.shape} for two.')
+      if not np.allclose(single[0], both[row], rtol=1e-3, atol=1e-4, equal_nan=True):
+        _mixes('the output for one example changes by '
+               f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins the batch')
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
@@ -109,8 +110,9 @@ def _check_training(model, x):
            if tf.as_dtype(v.dtype).is_floating]
   worst = 0.0
   if bookkeeping.supports(model, x)[0]:
-    probe = tf.function(lambda: bookkeeping.influence(model, x), autograph=False)
-    worst = max(float(probe()) for _ in range(_PROBES))
+    probe = tf.function(lambda row: bookkeeping.influence(model, x, row), autograph=False)
+    count = tf.nest.flatten(x)[0].shape[0]
+    worst = max(float(probe(tf.constant(i % count))) for i in range(_PROBES))
   else:  # Another engine then runs every example by itself.
     model(x, training=True)
   written = [compat.describe(v) for v, before in state if not np.array_equal(v.numpy(), before)]
@@ -121,7 +123,7 @@ def _check_training(model, x):
         'Layers write statistics of the data into weights that are not trained, around clipping '
         f'and noise. Received: {written}. Freeze these layers.')
   if worst > 0:
-    _mixes(f"the first example's outputs have a gradient of {worst:.3g} by another's inputs or "
+    _mixes(f"an example's outputs have a gradient of {worst:.3g} by another's inputs or "
            'activations')
 
 
@@ -131,8 +133,8 @@ def _mixes(how):
       'Remove the layer that looks across axis 0.')
 
 
-def _rows(x, count):
-  return tf.nest.map_structure(lambda t: t[:count], x)
+def _rows(x, start, stop):
+  return tf.nest.map_structure(lambda t: t[start:stop], x)
 
 
 def _as_values(x):
@@ -148,7 +150,9 @@ def _example(shape, dtype):
   dtype = tf.as_dtype(dtype)
   if dtype.is_floating:
     return tf.constant(rng.normal(size=shape), dtype)
-  return tf.cast(tf.constant(rng.integers(0, 2, size=shape)), dtype)
+  values = rng.integers(0, 2, size=shape)
+  values[1] = 1 - values[0]  # The two that inference is checked with differ.
+  return tf.cast(tf.constant(values), dtype)
 
 
 def tells_inputs(model):

@@ -155,6 +155,17 @@ class _Centre(layers.Layer):
     return x - tf.reduce_mean(x, 0, keepdims=True) if training or not self.only_training else x
 
 
+class _Anchor(layers.Layer):
+  """Has all examples depend on the first one, which depends on none."""
+
+  def __init__(self, in_inference):
+    super().__init__()
+    self.in_inference = in_inference
+
+  def call(self, x, training=None):
+    return x + (1.0 if training else self.in_inference) * x[:1]
+
+
 class _Swap(layers.Layer):
   """Gives each example the features of one that is drawn, itself perhaps, in training."""
 
@@ -178,9 +189,12 @@ class _Track(layers.Layer):
 @pytest.mark.parametrize('hidden,message', [
     ([_Centre], 'mixes examples: the output'),
     ([lambda: layers.Dense(8), lambda: layers.Dropout(0.5), lambda: _Centre(True)],
-     'mixes examples: the first'),
-    ([lambda: _Centre(True)], 'mixes examples: the first'),  # Before all weights.
-    ([_Swap], 'mixes examples: the first'),
+     'mixes examples: an example'),
+    ([lambda: _Centre(True)], 'mixes examples: an example'),  # Before all weights.
+    ([lambda: _Anchor(1.0)], 'mixes examples: the output'),
+    ([lambda: _Anchor(0.0)], 'mixes examples: an example'),
+    ([lambda: layers.Dense(4), lambda: _Anchor(0.0)], 'mixes examples: an example'),
+    ([_Swap], 'mixes examples: an example'),
     ([_Track], 'write statistics of the data')])
 def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   with pytest.raises(tfdp.PrivacyError, match=message):
@@ -188,6 +202,17 @@ def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   with pytest.raises(tfdp.PrivacyError, match=message):
     _compiled(*[layer() for layer in hidden]).fit(X, Y, batch_size=8, verbose=0)
   tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization(), layers.Dropout(0.5)))
+
+
+def test_words_of_the_first_example_that_all_get():
+  """No gradient tells of integers: the examples made up must differ, however short they are."""
+  class First(layers.Layer):
+    def call(self, ids):
+      return ids * 0 + ids[:1]
+
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: the output'):
+    tfdp.validate_model(keras.Sequential([
+        layers.Input((1,), dtype='int32'), First(), layers.Embedding(2, 3), layers.Dense(1)]))
 
 
 def test_an_operation_without_a_gradient_before_the_weights():
@@ -223,7 +248,7 @@ def test_models_with_a_step_of_their_own(method):
 @pytest.mark.parametrize('kind', [layers.LSTM, layers.GRU, layers.SimpleRNN])
 def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
   tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(4, return_sequences=True), kind(2)))
-  with pytest.raises(tfdp.PrivacyError, match='mixes examples: the first'):
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example'):
     tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(2), _Centre(True)))
 
 

@@ -96,8 +96,8 @@ def factors_of(model, loss, batch):
   return found, outputs, losses
 
 
-def influence(model, x):
-  """Largest gradient of the first example's outputs by the others' inputs and use of weights.
+def influence(model, x, row):
+  """Largest gradient of one example's outputs by the others' inputs and use of weights.
 
   Zero for a model whose examples are independent, in training mode too and whatever
   dropout draws. Only what floating-point numbers carry is seen.
@@ -105,6 +105,7 @@ def influence(model, x):
   Args:
     model: A built Keras model that the engine supports.
     x: Nest of inputs, two examples or more.
+    row: Which of them is the one.
   """
   proven = prove(model, x)
   x = tf.nest.map_structure(tf.identity, x)
@@ -114,19 +115,19 @@ def influence(model, x):
   with tape, from_inputs:
     from_inputs.watch(inputs)
     outputs = tf.nest.flatten(recorder.run(model, x))
-    first = tf.add_n([tf.reduce_sum(tf.cast(t[0], tf.float32)) for t in outputs])
-  errors = tape.gradient(first, [record.taps for record in recorder.records])
+    one = tf.add_n([tf.reduce_sum(tf.cast(tf.gather(t, row), tf.float32)) for t in outputs])
+  errors = tape.gradient(one, [record.taps for record in recorder.records])
   try:
-    by_inputs = [tf.convert_to_tensor(g) for g in from_inputs.gradient(first, inputs)
+    by_inputs = [tf.convert_to_tensor(g) for g in from_inputs.gradient(one, inputs)
                  if g is not None]
   except LookupError:  # An operation before the first weights has no gradient.
     by_inputs = []
-  others = tf.cast(tf.range(tf.shape(outputs[0])[0]) > 0, tf.float64)
+  others = tf.cast(tf.range(tf.shape(outputs[0])[0]) != row, tf.float64)
+  gradients = [factor.weighted_sums([others])[0]
+               for factor in terms(recorder.records, proven, errors).values()]
+  gradients += [tf.boolean_mask(g, others > 0) for g in by_inputs]
   worst = tf.zeros([], tf.float64)
-  for gradient in by_inputs:
-    worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient[1:])), tf.float64))
-  for factor in terms(recorder.records, proven, errors).values():
-    gradient, = factor.weighted_sums([others])
+  for gradient in gradients:
     worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float64))
   return worst
 
