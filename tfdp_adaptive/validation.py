@@ -98,6 +98,10 @@ def _check_inference(model, x):
       if not np.allclose(single[0], both[row], rtol=1e-3, atol=1e-4, equal_nan=True):
         _mixes('the output for one example changes by '
                f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins the batch')
+  _refuse_data_losses(model)
+
+
+def _refuse_data_losses(model):
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
@@ -115,6 +119,7 @@ def _check_training(model, x):
     worst = max(float(probe(tf.constant(i % count))) for i in range(_PROBES))
   else:  # Another engine then runs every example by itself.
     model(x, training=True)
+  _refuse_data_losses(model)
   written = [compat.describe(v) for v, before in state if not np.array_equal(v.numpy(), before)]
   for variable, before in state:
     variable.assign(before)

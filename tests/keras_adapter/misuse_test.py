@@ -252,14 +252,19 @@ def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
     tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(2), _Centre(True)))
 
 
-def test_losses_added_in_call_are_found():
+@pytest.mark.parametrize('always', [True, False])
+def test_losses_added_in_call_are_found(always):
   class Penalty(layers.Layer):
-    def call(self, x):
-      self.add_loss(tf.reduce_sum(x**2))
+    def call(self, x, training=None):
+      if always or training:
+        self.add_loss(tf.reduce_sum(x**2))
       return x
 
-  with pytest.raises(tfdp.PrivacyError, match='add_loss'):
-    tfdp.validate_model(_model(Penalty()))
+  for hidden in ([Penalty()], [layers.Dense(4), Penalty(), layers.Dropout(0.5)]):
+    with pytest.raises(tfdp.PrivacyError, match='add_loss'):
+      tfdp.validate_model(_model(*hidden))
+    with pytest.raises(tfdp.PrivacyError, match='add_loss'):
+      _compiled(*hidden).fit(X, Y, batch_size=8, verbose=0)
 
 
 def test_a_private_model_wants_a_private_optimizer():
