@@ -1,7 +1,9 @@
 """Keras 2: models that are not `DPModel`s, compiled with a loss of reduction 'none'.
 
 Their `train_step` hands unreduced losses and the tape to `optimizer.minimize`, so
-gradients can still be taken example by example, slowly.
+gradients can still be taken example by example, slowly. Neither model nor loss can be
+inspected or run again for one example: that none looks at another is the caller's
+promise (Keras' hinge losses break it; `make_private` keeps it by itself).
 """
 
 import tensorflow as tf
