@@ -12,7 +12,7 @@ from tfdp_adaptive.clipping import bookkeeping
 _PROBES = 8  # A layer may mix some examples only, or draw which.
 _PROBED = weakref.WeakSet()  # Models that passed.
 
-# Layers whose training-time output mixes the examples of a batch, and those that do so frozen, too.
+# Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
 _MIXING = {
     'BatchNormalization': 'LayerNormalization or GroupNormalization',
@@ -110,19 +110,27 @@ def _refuse_data_losses(model):
 
 def _check_training(model, x):
   """Dropout makes runs incomparable, so gradients across examples are looked at instead."""
-  state = [(v, v.numpy()) for v in model.non_trainable_variables
-           if tf.as_dtype(v.dtype).is_floating]
+  weights = model.non_trainable_variables
+  before = _values(weights)
   worst = 0.0
-  if bookkeeping.supports(model, x)[0]:
+  if bookkeeping.supports(model, x)[0]:  # Else another engine runs every example by itself.
     probe = tf.function(lambda row: bookkeeping.influence(model, x, row), autograph=False)
     count = tf.nest.flatten(x)[0].shape[0]
     worst = max(float(probe(tf.constant(i % count))) for i in range(_PROBES))
-  else:  # Another engine then runs every example by itself.
-    model(x, training=True)
+  states = [_values(weights)]
+  for data in [x] + [tf.nest.map_structure(lambda t: tf.repeat(t[i:i + 1], t.shape[0], 0), x)
+                     for i in range(2)] * 2:
+    model(data, training=True)
+    states.append(_values(weights))
+  written = []
+  for variable, start, *after in zip(weights, before, *states):
+    if tf.as_dtype(variable.dtype).is_floating:
+      if not np.array_equal(start, after[-1]):
+        written.append(compat.describe(variable))
+        variable.assign(start)
+    elif np.any(np.diff(np.stack(after), 2, axis=0)):  # Seeds count the steps.
+      written.append(compat.describe(variable))
   _refuse_data_losses(model)
-  written = [compat.describe(v) for v, before in state if not np.array_equal(v.numpy(), before)]
-  for variable, before in state:
-    variable.assign(before)
   if written:
     raise errors.PrivacyError(
         'Layers write statistics of the data into weights that are not trained, around clipping '
@@ -130,6 +138,12 @@ def _check_training(model, x):
   if worst > 0:
     _mixes(f"an example's outputs have a gradient of {worst:.3g} by another's inputs or "
            'activations')
+
+
+def _values(weights):
+  """Integers as Python's, whose differences do not overflow."""
+  return [np.array(v.numpy(), None if tf.as_dtype(v.dtype).is_floating else object)
+          for v in weights]
 
 
 def _mixes(how):

@@ -187,6 +187,23 @@ def test_a_loss_of_ones_own_that_squeezes():
   np.testing.assert_allclose(own(y, tf.constant(outputs)), (outputs - y)[:, 0]**2, rtol=1e-5)
 
 
+@pytest.mark.parametrize('n', [N, 1])
+def test_losses_that_keep_something_of_the_data_are_refused(n):
+  """Later steps would depend on it, around clipping and noise."""
+  kept = tf.Variable(1.0, trainable=False)
+
+  def own(y, p):
+    values = tf.reduce_mean(tf.square(p - y), -1)
+    return values / kept.assign(0.9 * kept + 0.1 * tf.reduce_mean(values))
+
+  for run in (losses.ExampleLoss(own), tf.function(losses.ExampleLoss(own), autograph=False)):
+    with pytest.raises(ValueError, match='must not write variables'):
+      run(tf.constant(VALUES[:n]), tf.constant(VALUES[:n] + 1))
+  assert float(kept) == 1.0
+  fixed = losses.ExampleLoss(lambda y, p: tf.reduce_mean(tf.square(p - y), -1) / kept)
+  np.testing.assert_allclose(fixed(VALUES[:n], tf.constant(VALUES[:n] + 1)), np.ones(n), rtol=1e-5)
+
+
 def test_scalar_losses_are_refused():
   with pytest.raises(ValueError, match='one value per example'):
     losses.ExampleLoss(lambda y, p: tf.reduce_mean(p - y))(VALUES, tf.constant(VALUES))

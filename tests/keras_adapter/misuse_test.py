@@ -186,7 +186,29 @@ class _Track(layers.Layer):
     return x
 
 
+class _Count(layers.Layer):
+  """Counts what it sees in a weight of integers."""
+
+  def build(self, shape):
+    self.total = self.add_weight(
+        name='total', shape=(), dtype='int32', initializer='zeros', trainable=False)
+
+  def call(self, x, training=None):
+    if training:
+      self.total.assign_add(tf.reduce_sum(tf.cast(x > 0, tf.int32)))
+    return x
+
+
+class _Root(layers.Layer):
+  """Its derivative is infinite for the zeros of all examples."""
+
+  def call(self, x):
+    return tf.concat([x, tf.sqrt(tf.nn.relu(-tf.square(x)))], -1)
+
+
 @pytest.mark.parametrize('hidden,message', [
+    ([_Root, lambda: layers.Dense(4), lambda: _Centre(True)], 'mixes examples: an example'),
+    ([_Count], 'write statistics of the data'),
     ([_Centre], 'mixes examples: the output'),
     ([lambda: layers.Dense(8), lambda: layers.Dropout(0.5), lambda: _Centre(True)],
      'mixes examples: an example'),
@@ -202,6 +224,15 @@ def test_the_numeric_probes_find_what_structure_does_not_tell(hidden, message):
   with pytest.raises(tfdp.PrivacyError, match=message):
     _compiled(*[layer() for layer in hidden]).fit(X, Y, batch_size=8, verbose=0)
   tfdp.validate_model(_model(layers.Dense(4), layers.LayerNormalization(), layers.Dropout(0.5)))
+
+
+def test_a_weight_that_counts_steps_is_no_statistic():
+  class Steps(_Count):
+    def call(self, x, training=None):
+      self.total.assign_add(1)
+      return x
+
+  tfdp.validate_model(_model(Steps(), layers.Dense(4)))
 
 
 def test_words_of_the_first_example_that_all_get():

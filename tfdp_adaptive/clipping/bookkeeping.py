@@ -127,8 +127,9 @@ def influence(model, x, row):
                for factor in terms(recorder.records, proven, errors).values()]
   gradients += [tf.boolean_mask(g, others > 0) for g in by_inputs]
   worst = tf.zeros([], tf.float64)
-  for gradient in gradients:
-    worst = tf.maximum(worst, tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float64))
+  for gradient in gradients:  # 0 * inf, of what does not reach the example, must hide no other.
+    size = tf.where(tf.math.is_nan(gradient), tf.zeros_like(gradient), tf.abs(gradient))
+    worst = tf.maximum(worst, tf.cast(tf.reduce_max(size), tf.float64))
   return worst
 
 

@@ -6,6 +6,8 @@ Here every loss is computed unreduced and then reduced within its example; and o
 that is not known to keep examples apart is given one example at a time.
 """
 
+import re
+
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -93,10 +95,13 @@ def _example_values(loss, target, output, sample_weight):
 def _unreduced(loss, target, output):
   """[n, ...]: what the loss function says of each example, from that example alone."""
   function = getattr(loss, 'call', loss)
+  known = _keeps_apart(loss, target, output)
+  if not known:
+    _refuse_state(loss, function, target, output)
   values = tf.cast(function(target, output), output.dtype)
   if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
     raise _not_per_example(loss, values, output)
-  if output.shape[0] == 1 or _keeps_apart(loss, target, output):
+  if known or output.shape[0] == 1:
     return values
   sizes = tf.shape(values)[1:]
 
@@ -118,6 +123,18 @@ def _keeps_apart(loss, target, output):
     return False
   return (sparse or dense) and target.shape.rank == output.shape.rank or (
       sparse and target.shape.rank == output.shape.rank - 1)
+
+
+def _refuse_state(loss, function, target, output):
+  """Refuses a loss that writes variables: data would reach later steps around clip and noise."""
+  concrete = mapping.traced(
+      lambda record: function(*[t[tf.newaxis] for t in record]), (target, output))
+  for operation in mapping.operations(concrete):
+    if re.match('Assign|ResourceScatter', operation):
+      raise ValueError(
+          '`loss` must not write variables: what it keeps of the data is neither clipped nor '
+          f'noised. Received: operation {operation} in {loss}. Compute it from labels and outputs '
+          'alone.')
 
 
 def _not_per_example(loss, values, output):
@@ -151,7 +168,8 @@ def _check(loss):
   if 'mean_with_sample_weight' in reduction:
     raise ValueError(
         '`reduction` must not divide by the sum of sample weights: one example would then change '
-        f"the gradients of the others. Received: reduction={reduction!r}. Use 'sum_over_batch_size'.")
+        f'the gradients of the others. Received: reduction={reduction!r}. '
+        "Use 'sum_over_batch_size'.")
   if type(loss).__name__ == 'Circle' or getattr(loss, '__name__', '') == 'circle':
     raise ValueError('`loss` must be of each example alone. Received: the circle loss, which '
                      'compares the examples of a batch.')
