@@ -10,6 +10,7 @@ import importlib.util
 
 # Where each public name lives; a subpackage is its own name.
 _EXPORTS = {
+    'Ledger': 'privacy.ledger',
     'PrivacyPlan': 'privacy.plan',
     'advise': 'privacy.advice',
     'audit': 'privacy.audit',

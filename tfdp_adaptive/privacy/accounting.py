@@ -60,15 +60,16 @@ def total_sensitivity(plan, steps):
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
 
 
-def event(plan, steps, noise_multiplier=None):
-  """The DpEvent of the first `steps` steps of a plan (for `relation(plan)`)."""
+def event(plan, steps, noise_multiplier=None, neighbors=None):
+  """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`."""
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
   if not claims_amplification(plan):
-    return dp_accounting.GaussianDpEvent(float(sigma / total_sensitivity(plan, steps)))
+    doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
+    return dp_accounting.GaussianDpEvent(float(doubled * sigma / total_sensitivity(plan, steps)))
   probability, count = plan.sampling.compositions(plan, steps)
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
@@ -100,7 +101,7 @@ def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR
             tolerance=_FINE):
   """Smallest epsilon that the accountant proves at `target_delta`, up to the tolerance."""
   checks.probability(target_delta=target_delta)
-  sigma = _gaussian(dp_event)
+  sigma = _gaussian(dp_event) if neighbors is not _RELATION.REPLACE_ONE else None
   if sigma is not None and accountant == 'pld':
     return gaussian_epsilon(sigma, target_delta)
   return max(0.0, _bound(dp_event, accountant, neighbors, 'get_epsilon', target_delta,
@@ -110,7 +111,7 @@ def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR
 def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
   """Smallest delta that the accountant proves at `target_epsilon`."""
   checks.not_negative(target_epsilon=target_epsilon)
-  sigma = _gaussian(dp_event)
+  sigma = _gaussian(dp_event) if neighbors is not _RELATION.REPLACE_ONE else None
   if sigma is not None and accountant == 'pld':
     return gaussian_delta(sigma, target_epsilon)
   return min(1.0, _bound(dp_event, accountant, neighbors, 'get_delta', target_epsilon, _FINE))
@@ -123,6 +124,11 @@ def _gaussian(dp_event):
   if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
     sigma = _gaussian(dp_event.event)
     return None if sigma is None else sigma / math.sqrt(dp_event.count)
+  if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
+    sigmas = [_gaussian(part) for part in dp_event.events]
+    if None in sigmas:
+      return None
+    return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
   return None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import checks
+from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -18,7 +19,7 @@ _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
+class PrivacyPlan(ledger.Accounted):
   """Everything that decides the privacy of a run, fixed before it starts.
 
   The noise on a clipped sum has standard deviation `noise_multiplier *

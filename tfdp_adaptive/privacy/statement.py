@@ -68,6 +68,50 @@ def _guarantee(plan, steps, private, rule, accountant):
   return text
 
 
+def of_ledger(ledger, target_delta, accountant):
+  """Plain text of all runs of the same weights together."""
+  entries = [entry for entry in ledger.entries if entry.steps]
+  if len(entries) == 1 and entries[0].guaranteed and target_delta is None:
+    return statement(entries[0].plan, entries[0].steps, None, accountant)
+  lines = [_guarantee_of_ledger(ledger, entries, target_delta, accountant)]
+  for number, entry in enumerate(entries, 1):
+    text = f'Run {number} of {len(entries)}: {entry.steps} steps'
+    if entry.plan is None:
+      lines.append(text + ' without a plan: how its batches were drawn, and what they cost, is '
+                          'not known.')
+      continue
+    plan = entry.plan
+    lines.append(
+        f'{text} of {plan.steps} planned. {_population(plan)} {plan.sampling.describe(plan)} '
+        + _mechanism(plan, None) + (f' Update rule: {entry.rule}.' if entry.rule else ''))
+  lines.append(
+      'Accounting: ' + ('no release.' if not entries else
+                        f'dp_accounting {metadata.version("dp-accounting")}, '
+                        f'of {ledger.event()} under {ledger.relation().name}.'))
+  lines.append('Not covered: ' + '; '.join(_LEFT_OUT) + '.')
+  return '\n\n'.join(lines) + '\n'
+
+
+def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
+  if not entries:
+    return 'Guarantee: no step has been taken, and nothing of the data is in the weights.'
+  for number, entry in enumerate(entries, 1):
+    if not entry.guaranteed:
+      reason = ('had no plan' if entry.plan is None else
+                'had a noise multiplier of 0' if entry.private else
+                f'used a statistic of the data without noise ({entry.rule})')
+      return (f'NO PRIVACY GUARANTEE: run {number} of {len(entries)} on these weights {reason}. '
+              'Epsilon is infinite, whatever the other runs did.')
+  plan = entries[0].plan
+  delta = ledger.target_delta if target_delta is None else target_delta
+  return (f'Guarantee: ({rounded_up(ledger.epsilon(delta, accountant))}, {delta:g})-differential '
+          f'privacy of all {len(entries)} run(s) on these weights together, which are counted as '
+          'if every record had been in each of them. It holds at the level of '
+          f'{_UNITS[plan.unit]}; neighbouring data sets differ in that '
+          f'{_ADJACENCY[plan.adjacency].format(unit=plan.unit)}; in the central model of a '
+          'trusted curator.')
+
+
 def rounded_up(epsilon):
   """Four digits, never below the truth."""
   four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)

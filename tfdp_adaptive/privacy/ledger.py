@@ -1,0 +1,246 @@
+"""What a model's weights have cost in privacy so far, over all runs they went through.
+
+A ledger is a public constant like a plan: `begin` and `done` return a new one.
+It belongs to the weights, and is saved with them; whoever trains them further,
+with another optimizer or another plan, adds a line.
+"""
+
+import dataclasses
+import json
+import math
+from typing import Any, Optional, Tuple, Union
+
+import dp_accounting
+
+from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import checks
+from tfdp_adaptive.privacy import statement as statement_lib
+
+_FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
+_RELATION = dp_accounting.NeighboringRelation
+_KINDS = {}
+
+
+class Accounted:
+  """What a ledger adds up; `PrivacyPlan` is one. Subclasses have `to_json` and `from_json`."""
+
+  def __init_subclass__(cls, **arguments):
+    super().__init_subclass__(**arguments)
+    _KINDS[cls.__name__] = cls
+
+  def __add__(self, other: Union['Accounted', 'Ledger']) -> 'Ledger':
+    """The ledger of both runs, each with all its steps, on the same records."""
+    more = _ledger(other)
+    return NotImplemented if more is None else Ledger(_ledger(self).entries + more.entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One run.
+
+  Attributes:
+    plan: Its plan; None if there was none, so that nothing is known of its cost.
+    steps: Steps done.
+    rule: Name of the update rule, for people.
+    private: Whether everything that the rule saw of the data was noised.
+  """
+
+  plan: Optional[Accounted]
+  steps: int
+  rule: str = ''
+  private: bool = True
+
+  def __post_init__(self):
+    if self.plan is not None and not isinstance(self.plan, Accounted):
+      raise ValueError(
+          f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
+    checks.whole(0, steps=self.steps)
+    if self.plan is not None and self.steps > self.plan.steps:
+      raise ValueError(f"`steps` must be at most the plan's {self.plan.steps}. "
+                       f'Received: steps={self.steps}.')
+
+  @property
+  def guaranteed(self) -> bool:
+    """Whether its cost is finite and known."""
+    return not self.steps or bool(
+        self.private and self.plan is not None and self.plan.noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """All runs of the same weights on the same records, in order.
+
+  A later run may depend on the weights of an earlier one: composition is
+  adaptive. A record that only some of the runs saw has lost less.
+
+  Attributes:
+    entries: The runs.
+
+  Example:
+
+    >>> plan = PrivacyPlan(batch_size=100, steps=500, l2_norm_clip=1.0, noise_multiplier=1.0,
+    ...                    target_delta=1e-6, population_size=10_000)
+    >>> ledger = Ledger().begin(plan, rule='dp_adam').done(200)
+    >>> ledger = ledger.begin(plan, rule='dp_adam').done(500)  # Trained again.
+    >>> plan.epsilon() < ledger.epsilon() < 2 * plan.epsilon()
+    True
+  """
+
+  entries: Tuple[Entry, ...] = ()
+
+  def __post_init__(self):
+    object.__setattr__(self, 'entries', tuple(self.entries))
+
+  def begin(self, plan: Optional[Accounted], rule=None) -> 'Ledger':
+    """The ledger when another run begins, with nothing done.
+
+    Args:
+      plan: The run's plan; None if it has none.
+      rule: A rule of `tfdp.rules`, which the plan checks, or its name.
+    """
+    private = True
+    if rule is not None and not isinstance(rule, str):
+      private = _serves(plan, rule)
+      rule = rule.name
+    return Ledger(self.entries + (Entry(plan, 0, rule or '', private),))
+
+  def done(self, steps: int) -> 'Ledger':
+    """The ledger when the last run has done `steps` steps in all."""
+    if not self.entries:
+      raise ValueError('No run has begun: call `begin` first. '
+                       f'Received: steps={steps} of an empty ledger.')
+    last = self.entries[-1]
+    checks.whole(0, steps=steps)
+    if steps < last.steps:
+      raise ValueError(f'What is done stays done: the last run has taken {last.steps} steps. '
+                       f'Received: steps={steps}. A run that starts anew is another `begin`.')
+    return Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=int(steps)),))
+
+  def __add__(self, other: Union['Ledger', Accounted]) -> 'Ledger':
+    more = _ledger(other)
+    return NotImplemented if more is None else Ledger(self.entries + more.entries)
+
+  @property
+  def guaranteed(self) -> bool:
+    """Whether every run that did anything has a finite, known cost."""
+    return all(entry.guaranteed for entry in self.entries)
+
+  def _run(self):
+    """The entries that cost something, all of one unit and adjacency."""
+    entries = [entry for entry in self.entries if entry.steps]
+    for name in ('unit', 'adjacency'):
+      found = sorted({getattr(entry.plan, name) for entry in entries if entry.plan is not None})
+      if len(found) > 1:
+        raise ValueError(
+            f'All plans of a ledger must have the same `{name}`: guarantees about different '
+            f'neighbours do not add up. Received: {name}={found}. Make all plans for the one you '
+            'want to state.')
+    return entries
+
+  def relation(self) -> dp_accounting.NeighboringRelation:
+    """The dp_accounting relation `event` is read under."""
+    found = {accounting.relation(entry.plan) for entry in self._run() if entry.plan is not None}
+    return next((r for r in found if r is not _RELATION.ADD_OR_REMOVE_ONE),
+                _RELATION.ADD_OR_REMOVE_ONE)
+
+  def event(self) -> dp_accounting.DpEvent:
+    """One event of all runs together."""
+    entries = self._run()
+    if not self.guaranteed:
+      return dp_accounting.NonPrivateDpEvent()
+    relation = self.relation()
+    events = [accounting.event(entry.plan, entry.steps, neighbors=relation) for entry in entries]
+    if not events:
+      return dp_accounting.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(tuple(events))
+
+  @property
+  def target_delta(self) -> Optional[float]:
+    """The largest delta of the plans; None without any."""
+    return max((e.plan.target_delta for e in self.entries if e.plan is not None), default=None)
+
+  def _delta(self, target_delta):
+    target_delta = self.target_delta if target_delta is None else target_delta
+    if target_delta is None:
+      raise ValueError('`target_delta` must be given for a ledger without plans. '
+                       'Received: target_delta=None.')
+    return target_delta
+
+  def epsilon(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> float:
+    """Epsilon of all runs together; infinite if one of them has no guarantee.
+
+    Args:
+      target_delta: By default the largest of the plans.
+      accountant: 'pld' (tight) or 'rdp'.
+    """
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    if not any(entry.steps for entry in self.entries):
+      return 0.0
+    if not self.guaranteed:
+      return math.inf
+    return accounting.epsilon(
+        self.event(), self._delta(target_delta), accountant, self.relation())
+
+  def delta(self, epsilon: float, accountant: str = 'pld') -> float:
+    """Delta of all runs together at `epsilon`."""
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    if not any(entry.steps for entry in self.entries):
+      return 0.0
+    if not self.guaranteed:
+      return 1.0
+    return accounting.delta(self.event(), epsilon, accountant, self.relation())
+
+  def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> str:
+    """What may honestly be said of the weights, in plain text."""
+    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    return statement_lib.of_ledger(self, target_delta, accountant)
+
+  def to_json(self) -> str:
+    """All entries as text; `from_json` restores them. Holds no secret."""
+    return json.dumps({'format': _FORMAT, 'version': _VERSION,
+                       'entries': [_entry_to_dict(entry) for entry in self.entries]})
+
+  @classmethod
+  def from_json(cls, text: str) -> 'Ledger':
+    """The ledger `to_json` described; all checks are made again."""
+    try:
+      content = json.loads(text)
+      found = content['format'], content['version']
+      entries = [dict(entry) for entry in content['entries']]
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(f'`text` must be the JSON of a ledger. Received: {text[:60]!r}.') from error
+    if found != (_FORMAT, _VERSION):
+      raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
+                       f'Received: {found[0]} of version {found[1]}.')
+    return cls(tuple(_entry_from_dict(entry) for entry in entries))
+
+
+def _entry_to_dict(entry):
+  plan = entry.plan
+  return {
+      'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
+      'plan': None if plan is None else {
+          'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
+
+
+def _entry_from_dict(found):
+  plan = found['plan']
+  if plan is not None:
+    checks.one_of(sorted(_KINDS), kind=plan['kind'])
+    plan = _KINDS[plan['kind']].from_json(json.dumps(plan['content']))
+  return Entry(**dict(found, plan=plan))
+
+
+def _ledger(value: Any) -> Optional[Ledger]:
+  """A ledger as it is, a plan as one run with all its steps; None for anything else."""
+  if isinstance(value, Ledger):
+    return value
+  if isinstance(value, Accounted):
+    return Ledger((Entry(value, value.steps),))
+  return None
+
+
+def _serves(plan, rule):
+  if plan is not None:
+    return plan.check_rule(rule)
+  return all(ask.second is None or ask.second.private for ask in rule.asks)
