@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.rules import base
 
@@ -152,7 +152,7 @@ def regression(quick):
       (query,) = rule.query(state)
       rows, targets = tf.gather(a32, indices), tf.gather(b32, indices)
       gradients = tf.sign(tf.linalg.matvec(rows, theta) - targets)[:, tf.newaxis] * rows
-      sums = tf.vectorized_map(lambda g: clipping.project_record(
+      sums = tf.vectorized_map(lambda g: projection.project_record(
           rule.asks[0], query, clip, (g,)).total[0], gradients)
       total = tf.linalg.matvec(sums, tf.cast(mask, tf.float32), transpose_a=True)
       mean = (total + sigma * z) / batch

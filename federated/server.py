@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 
@@ -139,11 +139,9 @@ class Server:
     """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
     within = ()
     if self._within:
-      scale = broadcast.scales[0]
-      scaled = base.map_tree(tf.multiply, scale, update) if tf.nest.flatten(scale) else update
-      ratio, peak = clipping.norm_and_peak(scaled)
+      norm = projection.scaled_norm(base.Query(broadcast.scales[0]), update)
       # Not so where the norm is not finite.
-      within = tf.where(ratio * peak <= broadcast.clips[0], [1.0], [-1.0])
+      within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
 
   @_plain

@@ -19,7 +19,7 @@ _EXPORTS = {
     'PrivacyError': 'errors',
     **dict.fromkeys((
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'models'),
-    'explain_clipping': 'explain',
+    'explain_clipping': 'clipping.explain',
     'validate_model': 'validation',
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',

@@ -11,7 +11,7 @@ Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import moments
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -21,7 +21,7 @@ def of_step(clipped, clips, mask, batch_size, rule_state):
   """Scalars of one step by name; with several asks they are those of the first.
 
   Args:
-    clipped: `clipping.base.Clipped`.
+    clipped: `interface.Clipped`.
     clips: Absolute clip norms, one per ask.
     mask: [n] bool, False for padding.
     batch_size: The divisor B.
@@ -33,7 +33,7 @@ def of_step(clipped, clips, mask, batch_size, rule_state):
   count = tf.reduce_sum(tf.cast(mask, tf.float32))
   # Non-finite gradients were clipped to zero, so they count as clipped.
   clipped_count = tf.reduce_sum(tf.cast(mask & ~(finite & (norms <= clip)), tf.float32))
-  ratio, peak = clipping.norm_and_peak(clipped.sums[0].total)
+  ratio, peak = projection.norm_and_peak(clipped.sums[0].total)
   values = {
       'private/fraction_clipped': tf.math.divide_no_nan(clipped_count, count),
       'private/mean_norm_over_clip_norm': tf.cast(ratio * peak, tf.float32) / batch_size / clip,

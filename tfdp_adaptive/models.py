@@ -10,9 +10,10 @@ from tfdp_adaptive import diagnostics
 from tfdp_adaptive import errors
 from tfdp_adaptive import optimizers
 from tfdp_adaptive import validation
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import chunks
+from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public
 from tfdp_adaptive.rules import base
@@ -92,16 +93,16 @@ class DPModel:
     self._validate(x)
     result = []
 
-    def collect(asks, queries, clips):
-      engine = engines.choose(optimizer.engine, self, asks, x)
-      arguments = self, example_loss, batch, asks, queries, clips
+    def collect(request):
+      engine = engines.choose(optimizer.engine, self, request.asks, x)
+      arguments = self, example_loss, batch, request
       rows = None
       if optimizer.memory_budget is not None:
         size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
         rows = chunks.rows_within(optimizer.memory_budget, engine, *arguments, size)
       clipped = chunks.chunked(
           engine, optimizer.accumulation_steps, rows, self._reads_outputs())(*arguments)
-      result.append((clipped, clips))
+      result.append((clipped, request.clips))
       return clipped.sums
 
     gradients = ()
@@ -149,7 +150,7 @@ class DPModel:
       if not penalties:
         return None
       total = tf.add_n(penalties)
-    return clipping.gradients(tape, total, self.trainable_variables)
+    return derivatives.dense(tape, total, self.trainable_variables)
 
 
 @compat.serializable
@@ -275,16 +276,16 @@ def _specs(x):
 
 
 def _batch(x, y, sample_weight):
-  """`clipping.Batch`; the mask is where some weight of the example is not zero."""
+  """`interface.Batch`; the mask is where some weight of the example is not zero."""
   size = tf.shape(tf.nest.flatten(x)[0])[0]
   if sample_weight is None:
     static = tf.nest.flatten(x)[0].shape[0]
-    return clipping.Batch(x, y, (), tf.ones([static if static is not None else size], tf.bool))
+    return interface.Batch(x, y, (), tf.ones([static if static is not None else size], tf.bool))
   mask = None
   for weight in tf.nest.flatten(sample_weight):
     used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
     mask = used if mask is None else mask | used
-  return clipping.Batch(x, y, sample_weight, mask)
+  return interface.Batch(x, y, sample_weight, mask)
 
 
 def _blank(tensor, mask):

@@ -19,6 +19,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import guard
 from tfdp_adaptive import plain_models
 from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import moments as rules_moments
@@ -242,7 +243,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     """One step: the only way data reaches the parameters.
 
     Args:
-      collect: `(asks, queries, clips) -> (Sums, ...)`, an engine's sums over this
+      collect: `interface.Request -> (Sums, ...)`, an engine's sums over this
         replica's part of the logical batch, all chunks of it.
       variables: The trainable variables, in the order of the sums.
       public: Public gradients, for rules that ask for them.
@@ -254,7 +255,8 @@ class DPOptimizer(guard.GuardedOptimizer):
       self.build(variables)
     rule_state, private_state = self._read()
     queries = self.rule.query(rule_state, public)
-    sums = collect(self.rule.asks, queries, self._hidden.privatizer.resolve(queries))
+    sums = collect(interface.Request(
+        self.rule.asks, queries, self._hidden.privatizer.resolve(queries)))
     # Over replicas too, sums come first: every replica then draws the same noise.
     sums = compat.sum_over_replicas(sums)
     releases, private_state = self._hidden.privatizer.release(private_state, queries, sums)

@@ -37,14 +37,14 @@ def collector(optimizer, loss, variables, tape):
   with tape:
     losses = tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
 
-  def collect(asks, queries, clips):
+  def collect(request):
     n = tf.shape(losses)[0]
     with tf.control_dependencies(optimizer.check_batch(n, losses.shape[0])):
       mask = tf.ones([n], tf.bool)
     gradients = tape.jacobian(losses, variables,
                               unconnected_gradients=tf.UnconnectedGradients.ZERO)
     gradients = base.map_tree(lambda g: tf.cast(g, noise_lib.wide(g).dtype), gradients)
-    return materialized.sum_records(asks, queries, clips, gradients, mask)[0]
+    return materialized.sum_records(request, gradients, mask)[0]
 
   return collect
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.rules import base
 
@@ -78,9 +78,9 @@ def _ours(diagonal, engine='bookkeeping', budget=None):
              for v in model.trainable_variables] if diagonal else ()
 
     def step(x, y):
-      batch = clipping.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
+      batch = interface.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
       queries = [base.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
-      arguments = model, example_loss, batch, [base.Ask()], queries, [0.1]
+      arguments = model, example_loss, batch, interface.Request([base.Ask()], queries, [0.1])
       within = run
       if budget is not None:
         rows = chunks.rows_within(budget, run, *arguments, x.shape[0])

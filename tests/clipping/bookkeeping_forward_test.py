@@ -18,7 +18,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -139,7 +138,7 @@ def forward(model, x):
 
   def tapped(x):
     clipped = bookkeeping.engine(
-        model, oracle.squared_error, batch._replace(x=x), [base.Ask()], [base.Query()], [0.5])
+        model, oracle.squared_error, batch._replace(x=x), oracle.request(0.5))
     return clipped.outputs, clipped.sums
 
   return [tf.function(f, autograph=False).get_concrete_function(x)
@@ -227,6 +226,6 @@ def test_bits_of_dropout_inside_a_layer_of_unknown_kind(inside):
 
   plain = drawn_alike(lambda: model(x, training=True)).numpy()
   clipped = drawn_alike(lambda: bookkeeping.engine(
-      model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [0.5]))
+      model, oracle.squared_error, batch, oracle.request(0.5)))
   assert np.all(np.isfinite(plain)) and plain.tobytes() == clipped.outputs.numpy().tobytes()
   assert np.all(np.isfinite(clipped.norms[0])) and np.all(clipped.norms[0] > 0)

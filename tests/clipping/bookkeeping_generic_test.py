@@ -7,9 +7,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.rules import base
+from tfdp_adaptive.clipping import interface
 
 keras = compat.keras
 layers = keras.layers
@@ -151,6 +150,6 @@ def test_refused(name):
   x = tf.constant(RNG.normal(size=(3,) + shape), tf.float32)
   found, reason = bookkeeping.supports(model, x)
   assert not found and message in reason and "engine='materialized'" in reason
-  batch = clipping.Batch(x, tf.zeros([3, 2]), (), tf.ones([3], tf.bool))
+  batch = interface.Batch(x, tf.zeros([3, 2]), (), tf.ones([3], tf.bool))
   with pytest.raises(bookkeeping.Unsupported, match=message):
-    bookkeeping.engine(model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [1.0])
+    bookkeeping.engine(model, oracle.squared_error, batch, oracle.request(1.0))

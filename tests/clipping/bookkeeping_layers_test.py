@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -139,7 +138,7 @@ def test_states_that_outlive_a_batch_are_refused(layer):
   x = tf.ones([3, 4, 2])
   batch = oracle.batch_of(x, model(x))
   with pytest.raises(ValueError):
-    bookkeeping.engine(model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [1.0])
+    bookkeeping.engine(model, oracle.squared_error, batch, oracle.request(1.0))
 
 
 @pytest.mark.skipif(not compat.KERAS_3, reason='Keras 3 has these layers')

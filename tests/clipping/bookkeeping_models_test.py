@@ -182,7 +182,7 @@ def test_dropout_is_fresh_each_step_and_the_same_in_both_passes(known):
   model = built(keras.Sequential([layers.Dense(3)] + inside), x)
   batch = oracle.batch_of(x, model(x))
   step = tf.function(lambda: bookkeeping.engine(
-      model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [1e9]), autograph=False)
+      model, oracle.squared_error, batch, oracle.request(1e9)), autograph=False)
   first, second = step(), step()
   assert np.any((first.outputs == 0) != (second.outputs == 0))
   # The kernel before the dropout, from the outputs alone: error 0 where dropped.
@@ -217,7 +217,7 @@ def test_recurrent_dropout(layer, monkeypatch):
 
   def step():
     return bookkeeping.engine(
-        model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [1e9])
+        model, oracle.squared_error, batch, oracle.request(1e9))
 
   assert np.abs(step().losses - step().losses).max() > 1e-3, 'Masks must be fresh.'
   held = np.random.default_rng(5)
@@ -276,7 +276,7 @@ def test_layers_are_left_as_found():
 
   batch = oracle.batch_of(x, model(x))
   with pytest.raises(RuntimeError, match='loss'):
-    bookkeeping.engine(model, broken, batch, [base.Ask()], [base.Query()], [1.0])
+    bookkeeping.engine(model, broken, batch, oracle.request(1.0))
   model.layers[-1].activation = lambda z: 1 // 0
   before[-1]['activation'] = model.layers[-1].activation
   with pytest.raises(Exception, match='division'):

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
@@ -35,9 +35,9 @@ def built(model, x):
 
 def sums(model, x, y, mask=None, clip=0.5, scale=()):
   mask = [True] * x.shape[0] if mask is None else mask
-  batch = clipping.Batch(x, y, (), tf.constant(mask))
-  return bookkeeping.engine(model, oracle.squared_error, batch, [base.Ask()],
-                            [base.Query(scale=scale)], [clip]).sums[0].total
+  batch = interface.Batch(x, y, (), tf.constant(mask))
+  clipped = bookkeeping.engine(model, oracle.squared_error, batch, oracle.request(clip, scale))
+  return clipped.sums[0].total
 
 
 def flat(tree):
@@ -90,7 +90,8 @@ def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
   scale = oracle.geometry(model)
   asks, queries = (base.Ask(), base.Ask()), (base.Query(), base.Query(scale=scale))
   records = oracle.gradients(model, oracle.squared_error, batch)
-  clips = (oracle.median_norm(records), oracle.median_norm(records, scale))
+  request = interface.Request(
+      asks, queries, (oracle.median_norm(records), oracle.median_norm(records, scale)))
 
   @tf.function(autograph=False, jit_compile=jit_compile, input_signature=[
       tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None, 4], tf.float32),
@@ -98,12 +99,12 @@ def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
   def step(x, y, mask):
     loss = lambda y, outputs, _: tf.reduce_sum(tf.square(outputs - y) / 2, [1, 2])
     return bookkeeping.engine(
-        model, loss, clipping.Batch(x, y, (), mask), asks, queries, clips).sums
+        model, loss, interface.Batch(x, y, (), mask), request).sums
 
   monkeypatch.setattr(oracle, 'squared_error', lambda y, outputs, _: tf.reduce_sum(
       tf.square(outputs - y) / 2, [1, 2]))
   records = oracle.gradients(model, oracle.squared_error, batch)
-  expected = oracle.by_definition(model, records, batch.mask, asks, queries, clips)
+  expected = oracle.by_definition(model, records, batch.mask, request)
   oracle.assert_close(step(batch.x, batch.y, batch.mask), expected, 1e-5)
 
 
@@ -155,7 +156,7 @@ def test_no_record_exceeds_the_clip_norm(size, clip, scaled):
     norm = np.linalg.norm(flat(sums(model, x, y, clip=clip, scale=scale)).astype(np.float64))
     assert norm <= clip * (1 + 1e-5)
     if size <= 1e15 and clip == 1.0:
-      record, = oracle.gradients(model, oracle.squared_error, clipping.Batch(
+      record, = oracle.gradients(model, oracle.squared_error, interface.Batch(
           x, y, (), tf.constant([True])))
       full = np.linalg.norm(flat(record if not scaled else [
           g * s for g, s in zip(record, scale)]).astype(np.float64))
@@ -195,10 +196,11 @@ def test_squares_that_overflow(name, jit_compile):
   squares = base.Ask(second=statistics.mean_of_squares())
   asks, clips = (base.Ask(), squares, base.Ask()), (0.5, 0.3, 0.7)
   queries = (base.Query(), base.Query(scale=scale), base.Query(scale=[1e-3 * s for s in scale]))
+  request = interface.Request(asks, queries, clips)
   records = oracle.gradients(model, oracle.squared_error, batch)
-  expected = oracle.by_definition(model, records, batch.mask, asks, queries, clips)
+  expected = oracle.by_definition(model, records, batch.mask, request)
   clipped = tf.function(lambda: bookkeeping.engine(
-      model, oracle.squared_error, batch, asks, queries, clips), jit_compile=jit_compile,
+      model, oracle.squared_error, batch, request), jit_compile=jit_compile,
                         autograph=False)()
   oracle.assert_close(clipped.sums, expected, 1e-5)
   for norm in clipped.norms:

@@ -4,8 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
@@ -42,7 +43,7 @@ def built(model, x):
 def run(model, x, **kwargs):
   """The engine's result, isotropic, whatever it is."""
   batch = batch_of(x, model(x), **kwargs)
-  return bookkeeping.engine(model, squared_error, batch, [base.Ask()], [base.Query()], [0.5])
+  return bookkeeping.engine(model, squared_error, batch, request(0.5))
 
 
 def batch_of(x, outputs, mask=None, seed=0):
@@ -51,7 +52,12 @@ def batch_of(x, outputs, mask=None, seed=0):
   wide = lambda t: tf.float32 if t.dtype in (tf.float16, tf.bfloat16) else t.dtype
   y = tf.nest.map_structure(lambda t: tf.constant(rng.normal(size=t.shape), wide(t)), outputs)
   n = tf.nest.flatten(x)[0].shape[0]
-  return clipping.Batch(x, y, (), tf.constant([True] * n if mask is None else mask))
+  return interface.Batch(x, y, (), tf.constant([True] * n if mask is None else mask))
+
+
+def request(clip=0.5, scale=(), ask=base.Ask()):
+  """Of one sum."""
+  return interface.Request((ask,), (base.Query(scale=scale),), (clip,))
 
 
 def gradients(model, loss, batch):
@@ -69,14 +75,14 @@ def gradients(model, loss, batch):
   return [gradient(one(batch.x, i), one(batch.y, i)) for i in range(batch.mask.shape[0])]
 
 
-def by_definition(model, records, mask, asks, queries, clips):
+def by_definition(model, records, mask, request):
   """`Sums` per ask: `project_record` of every record kept, added up."""
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
-  sums = [clipping.zero_sums(ask, specs) for ask in asks]
+  sums = [interface.zero_sums(ask, specs) for ask in request.asks]
   for gradient, keep in zip(records, mask.numpy()):
     if keep:
-      sums = [clipping.add_sums(total, clipping.project_record(ask, query, clip, gradient))
-              for total, ask, query, clip in zip(sums, asks, queries, clips)]
+      sums = [interface.add_sums(total, projection.project_record(ask, query, clip, gradient))
+              for total, ask, query, clip in zip(sums, *request)]
   return sums
 
 
@@ -121,8 +127,9 @@ def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compil
   queries = (base.Query(), base.Query(scale=scale), base.Query(scale=scale))
   records = gradients(model, loss, batch)
   clips = (median_norm(records), median_norm(records, scale), 1e30)
-  expected = by_definition(model, records, batch.mask, asks, queries, clips)
-  run = lambda: bookkeeping.engine(model, loss, batch, asks, queries, clips)
+  request = interface.Request(asks, queries, clips)
+  expected = by_definition(model, records, batch.mask, request)
+  run = lambda: bookkeeping.engine(model, loss, batch, request)
   if jit_compile is not None:
     run = tf.function(run, jit_compile=jit_compile, autograph=False)
   clipped = run()

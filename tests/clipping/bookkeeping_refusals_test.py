@@ -166,14 +166,14 @@ def test_a_loss_that_reads_weights(reads):
     return oracle.squared_error(y, outputs, sample_weight) * (1 + extra())
 
   batch = oracle.batch_of(x, model(x))
-  arguments = model, loss, batch, [base.Ask()], [base.Query()], [0.5]
+  arguments = model, loss, batch, oracle.request(0.5)
   for name in ('bookkeeping', 'layered'):
     engine = engines.choose(name, model, [base.Ask()], x)
     for step in (lambda: engine(*arguments), tf.function(lambda: engine(*arguments))):
       with pytest.raises(bookkeeping.Unsupported, match="reads .*or engine='materialized'"):
         step()
   expected = oracle.by_definition(
-      model, oracle.gradients(model, loss, batch), batch.mask, *arguments[3:])
+      model, oracle.gradients(model, loss, batch), batch.mask, arguments[-1])
   materialized = engines.choose('materialized', model, [base.Ask()], x)
   oracle.assert_close(materialized(*arguments).sums, expected, 1e-5)
 

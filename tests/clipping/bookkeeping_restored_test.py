@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import tracing
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -76,7 +75,7 @@ def built():
 
 def run(model, batch):
   return bookkeeping.engine(
-      model, oracle.squared_error, batch, [base.Ask()], [base.Query()], [0.5])
+      model, oracle.squared_error, batch, oracle.request(0.5))
 
 
 def found(model):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import footprint
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
@@ -33,14 +33,14 @@ def _loss(y, outputs, sample_weight):
 def _batch(n):
   rng = np.random.default_rng(0)
   mask = rng.random(n) < 0.8
-  return clipping.Batch(tf.constant(rng.normal(size=(n, 3)), tf.float32),
+  return interface.Batch(tf.constant(rng.normal(size=(n, 3)), tf.float32),
                         tf.constant(rng.normal(size=(n, 1)), tf.float32), (), tf.constant(mask))
 
 
 def _run(engine, batch, dynamic):
   ask, query = base.Ask(second=statistics.mean_of_squares()), base.Query()
   model = _Linear()
-  function = lambda batch: engine(model, _loss, batch, [ask], [query], [0.7])
+  function = lambda batch: engine(model, _loss, batch, interface.Request([ask], [query], [0.7]))
   if dynamic:
     specs = base.map_tree(lambda t: tf.TensorSpec([None] + t.shape[1:].as_list(), t.dtype), batch)
     return tf.function(function, [specs], autograph=False)(batch)
@@ -96,11 +96,11 @@ def test_footprint_counts_what_loops_collect():
   assert 2 * 16 * WIDTH * 4 <= found <= 2.2 * 16 * WIDTH * 4
 
 
-def _engine(model, loss, batch, asks, queries, clips):
+def _engine(model, loss, batch, request):
   """Forms `WIDTH` numbers for every example."""
-  del model, loss, asks, queries, clips
+  del model, loss, request
   wide = tf.tile(batch.x, [1, WIDTH // 3]) + 1
-  return clipping.Clipped(tf.reduce_sum(wide), (), tf.zeros([1]))
+  return interface.Clipped(tf.reduce_sum(wide), (), tf.zeros([1]))
 
 
 @pytest.mark.parametrize('size,fits,expected', [
@@ -108,12 +108,12 @@ def _engine(model, loss, batch, asks, queries, clips):
     (96, 50, 48), (96, 40, 32), (96, 1, 1),  # Divisors.
     (97, 50, 49), (97, 96, 49)])  # Equal chunks, the last one padded.
 def test_the_largest_chunks_within_the_budget(size, fits, expected):
-  one = footprint.peak(lambda b: _engine(0, 0, b, 0, 0, 0), base.map_tree(
+  one = footprint.peak(lambda b: _engine(0, 0, b, 0), base.map_tree(
       lambda t: tf.TensorSpec([1] + t.shape[1:].as_list(), t.dtype), _batch(1)))
-  rows = chunks.rows_within((fits + 0.5) * one, _engine, 0, 0, _batch(1), 0, 0, 0, size)
+  rows = chunks.rows_within((fits + 0.5) * one, _engine, 0, 0, _batch(1), 0, size)
   assert rows == expected
 
 
 def test_a_budget_too_small_for_one_example_is_refused():
   with pytest.raises(ValueError, match='enough for one example.*Received: memory_budget=100 bytes'):
-    chunks.rows_within(100, _engine, 0, 0, _batch(1), 0, 0, 0, 96)
+    chunks.rows_within(100, _engine, 0, 0, _batch(1), 0, 96)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import base
@@ -36,11 +36,12 @@ def test_sums_are_those_of_single_records(size, monkeypatch):
   asks = (EUCLIDEAN, base.Ask('euclidean', statistics.mean_of_squares()), base.Ask())
   queries = (base.Query(), base.Query(scale=scale), base.Query(scale=scale))
   records = oracle.gradients(model, oracle.squared_error, batch)
-  clips = (oracle.median_norm(records), oracle.median_norm(records, scale), 1e3)
-  expected = oracle.by_definition(model, records, batch.mask, asks, queries, clips)
+  request = interface.Request(
+      asks, queries, (oracle.median_norm(records), oracle.median_norm(records, scale), 1e3))
+  expected = oracle.by_definition(model, records, batch.mask, request)
   run = tf.function(
       lambda x, y, mask: layered.engine(
-          model, oracle.squared_error, clipping.Batch(x, y, (), mask), asks, queries, clips),
+          model, oracle.squared_error, interface.Batch(x, y, (), mask), request),
       autograph=False, input_signature=[
           tf.TensorSpec([None, 3], x.dtype), tf.TensorSpec([None, 2]),
           tf.TensorSpec([None], tf.bool)] if size > 1 else None)
@@ -54,7 +55,7 @@ def test_compiled():
   model, x = text()
   batch = oracle.batch_of(x, model(x))
   scale = oracle.geometry(model)
-  arguments = (model, oracle.squared_error, batch, [EUCLIDEAN], [base.Query(scale=scale)], [0.1])
+  arguments = (model, oracle.squared_error, batch, oracle.request(0.1, scale, EUCLIDEAN))
   compiled = tf.function(
       lambda: layered.engine(*arguments).sums, jit_compile=True, autograph=False)()
   oracle.assert_close(compiled, layered.engine(*arguments).sums, 1e-5)
@@ -75,7 +76,7 @@ def test_a_variable_without_a_gradient():
   x = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
   batch = oracle.batch_of(x, model(x))
   loss = lambda y, outputs, _: oracle.squared_error(y[0], outputs[0])
-  clipped = layered.engine(model, loss, batch, [EUCLIDEAN], [base.Query()], [0.5])
+  clipped = layered.engine(model, loss, batch, oracle.request(0.5, ask=EUCLIDEAN))
   assert np.any(clipped.sums[0].total[0]) and not np.any(clipped.sums[0].total[2])
   assert clipped.sums[0].total[2].shape == (3, 2)
 

@@ -1,13 +1,14 @@
 """The materialized engine against one batch of one after the other, through Keras' own loss."""
 
+import bookkeeping_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import base
@@ -113,12 +114,12 @@ def test_sums_are_those_of_batches_of_one(name, engine, pieces, geometry):
   mask = np.array([1, 1, 1, 1, 1, 0], bool)
   clip = CLIP * (1 if geometry == 'isotropic' else 20)
   run = chunks.chunked(getattr(materialized, engine), pieces)
-  batch = clipping.Batch(x, y, weight, tf.constant(mask))
+  batch = interface.Batch(x, y, weight, tf.constant(mask))
 
   @tf.function
   def step(batch):
-    return run(model, losses.ExampleLoss(LOSS), batch, (base.Ask(second=SQUARES),),
-               (base.Query(scale),), (tf.constant(clip),))
+    return run(model, losses.ExampleLoss(LOSS), batch,
+               oracle.request(tf.constant(clip), scale, base.Ask(second=SQUARES)))
 
   clipped = step(batch)
   expected = _oracle(model, x, y, weight, mask, flat_scale, clip)
@@ -142,9 +143,9 @@ def test_one_example_moves_the_sum_by_at_most_the_clip_norm(last, geometry):
   weight = tf.ones_like(weight)
 
   def total(mask):
-    batch = clipping.Batch(x, y, weight, tf.constant(mask))
-    clipped = materialized.vectorized(model, losses.ExampleLoss(LOSS), batch, (base.Ask(),),
-                                      (base.Query(scale),), (tf.constant(CLIP),))
+    batch = interface.Batch(x, y, weight, tf.constant(mask))
+    clipped = materialized.vectorized(model, losses.ExampleLoss(LOSS), batch,
+                                      oracle.request(tf.constant(CLIP), scale))
     return _flat(clipped.sums[0].total).astype(np.float64)
 
   with_it, without = total([True] * N), total([True] * (N - 1) + [False])
@@ -161,13 +162,13 @@ def test_every_example_gets_its_own_dropout_mask_and_a_fresh_one_each_step():
   keras.utils.set_random_seed(0)
   model = keras.Sequential([layers.Input((64,)), layers.Dropout(0.5), layers.Dense(1)])
   model.layers[-1].set_weights([np.ones((64, 1)), np.zeros(1)])
-  batch = clipping.Batch(tf.ones([8, 64]), tf.zeros([8, 1]), (), tf.ones([8], tf.bool))
+  batch = interface.Batch(tf.ones([8, 64]), tf.zeros([8, 1]), (), tf.ones([8], tf.bool))
 
   @tf.function
   def outputs():
     engine = engines.choose('materialized', model, (base.Ask(),), batch.x)
-    return engine(model, losses.ExampleLoss('mse'), batch, (base.Ask(),), (base.Query(),),
-                  (tf.constant(1.0),)).outputs
+    return engine(model, losses.ExampleLoss('mse'), batch,
+                  oracle.request(tf.constant(1.0))).outputs
 
   first, second = outputs().numpy(), outputs().numpy()
   assert len(np.unique(first)) > 1, 'all examples shared one dropout mask'

@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 EUCLIDEAN = base.Ask('euclidean')
@@ -22,7 +22,7 @@ def join(nest):
 
 def euclidean(scale, bound, x, dtype=tf.float64):
   """In the original space."""
-  y = clipping.euclidean(tree(scale, dtype), tf.constant(bound, dtype), tree(x, dtype))
+  y = projection.euclidean(tree(scale, dtype), tf.constant(bound, dtype), tree(x, dtype))
   return join(y).astype(np.float64) / scale
 
 
@@ -64,7 +64,7 @@ def test_euclidean_is_the_nearest_point():
         constraints={'type': 'ineq', 'fun': lambda v: 0.49 - np.sum((scale * v)**2)},
         options={'ftol': 1e-14, 'maxiter': 200})
     np.testing.assert_allclose(y, found.x, atol=1e-5)
-    rescaled = join(clipping.clip(tree(scale * x), tf.constant(0.7, tf.float64))) / scale
+    rescaled = join(projection.clip(tree(scale * x), tf.constant(0.7, tf.float64))) / scale
     assert np.linalg.norm(y - x) < np.linalg.norm(rescaled - x)
 
 
@@ -85,9 +85,9 @@ def test_euclidean_without_a_scale_is_clipping():
   x = tree(np.arange(7.0))
   bound = tf.constant(0.7, tf.float64)
   np.testing.assert_array_equal(
-      join(clipping.euclidean((), bound, x)), join(clipping.clip(x, bound)))
+      join(projection.euclidean((), bound, x)), join(projection.clip(x, bound)))
   np.testing.assert_allclose(
-      euclidean(np.ones(7), 0.7, np.arange(7.0)), join(clipping.clip(x, bound)), rtol=1e-12)
+      euclidean(np.ones(7), 0.7, np.arange(7.0)), join(projection.clip(x, bound)), rtol=1e-12)
 
 
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
@@ -97,21 +97,21 @@ def test_clip_is_the_formula(dtype):
     x = size * rng.normal(size=7)
     norm = np.linalg.norm(x)
     expected = x if norm <= 0.7 else x * 0.7 / norm
-    y = join(clipping.clip(tree(x, dtype), tf.constant(0.7, dtype)))
+    y = join(projection.clip(tree(x, dtype), tf.constant(0.7, dtype)))
     np.testing.assert_allclose(y, expected, rtol=1e-6 if dtype == tf.float32 else 1e-14)
 
 
 def test_inside_is_left_alone_to_the_last_bit():
   x = tree(np.random.default_rng(0).normal(size=7), tf.float32)
   for ask in (EUCLIDEAN, base.Ask()):
-    kept = clipping.project_record(ask, base.Query(), tf.constant(10.0), x).total
+    kept = projection.project_record(ask, base.Query(), tf.constant(10.0), x).total
     np.testing.assert_array_equal(join(kept), join(x))
 
 
 def test_zero_stays_zero():
   for ask in (EUCLIDEAN, base.Ask()):
     for scale in ((), tree(np.ones(7))):
-      zero = clipping.project_record(
+      zero = projection.project_record(
           ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(np.zeros(7))).total
       np.testing.assert_array_equal(join(zero), np.zeros(7))
 
@@ -122,7 +122,7 @@ def test_a_record_that_is_not_finite_is_no_record(ask, bad):
   x = np.ones(7)
   x[3] = bad
   for scale in ((), tree(np.full(7, 2.0))):
-    total = clipping.project_record(
+    total = projection.project_record(
         ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(x)).total
     np.testing.assert_array_equal(join(total), np.zeros(7))
 
@@ -134,14 +134,14 @@ def test_nothing_overflows(ask):
   for x, s in ((3e34, 1e3), (3e38, 1.0), (1e30, 1e-30)):
     gradient = np.full(7, x)
     gradient[0] = 0
-    total = join(clipping.project_record(
+    total = join(projection.project_record(
         ask, base.Query(tree(np.full(7, s), tf.float32)), bound, tree(gradient, tf.float32)).total)
     assert np.all(np.isfinite(total))
     assert np.linalg.norm(total) <= 0.7 * (1 + 1e-6)
     if x < 3e38 or ask is not EUCLIDEAN:  # There 1 / x underflows: the record counts as zero.
       assert np.linalg.norm(total) > 0.69
   # Where the scaled record itself overflows, it counts as zero.
-  total = clipping.project_record(
+  total = projection.project_record(
       ask, base.Query(tree(np.full(7, 1e8), tf.float32)), bound,
       tree(np.full(7, 3e34), tf.float32)).total
   np.testing.assert_array_equal(join(total), np.zeros(7))
@@ -149,7 +149,7 @@ def test_nothing_overflows(ask):
 
 def test_square_is_of_the_clipped_record():
   statistic = base.Statistic(True, lambda s: s, lambda s: (), None, None)
-  sums = clipping.project_record(
+  sums = projection.project_record(
       base.Ask(second=statistic), base.Query(tree(np.full(7, 3.0))), tf.constant(0.7, tf.float64),
       tree(np.arange(7.0)))
   np.testing.assert_allclose(join(sums.square), join(sums.total)**2)
@@ -164,7 +164,7 @@ def test_xla_and_vectorized():
 
   def project(x):
     return tf.vectorized_map(
-        lambda g: clipping.project_record(
+        lambda g: projection.project_record(
             EUCLIDEAN, base.Query(tree(scale)), tf.constant(0.7, tf.float64),
             {'b': g[:2], 'w': g[tf.newaxis, 2:]}).total, x)
 
@@ -177,4 +177,21 @@ def test_xla_and_vectorized():
 
 def test_unknown_projection():
   with pytest.raises(ValueError, match="must be 'rescale' or 'euclidean'"):
-    clipping.project_record(base.Ask('oblique'), base.Query(), tf.constant(1.0), tf.ones([2]))
+    projection.project_record(base.Ask('oblique'), base.Query(), tf.constant(1.0), tf.ones([2]))
+
+
+@pytest.mark.parametrize('bound', [1e-30, 1e-13, 0.7, 1e30])
+def test_the_fast_clip_is_the_careful_one(bound):
+  """Of records of every size a float32 has, and of those that are not finite."""
+  rng = np.random.default_rng(0)
+  run = tf.function(lambda record: (
+      projection.clip_alone(record, bound), projection.clip(record, bound)), autograph=False)
+  for size in (0.0, 1e-45, 1e-38, 1e-30, 1e-12, 1.0, 1e12, 1e18, 1e20, 1e38, np.inf, np.nan):
+    record = tree(np.float32(size) * rng.uniform(0.5, 1, size=6), tf.float32)
+    (clipped, norm), expected = run(record)
+    np.testing.assert_allclose(join(clipped), join(expected), rtol=1e-5, atol=2e-19)
+    assert np.linalg.norm(join(clipped).astype(np.float64)) <= bound * (1 + 1e-5)
+    if 1e-12 <= size <= 1e38:
+      np.testing.assert_allclose(norm, np.linalg.norm(join(record).astype(np.float64)), rtol=1e-5)
+    if not np.isfinite(size):
+      assert not np.isfinite(norm) and not np.any(join(clipped))

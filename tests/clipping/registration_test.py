@@ -10,7 +10,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -85,9 +84,9 @@ def test_products_of_a_batch_and_a_weight_in_the_materialized_engine():
   made, x = model()
   batch = oracle.batch_of(x, made(x))
   records = oracle.gradients(made, oracle.squared_error, batch)
-  asks, queries, clips = (base.Ask(),), (base.Query(),), (oracle.median_norm(records),)
-  clipped = materialized.vectorized(made, oracle.squared_error, batch, asks, queries, clips)
-  expected = oracle.by_definition(made, records, batch.mask, asks, queries, clips)
+  request = oracle.request(oracle.median_norm(records))
+  clipped = materialized.vectorized(made, oracle.squared_error, batch, request)
+  expected = oracle.by_definition(made, records, batch.mask, request)
   oracle.assert_close(clipped.sums, expected, 1e-5)
 
 

@@ -13,7 +13,8 @@ from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.rules import base
@@ -132,10 +133,10 @@ def test_equals_the_contract_by_hand(name):
   state, secret = rule.init(noiser.specs), noiser.init()
   for records, direction in zip(cohorts, actual):
     asked = rule.query(state, ())
-    sums = [clipping.zero_sums(ask, noiser.specs) for ask in rule.asks]
+    sums = [interface.zero_sums(ask, noiser.specs) for ask in rule.asks]
     for record in records:
       record = tf.nest.map_structure(tf.constant, record)
-      sums = [clipping.add_sums(total, clipping.project_record(ask, query, clip, record))
+      sums = [interface.add_sums(total, projection.project_record(ask, query, clip, record))
               for total, ask, query, clip in zip(sums, rule.asks, asked, noiser.resolve(asked))]
     releases, secret = noiser.release(secret, asked, tuple(sums))
     expected, state = rule.update(state, releases, ())

@@ -12,7 +12,8 @@ import table
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 CASES = pytest.mark.parametrize('case', table.RULES, ids=lambda case: case.name)
@@ -344,13 +345,13 @@ def test_sums_add_up_over_microbatches(case):
   gradients = [loop.split(g) for g in problem.gradients(problem.theta, 2)]
   for ask, query in zip(rule.asks, rule.query(state, public)):
     clip = tf.constant(problem.clip, tf.float64)
-    sums = [clipping.project_record(ask, query, clip, g) for g in gradients]
-    whole = clipping.zero_sums(ask, loop.SPECS)
+    sums = [projection.project_record(ask, query, clip, g) for g in gradients]
+    whole = interface.zero_sums(ask, loop.SPECS)
     for one in sums:
-      whole = clipping.add_sums(whole, one)
-    parts = [clipping.add_sums(clipping.add_sums(sums[0], sums[1]), sums[2]),
-             clipping.add_sums(sums[3], sums[4])]
-    tf.nest.map_structure(assert_equal, whole, clipping.add_sums(*parts))
+      whole = interface.add_sums(whole, one)
+    parts = [interface.add_sums(interface.add_sums(sums[0], sums[1]), sums[2]),
+             interface.add_sums(sums[3], sums[4])]
+    tf.nest.map_structure(assert_equal, whole, interface.add_sums(*parts))
     if ask.second is not None and not ask.second.per_record_square and ask.second.private:
       secret = ask.second.init(loop.SPECS)
 

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 SIZE = 5
@@ -105,7 +105,7 @@ def answer(p, t, index, ask, query, gradients, secret):
   zeros = base.zeros(SPECS)
   if not share:
     return base.Release(zeros, tf.constant(0.0, tf.float64)), secret
-  sums = [clipping.project_record(ask, query, clip, g) for g in gradients]
+  sums = [projection.project_record(ask, query, clip, g) for g in gradients]
   mean = base.map_tree(lambda *v: tf.add_n(v) / p.divisor, zeros, *(s.total for s in sums))
   spread = p.sigma / np.sqrt(share)
   if ask.second is None:

@@ -14,7 +14,7 @@ from scipy import optimize
 import tensorflow as tf
 
 import loop
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import noisy_root
 from tfdp_adaptive.rules import statistics
@@ -298,14 +298,15 @@ def test_equivalent_noise_multiplier_adds_up_gaussian_costs():
 # Scaled geometries: what the per-record map returns, in the space the noise is added.
 
 
-@pytest.mark.parametrize('projection', ['rescale', 'euclidean'])
-def test_records_move_the_scaled_sum_by_at_most_the_clip_norm(projection):
+@pytest.mark.parametrize('kind', ['rescale', 'euclidean'])
+def test_records_move_the_scaled_sum_by_at_most_the_clip_norm(kind):
   rng = np.random.default_rng(0)
-  ask = base.Ask(projection)
+  ask = base.Ask(kind)
   scale = loop.split(rng.uniform(0.1, 30, size=loop.SIZE))
   for size in (1e-3, 1.0, 1e4, 1e150):
     gradient = loop.split(size * rng.normal(size=loop.SIZE))
-    total = clipping.project_record(ask, base.Query(scale), tf.constant(0.7, tf.float64), gradient)
+    total = projection.project_record(
+        ask, base.Query(scale), tf.constant(0.7, tf.float64), gradient)
     norm = np.linalg.norm(loop.join(total.total))
     assert norm <= 0.7 * (1 + 1e-12)
     assert size < 1 or norm > 0.699

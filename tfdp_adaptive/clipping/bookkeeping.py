@@ -7,7 +7,7 @@ backward pass and without a gradient per example of the whole model (Li et al.
 2021, ghost clipping; Bu et al. 2022, book-keeping). With `S` a diagonal geometry,
 `||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled.
 
-The sums equal those of `clipping.base.project_record` but for rounding.
+The sums equal those of `projection.project_record` but for rounding.
 """
 
 import weakref
@@ -15,9 +15,9 @@ import weakref
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
@@ -49,23 +49,22 @@ def supports(model, x=None, asks=()):
   return True, ''
 
 
-def engine(model, loss, batch, asks, queries, clips):
-  """See `clipping.base`: the clipped sums, exact in the scaled geometry.
+def engine(model, loss, batch, request):
+  """See `interface`: the clipped sums, exact in the scaled geometry.
 
   Args:
     model: A built Keras model.
     loss: `(y, outputs, sample_weight) -> [n]`, the loss of each example.
-    batch: `clipping.base.Batch`.
-    asks: One `rules.base.Ask` per sum, with `projection='rescale'`.
-    queries: One `rules.base.Query` per ask; `scale` like the trainable variables.
-    clips: One clip norm per ask, in scaled units.
+    batch: `interface.Batch`.
+    request: `interface.Request`, of asks with `projection='rescale'`.
 
   Returns:
-    `clipping.base.Clipped`, whose sums are lists like `model.trainable_variables`.
+    `interface.Clipped`, whose sums are lists like `model.trainable_variables`.
 
   Raises:
     Unsupported: If a layer cannot be seen or an ask needs the records themselves.
   """
+  asks, queries, clips = request
   _check_asks(asks)
   variables = model.trainable_variables
   found, outputs, losses = factors_of(model, loss, batch)
@@ -78,7 +77,7 @@ def engine(model, loss, batch, asks, queries, clips):
   norms, found, sizes = overflow.checked(norms, found, scales)
   weights = [_weight(norm, clip, batch.mask) for norm, clip in zip(norms, clips)]
   sums = _sums(variables, found, asks, scales, weights, sizes)
-  return clipping.Clipped(sums, outputs, losses, tuple(norms))
+  return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
 def factors_of(model, loss, batch):

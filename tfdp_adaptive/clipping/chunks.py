@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import footprint
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.rules import base
 
 
@@ -14,7 +14,7 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
   stored between steps, and noise is drawn once, after the last chunk.
 
   Args:
-    engine: See `clipping.base`.
+    engine: See `interface`.
     count: Number of chunks, unless `rows` is given.
     rows: Examples of a chunk; the last one is padded.
     keep_outputs: Whether to return the model's outputs, which for the whole batch
@@ -23,11 +23,11 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
   if count == 1 and rows is None:
     return engine
 
-  def run(model, loss, batch, asks, queries, clips):
+  def run(model, loss, batch, request):
     static = batch.mask.shape[0]
     size = tf.shape(batch.mask)[0] if static is None else static
     if rows is not None and static is not None and static <= rows:
-      return engine(model, loss, batch, asks, queries, clips)
+      return engine(model, loss, batch, request)
     if rows is None:
       chunks, width = count, -(-size // count)
     else:
@@ -36,7 +36,7 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
 
     def chunk(index):
       part = base.map_tree(lambda t: t[index], parts)
-      return engine(model, loss, part, asks, queries, clips)
+      return engine(model, loss, part, request)
 
     first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
     per_example = lambda clipped: (
@@ -48,7 +48,7 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
     def body(index, sums, arrays):
       clipped = chunk(index)
       values = tf.nest.flatten(per_example(clipped))
-      return (index + 1, clipping.add_sums(sums, clipped.sums),
+      return (index + 1, interface.add_sums(sums, clipped.sums),
               [array.write(index, value) for array, value in zip(arrays, values)])
 
     _, sums, arrays = tf.while_loop(
@@ -56,18 +56,18 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
         parallel_iterations=1, maximum_iterations=chunks - 1)
     losses, norms, outputs = tf.nest.pack_sequence_as(
         per_example(first), [array.concat()[:size] for array in arrays])
-    return clipping.Clipped(sums, outputs if keep_outputs else none, losses, norms)
+    return interface.Clipped(sums, outputs if keep_outputs else none, losses, norms)
 
   return run
 
 
-def rows_within(budget, engine, model, loss, batch, asks, queries, clips, size):
+def rows_within(budget, engine, model, loss, batch, request, size):
   """How many examples may be worked on at once within a budget of memory.
 
   Args:
     budget: Bytes for what the engine forms while it works on a chunk: activations,
       its own buffers and the sums. Weights, optimizer state and the batch come on top.
-    engine, model, loss, batch, asks, queries, clips: As the engine takes them.
+    engine, model, loss, batch, request: As the engine takes them.
     size: Examples of a batch (the expected number, if that varies).
 
   Returns:
@@ -81,7 +81,7 @@ def rows_within(budget, engine, model, loss, batch, asks, queries, clips, size):
   def needed(rows):
     specs = base.map_tree(lambda t: tf.TensorSpec([rows] + t.shape[1:].as_list(), t.dtype), batch)
     return footprint.peak(
-        lambda part: engine(model, loss, part, asks, queries, clips)[:3], specs, rows)
+        lambda part: engine(model, loss, part, request)[:3], specs, rows)
 
   whole = needed(size)
   if whole <= budget:

@@ -9,10 +9,10 @@ layers then give the gradients of some examples at a time.
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import base
 
@@ -20,15 +20,16 @@ from tfdp_adaptive.rules import base
 RECORD_BYTES = 32 * 2**20
 
 
-def engine(model, loss, batch, asks, queries, clips):
-  """See `clipping.base`: any projection, for models that `bookkeeping.supports`."""
+def engine(model, loss, batch, request):
+  """See `interface`: any projection, for models that `bookkeeping.supports`."""
   found, outputs, losses = bookkeeping.factors_of(model, loss, batch)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
   whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
-  queries = [query if factors.absent(query.scale) else query._replace(
-      scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
-             for query in queries]
+  request = request._replace(queries=[
+      query if factors.absent(query.scale) else query._replace(
+          scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
+      for query in request.queries])
   n, parts = blocks.cut(
       blocks.tensors(tuple(found)) + [batch.mask], whole.shape[0], RECORD_BYTES)
   count = tf.shape(parts[-1])[0]
@@ -36,24 +37,25 @@ def engine(model, loss, batch, asks, queries, clips):
   def body(i, sums, arrays):
     *values, mask = [t[i] for t in parts]
     gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(found), values), mask))
-    more, norms = materialized.sum_records(asks, queries, clips, gradients, mask)
-    return (i + 1, clipping.add_sums(sums, more),
+    more, norms = materialized.sum_records(request, gradients, mask)
+    return (i + 1, interface.add_sums(sums, more),
             [array.write(i, norm) for array, norm in zip(arrays, norms)])
 
-  sums = tuple(clipping.zero_sums(ask, whole) for ask in asks)
-  arrays = [tf.TensorArray(whole.dtype, count, element_shape=[parts[-1].shape[1]]) for _ in asks]
+  sums = tuple(interface.zero_sums(ask, whole) for ask in request.asks)
+  arrays = [tf.TensorArray(whole.dtype, count, element_shape=[parts[-1].shape[1]])
+            for _ in request.asks]
   _, sums, arrays = tf.while_loop(
       lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
       maximum_iterations=count)
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
   sums = tuple(base.Sums(*[_divided(one, specs) for one in each]) for each in sums)
-  return clipping.Clipped(sums, outputs, losses, norms)
+  return interface.Clipped(sums, outputs, losses, norms)
 
 
 def record_gradients(model, loss, x, y):
   """[n, ...] gradients of every example, a list like the trainable variables."""
   mask = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1], tf.bool)
-  found, _, _ = bookkeeping.factors_of(model, loss, clipping.Batch(x, y, (), mask))
+  found, _, _ = bookkeeping.factors_of(model, loss, interface.Batch(x, y, (), mask))
   specs = _specs(model)
   return _gradients(specs, found, mask)
 

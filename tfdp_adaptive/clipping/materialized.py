@@ -7,19 +7,21 @@ engines, and the only one for projections that are not a rescaling.
 
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import derivatives
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import mapping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 
-def vectorized(model, loss, batch, asks, queries, clips):
+def vectorized(model, loss, batch, request):
   """All examples at once, by `tf.vectorized_map` where that is safe."""
-  return _engine(mapping.vectorized, model, loss, batch, asks, queries, clips)
+  return _engine(mapping.vectorized, model, loss, batch, request)
 
 
-def looped(model, loss, batch, asks, queries, clips):
+def looped(model, loss, batch, request):
   """One example after the other: for models that cannot be vectorized."""
-  return _engine(mapping.looped, model, loss, batch, asks, queries, clips)
+  return _engine(mapping.looped, model, loss, batch, request)
 
 
 def record_gradients(model, loss, x, y, vectorize=True):
@@ -28,34 +30,34 @@ def record_gradients(model, loss, x, y, vectorize=True):
       lambda record: _gradient(model, loss, *record, ())[0], (x, y))
 
 
-def sum_records(asks, queries, clips, gradients, mask):
+def sum_records(request, gradients, mask):
   """`Sums` of every ask and norms [n], from a tree of [n, ...] gradients and an [n] mask."""
   sums, norms = tf.vectorized_map(
-      lambda record: _project(asks, queries, clips, *record), (gradients, mask))
+      lambda record: _project(request, *record), (gradients, mask))
   return base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), norms
 
 
-def _project(asks, queries, clips, gradient, keep):
+def _project(request, gradient, keep):
   """`project_record` for every ask, nothing where not `keep`; and scaled norms."""
   sums = tuple(
       base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
-                    clipping.project_record(ask, query, clip, gradient))
-      for ask, query, clip in zip(asks, queries, clips))
-  return sums, tuple(clipping.scaled_norm(query, gradient) for query in queries)
+                    projection.project_record(ask, query, clip, gradient))
+      for ask, query, clip in zip(*request))
+  return sums, tuple(projection.scaled_norm(query, gradient) for query in request.queries)
 
 
-def _engine(map_examples, model, loss, batch, asks, queries, clips):
-  """See `clipping.base`. The loss of an example is that of a batch of it alone."""
+def _engine(map_examples, model, loss, batch, request):
+  """See `interface`. The loss of an example is that of a batch of it alone."""
 
   def example(inputs):
     *record, keep = inputs
     gradient, outputs, value = _gradient(model, loss, *record)
-    sums, norms = _project(asks, queries, clips, gradient, keep)
+    sums, norms = _project(request, gradient, keep)
     return sums, base.map_tree(lambda t: t[0], outputs), value[0], norms
 
   sums, outputs, losses, norms = map_examples(
       example, (batch.x, batch.y, batch.sample_weight, batch.mask))
-  return clipping.Clipped(
+  return interface.Clipped(
       base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
@@ -65,4 +67,4 @@ def _gradient(model, loss, x, y, sample_weight):
   with tf.GradientTape() as tape:
     outputs = model(one(x), training=True)
     value = loss(one(y), outputs, one(sample_weight))
-  return clipping.gradients(tape, value, model.trainable_variables), outputs, value
+  return derivatives.dense(tape, value, model.trainable_variables), outputs, value

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
 
 
@@ -21,4 +21,4 @@ def gradients(kind, model, loss, x, y):
     return engines.record_gradients(model, loss, x, y)
   with tf.GradientTape() as tape:
     value = tf.reduce_mean(loss(y, model(x, training=True), ()))
-  return clipping.gradients(tape, value, model.trainable_variables)
+  return derivatives.dense(tape, value, model.trainable_variables)

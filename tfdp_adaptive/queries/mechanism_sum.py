@@ -7,7 +7,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import noise as noise_lib
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.queries import base as query_base
@@ -97,9 +97,8 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
     record = base.map_tree(lambda r: tf.cast(r, widest), record)
-    ratio, peak = clipping.norm_and_peak(record)
-    clipped = clipping.clip(record, tf.cast(params, widest))
-    return base.map_tree(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), ratio * peak
+    clipped, norm = projection.clip_alone(record, params)
+    return base.map_tree(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
 
   def get_noised_result(self, sample_state, global_state):
     allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)

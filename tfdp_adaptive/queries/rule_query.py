@@ -12,7 +12,8 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import privatizer
-from tfdp_adaptive.clipping import base as clipping
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
 from tfdp_adaptive.rules import base
@@ -119,13 +120,13 @@ class RuleQuery(query_base.SumAggregationDPQuery):
 
   def initial_sample_state(self, template=None):
     del template  # The sums' own structure, which a record does not have.
-    return tuple(clipping.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
+    return tuple(interface.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
 
   def preprocess_record(self, params, record):
     tf.nest.assert_same_structure(record, self._specs)
     record = base.map_tree(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
-        _project(ask, base.Query(scale), clip, record)
+        projection.project_record(ask, base.Query(scale), clip, record, alone=True)
         for ask, scale, clip in zip(self._rule.asks, params.scales, params.clips))
 
   def get_noised_result(self, sample_state, global_state):
@@ -134,23 +135,3 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     direction, rule = self._rule.update(global_state.rule, releases, ())
     direction = base.map_tree(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
     return direction, State(rule, secret), self.event
-
-
-def _project(ask, query, clip_norm, record):
-  """`clipping.project_record`, in two passes over a record whose norm is an ordinary number."""
-  if ask.projection != 'rescale' or (ask.second is not None and ask.second.per_record_square):
-    return clipping.project_record(ask, query, clip_norm, record)
-  scaled = base.map_tree(tf.multiply, query.scale, record) if tf.nest.flatten(
-      query.scale) else record
-  # Not finite where an element is not, nor where a large one overflows.
-  norm = tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(leaf) for leaf in tf.nest.flatten(scaled)]))
-  clip_norm = tf.cast(clip_norm, norm.dtype)
-
-  def clipped():
-    factor = tf.where(norm <= clip_norm, tf.ones_like(norm), clip_norm / norm)
-    return base.Sums(base.map_tree(lambda v: factor * v, scaled))
-
-  # Squares that underflow add up to less than any such clip norm.
-  ordinary = tf.math.is_finite(norm) & (clip_norm > 1e-12)
-  return tf.cond(ordinary, clipped,
-                 lambda: clipping.project_record(ask, query, clip_norm, record))

@@ -1,46 +1,8 @@
-"""From one record's gradient to a clipped sum: the only layer that sees private data.
-
-An engine answers every ask of a step at once:
-
-    engine(model, loss, batch, asks, queries, clips) -> Clipped
-
-`queries` fix the geometry (public functions of past releases), `clips` are the
-absolute clip norms in that geometry. Whatever the engine, the sums it returns
-change by at most one clip norm (L2, scaled space) when a record is added or
-removed: `project_record` is the definition, other engines are faster ways to
-the same numbers.
-"""
-
-from typing import Any, NamedTuple, Tuple
+"""From one record's gradient to its clipped contribution: the definition of clipping."""
 
 import tensorflow as tf
 
 from tfdp_adaptive.rules import base
-
-
-class Batch(NamedTuple):
-  """Examples along the leading axis of every tensor.
-
-  Attributes:
-    x: Nest of model inputs.
-    y: Nest of targets.
-    sample_weight: [n] or [n, ...] weights of the losses, or `()`.
-    mask: [n] bool; False for padding, which counts as no record at all.
-  """
-
-  x: Any
-  y: Any
-  sample_weight: Any
-  mask: tf.Tensor
-
-
-class Clipped(NamedTuple):
-  """What an engine returns. `sums` is SECRET; so are outputs and losses."""
-
-  sums: Tuple[base.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
-  outputs: Any  # Nest of predictions for the whole batch, for metrics.
-  losses: tf.Tensor  # [n] loss of every example, before masking.
-  norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
 
 
 def norm_and_peak(tree):
@@ -82,7 +44,28 @@ def clip(tree, clip_norm):
   return base.map_tree(leaf, tree)
 
 
-def project_record(ask, query, clip_norm, gradient):
+def clip_alone(tree, clip_norm):
+  """`(clip(tree, clip_norm), norm of the tree)`, in two passes where the norm is ordinary.
+
+  For a record by itself: inside `tf.vectorized_map` both ways would be gone.
+  """
+  # Not finite where an element is not, nor where a large one overflows.
+  norm = tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(leaf) for leaf in tf.nest.flatten(tree)]))
+  clip_norm = tf.cast(clip_norm, norm.dtype)
+
+  def quickly():
+    factor = tf.where(norm <= clip_norm, tf.ones_like(norm), clip_norm / norm)
+    return base.map_tree(lambda v: factor * v, tree), norm
+
+  def carefully():
+    ratio, peak = norm_and_peak(tree)
+    return clip(tree, clip_norm), ratio * peak
+
+  # Squares that underflow add up to less than any such clip norm.
+  return tf.cond(tf.math.is_finite(norm) & (clip_norm > 1e-12), quickly, carefully)
+
+
+def project_record(ask, query, clip_norm, gradient, alone=False):
   """The single per-record map: one record's contribution to one ask.
 
   Args:
@@ -90,17 +73,20 @@ def project_record(ask, query, clip_norm, gradient):
     query: `base.Query`; only its `scale` is used here.
     clip_norm: [] absolute clip norm in scaled units.
     gradient: Tree of the record's gradients, float32 or float64.
+    alone: Whether this is not inside `tf.vectorized_map`: it then takes fewer passes.
 
   Returns:
     `base.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
   if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
-  elif ask.projection == 'rescale':
-    total = clip(_scaled(query, gradient), clip_norm)
-  else:
+  elif ask.projection != 'rescale':
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
                      f'Received: projection={ask.projection!r}.')
+  elif alone:
+    total, _ = clip_alone(_scaled(query, gradient), clip_norm)
+  else:
+    total = clip(_scaled(query, gradient), clip_norm)
   square = ()
   if ask.second is not None and ask.second.per_record_square:
     square = base.map_tree(tf.square, total)
@@ -114,7 +100,8 @@ def scaled_norm(query, gradient):
 
 
 def _scaled(query, gradient):
-  return gradient if _absent(query.scale) else base.map_tree(tf.multiply, query.scale, gradient)
+  scaled = tf.nest.flatten(query.scale)  # TFF may hand on what is absent as another empty nest.
+  return base.map_tree(tf.multiply, query.scale, gradient) if scaled else gradient
 
 
 def euclidean(scale, clip_norm, gradient):
@@ -161,23 +148,3 @@ def euclidean(scale, clip_norm, gradient):
 
 def _absent(tree):
   return isinstance(tree, tuple) and not tree
-
-
-def gradients(tape, target, variables):
-  """Dense gradients of float32 at least; zeros for variables the target does not reach.
-
-  Keras 3 variables cannot be passed to TensorFlow's own `unconnected_gradients`.
-  """
-  return [
-      tf.zeros(v.shape, base.widen(tf.convert_to_tensor(v)).dtype) if g is None else base.widen(g)
-      for g, v in zip(tape.gradient(target, variables), variables)]
-
-
-def add_sums(left, right):
-  return base.map_tree(tf.add, left, right)
-
-
-def zero_sums(ask, specs):
-  """The sums of an empty batch."""
-  square = base.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
-  return base.Sums(base.zeros(specs), square)
