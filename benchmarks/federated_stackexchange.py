@@ -85,7 +85,7 @@ def train(task, held_out, method, settings, noise, arguments, folder=None, round
   result = tfdp.federated.simulate(
       process, task.users, rounds=rounds, out=folder, rounds_per_evaluation=10**9,
       evaluate=tfdp.federated.evaluator(task.model_fn, held_out))
-  seconds = sorted(row['seconds'] for row in result.history)
+  seconds = sorted(row['not_private/seconds'] for row in result.history)
   return result.history[-1], seconds[len(seconds) // 2], plan
 
 

@@ -29,7 +29,13 @@ class PrivateFedAvg(tff.learning.templates.LearningProcess):
   """A `tff.learning.templates.LearningProcess` that knows what it promises.
 
   Its state is SECRET: it holds the noise still to come. Only
-  `get_model_weights(state)` and `metrics['released']` may be published.
+  `get_model_weights(state)` and `metrics['released']` may be published. TFF's own state
+  managers write it readable for everyone; `simulate` does not.
+
+  Whoever calls `next` answers for the cohort: it must be drawn as the plan says, and
+  every client must be in it once at most. A data set does not say whose it is, so
+  `next` takes one client five times, and one user then moves five clip norms;
+  `simulate` draws and checks.
 
   `next` is `server.step` after `client_sums`. Whoever drives rounds can call the
   two themselves, as `simulate` does: the state of the server then stays where it
@@ -41,7 +47,7 @@ class PrivateFedAvg(tff.learning.templates.LearningProcess):
     model_fn: What the process was built from.
     server: The `Server`.
     client_sums: TFF computation `(weights, broadcast, datasets) -> Sums`.
-    settings: {name: value}, for the statement and to recognize a saved run.
+    settings: {argument: value}, for the statement and to recognize a saved run.
     seed: The seed of a test, or None.
   """
 
@@ -144,9 +150,9 @@ def _build(model_fn, client_optimizer, prepare, rule, plan, learning_rate, clien
           lambda state, weights: state._replace(global_model_weights=weights),
           state_type, weights_type))
   settings = dict(
-      server_rule=rule.name, server_learning_rate=str(learning_rate),
+      server_rule=rule, server_learning_rate=learning_rate, client_optimizer=client_optimizer,
       client_weighting=client_weighting, max_examples_per_client=max_examples,
-      quantile_clip=str(quantile_clip), private_metrics=str(private_metrics))
+      quantile_clip=quantile_clip, private_metrics=private_metrics)
   return PrivateFedAvg(computations, plan=plan, rule=rule, model_fn=model_fn, server=server,
                        client_sums=client_sums, settings=settings, seed=seed)
 

@@ -2,23 +2,115 @@
 
 import asyncio
 import concurrent.futures
+import csv
+import pathlib
+from typing import Any, Dict, Mapping, Optional
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
+SECONDS = 'not_private/seconds'  # Of a round: tells how much data its clients have.
+_METRICS, _KEY = 'metrics.csv', 'round'
 
-def managers(path):
+
+class UnreadableError(ValueError):
+  """What a run released cannot be read any more."""
+
+
+def managers(path: pathlib.Path):
   """CSV and TensorBoard files in a run's folder."""
-  return [tff.program.CSVFileReleaseManager(path / 'metrics.csv', key_fieldname='round'),
-          tff.program.TensorBoardReleaseManager(path / 'tensorboard')]
+  _mend(path / _METRICS)
+  return [tff.program.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
+          _TensorBoard(path / 'tensorboard')]
 
 
-def release(release_managers, row):
-  """Hands a row of numbers to every `tff.program.ReleaseManager`, by its round."""
-  values = {name: value for name, value in row.items() if name != 'round'}
+def release(release_managers, row: Mapping[str, Any]):
+  """Hands a row of numbers, without times, to every `tff.program.ReleaseManager`."""
+  values = {name: value for name, value in row.items() if name not in (_KEY, SECONDS)}
 
   async def to_all():
-    await asyncio.gather(*(manager.release(values, row['round']) for manager in release_managers))
+    await asyncio.gather(*(manager.release(values, row[_KEY]) for manager in release_managers))
 
   # A thread of its own, since notebooks already run an event loop in this one.
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     pool.submit(asyncio.run, to_all()).result()
+
+
+def together(**parts: Mapping[str, Any]) -> Dict[str, Any]:
+  """One row of all parts; two parts with one name would overwrite each other.
+
+  Raises:
+    ValueError: A name is in two parts.
+  """
+  row = {}
+  for part, values in parts.items():
+    taken = sorted(set(row) & set(values))
+    if taken:
+      raise ValueError(f'`{part}` must have names of its own: one number would overwrite another. '
+                       f'Received: {taken}; rename the metrics.')
+    row.update(values)
+  return row
+
+
+def last_round(path: pathlib.Path) -> Optional[int]:
+  """The last round that was released into a folder, or None.
+
+  Raises:
+    UnreadableError: `metrics.csv` is not what a run wrote.
+  """
+  _mend(path / _METRICS)
+  rounds = [int(file.name.rsplit('.', 1)[1]) for file in (path / 'tensorboard').glob(_EVENTS + '*')
+            if file.name.rsplit('.', 1)[1].isdecimal()]
+  try:
+    if (path / _METRICS).exists():
+      with open(path / _METRICS, encoding='utf-8', newline='') as file:
+        rows = csv.DictReader(file, strict=True)
+        rounds.extend(_round(row, rows.fieldnames) for row in rows)
+        if _KEY not in (rows.fieldnames or ()):
+          raise ValueError(f'there is no column {_KEY!r}')
+  except (OSError, ValueError, csv.Error) as error:
+    raise UnreadableError(f'{path / _METRICS} must be what a run released, and cannot be read: '
+                          f'{error}. Put the file back, or give another folder.') from error
+  return max(rounds, default=None)
+
+
+def _round(row, names):
+  if _KEY not in (names or ()) or not (row[_KEY] or '').isdecimal() or None in row:
+    raise ValueError(f'there is a row that is none, {list(row.values())[:3]}')
+  return int(row[_KEY])
+
+
+def _mend(path):
+  """Removes half a row, of a run that was killed while it wrote; it is released again."""
+  if path.exists():
+    data = path.read_bytes()
+    whole = data[:data.rfind(b'\n') + 1]
+    if whole and whole != data:
+      new = path.with_name(path.name + '.new')
+      new.write_bytes(whole)
+      new.replace(path)
+
+
+_EVENTS = 'events.out.tfevents.'
+
+
+class _TensorBoard(tff.program.ReleaseManager):
+  """Numbers for TensorBoard, with the round for a time: the real one is not private."""
+
+  def __init__(self, path):
+    self._path, self._writer = path, None
+
+  async def release(self, value, key):
+    if self._writer is None:  # One file per process, named by its first round.
+      self._path.mkdir(parents=True, exist_ok=True)
+      self._writer = tf.io.TFRecordWriter(str(self._path / f'{_EVENTS}{key:08d}'))
+      self._write(tf.compat.v1.Event(wall_time=0, file_version='brain.Event:2'))
+    summary = tf.compat.v1.Summary(value=[
+        tf.compat.v1.Summary.Value(tag=name, simple_value=float(number))
+        for name, number in value.items() if np.ndim(number) == 0])
+    self._write(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
+
+  def _write(self, event):
+    self._writer.write(event.SerializeToString())
+    self._writer.flush()

@@ -50,6 +50,9 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
   Raises:
     WorkerLostError: A worker is gone. Nothing was released.
   """
+  if len(set(cohort)) != len(cohort):
+    raise ValueError('`cohort` must have every client once at most: the noise is for one update '
+                     f'of a user in a round. Received: {len(cohort) - len(set(cohort))} repeated.')
   broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
   failed = {}

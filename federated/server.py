@@ -23,6 +23,7 @@ from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import base
 
 
+RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
 _plain = tf.autograph.experimental.do_not_convert
 
@@ -215,6 +216,11 @@ def _check_sides(rule, plan, sides, quantile_clip):
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
         'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')
+  for side in sides:
+    taken = sorted(set(getattr(side, 'ranges', ())) & set(RELEASED_NAMES))
+    if taken:
+      raise ValueError('`private_metrics` must leave the names of what else is released, '
+                       f'{list(RELEASED_NAMES)}. Received: {taken}; rename the metrics.')
   if quantile_clip is not None:
     if len(rule.asks) != 1:
       raise ValueError(f'`quantile_clip` needs a rule with one query per round, and {rule.name} '

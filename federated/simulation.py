@@ -1,7 +1,7 @@
 """Runs a private process over simulated users, as its plan says."""
 
+import collections
 import contextlib
-import json
 import time
 from typing import Any, Dict, List, NamedTuple
 import warnings
@@ -12,9 +12,12 @@ import tqdm
 
 from tfdp_adaptive.federated import releases
 from tfdp_adaptive.federated import rounds as rounds_lib
+from tfdp_adaptive.federated import run as run_lib
 from tfdp_adaptive.federated import statement as statement_lib
 from tfdp_adaptive.federated import storage
 from tfdp_adaptive.federated import workers as workers_lib
+
+_PREFIXES = ('private/', 'not_private/')
 
 
 class Simulation(NamedTuple):
@@ -23,7 +26,8 @@ class Simulation(NamedTuple):
   Attributes:
     weights: `tff.learning.models.ModelWeights` after the last round.
     rounds: Number of rounds of the plan that are used up.
-    history: One dict per round. What starts with `not_private/` is exact.
+    history: One dict per round: `private/...` is what the round released, what starts
+      with `not_private/` is exact, and other names are `evaluate`'s.
     statement: The privacy statement, for the rounds that were run.
     state: SECRET server state, noise still to come included.
     failed: {client: rounds in which it failed}; not private.
@@ -47,19 +51,22 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
 
   The state of a round is on disk before anything of it is released, so a run
   that was killed, at whatever point, goes on where it was when it is called
-  again with the same `out`. It goes on with fresh keys: no noise is used twice.
+  again with the same `out`. It goes on with fresh keys: no noise is used twice. The
+  clients must be the same in the same order, and so must plan, rule, client optimizer
+  and form of the data: cohorts go by a client's position.
 
   Args:
     process: A `PrivateFedAvg`.
     train_data: `tff.simulation.datasets.ClientData` or `Users`: whatever has
-      `client_ids` and `create_tf_dataset_for_client`.
+      `client_ids`, each once, and `create_tf_dataset_for_client`.
     plan: The process's plan, if it is to be said again.
     rounds: How many of the plan's rounds to run in all; all by default.
     evaluate: `weights -> {metric: value}`, see `evaluator`.
     rounds_per_evaluation: Rounds between evaluations; the last round is one.
     max_epsilon: Stop before epsilon at the plan's delta would exceed this.
     out: Folder for the state (SECRET), `metrics.csv` and `tensorboard/`; None to
-      keep nothing.
+      keep nothing. The files hold no times of rounds, which are not private; the
+      file system's own times are.
     resume: Whether to go on with a run that is found in `out`; else it must be empty.
     release_managers: More `tff.program.ReleaseManager`s, keyed by the round.
     dropout: Probability that a client of the cohort does not answer (a straggler),
@@ -78,14 +85,14 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
     raise ValueError(f'`dropout` must be in [0, 1). Received: dropout={dropout}.')
   plan = process.plan
   rounds = _number_of_rounds(plan, process.rule, rounds, max_epsilon)
-  client_ids = list(train_data.client_ids)
+  client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     if not isinstance(workers, workers_lib.Workers):  # Else they are the caller's to close.
       workers = stack.enter_context(contextlib.closing(workers_lib.Workers(workers)))
     stack.enter_context(workers.installed())
-    run = _Run(process, folder, resume)
+    run = run_lib.Run(process, folder, resume, train_data, client_ids)
+    release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
         total=rounds, initial=run.done, disable=not progress, unit='round'))
     step = tf.function(process.server.step)
@@ -94,10 +101,10 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
       """Releases what the last round, which is saved, gave."""
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
-        row.update(evaluate(run.weights()))
+        row = releases.together(round_=row, evaluate=_evaluated(evaluate(run.weights())))
       releases.release(release_managers, row)
       run.history.append(row)
-      shown = {k: v for k, v in row.items() if k not in ('round', 'seconds')}
+      shown = {k: v for k, v in row.items() if k not in ('round', releases.SECONDS)}
       if shown:
         bar.set_postfix({k: f'{v:.4g}' for k, v in shown.items()})
 
@@ -116,8 +123,8 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
                       'This warning is not private.')
       state, released = step(run.state, outcome.answers)
-      run.advance(state, {**_floats(released), **_not_private(outcome.not_private)},
-                  outcome.failed, time.monotonic() - start)
+      run.advance(state, _floats(released), _not_private(outcome.not_private), outcome.failed,
+                  time.monotonic() - start)
       clients += len(cohort)
       total_seconds += time.monotonic() - start
       report()
@@ -127,65 +134,26 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
                     _speed(run, run.done - first, clients, total_seconds))
 
 
-class _Run:
-  """State and history of a run, in memory and, where it has a folder, on disk."""
-
-  def __init__(self, process, folder, resume):
-    self._folder = folder
-    self._settings = json.loads(json.dumps(
-        {'plan': process.plan.to_json(), **process.settings}))
-    self.history, self.failed, self.pending = [], {}, {}
-    self.ever_succeeded = False
-    self.state = tf.nest.map_structure(tf.constant, process.initialize())
-    saved = folder.load(self.state) if folder is not None else None
-    if saved is None:
-      return
-    if not resume:
-      raise FileExistsError(f'There is a run in {folder.path}. Go on with it (resume=True), or '
-                            'give another folder; its privacy loss would add to that of a new run.')
-    state, record = saved
-    if record['settings'] != self._settings:
-      received, expected = _differences(*(
-          {**settings, 'plan': json.loads(settings['plan'])}
-          for settings in (self._settings, record['settings'])))
-      raise storage.SavedRunError(
-          f'The run in {folder.path} has another plan or other settings. Received: {received}. '
-          f'Expected: {expected}. Give those to go on, or give another folder.')
-    self.state = state if process.seed is not None else storage.with_fresh_keys(state)
-    self.history, self.failed, self.pending = (
-        record['history'], record['failed'], record['pending'])
-    self.ever_succeeded = True
-
-  @property
-  def done(self):
-    """Rounds of the plan that are used up."""
-    return int(self.state.round)
-
-  def weights(self):
-    weights = self.state.global_model_weights
-    return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
-
-  def advance(self, state, numbers, failed, seconds):
-    """Takes over the next state and saves it, before anything of it is released."""
-    self.state = state
-    # The size of the cohort is left out: under add_remove it is private.
-    self.pending = {'round': self.done, 'seconds': seconds, **numbers}
-    for client in failed:
-      self.failed[client] = self.failed.get(client, 0) + 1
-    if self._folder is not None:
-      self._folder.save(state, {
-          'settings': self._settings, 'history': self.history, 'failed': self.failed,
-          'pending': self.pending})
+def _clients(train_data):
+  """All client ids, each of which must be there once: a user is one client."""
+  client_ids = list(train_data.client_ids)
+  counts = collections.Counter(client_ids)
+  if len(counts) < len(client_ids):
+    repeated = [client for client, count in counts.most_common(3) if count > 1]
+    raise ValueError(
+        '`train_data.client_ids` must name every client once: one that is there twice moves the '
+        'sum of a round twice as far as the noise is for. '
+        f'Received: {len(client_ids) - len(counts)} too many, {repeated} among them.')
+  return client_ids
 
 
-def _differences(left, right):
-  """The two trees of settings without what they agree on."""
-  if not (isinstance(left, dict) and isinstance(right, dict)):
-    return left, right
-  pairs = {key: _differences(left.get(key), right.get(key)) for key in {**left, **right}
-           if left.get(key) != right.get(key)}
-  return ({key: pair[0] for key, pair in pairs.items()},
-          {key: pair[1] for key, pair in pairs.items()})
+def _evaluated(metrics):
+  """`metrics`, unless a name would say something of it that it does not hold."""
+  wrong = [name for name in metrics if name == 'round' or name.startswith(_PREFIXES)]
+  if wrong:
+    raise ValueError(f'`evaluate` must return names other than "round" and without {_PREFIXES} in '
+                     f'front, which say what is private. Received: {wrong}.')
+  return metrics
 
 
 def _speed(run, rounds, clients, seconds):
@@ -234,4 +202,4 @@ def _not_private(calls):
     for name, value in metrics.items():
       weight = 1 if np.issubdtype(np.asarray(value).dtype, np.integer) else count / clients
       merged[name] = merged.get(name, 0.0) + weight * float(value)
-  return {f'not_private/{name}': value for name, value in merged.items()}
+  return merged

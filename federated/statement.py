@@ -9,14 +9,14 @@ def statement(process, rounds, facts=()):
       'norm holds whatever number of examples it was trained on.',
       'What the server sees: all updates of the users, as they are. The guarantee is for whoever '
       'sees what the server releases: the weights of every round'
-      + (', and the noised numbers beside them' if settings['private_metrics'] != 'None'
-         or settings['quantile_clip'] != 'None' else '')
+      + (', and the noised numbers beside them' if settings['private_metrics'] is not None
+         or settings['quantile_clip'] is not None else '')
       + '. Secure aggregation is not simulated; the state of the server and the workers\' memory '
       'are not released and must stay secret.']
-  if settings['quantile_clip'] != 'None':
+  if settings['quantile_clip'] is not None:
     lines.append(f'Adaptive clip norm: {settings["quantile_clip"]}, inside the same budget; the '
                  'clip norm above is the first one.')
-  if settings['private_metrics'] != 'None':
+  if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
   lines.extend(facts)
   return process.plan.statement(steps=rounds, rule=process.rule) + '\n' + '\n\n'.join(lines) + '\n'

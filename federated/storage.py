@@ -6,12 +6,12 @@ noise around different clients' data.
 """
 
 import fcntl
+import hashlib
 import io
 import json
 import os
 import pathlib
-import zipfile
-import zlib
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tfdp_adaptive import noise
 from tfdp_adaptive.noise import keys
 
 _STATE, _LOCK = 'state.npz', 'lock'
+_DIGEST_BYTES = 32
 
 
 class SavedRunError(ValueError):
@@ -38,8 +39,10 @@ class RunFolder:
     self._lock = None
 
   def __enter__(self):
-    self.path.mkdir(parents=True, exist_ok=True)
-    self._lock = open(self.path / _LOCK, 'w', encoding='utf-8')
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    self.path.mkdir(mode=0o700, exist_ok=True)
+    self._lock = os.fdopen(
+        os.open(self.path / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600), 'w', encoding='utf-8')
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -52,7 +55,7 @@ class RunFolder:
   def __exit__(self, *error):
     self._lock.close()
 
-  def save(self, tree, record):
+  def save(self, tree: Any, record: Dict[str, Any]):
     """Replaces the saved state; when this returns it is on disk.
 
     Args:
@@ -62,8 +65,10 @@ class RunFolder:
     leaves = {f'leaf{i}': np.asarray(x) for i, x in enumerate(tf.nest.flatten(tree))}
     buffer = io.BytesIO()
     np.savez(buffer, record=np.frombuffer(json.dumps(record).encode('utf-8'), np.uint8), **leaves)
+    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     temporary = self.path / (_STATE + '.new')
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary.unlink(missing_ok=True)  # One of another mode would keep it.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, 'wb') as file:
       file.write(buffer.getbuffer())
       file.flush()
@@ -73,29 +78,45 @@ class RunFolder:
     os.fsync(folder)
     os.close(folder)
 
-  def load(self, template):
+  def load(self, template: Any, check: Callable[[Any], None] = lambda record: None) -> Optional[Tuple[Any, Dict[str, Any]]]:
     """`(tree, record)` as saved, or None if there is nothing.
 
     Args:
       template: A tree like the one that was saved.
+      check: Raises unless a record is one to go on with; asked before the template.
+
+    Raises:
+      SavedRunError: The file is not as it was saved, or of another model.
     """
     path = self.path / _STATE
-    if not path.exists():
-      return None
     try:
-      with np.load(path) as file:
+      data = path.read_bytes()
+    except FileNotFoundError:
+      return None
+    except OSError as error:
+      raise self._unreadable(error) from error
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+      raise self._unreadable('its bytes are not the ones that were written')
+    try:
+      with np.load(io.BytesIO(body)) as file:
         record = json.loads(file['record'].tobytes().decode('utf-8'))
         leaves = [file[f'leaf{i}'] for i in range(len(file.files) - 1)]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-      raise SavedRunError(
-          f'{path} must be what a run saved, and cannot be read: {error}. Start anew in another '
-          'folder; what was spent in this one then counts as well if any of it was published.'
-      ) from error
+    except Exception as error:  # pylint: disable=broad-except
+      # Foreign bytes with a digest of their own: zip and NumPy raise whatever they like.
+      raise self._unreadable(error) from error
+    check(record)
     wanted = [np.asarray(x) for x in tf.nest.flatten(template)]
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in wanted]:
       raise SavedRunError(f'The run saved in {self.path} has another model, rule or mechanism. '
                           'Give the process it was started with, or another folder.')
     return tf.nest.pack_sequence_as(template, [tf.constant(x) for x in leaves]), record
+
+  def _unreadable(self, cause):
+    return SavedRunError(
+        f'{self.path / _STATE} must be what a run saved, and cannot be read: {cause}. Start anew '
+        'in another folder; what was spent in this one then counts as well if any of it was '
+        'published.')
 
 
 def with_fresh_keys(tree):

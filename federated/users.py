@@ -39,6 +39,11 @@ class Users:
     """Nest of `tf.TensorSpec` of a batch; what a TFF model takes as `input_spec`."""
     return self._dataset(next(iter(self._examples.values()))).element_spec
 
+  @property
+  def settings(self):
+    """What a round uses of a user's examples; a saved run goes on with the same."""
+    return dict(batch_size=self._batch_size, epochs=self._epochs, max_examples=self._max_examples)
+
   def create_tf_dataset_for_client(self, client_id):
     arrays = self._examples[client_id]
     size = len(tf.nest.flatten(arrays)[0])

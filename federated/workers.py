@@ -23,6 +23,7 @@ import time
 
 import grpc
 import tensorflow_federated as tff
+from tensorflow_federated.proto.v0 import executor_pb2_grpc
 
 _START_SECONDS, _ANSWER_SECONDS = 60, 10  # For a worker started here, and elsewhere.
 _MESSAGE_BYTES = 2 * 1000**3
@@ -104,19 +105,28 @@ class Workers:
     self._channels, self.processes = [], []
 
   def _wait_for(self, channel, address):
-    ready = grpc.channel_ready_future(channel)
     deadline = time.monotonic() + (_START_SECONDS if self.processes else _ANSWER_SECONDS)
-    while True:
-      try:
-        return ready.result(timeout=0.2)
-      except grpc.FutureTimeoutError:
-        ended = [p.returncode for p in self.processes if p.poll() is not None]
-        if ended or time.monotonic() > deadline:
-          ready.cancel()
-          raise WorkerLostError(
-              f'No TFF worker answers at {address}. Start one there with `worker_binary '
-              '--port=PORT` (it comes with tensorflow_federated, in its data folder), and check '
-              f'that the port is open. Exit codes of workers started here: {ended}.') from None
+    while not _answers(channel):
+      ended = [p.returncode for p in self.processes if p.poll() is not None]
+      if ended or time.monotonic() > deadline:
+        raise WorkerLostError(
+            f'No TFF worker answers at {address}. Start one there with `worker_binary '
+            '--port=PORT` (it comes with tensorflow_federated, in its data folder), and check '
+            f'that the port is open. Exit codes of workers started here: {ended}.')
+
+
+def _answers(channel):
+  """Whether a server is there within a moment: it says that it knows no such method.
+
+  gRPC's own way to wait leaves a thread behind, which prints "Channel closed!" when the
+  channel is.
+  """
+  probe = channel.unary_unary('/tfdp_adaptive/IsThere')
+  try:
+    probe(b'', timeout=0.2, wait_for_ready=True)
+  except grpc.RpcError as error:
+    return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+  return True
 
 
 def binary():
@@ -162,8 +172,14 @@ class _Stub(tff.framework.RemoteExecutorGrpcStub):
   """Turns what TFF would retry for ever into `WorkerLostError`."""
 
   def __init__(self, channel, address):
-    super().__init__(channel)
-    self.address = address
+    # Not TFF's own initializer: it subscribes to the channel, and the thread behind
+    # that prints "Channel closed!" at the end.
+    self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
+    self._channel, self.address = channel, address
+
+  @property
+  def is_ready(self):
+    return True
 
 
 def _fail_fast(name):

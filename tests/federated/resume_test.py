@@ -100,7 +100,7 @@ def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
       regression.flat(resumed.weights), regression.flat(straight.weights), rtol=1e-6)
   assert released_rounds(tmp_path) == [1, 2, 3]
   rows = released_rows(tmp_path)
-  for name in ('loss', 'clients', 'l2_norm_clip', 'norm'):
+  for name in ('private/loss', 'private/clients', 'private/l2_norm_clip', 'norm'):
     values = [row[name] for row in straight.history]
     np.testing.assert_allclose([row[name] for row in resumed.history], values, rtol=1e-5)
     np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-5)
@@ -225,7 +225,7 @@ def test_the_folder_is_private_locked_and_for_one_run(process, users, worker, tm
                            quantile_clip=tfdp.federated.QuantileClip())
   with pytest.raises(ValueError, match='another plan or other settings'):
     simulate(other, users, tmp_path, worker)
-  with pytest.raises(ValueError, match='another model, rule or mechanism'):
+  with pytest.raises(ValueError, match=r"in \['private_metrics', 'quantile_clip', 'server_rule'\]"):
     simulate(regression.build(rules.dp_sgd(), regression.make_plan(steps=STEPS)), users, tmp_path,
              worker)
 

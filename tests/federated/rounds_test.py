@@ -86,6 +86,11 @@ def test_a_failing_client_counts_as_absent_and_takes_nobody_along(process, worke
   assert sorted(outcome.failed) == ['user2', 'user3']
 
 
+def test_a_client_is_in_a_cohort_once(process, worker):
+  with pytest.raises(ValueError, match='once at most'):
+    total(process, worker, Flaky(), COHORT + COHORT[:1])
+
+
 def test_when_all_clients_fail_the_data_are_at_fault(process, worker):
   users = Flaky(unreadable=COHORT)
   with pytest.raises(rounds.ClientsFailedError, match='All 5 clients .* gone offline'):
@@ -103,7 +108,7 @@ def test_two_remote_workers_and_one_of_them_killed(process, tmp_path, monkeypatc
         process, users, rounds=2, out=tmp_path, workers=addresses, progress=False)
     assert result.rounds == 2
     assert {name for row in result.history for name in row} == {
-        'round', 'seconds', 'not_private/loss', 'not_private/num_examples',
+        'round', 'not_private/seconds', 'not_private/loss', 'not_private/num_examples',
         'not_private/num_batches'}
     os.kill(first.processes[1].pid, signal.SIGKILL)
     with pytest.raises(tfdp.federated.WorkerLostError, match=addresses[1]):

@@ -168,5 +168,8 @@ def test_refusals():
     make_server(quantile_clip=CLIP, adjacency='replace')
   with pytest.raises(ValueError, match='one query per round'):
     make_server(rules.dp_sgd()._replace(asks=(rules.Ask(), rules.Ask())), quantile_clip=CLIP)
+  for name in server_lib.RELEASED_NAMES:
+    with pytest.raises(ValueError, match='must leave the names'):
+      make_server(private_metrics=tfdp.federated.PrivateMetrics({name: (0.0, 1.0)}))
   with pytest.raises(ValueError, match='must name metrics of the model'):
     make_server(private_metrics=METRICS).bounded_metrics({'loss': 1.0})

@@ -92,6 +92,15 @@ def test_a_round_without_answers_is_noise_and_a_warning(worker):
   assert sum(result.failed.values()) == 3
 
 
+@pytest.mark.parametrize('name', ['round', 'private/loss', 'not_private/seconds'])
+def test_what_evaluate_may_not_call_its_numbers(name, worker):
+  process = regression.build(rules.dp_sgd(), regression.make_plan(steps=1))
+  with pytest.raises(ValueError, match='say what is private'):
+    tfdp.federated.simulate(
+        process, tfdp.federated.Users(regression.make_users(), batch_size=4), workers=worker,
+        progress=False, evaluate=lambda weights: {name: 0.0})
+
+
 def test_refusals():
   plan = regression.make_plan(steps=4)
   process = regression.build(rules.dp_sgd(), plan)

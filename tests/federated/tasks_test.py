@@ -45,7 +45,7 @@ def test_next_word(worker):
   assert start['word_loss'] == pytest.approx(np.log(10), rel=1e-5)  # Padding does not count.
   assert start['loss'] == pytest.approx(np.log(10), rel=1e-5)
   assert end['word_loss'] < start['word_loss'] - 0.1
-  assert 0 <= end['accuracy'] <= 1 and end['clients'] > 0
+  assert 0 <= end['accuracy'] <= 1 and end['private/clients'] > 0 and 0 <= end['private/accuracy'] <= 1
 
 
 def test_tag_prediction(worker):

@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -78,6 +79,23 @@ def test_a_lost_worker_is_an_error_and_not_a_wait():
   assert not any(is_running(process.pid) for process in workers.processes)
 
 
+def test_no_thread_outlives_its_channel_and_complains(monkeypatch):
+  """gRPC's watchers print "Channel closed!" after whatever really happened."""
+  complaints = []
+  monkeypatch.setattr(threading, 'excepthook', complaints.append)
+  monkeypatch.setattr(workers_lib, '_ANSWER_SECONDS', 0.3)
+  before = set(threading.enumerate())
+  with tfdp.federated.Workers() as workers:
+    assert total([1, 2]) == 3
+    tfdp.federated.Workers(workers.addresses).close()
+  with pytest.raises(tfdp.federated.WorkerLostError):
+    tfdp.federated.Workers(['localhost:9'])
+  time.sleep(0.5)
+  assert not complaints
+  assert not [thread for thread in set(threading.enumerate()) - before
+              if 'poll_connectivity' in thread.name or 'deliver' in thread.name]
+
+
 def test_executors_are_kept_and_the_oldest_is_closed(monkeypatch):
   closed = []
 
@@ -109,6 +127,6 @@ def test_executors_are_kept_and_the_oldest_is_closed(monkeypatch):
 def test_addresses_are_checked(monkeypatch):
   with pytest.raises(ValueError, match="Received: 'example.org'"):
     tfdp.federated.Workers(['example.org'])
-  monkeypatch.setattr('tfdp_adaptive.federated.workers._ANSWER_SECONDS', 0.5)
+  monkeypatch.setattr(workers_lib, '_ANSWER_SECONDS', 0.5)
   with pytest.raises(tfdp.federated.WorkerLostError, match='No TFF worker answers at localhost:9'):
     tfdp.federated.Workers(['localhost:9'])

@@ -55,8 +55,8 @@ def preamble(task, arguments):
       'PRIVACY STATEMENT', *task.notes, tuning,
       'An example is one sentence, of which the first words are used. Guarantees for an example '
       'say nothing of an author of several; those for a user cover all sentences of a client.',
-      'Losses, accuracies and curves are exact numbers on held-out text. They are covered by no '
-      'epsilon: publish them only if that text is public.']
+      'Losses, accuracies and curves are exact numbers on held-out text, and times depend on the '
+      'training text. They are covered by no epsilon: publish them only if the text is public.']
 
 
 class Report:
@@ -98,6 +98,7 @@ class Report:
       options.UsageError: The folder cannot be used, or holds another run.
     """
     options.make_folder(self.unfinished)
+    self.unfinished.chmod(0o700)  # Whatever the umask: what will be in there is secret.
     text, path = json.dumps(description), self.unfinished / 'run.json'
     if set(self.unfinished.iterdir()) - {path}:
       try:

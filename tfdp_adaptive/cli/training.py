@@ -84,4 +84,5 @@ def from_history(start, history) -> Run:
   """The `Run` of a `tfdp.federated.simulate` history, evaluated at `start` as well."""
   curve = [(0, *start)] + [(row['round'], row['loss'], row['accuracy'])
                            for row in history if 'loss' in row]
-  return Run(tuple(curve), statistics.median(row['seconds'] for row in history))
+  return Run(tuple(curve), statistics.median(
+      row['not_private/seconds'] for row in history))

@@ -1,0 +1,139 @@
+"""What must be the same when a saved run goes on, as data that another process can compare.
+
+A run's noise, cohorts and accounting belong to one plan, one rule and one order of
+clients: groups and fixed orders go by a client's POSITION. So all of it is written down
+with the state. No address of an object may get in, since it is new in every process.
+"""
+
+import functools
+import hashlib
+import math
+import types
+from typing import Any, Dict, Iterable
+
+import numpy as np
+import tensorflow as tf
+
+_OWN = __name__.partition('.')[0]
+
+
+class NotDescribableError(TypeError):
+  """Something has no description that would be the same in another process."""
+
+
+def of_clients(client_ids: Iterable[Any]) -> Dict[str, Any]:
+  """How many clients there are, who they are, and in which order; as digests."""
+  ids = [_client(client_id) for client_id in client_ids]
+  return {'count': len(ids), 'who': _digest(sorted(ids)), 'order': _digest(ids)}
+
+
+def of_data(train_data: Any) -> Dict[str, Any]:
+  """The form of the clients' data, and what a round uses of it where that is known."""
+  spec = getattr(train_data, 'element_type_structure', None)
+  return {'element': None if spec is None else [str(leaf) for leaf in tf.nest.flatten(spec)],
+          **{name: describe(value, name)
+             for name, value in getattr(train_data, 'settings', {}).items()}}
+
+
+def describe(value: Any, name: str) -> Any:
+  """`value` as JSON that is equal for equal values, also in another process.
+
+  Objects are described by their `get_config()` or their fields, functions by
+  their name and what they hold (their code may change), arrays by a digest.
+
+  Args:
+    value: A number, a text, a nest, a function, a Keras object, a rule ...
+    name: Of the argument, for the error.
+
+  Raises:
+    NotDescribableError: There is a lambda, or an object of another kind, in it.
+  """
+  return _describe(value, name, ())
+
+
+def _describe(value, name, above):
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)  # NaN is not equal to itself.
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  if id(value) in above:
+    return 'itself'
+  inner = lambda child: _describe(child, name, above + (id(value),))
+  kind = f'{type(value).__module__}.{type(value).__qualname__}'
+  if isinstance(value, (np.generic, np.ndarray)) or tf.is_tensor(value) or isinstance(
+      value, tf.Variable):
+    return _array(value, name)
+  if isinstance(value, tf.DType):
+    return value.name
+  if isinstance(value, (tf.TensorSpec, np.dtype)):
+    return str(value)
+  if isinstance(value, tuple) and hasattr(value, '_fields'):
+    # `cautions` are words for people, and no part of what a rule does.
+    return {'kind': kind, **{field: inner(child) for field, child in value._asdict().items()
+                             if field != 'cautions'}}
+  if isinstance(value, dict) or hasattr(value, 'items'):
+    return {str(key): inner(child) for key, child in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [inner(child) for child in value]
+  if isinstance(value, type):
+    return f'{value.__module__}.{value.__qualname__}'
+  if hasattr(value, 'get_config'):
+    return {'kind': kind, 'config': inner(value.get_config())}
+  if hasattr(value, 'python_function'):  # A `tf.function`.
+    return inner(value.python_function)
+  if isinstance(value, functools.partial):
+    return [inner(value.func), inner(value.args), inner(value.keywords)]
+  if isinstance(value, types.MethodType):
+    return [inner(value.__self__), value.__name__]
+  if isinstance(value, types.BuiltinFunctionType):
+    return f'{value.__module__}.{value.__qualname__}'
+  if isinstance(value, types.FunctionType):
+    return _function(value, name, inner)
+  if hasattr(value, '__dict__') and not isinstance(value, types.ModuleType):
+    return {'kind': kind, **{key: inner(child) for key, child in sorted(vars(value).items())}}
+  raise NotDescribableError(_refusal(name, value))
+
+
+def _function(function, name, inner):
+  """Its name and what it holds; a lambda has no name, unless it is one of this library's."""
+  if '<lambda>' in function.__qualname__ and function.__module__.partition('.')[0] != _OWN:
+    raise NotDescribableError(_refusal(name, function))
+  held = dict(zip(function.__code__.co_freevars,
+                  (cell.cell_contents for cell in function.__closure__ or ())))
+  return {'function': f'{function.__module__}.{function.__qualname__}',
+          **{key: inner(child) for key, child in held.items()},
+          **({'defaults': inner(function.__defaults__)} if function.__defaults__ else {})}
+
+
+def _array(value, name):
+  if not hasattr(value, 'numpy') and tf.is_tensor(value):
+    raise NotDescribableError(_refusal(name, value))
+  array = np.asarray(value)
+  if array.size == 1 and array.dtype.kind in 'biuf':
+    return array.item()
+  return {'dtype': str(array.dtype), 'shape': list(array.shape),
+          'sha256': hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}
+
+
+def _client(client_id):
+  value = client_id.item() if isinstance(client_id, np.generic) else client_id
+  if not isinstance(value, (str, int, bytes)):
+    raise NotDescribableError(
+        '`client_ids` must be texts or whole numbers, so that a saved run knows its clients '
+        f'again. Received: {client_id!r}.')
+  return f'{type(value).__name__}:{value!r}'
+
+
+def _digest(texts):
+  whole = hashlib.sha256()
+  for text in texts:
+    data = text.encode('utf-8', 'surrogatepass')
+    whole.update(len(data).to_bytes(8, 'big') + data)
+  return whole.hexdigest()
+
+
+def _refusal(name, value):
+  return (f'`{name}` must be something that a saved run knows again in another process: a number, '
+          'a Keras schedule or another object with `get_config()`, a TFF optimizer, or a function '
+          'that has a name of its own (`def`, no lambda). Give such a one, or leave `out` out. '
+          f'Received: {value!r}.')

@@ -1,0 +1,121 @@
+"""State and history of a run: in memory and, where it has a folder, on disk."""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.federated import identity
+from tfdp_adaptive.federated import releases
+from tfdp_adaptive.federated import storage
+
+_RECORD = ('identity', 'history', 'failed', 'pending')
+
+
+class Run:
+  """A run that begins, or goes on from what is saved.
+
+  Args:
+    process: A `PrivateFedAvg`.
+    folder: A `RunFolder`, or None to keep nothing.
+    resume: Whether to go on with a run that is found there.
+    train_data: The clients' data.
+    client_ids: Their ids, in the order that cohorts are drawn from.
+
+  Attributes:
+    state: SECRET state of the server.
+    history: Rows of the rounds that were released.
+    pending: The row of the last round, saved and perhaps not released.
+    failed: {client: rounds in which it failed}.
+    ever_succeeded: Whether any client could ever be trained.
+  """
+
+  def __init__(self, process, folder, resume, train_data, client_ids):
+    self._folder = folder
+    self.history, self.failed, self.pending = [], {}, {}
+    self.ever_succeeded = False
+    self.state = tf.nest.map_structure(tf.constant, process.initialize())
+    if folder is None:
+      return
+    self._identity = _identity(process, train_data, client_ids)
+    saved = folder.load(self.state, self._check)
+    _check_released(folder.path, None if saved is None else int(saved[0].round))
+    if saved is None:
+      return
+    if not resume:
+      raise FileExistsError(f'There is a run in {folder.path}. Go on with it (resume=True), or '
+                            'give another folder; its privacy loss would add to that of a new run.')
+    state, record = saved
+    self.state = state if process.seed is not None else storage.with_fresh_keys(state)
+    self.history, self.failed, self.pending = (
+        record['history'], record['failed'], record['pending'])
+    self.ever_succeeded = True
+
+  def _check(self, record):
+    """Raises unless the saved record is one to go on with."""
+    path = self._folder.path
+    if not isinstance(record, dict) or not set(_RECORD) <= set(record):
+      raise storage.SavedRunError(f'{path} must hold what a run saved, and does not. Give '
+                                  'another folder.')
+    if record['identity'] != self._identity:
+      received, expected = _differences(self._identity, record['identity'])
+      raise storage.SavedRunError(
+          f'The run in {path} has another plan or other settings, in '
+          f'{sorted(received)}. Received: {received}. '
+          f'Expected: {expected}. Give those to go on, or give another folder.')
+
+  @property
+  def done(self):
+    """Rounds of the plan that are used up."""
+    return int(self.state.round)
+
+  def weights(self):
+    weights = self.state.global_model_weights
+    return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
+
+  def advance(self, state, released, exact, failed, seconds):
+    """Takes over the next state and saves it, before anything of it is released."""
+    self.state = state
+    # The size of the cohort is left out: under add_remove it is private.
+    self.pending = releases.together(
+        round_={'round': self.done}, time={releases.SECONDS: seconds},
+        released={f'private/{name}': value for name, value in released.items()},
+        exact_metrics={f'not_private/{name}': value for name, value in exact.items()})
+    for client in failed:
+      self.failed[client] = self.failed.get(client, 0) + 1
+    if self._folder is not None:
+      self._folder.save(state, {
+          'identity': self._identity, 'history': self.history, 'failed': self.failed,
+          'pending': self.pending})
+
+
+def _identity(process, train_data, client_ids):
+  """What a run must have in common with the saved one that it goes on with."""
+  return json.loads(json.dumps({
+      'plan': json.loads(process.plan.to_json()),
+      'client_ids': identity.of_clients(client_ids), 'data': identity.of_data(train_data),
+      **{name: identity.describe(value, name) for name, value in process.settings.items()}}))
+
+
+def _check_released(path, saved_round):
+  """Raises if rounds were released that the saved state, or None, knows nothing of."""
+  try:
+    last = releases.last_round(path)
+  except releases.UnreadableError as error:
+    raise storage.SavedRunError(str(error)) from error
+  if last is not None and (saved_round is None or saved_round < last):
+    raise storage.SavedRunError(
+        f'{last} rounds were released into {path}, but '
+        + ('its state is gone' if saved_round is None else f'its state is of round {saved_round}')
+        + '. To train them again would release them twice, and cost privacy twice. Put the last '
+        'state back, or give another folder; what was spent in this one then counts as well.')
+
+
+def _differences(left, right):
+  """The two trees of settings without what they agree on."""
+  if not (isinstance(left, dict) and isinstance(right, dict)):
+    return left, right
+  pairs = {key: _differences(left.get(key), right.get(key)) for key in {**left, **right}
+           if left.get(key) != right.get(key)}
+  return ({key: pair[0] for key, pair in pairs.items()},
+          {key: pair[1] for key, pair in pairs.items()})

@@ -1,0 +1,168 @@
+"""No byte of a saved run can change unnoticed, and nobody else can read it."""
+
+import contextlib
+import csv
+import os
+import stat
+
+import hypothesis
+from hypothesis import strategies
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.federated import releases
+from tfdp_adaptive.federated import run as run_lib
+from tfdp_adaptive.federated import storage
+
+TREE = (tf.range(3), tf.ones([2]))
+RECORD = {'identity': {'plan': 1}, 'history': [{'round': 1}], 'failed': {}, 'pending': {}}
+
+
+@contextlib.contextmanager
+def other_umask(mask):
+  old = os.umask(mask)
+  try:
+    yield
+  finally:
+    os.umask(old)
+
+
+@pytest.fixture
+def saved(tmp_path):
+  with storage.RunFolder(tmp_path / 'run') as folder:
+    folder.save(TREE, RECORD)
+    yield folder
+
+
+def refused(folder, data):
+  (folder.path / 'state.npz').write_bytes(data)
+  with pytest.raises(tfdp.federated.SavedRunError, match='state.npz must be what a run saved'):
+    folder.load(TREE)
+
+
+def test_every_flipped_byte_and_every_truncation_is_noticed(saved):
+  whole = (saved.path / 'state.npz').read_bytes()
+  for place in range(len(whole)):
+    refused(saved, whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1:])
+    refused(saved, whole[:place])
+  refused(saved, whole + b'\0')
+  refused(saved, whole + whole)
+  (saved.path / 'state.npz').write_bytes(whole)
+  assert saved.load(TREE)[1] == RECORD
+
+
+@hypothesis.given(strategies.binary(max_size=300))
+@hypothesis.settings(max_examples=50, suppress_health_check=list(hypothesis.HealthCheck))
+def test_foreign_bytes_with_a_digest_of_their_own(saved, data):
+  import hashlib  # pylint: disable=import-outside-toplevel
+  for body in (data, b'PK\x03\x04' + data, b'\x93NUMPY' + data):
+    refused(saved, body + hashlib.sha256(body).digest())
+
+
+def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch):
+  modes = []
+  opened = os.open
+
+  def spy(path, flags, mode=0o777, **kwargs):
+    descriptor = opened(path, flags, mode, **kwargs)
+    if str(path).endswith('state.npz.new'):
+      modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+    return descriptor
+
+  monkeypatch.setattr(os, 'open', spy)
+  with other_umask(0):
+    with storage.RunFolder(tmp_path / 'a' / 'run') as folder:
+      left = folder.path / 'state.npz.new'  # Of a run that was killed, by an older version.
+      left.write_bytes(b'secret')
+      left.chmod(0o666)
+      folder.save(TREE, RECORD)
+      assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+      files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+  assert modes == [0o600] and files == {'state.npz': 0o600, 'lock': 0o600}
+
+
+@pytest.mark.parametrize('state', [None, 2])
+def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
+  for path in (tmp_path / 'csv', tmp_path / 'events'):
+    path.mkdir()
+    run_lib._check_released(path, state)
+    managers = releases.managers(path)
+    run_lib._check_released(path, state)  # Nothing was released yet.
+    for round_ in (1, 2, 3):
+      releases.release(managers, {'round': round_, 'loss': 0.5})
+    run_lib._check_released(path, 3)
+  (tmp_path / 'events' / 'metrics.csv').unlink()
+  with pytest.raises(tfdp.federated.SavedRunError, match='3 rounds were released .* state is'):
+    run_lib._check_released(tmp_path / 'csv', state)
+  if state is None:
+    with pytest.raises(tfdp.federated.SavedRunError, match='its state is gone'):
+      run_lib._check_released(tmp_path / 'events', None)
+
+
+def test_half_a_row_is_released_again(tmp_path):
+  """A run that is killed while it writes leaves any part of the last row."""
+  managers = releases.managers(tmp_path)
+  for round_ in range(9, 13):
+    releases.release(managers, {'round': round_, 'loss': 0.5})
+  whole = (tmp_path / 'metrics.csv').read_bytes()
+  start = whole.index(b'12,')
+  for end in range(start + 1, len(whole) + 1):
+    (tmp_path / 'metrics.csv').write_bytes(whole[:end])
+    assert releases.last_round(tmp_path) in (11, 12)
+    releases.release(releases.managers(tmp_path), {'round': 12, 'loss': 0.5})
+    assert (tmp_path / 'metrics.csv').read_bytes() == whole
+
+
+def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
+  managers = releases.managers(tmp_path)
+  for round_ in (1, 2):
+    releases.release(managers, {'round': round_, 'private/loss': 0.5})
+  whole = (tmp_path / 'metrics.csv').read_bytes()
+  noticed = 0
+  for place in range(len(whole)):
+    for broken in (whole[:place], whole[:place] + b'\xff' + whole[place + 1:],
+                   whole[:place] + b'"' + whole[place + 1:],
+                   whole[:place] + b'\0' + whole[place + 1:]):
+      (tmp_path / 'metrics.csv').write_bytes(broken)
+      try:
+        releases.last_round(tmp_path)
+        releases.managers(tmp_path)
+      except releases.UnreadableError as error:
+        noticed += 1
+        assert 'metrics.csv must be what a run released' in str(error)
+  assert noticed > len(whole)
+
+
+NAMES = strategies.dictionaries(strategies.sampled_from('abc'), strategies.integers(), max_size=3)
+
+
+@hypothesis.given(NAMES, NAMES, NAMES)
+def test_no_number_overwrites_another(a, b, c):
+  parts = {'first': a, 'second': b, 'third': c}
+  if len(a) + len(b) + len(c) == len({*a, *b, *c}):
+    assert releases.together(**parts) == {**a, **b, **c}
+  else:
+    with pytest.raises(ValueError, match='names of its own'):
+      releases.together(**parts)
+
+
+def test_no_time_of_a_round_is_in_what_is_released(tmp_path):
+  """Neither as a number nor as the time of an event."""
+  contents = []
+  for seconds in (0.25, 33.0):
+    path = tmp_path / str(seconds)
+    path.mkdir()
+    managers = releases.managers(path)
+    for round_ in (1, 2):
+      releases.release(managers, {'round': round_, releases.SECONDS: seconds, 'loss': 0.5})
+    contents.append({file.relative_to(path): file.read_bytes()
+                     for file in path.rglob('*') if file.is_file()})
+  assert contents[0] == contents[1] and len(contents[0]) == 2
+  with open(path / 'metrics.csv', encoding='utf-8') as file:
+    assert next(csv.reader(file)) == ['round', 'loss']
+  (events,) = (path / 'tensorboard').iterdir()
+  records = [tf.compat.v1.Event.FromString(record.numpy())
+             for record in tf.data.TFRecordDataset(str(events))]
+  assert [(record.step, value.tag, value.simple_value) for record in records
+          for value in record.summary.value] == [(1, 'loss', 0.5), (2, 'loss', 0.5)]
