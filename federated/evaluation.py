@@ -1,7 +1,8 @@
 """Metrics of the global model on held-out users, computed centrally."""
 
 import tensorflow as tf
-import tensorflow_federated as tff
+
+from . import tff
 
 
 def evaluator(model_fn, dataset):
@@ -16,8 +17,8 @@ def evaluator(model_fn, dataset):
   Returns:
     A function of `tff.learning.models.ModelWeights`.
   """
-  model = (tff.learning.models.model_from_functional(model_fn)
-           if isinstance(model_fn, tff.learning.models.FunctionalModel) else model_fn())
+  model = (tff.model_from_functional(model_fn)
+           if isinstance(model_fn, tff.FunctionalModel) else model_fn())
 
   @tf.function
   def run():

@@ -12,10 +12,11 @@ import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tfdp_adaptive import privacy
-from tfdp_adaptive.federated import server as server_lib
+
+from . import server as server_lib
+from . import tff
 
 
 class Sums(NamedTuple):
@@ -25,7 +26,7 @@ class Sums(NamedTuple):
   not_private: Any
 
 
-class PrivateFedAvg(tff.learning.templates.LearningProcess):
+class PrivateFedAvg(tff.LearningProcess):
   """A `tff.learning.templates.LearningProcess` that knows what it promises.
 
   Its state is SECRET: it holds the noise still to come. Only
@@ -88,12 +89,13 @@ def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
     A `PrivateFedAvg`. `next` returns `metrics` with what was `released` privately
     beside the weights, and what is `not_private`.
   """
-  if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
+  if not isinstance(client_optimizer_fn, tff.Optimizer):
     client_optimizer_fn = client_optimizer_fn()
   return _build(
-      model_fn, client_optimizer_fn, lambda data: data, server_rule, plan, server_learning_rate,
-      client_weighting, max_examples_per_client, quantile_clip, private_metrics, exact_metrics,
-      seed)
+      model_fn, client_optimizer_fn, lambda data: data, rule=server_rule, plan=plan,
+      learning_rate=server_learning_rate, client_weighting=client_weighting,
+      max_examples=max_examples_per_client, quantile_clip=quantile_clip,
+      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
 
 
 def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
@@ -105,28 +107,31 @@ def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
   All of a client's examples of a round make one batch of one step of size one.
   For the arguments see `build_private_fed_avg`.
   """
-  one_batch = tff.tensorflow.computation(
+  one_batch = tff.tf_computation(
       lambda data: data.unbatch().batch(2**31 - 1), _data_type(model_fn))
   return _build(
-      model_fn, tff.learning.optimizers.build_sgdm(1.0),
-      lambda data: tff.federated_map(one_batch, data), server_rule, plan, server_learning_rate,
-      client_weighting, max_examples_per_client, quantile_clip, private_metrics, exact_metrics,
-      seed)
+      model_fn, tff.build_sgdm(1.0),
+      lambda data: tff.federated_map(one_batch, data), rule=server_rule, plan=plan,
+      learning_rate=server_learning_rate, client_weighting=client_weighting,
+      max_examples=max_examples_per_client, quantile_clip=quantile_clip,
+      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
 
 
-def _build(model_fn, client_optimizer, prepare, rule, plan, learning_rate, client_weighting,
+def _build(model_fn, client_optimizer, prepare, *, rule, plan, learning_rate, client_weighting,
            max_examples, quantile_clip, private_metrics, exact_metrics, seed):
   _check(plan, learning_rate, client_weighting, max_examples)
   server = server_lib.Server(rule, trainable_specs(model_fn), plan, learning_rate, quantile_clip,
                              private_metrics, seed)
-  init = tff.tensorflow.computation(lambda: server.init(initial_weights(model_fn)))
+  init = tff.tf_computation(lambda: server.init(initial_weights(model_fn)))
   state_type = init.type_signature.result
-  broadcast = tff.tensorflow.computation(server.broadcast, state_type)
+  broadcast = tff.tf_computation(server.broadcast, state_type)
   client_sums = _client_sums(
-      model_fn, client_optimizer, prepare, server, broadcast.type_signature.result,
-      max_examples if client_weighting == 'num_examples' else None, private_metrics, exact_metrics)
+      model_fn, client_optimizer, prepare, server=server,
+      broadcast_type=broadcast.type_signature.result,
+      full_weight=max_examples if client_weighting == 'num_examples' else None,
+      private_metrics=private_metrics, exact_metrics=exact_metrics)
   _, _, data_type = client_sums.type_signature.parameter
-  step = tff.tensorflow.computation(
+  step = tff.tf_computation(
       server.step, state_type, client_sums.type_signature.result.member.answers)
 
   @tff.federated_computation
@@ -140,13 +145,13 @@ def _build(model_fn, client_optimizer, prepare, rule, plan, learning_rate, clien
     state, released = tff.federated_map(step, (state, sums.answers))
     metrics = tff.federated_zip(
         collections.OrderedDict(released=released, not_private=sums.not_private))
-    return tff.learning.templates.LearningProcessOutput(state, metrics)
+    return tff.LearningProcessOutput(state, metrics)
 
   weights_type = state_type.global_model_weights
   computations = (
       initialize, next_round,
-      tff.tensorflow.computation(lambda state: state.global_model_weights, state_type),
-      tff.tensorflow.computation(
+      tff.tf_computation(lambda state: state.global_model_weights, state_type),
+      tff.tf_computation(
           lambda state, weights: state._replace(global_model_weights=weights),
           state_type, weights_type))
   settings = dict(
@@ -157,7 +162,7 @@ def _build(model_fn, client_optimizer, prepare, rule, plan, learning_rate, clien
                        client_sums=client_sums, settings=settings, seed=seed)
 
 
-def _client_sums(model_fn, client_optimizer, prepare, server, broadcast_type, full_weight,
+def _client_sums(model_fn, client_optimizer, prepare, *, server, broadcast_type, full_weight,
                  private_metrics, exact_metrics):
   """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   work = _client_work(
@@ -165,7 +170,7 @@ def _client_sums(model_fn, client_optimizer, prepare, server, broadcast_type, fu
   _, weights_type, data_type = work.next.type_signature.parameter
   result_type = work.next.type_signature.result.result.member
 
-  @tff.tensorflow.computation(broadcast_type, result_type)
+  @tff.tf_computation(broadcast_type, result_type)
   def record(broadcast, result):
     update = result.update
     if full_weight is not None:
@@ -190,13 +195,13 @@ def _client_sums(model_fn, client_optimizer, prepare, server, broadcast_type, fu
 def _client_work(model_fn, client_optimizer, metrics_aggregator):
   # `Dataset.reduce`, TFF's default, builds the graph of the training step anew for
   # every client, which costs ten times what a small model's training does.
-  arguments = dict(client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
+  arguments = dict(client_weighting=tff.ClientWeighting.NUM_EXAMPLES,
                    optimizer=client_optimizer, metrics_aggregator=metrics_aggregator,
-                   loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR)
-  if isinstance(model_fn, tff.learning.models.FunctionalModel):
-    return tff.learning.templates.build_functional_model_delta_client_work(
+                   loop_implementation=tff.LoopImplementation.DATASET_ITERATOR)
+  if isinstance(model_fn, tff.FunctionalModel):
+    return tff.build_functional_client_work(
         model=model_fn, **arguments)
-  return tff.learning.templates.build_model_delta_client_work(model_fn=model_fn, **arguments)
+  return tff.build_client_work(model_fn=model_fn, **arguments)
 
 
 def _metrics_aggregator(server, private_metrics, exact_metrics):
@@ -210,12 +215,12 @@ def _metrics_aggregator(server, private_metrics, exact_metrics):
       private = tff.federated_value((), tff.SERVER)
       exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
       if private_metrics is not None:
-        bounded = tff.tensorflow.computation(
+        bounded = tff.tf_computation(
             lambda values: server.bounded_metrics(_finalized(finalizers, values)),
             metrics.type_signature.member)
         private = tff.federated_sum(tff.federated_map(bounded, metrics))
       if exact_metrics:
-        exact = tff.learning.metrics.sum_then_finalize(finalizers)(metrics)
+        exact = tff.sum_then_finalize(finalizers)(metrics)
       return tff.federated_zip(collections.OrderedDict(private=private, not_private=exact))
 
     return aggregate
@@ -248,26 +253,26 @@ def _check(plan, learning_rate, client_weighting, max_examples):
 
 def initial_weights(model_fn):
   """`tff.learning.models.ModelWeights` of a new model."""
-  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+  if isinstance(model_fn, tff.FunctionalModel):
     trainable, non_trainable = model_fn.initial_weights
-    return tff.learning.models.ModelWeights(
+    return tff.ModelWeights(
         tuple(tf.convert_to_tensor(w) for w in trainable),
         tuple(tf.convert_to_tensor(w) for w in non_trainable))
-  return tff.learning.models.ModelWeights.from_model(model_fn())
+  return tff.ModelWeights.from_model(model_fn())
 
 
 def trainable_specs(model_fn):
   """Nest of `tf.TensorSpec` of a model's trainable weights, as TFF passes them."""
-  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+  if isinstance(model_fn, tff.FunctionalModel):
     return tuple(tf.TensorSpec(w.shape, w.dtype) for w in model_fn.initial_weights[0])
   with tf.Graph().as_default():
-    weights = tff.learning.models.weights_type_from_model(model_fn())
-  return tff.types.type_to_tf_tensor_specs(weights.trainable)
+    weights = tff.weights_type_from_model(model_fn())
+  return tff.type_to_tf_tensor_specs(weights.trainable)
 
 
 def _data_type(model_fn):
   """The TFF type of a client's data set."""
-  if not isinstance(model_fn, tff.learning.models.FunctionalModel):
+  if not isinstance(model_fn, tff.FunctionalModel):
     with tf.Graph().as_default():
       model_fn = model_fn()
-  return tff.SequenceType(tff.types.tensorflow_to_type(model_fn.input_spec))
+  return tff.SequenceType(tff.tensorflow_to_type(model_fn.input_spec))

@@ -8,7 +8,8 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
+
+from . import tff
 
 SECONDS = 'not_private/seconds'  # Of a round: tells how much data its clients have.
 _METRICS, _KEY = 'metrics.csv', 'round'
@@ -21,7 +22,7 @@ class UnreadableError(ValueError):
 def managers(path: pathlib.Path):
   """CSV and TensorBoard files in a run's folder."""
   _mend(path / _METRICS)
-  return [tff.program.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
+  return [tff.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
           _TensorBoard(path / 'tensorboard')]
 
 
@@ -95,7 +96,7 @@ def _mend(path):
 _EVENTS = 'events.out.tfevents.'
 
 
-class _TensorBoard(tff.program.ReleaseManager):
+class _TensorBoard(tff.ReleaseManager):
   """Numbers for TensorBoard, with the round for a time: the real one is not private."""
 
   def __init__(self, path):

@@ -6,9 +6,9 @@ from typing import List, NamedTuple
 
 import grpc
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tfdp_adaptive.federated import workers as workers_lib
+from . import tff
+from . import workers as workers_lib
 
 CLIENTS_PER_CALL = 64  # Bounds a worker's memory; it holds all answers of a call.
 CLIENTS_STEP = 8
@@ -64,7 +64,7 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
       failed[client] = error
 
   def work(context, mine):
-    with tff.framework.get_context_stack().install(context):
+    with tff.get_context_stack().install(context):
       return [result for call in _split(mine)
               for result in _call(process, weights, broadcast, call, failed)]
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.federated import identity
-from tfdp_adaptive.federated import releases
-from tfdp_adaptive.federated import storage
+from . import identity
+from . import releases
+from . import storage
 
 _RECORD = ('identity', 'history', 'failed', 'pending')
 

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tfdp_adaptive.federated import releases
-from tfdp_adaptive.federated import rounds as rounds_lib
-from tfdp_adaptive.federated import run as run_lib
-from tfdp_adaptive.federated import statement as statement_lib
-from tfdp_adaptive.federated import storage
-from tfdp_adaptive.federated import workers as workers_lib
+from . import releases
+from . import rounds as rounds_lib
+from . import run as run_lib
+from . import statement as statement_lib
+from . import storage
+from . import workers as workers_lib
 
 _PREFIXES = ('private/', 'not_private/')
 

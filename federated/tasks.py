@@ -8,12 +8,13 @@ import collections
 from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tfdp_adaptive.data import corpus
 from tfdp_adaptive.data import next_word as next_word_lib
 from tfdp_adaptive.data import tag_prediction as tags_lib
-from tfdp_adaptive.federated import users as users_lib
+
+from . import tff
+from . import users as users_lib
 
 
 class Task(NamedTuple):
@@ -51,7 +52,7 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
 
   def model_fn():
-    return tff.learning.models.from_keras_model(
+    return tff.model_from_keras(
         build_model(num_ids), loss=_WordLoss(), input_spec=users.element_type_structure,
         metrics=[_WordAccuracy(), _WordCrossEntropy()])
 
@@ -88,7 +89,7 @@ def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, ep
     model = tf.keras.Sequential([
         tf.keras.layers.InputLayer((len(words),)),
         tf.keras.layers.Dense(len(tags), kernel_initializer='zeros')])
-    return tff.learning.models.from_keras_model(
+    return tff.model_from_keras(
         model, loss=_TagLoss(), input_spec=users.element_type_structure,
         metrics=[tf.keras.metrics.Recall(top_k=5, name='recall_at_5'),
                  tf.keras.metrics.Precision(top_k=1, name='precision_at_1')])

@@ -15,15 +15,14 @@ import contextlib
 import functools
 import gc
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 import time
 
 import grpc
-import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2_grpc
+
+from . import tff
 
 _START_SECONDS, _ANSWER_SECONDS = 60, 10  # For a worker started here, and elsewhere.
 _MESSAGE_BYTES = 2 * 1000**3
@@ -78,14 +77,14 @@ class Workers:
         channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
         self._channels.append(channel)
         self._wait_for(channel, address)
-        self.contexts.append(_context(channel, address))
+        self.contexts.append(tff.remote_context(_ExecutorFactory(_Stub(channel, address))))
     except BaseException:
       self.close()
       raise
 
   def installed(self):
     """A context manager inside which TFF computations run on the first worker."""
-    return tff.framework.get_context_stack().install(self.contexts[0])
+    return tff.get_context_stack().install(self.contexts[0])
 
   def __enter__(self):
     self._installed.enter_context(self.installed())
@@ -131,10 +130,10 @@ def _answers(channel):
 
 def binary():
   """Path of the `worker_binary` of the installed tensorflow_federated."""
-  path = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
-  if not path.is_file():
-    raise FileNotFoundError(f'tensorflow_federated must come with {path}, and it does not.')
-  return str(path)
+  if not tff.WORKER_BINARY.is_file():
+    raise FileNotFoundError(
+        f'tensorflow_federated must come with {tff.WORKER_BINARY}, and it does not.')
+  return str(tff.WORKER_BINARY)
 
 
 def _start(max_concurrent_clients):
@@ -156,25 +155,17 @@ def check_address(address):
                      f'Received: {address!r}.')
 
 
-def _context(channel, address):
-  return tff.framework.SyncExecutionContext(
-      _ExecutorFactory(_Stub(channel, address)),
-      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-      transform_args=tff.tensorflow.transform_args,
-      transform_result=tff.tensorflow.transform_result)
-
-
 def _cause(error):
   return f'{error.code().name}, {error.details()}' if isinstance(error, grpc.Call) else error
 
 
-class _Stub(tff.framework.RemoteExecutorGrpcStub):
+class _Stub(tff.RemoteExecutorGrpcStub):
   """Turns what TFF would retry for ever into `WorkerLostError`."""
 
   def __init__(self, channel, address):
     # Not TFF's own initializer: it subscribes to the channel, and the thread behind
     # that prints "Channel closed!" at the end.
-    self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
+    self._stub = tff.ExecutorGroupStub(channel)
     self._channel, self.address = channel, address
 
   @property
@@ -183,13 +174,13 @@ class _Stub(tff.framework.RemoteExecutorGrpcStub):
 
 
 def _fail_fast(name):
-  base_method = getattr(tff.framework.RemoteExecutorGrpcStub, name)
+  base_method = getattr(tff.RemoteExecutorGrpcStub, name)
 
   @functools.wraps(base_method)
   def method(self, request):
     try:
       return base_method(self, request)
-    except tff.framework.RetryableError as error:
+    except tff.RetryableError as error:
       raise WorkerLostError(
           f'The TFF worker at {self.address} was lost. The round was not released; start the '
           f'worker again and resume from the last saved state. Cause: {_cause(error)}') from error
@@ -202,7 +193,7 @@ for _name in ('get_executor', 'create_value', 'create_struct', 'create_call', 'c
   setattr(_Stub, _name, _fail_fast(_name))
 
 
-class _ExecutorFactory(tff.framework.ExecutorFactory):
+class _ExecutorFactory(tff.ExecutorFactory):
   """An executor per number of clients, the last few of them.
 
   A new one compiles every computation anew. TFF's own factory keeps ten and
@@ -215,7 +206,7 @@ class _ExecutorFactory(tff.framework.ExecutorFactory):
   def create_executor(self, cardinalities):
     clients = sum(cardinalities.values())  # Only clients have a cardinality here.
     if clients not in self._executors:
-      executor = tff.framework.RemoteExecutor(self._stub)
+      executor = tff.RemoteExecutor(self._stub)
       executor.set_cardinalities({tff.CLIENTS: clients})
       self._executors[clients] = executor
       if len(self._executors) > _EXECUTORS:
@@ -232,5 +223,5 @@ class _ExecutorFactory(tff.framework.ExecutorFactory):
 @atexit.register
 def end_default_worker():
   """Ends the worker of TFF's own default context, which outlives Python otherwise."""
-  tff.test.set_no_default_context()
+  tff.remove_default_context()
   gc.collect()

@@ -30,10 +30,7 @@ FEDERATED_ONLY = select({
 })
 
 FEDERATED_IF_IT_IS_THERE = select({
-    "@rules_python//python/config_settings:is_python_3.11": [
-        ":federated",
-        requirement("tensorflow-federated"),
-    ],
+    "@rules_python//python/config_settings:is_python_3.11": [":federated"],
     "//conditions:default": [],
 })
 
@@ -235,9 +232,9 @@ def target(name, files, ours, others):
     lines.append(f'    srcs = ["{files[0]}"],')
   if name == INIT:
     lines.append('    data = glob(["tfdp_adaptive/py.typed"]),')
-  optional = name != FEDERATED and TFF in others
-  deps = [f'":{dep}"' for dep in ours] + [
-      f'requirement("{dep}")' for dep in others if not (optional and dep == TFF)]
+  optional = FEDERATED in ours
+  deps = [f'":{dep}"' for dep in ours if dep != FEDERATED] + [
+      f'requirement("{dep}")' for dep in others]
   if deps:
     lines += ['    deps = ['] + [f'        {dep},' for dep in deps] + [
         '    ] + FEDERATED_IF_IT_IS_THERE,' if optional else '    ],']
@@ -292,8 +289,6 @@ def test_every_package_has_one_target_with_its_imports_as_deps():
   for name, (files, ours, others) in expected.items():
     placed = [f'tfdp_adaptive/{path}' if name == FEDERATED else path for path in files]
     assert sorted(declared[name].get('srcs', ())) == placed, fix
-    if TFF in others and name != FEDERATED:
-      ours = [*ours, FEDERATED]  # FEDERATED_IF_IT_IS_THERE
     assert sorted(declared[name].get('deps', ())) == sorted(
         [f':{dep}' for dep in ours] + [f'requirement {dep}' for dep in others]), f'{name}: {fix}'
 
@@ -332,9 +327,9 @@ def test_what_is_required_is_in_the_lock_files_that_the_module_names():
         dep.split()[1] for name, rule in evaluated()['py_library'].items()
         if version == '3.11' or name != FEDERATED
         for dep in rule.get('deps', ()) if dep.startswith('requirement ')}
-    assert TFF in needed
+    assert (TFF in needed) == (version == '3.11')
     missing = {name for name in needed if not re.search(rf'^{name}==', text, re.M)}
-    assert not missing - ({TFF} if version != '3.11' else set()), f'{lock} lacks {missing}.'
+    assert not missing, f'{lock} lacks {missing}.'
 
 
 def test_relative_imports_are_written_out(tmp_path, monkeypatch):

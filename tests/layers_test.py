@@ -1,5 +1,6 @@
 """Imports point one way, and only one file knows which Keras and TFP there are."""
 
+import ast
 import pathlib
 
 import build_deps_test
@@ -23,7 +24,7 @@ NUMPY_ONLY = ('mechanisms',)
 ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
-    'tensorflow_federated': ('tfdp_adaptive.federated', 'tfdp_adaptive.cli.federated'),
+    'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
 }
 MODULES = build_deps_test.modules()
 
@@ -64,6 +65,15 @@ def test_libraries_stay_where_they_belong(module):
       assert top not in ('tensorflow', 'keras'), f'{module} is NumPy only; it imports {name}.'
     if top in ONLY_IN:
       assert module.startswith(ONLY_IN[top]), f'{module} must not import {name}.'
+
+
+@pytest.mark.parametrize('module', sorted(m for m in MODULES if layer(m) == 'federated'))
+def test_federated_finds_its_own_files_by_their_place(module):
+  """It is installed under another name than its folder's, which editors cannot know."""
+  text = (build_deps_test.ROOT / MODULES[module]).read_text(encoding='utf-8')
+  assert 'tfdp_adaptive.federated' not in [
+      name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
+      for name in (node.module, '.'.join((node.module or '').split('.')[:2]))]
 
 
 def test_test_modules_have_names_of_their_own():

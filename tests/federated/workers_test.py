@@ -110,7 +110,7 @@ def test_executors_are_kept_and_the_oldest_is_closed(monkeypatch):
     def close(self):
       closed.append(self.clients)
 
-  monkeypatch.setattr(tff.framework, 'RemoteExecutor', Executor)
+  monkeypatch.setattr(workers_lib.tff, 'RemoteExecutor', Executor)
   monkeypatch.setattr(workers_lib, '_EXECUTORS', 2)
   factory = workers_lib._ExecutorFactory(None)
   create = lambda clients: factory.create_executor({tff.CLIENTS: clients})

@@ -127,7 +127,7 @@ class _SentenceLoss(tf.keras.losses.Loss):
 
 def train(task, method, settings, plan, held_out, workers, points=training.POINTS, out=None):
   """One run; returns its `training.Run`, the simulation and the process."""
-  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
   settings = dict(settings)
   plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
   rates = settings.pop('server_learning_rate'), settings.pop('client_learning_rate')
@@ -136,14 +136,14 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
       batch_size=_LOCAL_BATCH, max_examples=_LOCAL_SENTENCES)
 
   def model_fn():
-    return tff.learning.models.from_keras_model(
+    return tff.model_from_keras(
         language_model.build(task.num_ids), loss=_SentenceLoss(),
         input_spec=users.element_type_structure)
 
   process = tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
       server_learning_rate=rates[0],
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(rates[1]))
+      client_optimizer_fn=tff.build_sgdm(rates[1]))
   model = language_model.build(task.num_ids)
   evaluator = language_model.Evaluator(model, held_out)
   start = evaluator()
