@@ -1,7 +1,5 @@
 """Files and the cache on disk: never trusted blindly, never needed."""
 
-# pylint: disable=protected-access
-
 import base64
 import json
 import os
@@ -72,7 +70,7 @@ def damaged(text, path):
     content['version'] = 99
   content['arrays']['inverse_rows'] = rows.tolist()
   if 'checksum' in path:
-    content['checksum'] = storage._checksum({'inverse_rows': rows})
+    content['checksum'] = storage.checksum({'inverse_rows': rows})
   return json.dumps(content)
 
 

@@ -1,12 +1,15 @@
 """Noise mechanisms, designed offline (NumPy and SciPy, float64, no TensorFlow)."""
 
+import importlib
+
 from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
 from tfdp_adaptive.mechanisms.base import Mechanism as Mechanism
 from tfdp_adaptive.mechanisms.blt import BLT as BLT
-from tfdp_adaptive.mechanisms.choice import choose as choose
 from tfdp_adaptive.mechanisms.dense_optimal import Dense as Dense
 from tfdp_adaptive.mechanisms.independent import IndependentGaussian as IndependentGaussian
+from tfdp_adaptive.mechanisms.registry import DESIGNS as DESIGNS
+from tfdp_adaptive.mechanisms.registry import KINDS as KINDS
 from tfdp_adaptive.mechanisms.square_root import SquareRoot as SquareRoot
 from tfdp_adaptive.mechanisms.storage import from_config as from_config
 from tfdp_adaptive.mechanisms.storage import from_json as from_json
@@ -16,5 +19,8 @@ from tfdp_adaptive.mechanisms.toeplitz import BandedToeplitz as BandedToeplitz
 from tfdp_adaptive.mechanisms.tree import Tree as Tree
 from tfdp_adaptive.mechanisms.workload import Workload as Workload
 
-KINDS = {kind.__name__: kind for kind in (
-    Banded, BandedInverse, BandedToeplitz, BLT, Dense, IndependentGaussian, SquareRoot, Tree)}
+
+def __getattr__(name):
+  if name == 'choose':  # An alias for callers: it knows plans, so it lives in the layer above.
+    return importlib.import_module('tfdp_adaptive.privacy').choose
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -7,10 +7,14 @@ import numpy as np
 from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 
 
+@registry.register(
+    registry.Design('banded', 'bands'),
+    registry.Design('banded-optimal', 'bands', (('method', 'optimal'),)))
 class Banded(base.Mechanism):
   """C with `bands` non-zero diagonals and every column of norm one.
 

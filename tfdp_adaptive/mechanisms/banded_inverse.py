@@ -10,15 +10,17 @@ import math
 import numpy as np
 from scipy import optimize
 
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
-class BandedInverse(base.ToeplitzMechanism):
+@registry.register(registry.Design('banded-inverse', 'inverse_bands'))
+class BandedInverse(families.ToeplitzMechanism):
   """C^-1 with coefficients `inverse_coefficients`, zero from index `inverse_bands` on.
 
   Args:

@@ -7,13 +7,15 @@ lower triangular with maximal column norm one, so a record that takes part once
 changes `C G` by at most one clip norm. The accountant divides the noise
 multiplier by `sensitivity(...)`; it is never also put into the noise.
 
-A mechanism is an immutable, hashable description; its numbers (`arrays`) are
-designed when they are first read. Sensitivities are computed from the numbers
-and never stored.
+A mechanism is immutable. Its numbers (`arrays`) are designed when they are first
+read, or come from a file; two mechanisms are equal if they run with the same
+numbers, bit by bit. Sensitivities are computed from the numbers and never stored.
 """
 
 import abc
+import copy
 import functools
+import inspect
 import json
 import math
 from typing import Dict, Optional, Tuple
@@ -21,13 +23,16 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 
 from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import frozen
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
+NORM_TOLERANCE = 1e-9  # Relative; a design has maximal column norm one.
 
-class Mechanism(abc.ABC):
+
+class Mechanism(frozen.Frozen, abc.ABC):
   """A strategy matrix C, known offline.
 
   Attributes:
@@ -39,16 +44,19 @@ class Mechanism(abc.ABC):
     objective: 'mean', 'max' or 'last' (iterate): which error was minimized.
     dtype: What `arrays` were rounded to, 'float64' as designed. The stream
       must use, and the accountant must see, `rounded(run-time dtype)`.
-    reason: Why `mechanisms.choose` chose it; no part of its identity.
+    reason: Why `choose` chose it; no part of its identity.
   """
 
   steps: Optional[int] = None
   bands: Optional[int] = None
   dtype: str = 'float64'
   reason: str = ''
-  cached = False  # Whether a design takes long enough to be kept on disk.
+  cached: bool = False  # Whether a design takes long enough to be kept on disk.
+  _given_arrays: Optional[Dict[str, np.ndarray]] = None
+  _unrounded: Optional['Mechanism'] = None  # Of a rounded one: as designed, or as given.
 
-  def __init__(self, *, workload=None, objective: str = 'mean', **counts):
+  def __init__(self, *, workload: workload_lib.Like = None, objective: str = 'mean',
+               **counts: int):
     """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
     checks.count(**counts)
     for name, value in counts.items():
@@ -58,6 +66,12 @@ class Mechanism(abc.ABC):
     self.objective = objective
     if self.steps is not None:
       self.workload.check(self.steps)
+
+  @classmethod
+  def for_run(cls, **options) -> 'Mechanism':
+    """Constructed with those of the options that it takes: not all depend on the participation."""
+    taken = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in options.items() if name in taken})
 
   @abc.abstractmethod
   def design(self) -> Dict[str, np.ndarray]:
@@ -90,16 +104,32 @@ class Mechanism(abc.ABC):
 
   # --- Numbers.
 
-  @functools.cached_property
+  @property
   def arrays(self) -> Dict[str, np.ndarray]:
     """The numbers a stream uses, by attribute name: float64, rounded to `dtype`."""
-    if self.dtype != 'float64':
-      designed = self._designed.arrays
+    return dict(self._arrays)
+
+  @functools.cached_property
+  def _arrays(self):
+    if self._unrounded is not None:
+      numbers = self._unrounded.arrays
+    elif self._given_arrays is not None:
+      numbers = self._given_arrays
     else:
-      designed = storage.cached(self) if self.cached else self.design()
-    arrays = {name: _frozen(value, self.dtype) for name, value in designed.items()}
+      numbers = storage.cached(self) if self.cached else self.design()
+    arrays = {name: _constant(value, self.dtype) for name, value in numbers.items()}
     self.check_arrays(arrays)
     return arrays
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """A hash of `arrays`: of the numbers that run."""
+    return storage.checksum(self.arrays)
+
+  @property
+  def loaded(self) -> bool:
+    """Whether the numbers were given (`with_numbers`, a file) instead of designed."""
+    return (self._unrounded or self)._given_arrays is not None
 
   @abc.abstractmethod
   def shapes(self) -> Dict[str, Tuple[int, ...]]:
@@ -118,14 +148,36 @@ class Mechanism(abc.ABC):
     if name not in ('float64', 'float32', 'float16'):
       raise ValueError('`dtype` must be float16, float32 or float64 (a run in bfloat16 keeps its '
                        f'noise in float32). Received: dtype={dtype}.')
-    if self.dtype != 'float64':
-      return self._designed.rounded(name)
-    if name == 'float64':
+    if name == self.dtype:
       return self
-    other = type(self)(**self.get_config())  # Not a copy: nothing cached may survive.
-    other.dtype = name
-    other.reason = self.reason
-    other._designed = self
+    if self._unrounded is not None:
+      return self._unrounded.rounded(name)
+    return self._variant(dtype=name, reason=self.reason, _unrounded=self)
+
+  def with_numbers(self, arrays: Dict[str, np.ndarray]) -> 'Mechanism':
+    """The mechanism that runs with these `arrays` instead of a design of its own.
+
+    Raises:
+      ValueError: They do not define C and C^-1, or the largest column norm of C
+        is not one.
+    """
+    arrays = {name: _constant(value, 'float64') for name, value in arrays.items()}
+    other = self.rounded('float64')._variant(reason=self.reason, _given_arrays=arrays)
+    norm = other.sensitivity()
+    if not abs(norm - 1) <= NORM_TOLERANCE:
+      raise ValueError(f'The strategy must have maximal column norm one. Received: {norm}.')
+    return other
+
+  def because(self, reason: str) -> 'Mechanism':
+    """A copy that also says why it was chosen."""
+    other = copy.copy(self)
+    other.__dict__['reason'] = reason
+    return other
+
+  def _variant(self, **fields):
+    """Constructed again, so that nothing computed from other numbers is carried over."""
+    other = type(self)(**self.get_config())
+    other.__dict__.update(fields)
     return other
 
   # --- Answers.
@@ -221,79 +273,29 @@ class Mechanism(abc.ABC):
       file.write(self.to_json())
 
   def __eq__(self, other):
-    return type(self) is type(other) and self._identity() == other._identity()
+    if self is other:
+      return True
+    return (type(self) is type(other) and self._description() == other._description()
+            and self.digest == other.digest)
 
   def __hash__(self):
-    return hash((type(self), self._identity()))
+    return hash((type(self), self._description(), self.digest))
 
   def __repr__(self):
     shown = {k: v for k, v in self.get_config().items() if v is not None}
     if self.workload == workload_lib.Workload():
       shown.pop('workload', None)
     arguments = ', '.join(f'{k}={v!r}' for k, v in shown.items())
+    given = (self._unrounded or self)._given_arrays
+    if given is not None:
+      arguments += f', numbers={storage.checksum(given)[:8]}'
     return f'{type(self).__name__}({arguments})'
 
-  def _identity(self):
+  def _description(self):
     return json.dumps([self.get_config(), self.dtype], sort_keys=True)
 
 
-class ToeplitzMechanism(Mechanism):
-  """C is a lower-triangular Toeplitz matrix: everything follows from its first column."""
-
-  def row_norms(self, n=None):
-    return np.sqrt(np.cumsum(self.noising(self._rows(n))**2))
-
-  def squared_errors(self, n=None):
-    return workload_lib.squared_errors(self.workload, self.noising(self._rows(n)))
-
-  def _sensitivity(self, min_sep, k):
-    coefficients = self.strategy()
-    return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
-
-  def _fixed_order_sensitivity(self, epoch, k):
-    if self.steps is None or k * epoch < self.steps:
-      return math.inf
-    return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
-
-
-class MatrixMechanism(Mechanism):
-  """C is any invertible lower-triangular matrix, held as `inverse_rows`, [steps, steps] C^-1."""
-
-  @property
-  def inverse_rows(self) -> np.ndarray:
-    """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
-    return self.arrays['inverse_rows']
-
-  def shapes(self):
-    return {'inverse_rows': (self.steps, self.steps)}
-
-  def check_arrays(self, arrays):
-    super().check_arrays(arrays)
-    matrices.check_lower(arrays['inverse_rows'])
-
-  @functools.cached_property
-  def _matrix(self):
-    return matrices.invert_lower(self.inverse_rows)
-
-  def strategy(self, n=None):
-    n = self._rows(n)
-    return self._matrix[:n, :n]
-
-  def noising(self, n=None):
-    n = self._rows(n)
-    return self.inverse_rows[:n, :n]
-
-  def row_norms(self, n=None):
-    return np.linalg.norm(self.noising(n), axis=1)
-
-  def squared_errors(self, n=None):
-    return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
-
-  def _sensitivity(self, min_sep, k):
-    return sensitivity_lib.general(self._matrix, min_sep, k)
-
-
-def _frozen(value, dtype):
+def _constant(value, dtype):
   with np.errstate(over='ignore'):
     result = np.asarray(value, np.float64).astype(dtype).astype(np.float64)
   result.setflags(write=False)

@@ -8,14 +8,16 @@ import math
 
 import numpy as np
 
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import registry
 
 _LONGEST = 1 << 22  # Coefficients of C that are written out.
 
 
-class BLT(base.ToeplitzMechanism):
+@registry.register(registry.Design('blt', 'buffers'))
+class BLT(families.ToeplitzMechanism):
   """C with coefficients `C_0 = c_0`, `C_j = c_0 sum_i omega_i theta_i^(j-1)`.
 
   The streaming state is `buffers` rows, whatever T. Sensitivity grows with the

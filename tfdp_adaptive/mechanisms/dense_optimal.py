@@ -11,11 +11,12 @@ import warnings
 import numpy as np
 from scipy import linalg
 
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import progress
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
@@ -23,7 +24,8 @@ _ITERATIONS = 2000
 _LEAST_WEIGHT = 1e-9  # Of a row whose error is below the maximum.
 
 
-class Dense(base.MatrixMechanism):
+@registry.register(registry.Design('dense'))
+class Dense(families.MatrixMechanism):
   """C with the least mean (or maximal) error; any workload, O(T^3) per iteration.
 
   A stream draws t + 1 rows at step t.
@@ -70,6 +72,16 @@ class Dense(base.MatrixMechanism):
       raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
     self.tolerance = float(tolerance)
     self._given = _check(strategy, self.steps)
+
+  @classmethod
+  def for_run(cls, **options):
+    """Designed for all epochs of a fixed order, for the mean error; else for one participation."""
+    epochs = options.get('max_participations', 1) * (options.get('min_sep') or 1)
+    if (not options.get('fixed_order') or epochs < options['steps']
+        or options.get('objective', 'mean') != 'mean'):
+      for name in ('min_sep', 'max_participations', 'fixed_order'):
+        options.pop(name, None)
+    return super().for_run(**options)
 
   def design(self):
     c = self._given

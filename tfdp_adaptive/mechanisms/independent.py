@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 
-from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 
 
-class IndependentGaussian(base.ToeplitzMechanism):
+@registry.register(registry.Design('independent'))
+class IndependentGaussian(families.ToeplitzMechanism):
   """C = I. No limit on the number of steps; amplification by sampling applies."""
 
   bands = 1

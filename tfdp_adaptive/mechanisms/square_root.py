@@ -5,11 +5,13 @@ Fichtenberger, Henzinger, Upadhyay 2022.
 
 import numpy as np
 
-from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import toeplitz
 
 
-class SquareRoot(base.ToeplitzMechanism):
+@registry.register(registry.Design('square-root'))
+class SquareRoot(families.ToeplitzMechanism):
   """C proportional to the Toeplitz square root of the workload; least maximal error of all
   Toeplitz strategies.
 

@@ -6,18 +6,19 @@ accountant sees the sensitivity of the C that runs.
 
 import base64
 import hashlib
-import importlib
 import json
 import os
 import pathlib
 import tempfile
+from typing import Union
 import warnings
 
 import numpy as np
 
+from tfdp_adaptive.mechanisms import registry
+
 FORMAT = 'tfdp_adaptive.mechanism'
 VERSION = 1  # Of the file format and of the designs in the cache.
-NORM_TOLERANCE = 1e-9  # Relative; a design has maximal column norm one.
 CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
 
 
@@ -26,9 +27,7 @@ def to_json(mechanism, arrays=None) -> str:
   arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
   return json.dumps({
       'format': FORMAT, 'version': VERSION, 'kind': type(mechanism).__name__,
-      'config': mechanism.get_config(), 'dtype': mechanism.dtype,
-      'arrays': {name: _encode(value) for name, value in arrays.items()},
-      'checksum': _checksum(arrays)})
+      'config': mechanism.get_config(), 'dtype': mechanism.dtype, **_numbers(arrays)})
 
 
 def from_json(text: str):
@@ -46,32 +45,52 @@ def from_json(text: str):
   if found[0] != FORMAT or found[1] != VERSION:
     raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {found[0]} of '
                      f'version {found[1]}. Save it again with this version of the library.')
-  arrays = {name: _decode(value) for name, value in content['arrays'].items()}
-  if _checksum(arrays) != content['checksum']:
-    raise ValueError('The numbers of the mechanism must match their checksum. Received: a file '
-                     'that was damaged or edited. Design the mechanism again.')
-  mechanism = from_config({'kind': content['kind'], 'config': content['config']})
-  mechanism.__dict__['arrays'] = arrays
-  _check(mechanism)
-  return mechanism if content['dtype'] == 'float64' else mechanism.rounded(content['dtype'])
+  if 'arrays' not in content:
+    raise ValueError('The JSON of a mechanism must hold its numbers. Received: no `arrays`. '
+                     'Save the mechanism again.')
+  return from_config(content)
 
 
-def load(path):
+def load(path: Union[str, os.PathLike]):
   """Reads what `Mechanism.save` wrote."""
   return from_json(pathlib.Path(path).read_text(encoding='utf-8'))
 
 
 def to_config(mechanism) -> dict:
-  """`{'kind', 'config'}`: what to design, without the numbers."""
-  return {'kind': type(mechanism).__name__, 'config': mechanism.get_config()}
+  """What `from_config` needs to make an equal mechanism, as JSON-serializable values.
+
+  Numbers that the mechanism designs are left out, for they are designed again;
+  numbers that were loaded are part of it.
+  """
+  content = {'kind': type(mechanism).__name__, 'config': mechanism.get_config()}
+  if mechanism.dtype != 'float64':
+    content['dtype'] = mechanism.dtype
+  if mechanism.loaded:
+    content.update(_numbers(mechanism.rounded('float64').arrays))
+  return content
 
 
 def from_config(content: dict):
-  """The mechanism `to_config` described; designed anew when its numbers are read."""
-  module = importlib.import_module('tfdp_adaptive.mechanisms')
-  if content['kind'] not in module.KINDS:
-    raise ValueError(f"`kind` must be one of {tuple(module.KINDS)}. Received: {content['kind']!r}.")
-  return module.KINDS[content['kind']](**content['config'])
+  """The mechanism that `to_config` or `to_json` described.
+
+  Raises:
+    ValueError: The content is no such description, or its numbers are damaged.
+  """
+  try:
+    kind, config = content['kind'], content['config']
+    arrays = {name: _decode(value) for name, value in content.get('arrays', {}).items()}
+    if kind not in registry.KINDS:
+      raise ValueError(f'`kind` must be one of {tuple(registry.KINDS)}. Received: {kind!r}.')
+    mechanism = registry.KINDS[kind](**config)
+    if 'arrays' in content:
+      if checksum(arrays) != content['checksum']:
+        raise ValueError('The numbers of the mechanism must match their checksum. Received: a '
+                         'description that was damaged or edited. Design the mechanism again.')
+      mechanism = mechanism.with_numbers(arrays)
+    return mechanism.rounded(content.get('dtype', 'float64'))
+  except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    raise ValueError('The description of a mechanism must be what `to_config` or `to_json` '
+                     f'returned. Received: {str(content)[:60]} ({error!r}).') from error
 
 
 def cached(mechanism) -> dict:
@@ -84,7 +103,8 @@ def cached(mechanism) -> dict:
   if path.exists():
     try:
       found = load(path)
-      if found != mechanism:
+      of = lambda m: (type(m).__name__, m.get_config(), m.dtype)  # Equality would need the design.
+      if of(found) != of(mechanism):
         raise ValueError('The file describes another mechanism.')
       return found.arrays
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -119,11 +139,9 @@ def _write(path, text):
                   stacklevel=3)
 
 
-def _check(mechanism):
-  mechanism.check_arrays(mechanism.arrays)
-  norm = mechanism.sensitivity()
-  if not abs(norm - 1) <= NORM_TOLERANCE:
-    raise ValueError(f'The strategy must have maximal column norm one. Received: {norm}.')
+def _numbers(arrays):
+  return {'arrays': {name: _encode(value) for name, value in arrays.items()},
+          'checksum': checksum(arrays)}
 
 
 def _encode(array):
@@ -143,7 +161,8 @@ def _decode(value):
   return result
 
 
-def _checksum(arrays):
+def checksum(arrays) -> str:
+  """A hash of names, shapes and numbers, equal if and only if all bits are."""
   digest = hashlib.sha256()
   for name in sorted(arrays):
     array = np.ascontiguousarray(arrays[name], '<f8')

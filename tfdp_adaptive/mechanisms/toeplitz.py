@@ -12,8 +12,9 @@ import numpy as np
 from scipy import optimize
 from scipy import signal
 
-from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
@@ -21,7 +22,8 @@ _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
-class BandedToeplitz(base.ToeplitzMechanism):
+@registry.register(registry.Design('banded-toeplitz', 'bands'))
+class BandedToeplitz(families.ToeplitzMechanism):
   """C with coefficients `coefficients`, zero from index `bands` on.
 
   For at most `bands <= min_sep` the design for one participation is also the

@@ -13,12 +13,16 @@ import numpy as np
 from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import checks
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 VARIANTS = ('online', 'full', 'naive')
 
 
+@registry.register(
+    registry.Design('tree'),
+    registry.Design('tree-full', arguments=(('variant', 'full'),)))
 class Tree(base.Mechanism):
   """C maps steps to the nodes of a binary tree; its rows are nodes, not steps.
 

@@ -72,7 +72,10 @@ class Workload:
     return {'momentum': self.momentum, 'learning_rates': list(self.learning_rates)}
 
 
-def get(value: Union[None, dict, Workload]) -> Workload:
+Like = Union[None, dict, Workload]
+
+
+def get(value: Like) -> Workload:
   """A Workload from itself, its config, or None (prefix sums)."""
   if value is None:
     return Workload()

@@ -1,0 +1,50 @@
+"""Every noise mechanism, registered once, above its class.
+
+Files name a mechanism by its class, the command line by its designs; both are
+looked up here, and `tfdp_adaptive.noise` refuses to be imported while a kind
+has no noise stream.
+"""
+
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+KINDS: Dict[str, type] = {}  # Class name -> class.
+DESIGNS: Dict[str, Tuple[type, 'Design']] = {}  # Name on the command line -> class and design.
+
+
+class Design(NamedTuple):
+  """How `tfdp mechanism` offers a mechanism: `NAME`, or `NAME:SIZE`.
+
+  Attributes:
+    name: As typed on the command line.
+    size: The constructor's argument that SIZE is; None for a mechanism without.
+    arguments: Other arguments of the constructor, and their values.
+  """
+
+  name: str
+  size: Optional[str] = None
+  arguments: Tuple[Tuple[str, Any], ...] = ()
+
+
+def register(*designs: Design) -> Callable[[type], type]:
+  """A decorator that makes a `Mechanism` known by its class name and by `designs`."""
+
+  def decorate(kind: type) -> type:
+    taken = [name for name in (design.name for design in designs) if name in DESIGNS]
+    if not designs or taken or kind.__name__ in KINDS:
+      raise ValueError('A mechanism must be registered once, with at least one design whose name '
+                       f'is new. Received: {kind.__name__} with {designs}. Known: '
+                       f'{tuple(KINDS)} with {tuple(DESIGNS)}.')
+    KINDS[kind.__name__] = kind
+    DESIGNS.update({design.name: (kind, design) for design in designs})
+    return kind
+
+  return decorate
+
+
+def design(name: str, steps: int, size: Optional[int] = None, **options: Any):
+  """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
+  left out."""
+  kind, its = DESIGNS[name]
+  if its.size is not None:
+    options[its.size] = size
+  return kind.for_run(steps=steps, **dict(its.arguments), **options)
