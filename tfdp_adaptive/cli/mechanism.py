@@ -11,30 +11,8 @@ import numpy as np
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.mechanisms import progress
+from tfdp_adaptive.mechanisms import registry
 
-# name -> (what SIZE means, or None; constructor from steps, size and design options).
-KINDS = {
-    'independent': (None, lambda steps, size, design: mechanisms.IndependentGaussian(
-        workload=design['workload'])),
-    'tree': (None, lambda steps, size, design: mechanisms.Tree(
-        steps, workload=design['workload'])),
-    'tree-full': (None, lambda steps, size, design: mechanisms.Tree(
-        steps, 'full', workload=design['workload'])),
-    'square-root': (None, lambda steps, size, design: mechanisms.SquareRoot(
-        steps, workload=design['workload'])),
-    'banded-toeplitz': ('bands', lambda steps, size, design: mechanisms.BandedToeplitz(
-        size, steps, **_plain(design))),
-    'banded': ('bands', lambda steps, size, design: mechanisms.Banded(
-        size, steps, **_plain(design))),
-    'banded-optimal': ('bands', lambda steps, size, design: mechanisms.Banded(
-        size, steps, method='optimal', **_plain(design))),
-    'banded-inverse': ('bands of the inverse', lambda steps, size, design:
-                       mechanisms.BandedInverse(size, steps, **_spaced(design))),
-    'blt': ('buffers', lambda steps, size, design: mechanisms.BLT(
-        size, steps, **_spaced(design))),
-    'dense': (None, lambda steps, size, design: mechanisms.Dense(
-        steps, **_fixed(design, steps))),
-}
 _PLOTTED = 1 << 20  # First steps that are drawn of longer runs.
 _MEASURED_PASSES = 64  # Streams that draw more rows per step are not timed.
 _COLUMNS = ('mechanism', 'mean error', 'max error', 'of independent', 'sensitivity', 'rows kept',
@@ -45,8 +23,8 @@ def add_parser(subparsers):
   parser = subparsers.add_parser(
       'mechanism', description=__doc__,
       epilog='NAME is one of ' + ', '.join(
-          name if size is None else f'{name}:{size.replace(" ", "-").upper()}'
-          for name, (size, _) in KINDS.items())
+          name if design.size is None else f'{name}:{design.size.upper()}'
+          for name, (_, design) in mechanisms.DESIGNS.items())
       + '. Errors are those of the prefix sums of gradients (the iterates of SGD, with --momentum) '
       'per unit noise multiplier and clip norm, sensitivity included.')
   add = parser.add_argument
@@ -93,13 +71,14 @@ def run(arguments):
 def parse(text):
   """`(name, size)` of `NAME[:SIZE]`."""
   name, _, size = text.strip().partition(':')
-  if name not in KINDS:
-    raise options.UsageError(f'A mechanism must be one of {", ".join(KINDS)}. Received: {text}')
-  meaning = KINDS[name][0]
+  if name not in mechanisms.DESIGNS:
+    raise options.UsageError(
+        f'A mechanism must be one of {", ".join(mechanisms.DESIGNS)}. Received: {text}')
+  meaning = mechanisms.DESIGNS[name][1].size
   if (meaning is None) != (not size) or not re.fullmatch('[0-9]{0,9}', size):
-    wanted = f'{name}:SIZE, SIZE being the number of {meaning}' if meaning else name
+    wanted = f'{name}:SIZE, SIZE being its `{meaning}`' if meaning else name
     raise options.UsageError(f'The mechanism must be given as {wanted}. Received: {text}')
-  return name, int(size or 0)
+  return name, int(size) if size else None
 
 
 def alternatives(steps, min_sep=None):
@@ -153,26 +132,10 @@ def _designs(arguments):
                 objective=arguments.objective)
   with progress.bar('designs', len(wanted)) as bar:
     for name, size in wanted:
-      label = f'{name}:{size}' if KINDS[name][0] else name
+      label = name if size is None else f'{name}:{size}'
       bar.set_description(label)
-      yield label, KINDS[name][1](arguments.steps, size, design)
+      yield label, registry.design(name, arguments.steps, size, **design)
       bar.update()
-
-
-def _plain(design):
-  """Of mechanisms whose design does not depend on the participation."""
-  return {key: design[key] for key in ('workload', 'objective')}
-
-
-def _spaced(design):
-  """Of those designed for the least distance: their worst pattern has it throughout."""
-  return {key: value for key, value in design.items() if key != 'fixed_order'}
-
-
-def _fixed(design, steps):
-  """Of `Dense`, which can be designed for all epochs of a fixed order, but for no other pattern."""
-  epochs = design['fixed_order'] and design['max_participations'] * (design['min_sep'] or 1)
-  return design if epochs >= steps and design['objective'] == 'mean' else _plain(design)
 
 
 def _pattern(arguments):

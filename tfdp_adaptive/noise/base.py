@@ -67,6 +67,19 @@ def independent_gaussian(mechanism, key_source=keys.from_system):
                lambda key, row, history, flat: (gaussian.vectors(key, flat), history))
 
 
+def require_streams(kinds):
+  """Raises unless every mechanism of `kinds` has a stream of its own, when the library is imported.
+
+  Without, a run would fail at its first step; and a stream that a kind inherits
+  may not be that of its C.
+  """
+  missing = sorted(kind.__name__ for kind in kinds if kind not in stream.registry)
+  if missing:
+    raise ImportError(f'No noise stream is registered for {", ".join(missing)}. Write one in '
+                      'tfdp_adaptive/noise/, decorated with `@base.stream.register(...)`, and '
+                      'import its file in tfdp_adaptive/noise/__init__.py.')
+
+
 def build(mechanism, key_source, empty, advance):
   """A `Noise` from what is particular to a mechanism.
 
