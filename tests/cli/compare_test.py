@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import pathlib
+import os
 
 import dp_accounting
 from dp_accounting import pld
@@ -157,21 +157,21 @@ def test_wrong_arguments(folder, more, message, capsys, monkeypatch):
 @pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), MemoryError('of 9 TB')])
 def test_a_full_disk_or_memory_ends_in_one_line_and_takes_no_results(
     error, tmp_path, folder, monkeypatch, capsys):
-  report = report_lib.Report(tmp_path / 'out', {})
-  row = report_lib.Row('first', 'centralized', 1.0, 0.5)
-  report.add(row)
-  before = report.path('results.json').read_text(encoding='utf-8')
+  with report_lib.Report(tmp_path / 'out') as report:
+    row = report_lib.Row('first', 'centralized', 1.0, 0.5)
+    report.add(row)
+    before = report.path('results.json').read_text(encoding='utf-8')
 
-  def full(path, text, **_):
-    path.write_bytes(text[:5].encode())
-    raise error
+    def full(_):
+      raise error
 
-  with monkeypatch.context() as patch:
-    patch.setattr(pathlib.Path, 'write_text', full)
-    with pytest.raises(type(error)):
-      report.add(row)
-    assert main.main(arguments(folder, '--out', str(tmp_path / 'full'))) == 2
-  assert report.path('results.json').read_text(encoding='utf-8') == before
+    with monkeypatch.context() as patch:
+      patch.setattr(os, 'fsync', full)
+      with pytest.raises(type(error)):
+        report.add(row)
+      assert main.main(arguments(folder, '--out', str(tmp_path / 'full'))) == 2
+    assert report.path('results.json').read_text(encoding='utf-8') == before
+    assert not report.path('results.json.new').exists()
   printed = capsys.readouterr().err
   assert str(error.args[-1]) in printed and printed.count('\n') == 1
 

@@ -37,12 +37,13 @@ def add_arguments(parser):
 
 def run(arguments):
   methods = options.chosen(arguments.methods, settings_lib.CENTRALIZED, '--methods')
-  task = tasks.load(arguments)
-  plan = make_plan(arguments, task)
-  report = report_lib.Report(arguments.out, report_lib.about(task, arguments))
-  report.state(*report_lib.preamble(task, arguments))
-  train_all(arguments, task, plan, methods, report)
-  report.finish(arguments.json)
+  with report_lib.Report(arguments.out) as report:
+    task = tasks.load(arguments)
+    plan = make_plan(arguments, task)
+    report.describe(task, arguments)
+    report.state(*report_lib.preamble(task, arguments))
+    train_all(arguments, task, plan, methods, report)
+    report.finish(arguments.json)
 
 
 def train_all(arguments, task, plan, methods, report):
@@ -55,8 +56,8 @@ def train_all(arguments, task, plan, methods, report):
       settings, tried = tune(task, method, plan)
       private_runs += tried if method.optimizer else 0
     model, batches, private = prepare(task, method, settings, plan)
-    measured = training.fit(
-        model, batches, plan.steps, language_model.Evaluator(model, task.test), method.label)
+    measured = training.fit(model, batches, training.Recorder(
+        plan.steps, language_model.Evaluator(model, task.test), method.label))
     guarantee = {}
     if private:
       guarantee = dict(epsilon=private.plan.epsilon(rule=private.rule), delta=plan.target_delta,
@@ -111,6 +112,7 @@ def tune(task, method, plan):
   def validation_loss(settings):
     model, batches, _ = prepare(task, method, settings, plan)
     evaluate = language_model.Evaluator(model, task.validation)
-    return training.fit(model, batches, plan.steps, evaluate, method.label, points=1).loss
+    return training.fit(model, batches, training.Recorder(
+        plan.steps, evaluate, method.label, points=1)).loss
 
   return settings_lib.search(method, validation_loss)

@@ -21,14 +21,14 @@ def add_parser(subparsers):
 
 def run(arguments):
   federated.require(arguments.workers)
-  task = tasks.load(arguments, need_client=True)
-  by_sentence = compare.make_plan(arguments, task)
-  by_client = federated.make_plan(arguments, task)
-  report = report_lib.Report(
-      arguments.out, report_lib.about(task, arguments), federated.PART)
-  report.state(*report_lib.preamble(task, arguments))
-  compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
-  federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-  report.state('Both parts used the same text. The models of the centralized part promise nothing '
-               'for a client as a whole, so neither do both parts together.')
-  report.finish(arguments.json)
+  with report_lib.Report(arguments.out, federated.PART) as report:
+    task = tasks.load(arguments, need_client=True)
+    by_sentence = compare.make_plan(arguments, task)
+    by_client = federated.make_plan(arguments, task)
+    report.describe(task, arguments)
+    report.state(*report_lib.preamble(task, arguments))
+    compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
+    federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
+    report.state('Both parts used the same text. The models of the centralized part promise '
+                 'nothing for a client as a whole, so neither do both parts together.')
+    report.finish(arguments.json)

@@ -1,13 +1,11 @@
 """`tfdp explain-clipping`: which way each layer of a model is clipped, and what that costs."""
 
 import importlib
-import json
 import os
 import sys
 import traceback
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive import compat
 from tfdp_adaptive.cli import options
 
 
@@ -31,7 +29,7 @@ def run(arguments):
         model, batch_size=arguments.batch_size, scaled=arguments.scaled or None)
   except ValueError as error:
     raise options.UsageError(str(error)) from error
-  print(json.dumps(explanation.to_dict(), indent=1) if arguments.json else explanation)
+  print(options.to_json(explanation.to_dict()) if arguments.json else explanation)
 
 
 def load(name):
@@ -40,6 +38,7 @@ def load(name):
   Raises:
     UsageError: If there is none.
   """
+  from tfdp_adaptive import compat  # It loads Keras. pylint: disable=import-outside-toplevel
   module, colon, function = name.partition(':')
   if os.path.exists(name):
     try:

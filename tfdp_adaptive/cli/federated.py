@@ -49,12 +49,13 @@ def add_arguments(parser):
 def run(arguments):
   methods = options.chosen(arguments.methods, settings_lib.FEDERATED, '--methods')
   require(arguments.workers)
-  task = tasks.load(arguments, need_client=True)
-  plan = make_plan(arguments, task)
-  report = report_lib.Report(arguments.out, report_lib.about(task, arguments), PART)
-  report.state(*report_lib.preamble(task, arguments))
-  train_all(arguments, task, plan, methods, report)
-  report.finish(arguments.json)
+  with report_lib.Report(arguments.out, PART) as report:
+    task = tasks.load(arguments, need_client=True)
+    plan = make_plan(arguments, task)
+    report.describe(task, arguments)
+    report.state(*report_lib.preamble(task, arguments))
+    train_all(arguments, task, plan, methods, report)
+    report.finish(arguments.json)
 
 
 def require(workers):
@@ -119,12 +120,6 @@ def make_plan(arguments, task):
       steps=arguments.rounds, l2_norm_clip=1.0, unit='user')
 
 
-class _SentenceLoss(tf.keras.losses.Loss):
-
-  def call(self, y_true, y_pred):
-    return language_model.sentence_loss(y_true, y_pred)
-
-
 def train(task, method, settings, plan, held_out, workers, points=training.POINTS, out=None):
   """One run; returns its `training.Run`, the simulation and the process."""
   from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
@@ -135,9 +130,14 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
       {client: collections.OrderedDict(x=x, y=y) for client, (x, y) in task.clients.items()},
       batch_size=_LOCAL_BATCH, max_examples=_LOCAL_SENTENCES)
 
+  class SentenceLoss(tf.keras.losses.Loss):
+
+    def call(self, y_true, y_pred):
+      return language_model.sentence_loss(y_true, y_pred)
+
   def model_fn():
     return tff.model_from_keras(
-        language_model.build(task.num_ids), loss=_SentenceLoss(),
+        language_model.build(task.num_ids), loss=SentenceLoss(),
         input_spec=users.element_type_structure)
 
   process = tfdp.federated.build_private_fed_avg(

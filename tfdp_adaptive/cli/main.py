@@ -2,52 +2,182 @@
 
 import argparse
 import importlib
+import importlib.util
+import io
 import os
+import platform
 import sys
+import types
 
+from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.data import corpus
 
-# A module of this package each, with `add_parser(subparsers)` and `run(arguments)`;
-# it is imported when it is asked for, so that help does not wait for TensorFlow.
+# A module of this package each, with `add_parser(subparsers)` and `run(arguments)`; it is
+# imported when it is asked for, so that help does not wait: (summary, examples).
 COMMANDS = {
-    'demo': 'compare and federated on one text, into one table',
-    'compare': 'train with each private optimizer, example by example, and compare',
-    'federated': 'train over users with TensorFlow Federated and compare',
-    'train': 'train one private model and save it with its privacy statement',
-    'audit': 'train with canaries and measure how much privacy was lost at least',
-    'privacy': 'epsilon of a plan, or the noise multiplier for a target',
-    'explain-clipping': 'which way each layer of a model is clipped, and what that costs',
-    'mechanism': 'design correlated noise, beside the alternatives',
+    'demo': (
+        'compare and federated on one text, into one table',
+        ('tfdp demo', 'tfdp demo --data posts.jsonl --vocabulary words.txt --out runs/mine')),
+    'compare': (
+        'train with each private optimizer, example by example, and compare',
+        ('tfdp compare --data posts.jsonl --vocabulary words.txt',
+         'tfdp compare --methods dp_sgd,dp_adam --epsilon 2 --steps 500 --json')),
+    'federated': (
+        'train over users with TensorFlow Federated and compare',
+        ('tfdp federated --data posts.jsonl --rounds 100 --out runs/users',)),
+    'train': (
+        'train one private model and save it with its privacy statement',
+        ('tfdp train --method dp_adam_stp --data posts.jsonl --out runs/mine',
+         'tfdp train --epsilon 2 --set learning_rate=0.2 --out runs/mine')),
+    'audit': (
+        'train with canaries and measure how much privacy was lost at least',
+        ('tfdp audit --method dp_adam_stp',)),
+    'privacy': (
+        'epsilon of a plan, or the noise multiplier for a target',
+        ('tfdp privacy --population-size 20000 --batch-size 500 --steps 1000 --epsilon 3',
+         'tfdp privacy --population-size 20000 --batch-size 500 --steps 1000 '
+         '--noise-multiplier 1.1 --json')),
+    'explain-clipping': (
+        'which way each layer of a model is clipped, and what that costs',
+        ('tfdp explain-clipping model.keras',
+         'tfdp explain-clipping my_package.models:build --batch-size 256')),
+    'mechanism': (
+        'design correlated noise, beside the alternatives',
+        ('tfdp mechanism --steps 1000 --design blt:4',
+         'tfdp mechanism --steps 2000 --min-sep 400 --max-participations 5 '
+         '--design banded-toeplitz:64 --json')),
 }
+_SLOW = 'tensorflow'  # Seconds to import.
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def main(argv=None) -> int:
   """Runs `tfdp`; returns the exit status: 2 for what the user can put right."""
   argv = sys.argv[1:] if argv is None else argv
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
-  parser = argparse.ArgumentParser(
-      prog='tfdp', description='Differentially private training with adaptive optimizers.')
-  subparsers = parser.add_subparsers(dest='command', metavar='command', required=True)
-  for name, summary in COMMANDS.items():
-    if name in argv[:1]:
+  _load_when_used(_SLOW)
+  _open_closed_streams()
+  command = 'tfdp'
+  try:
+    arguments = parser(argv).parse_args(argv)
+    command = f'tfdp {arguments.command}'
+    if getattr(arguments, 'out', None) is not None:
+      folder.check(arguments.out)
+    status = arguments.run(arguments) or 0
+    sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
+    return status
+  except BrokenPipeError:  # `tfdp ... | head`.
+    _drop_output()
+    return _BROKEN_PIPE
+  except (options.UsageError, corpus.DataError, OSError) as error:  # Such as a full disk.
+    return _fail(command, error)
+  except ImportError as error:  # A part that is not installed.
+    return _fail(command, error)
+  except MemoryError as error:
+    return _fail(command, f'more memory is needed than there is. {error}')
+  except KeyboardInterrupt:
+    print(f'{command}: interrupted', file=sys.stderr)
+    return _INTERRUPTED
+
+
+def parser(argv=()) -> argparse.ArgumentParser:
+  """The parser of the whole command; of subcommands, only those that `argv` begins with."""
+  result = argparse.ArgumentParser(
+      prog='tfdp', formatter_class=argparse.RawDescriptionHelpFormatter,
+      description='Differentially private training with adaptive optimizers.',
+      epilog=_epilog(examples[0] for _, examples in COMMANDS.values()))
+  result.add_argument('--version', action=_Version, nargs=0,
+                      help='print the versions of tfdp and of what it runs on')
+  subparsers = result.add_subparsers(dest='command', metavar='command', required=True)
+  completing = '_ARGCOMPLETE' in os.environ and importlib.util.find_spec('argcomplete')
+  for name, (summary, examples) in COMMANDS.items():
+    if completing or name in argv[:1]:
       module = importlib.import_module(f'tfdp_adaptive.cli.{name.replace("-", "_")}')
-      module.add_parser(subparsers).set_defaults(run=module.run)
+      command = module.add_parser(subparsers)
+      command.set_defaults(run=module.run)
+      command.formatter_class = argparse.RawDescriptionHelpFormatter
+      command.epilog = '\n\n'.join(filter(None, [options.wrap(command.epilog), _epilog(examples)]))
     else:
       subparsers.add_parser(name, help=summary)
-  arguments = parser.parse_args(argv)
+  if completing:
+    importlib.import_module('argcomplete').autocomplete(result)
+  return result
+
+
+def _epilog(examples):
+  return '\n'.join(['examples:', *(f'  {example}' for example in examples)])
+
+
+class _Version(argparse.Action):
+
+  def __call__(self, *_):
+    print(version())
+    raise SystemExit(0)
+
+
+def version() -> str:
+  """One line: this library, and what it runs on, without importing it."""
+  parts = [f'tfdp-adaptive {_installed("tfdp-adaptive")}', f'Python {platform.python_version()}']
+  for name in ('tensorflow', 'keras', 'tensorflow-federated', 'dp-accounting'):
+    parts += [f'{name} {_installed(name)}'] * (_installed(name) is not None)
+  return ', '.join(parts)
+
+
+def _installed(name):
+  from importlib import metadata  # pylint: disable=import-outside-toplevel
   try:
-    return arguments.run(arguments) or 0
-  except (options.UsageError, corpus.DataError, OSError) as error:  # Such as a full disk.
-    print(f'tfdp {arguments.command}: error: {error}', file=sys.stderr)
-    return 2
-  except MemoryError as error:
-    print(f'tfdp {arguments.command}: error: more memory is needed than there is. {error}',
-          file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print(f'tfdp {arguments.command}: interrupted', file=sys.stderr)
-    return 130
+    return metadata.version(name)
+  except metadata.PackageNotFoundError:
+    return None
+
+
+class _Later(types.ModuleType):
+  """A module that is imported when something in it is used: wrong arguments do not wait for it."""
+
+  def __init__(self, spec):
+    super().__init__(spec.name)
+    self.__spec__ = spec
+
+  def __getattr__(self, attribute):
+    if attribute.startswith('__') and attribute != '__path__':  # Asked by the import system.
+      raise AttributeError(attribute)
+    if sys.modules.get(self.__name__) is self:
+      del sys.modules[self.__name__]
+    return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def _load_when_used(name):
+  spec = None if name in sys.modules else importlib.util.find_spec(name)
+  if spec is not None:
+    sys.modules[name] = _Later(spec)
+
+
+def _open_closed_streams():
+  """`tfdp >&-` runs with no standard output at all; what is printed then goes nowhere."""
+  for name in ('stdout', 'stderr'):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
+    elif hasattr(getattr(sys, name), 'reconfigure'):
+      getattr(sys, name).reconfigure(errors='backslashreplace')  # Under LANG=C, too.
+
+
+def _fail(command, error):
+  _drop_output()
+  text = ' '.join(str(error).split())  # In one line.
+  print(f'{command}: error: {text}', file=sys.stderr)
+  return 2
+
+
+def _drop_output():
+  """What could not be written is not tried again when Python ends."""
+  try:
+    sys.stdout.flush()
+  except OSError:
+    try:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, io.UnsupportedOperation):
+      pass
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive.cli import folder as folder_lib
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
@@ -45,7 +46,7 @@ def add_parser(subparsers):
       help='the error to minimize (default: %(default)s)')
   add('--parameters', type=options.positive_int, metavar='P',
       help='also show the memory for so many parameters, and time the streams on this machine')
-  add('--out', type=pathlib.Path, metavar='DIR',
+  add('--out', type=options.path, metavar='DIR',
       help='folder for mechanism.json, results.json and errors.png (default: runs/<time>)')
   add('--json', action='store_true', help='print the results as JSON instead of a table')
   return parser
@@ -189,7 +190,7 @@ def _json(rows, bound, arguments):
 
 
 def _save(folder, rows, bound, arguments):
-  options.make_folder(folder)
+  folder_lib.make(folder)
   paths = [folder / name for name in ('mechanism.json', 'results.json', 'errors.png')]
   rows[0]['made'].save(paths[0])
   paths[1].write_text(_json(rows, bound, arguments) + '\n', encoding='utf-8')

@@ -1,13 +1,26 @@
 """Arguments that several subcommands share."""
 
 import argparse
+import json
+import math
 import pathlib
+import textwrap
 
 import tfdp_adaptive as tfdp
 
 
 class UsageError(ValueError):
   """The command line cannot be carried out; the message says how to put it right."""
+
+
+def path(text):
+  if not text or '\0' in text:
+    raise argparse.ArgumentTypeError(f'must be a path. Received: {text!r}')
+  try:
+    text.encode('utf-8')
+  except UnicodeEncodeError as error:  # It is named in files that are UTF-8.
+    raise argparse.ArgumentTypeError(f'must be UTF-8. Received: {text!r}') from error
+  return pathlib.Path(text)
 
 
 def positive_int(text):
@@ -46,7 +59,7 @@ def add_data_arguments(parser):
   add_text_arguments(parser)
   output = parser.add_argument_group('output')
   output.add_argument(
-      '--out', type=pathlib.Path, metavar='DIR',
+      '--out', type=path, metavar='DIR',
       help='folder for table, curves and statement (default: runs/<time>)')
   output.add_argument(
       '--json', action='store_true', help='print the results as JSON instead of a table')
@@ -56,11 +69,11 @@ def add_text_arguments(parser):
   """Where text and vocabulary come from."""
   group = parser.add_argument_group('data')
   group.add_argument(
-      '--data', type=pathlib.Path, metavar='FILE',
+      '--data', type=path, metavar='FILE',
       help='JSON lines with `text` and optionally `client`, or plain text; also .xz and .gz '
            "(default: the docstrings of Python's standard library)")
   group.add_argument(
-      '--vocabulary', type=pathlib.Path, metavar='FILE',
+      '--vocabulary', type=path, metavar='FILE',
       help='one PUBLIC word per line (default: the most frequent words of the standard library, '
            'also with --data, because the frequent words of a private text are private)')
   group.add_argument(
@@ -112,26 +125,34 @@ def settings(method, changes):
   return result
 
 
-def make_folder(path):
-  """Makes the folder of `--out`, unless it is there."""
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UsageError(
-        f'--out must be a folder, or where one can be made. Received: {path} ({error.strerror})'
-    ) from error
-
-
-def unreadable(path, error):
+def unreadable(saved, error):
   """The error that what an unfinished run saved is broken."""
   return UsageError(
-      f'{path} cannot be read: {error}. Start anew in another --out DIR; what was spent in this '
+      f'{saved} cannot be read: {error}. Start anew in another --out DIR; what was spent in this '
       'one then counts as well if any of it was published.')
 
 
 def default_delta(population_size):
   """The largest power of ten below `1 / population_size`."""
   return float(f'1e-{len(str(population_size))}')
+
+
+def wrap(text):
+  """Text of a help page in lines of a terminal's width; None stays."""
+  return text and textwrap.fill(text, 80)
+
+
+def to_json(value):
+  """Indented JSON that every reader takes: numbers that are not finite are null."""
+  return json.dumps(_finite(value), indent=1, allow_nan=False)
+
+
+def _finite(value):
+  if isinstance(value, dict):
+    return {key: _finite(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_finite(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def calibrate(**fields):

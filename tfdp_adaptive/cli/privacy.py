@@ -1,11 +1,9 @@
 """`tfdp privacy`: epsilon of a plan, or the noise multiplier for a target epsilon."""
 
-import json
-
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import options
 
-SAMPLINGS = {'poisson': tfdp.sampling.Poisson, 'fixed-order': tfdp.sampling.FixedOrder}
+SAMPLINGS = {'poisson': 'Poisson', 'fixed-order': 'FixedOrder'}  # Names in `tfdp.sampling`.
 
 
 def add_parser(subparsers):
@@ -57,7 +55,7 @@ def run(arguments):
     result['statement'] = statement
     if advice is not None:
       result['advice'] = advice.to_dict()
-    print(json.dumps(result, indent=1))
+    print(options.to_json(result))
   else:
     for name, value in result.items():
       print(f'{name.replace("_", " "):<17} {value if isinstance(value, str) else f"{value:.6g}"}')
@@ -72,7 +70,7 @@ def make_plan(arguments):
       population_size=arguments.population_size, population_is_public=True,
       batch_size=arguments.batch_size, steps=arguments.steps,
       l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
-      sampling=SAMPLINGS[arguments.sampling]())
+      sampling=getattr(tfdp.sampling, SAMPLINGS[arguments.sampling])())
   if arguments.epsilon is not None:
     return options.calibrate(
         target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)

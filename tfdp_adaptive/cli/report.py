@@ -1,5 +1,7 @@
 """One table of results, as text, JSON and curves, and the privacy statement beside it."""
 
+import io
+import itertools
 import json
 import pathlib
 import platform
@@ -8,12 +10,10 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-import dp_accounting
 import numpy as np
 
+from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import statement
 
 STATE = '.state'  # Suffix of folders that unfinished runs keep.
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
@@ -41,7 +41,15 @@ def about(task, arguments):
       'data': task.name, 'training_sentences': len(task.train[0]),
       'clients': len(task.clients), 'vocabulary_and_special_words': task.num_ids,
       'options': {name: str(value) if isinstance(value, pathlib.Path) else value
-                  for name, value in vars(arguments).items() if name != 'run'}}
+                  for name, value in vars(arguments).items() if name != 'run'},
+      'python': platform.python_version(), 'versions': _versions()}
+
+
+def _unused():
+  """A folder named after the time, which no other command has."""
+  stem = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S'))
+  names = (stem.with_name(f'{stem.name}_{i}') for i in itertools.count(2))
+  return next(path for path in itertools.chain([stem], names) if not path.exists())
 
 
 def preamble(task, arguments):
@@ -60,11 +68,12 @@ def preamble(task, arguments):
 
 
 class Report:
-  """Collects rows and keeps the files up to date after each of them.
+  """Collects rows and keeps the files up to date after each of them; a context manager.
+
+  From the first file it writes on, no other command can use the folder.
 
   Args:
     out: Folder, or None for `runs/<time>`. It is created with the first row.
-    about: What the run is about, for the JSON file.
     state: Name of the folder in it from which an unfinished run of this kind goes on;
       what is in there is SECRET. `finish` removes it.
 
@@ -72,21 +81,43 @@ class Report:
     options.UsageError: The folder holds results or another unfinished run, or is a file.
   """
 
-  def __init__(self, out: Optional[pathlib.Path], about: Dict[str, Any], state: str = ''):
-    self._folder = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S')) if out is None else out
+  def __init__(self, out: Optional[pathlib.Path], state: str = ''):
+    self._folder = _unused() if out is None else out
     if self._folder.exists() and not self._folder.is_dir():
       raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
     self.unfinished = self.path(state + STATE) if state else None
+    self._lock = None
+    self._about: Dict[str, Any] = {}
+    self._rows: List[Row] = []
+    self._statement: List[str] = []
+    self._files: List[pathlib.Path] = []
+    self._refuse_others()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *error):
+    if self._lock is not None:
+      self._lock.close()
+
+  def describe(self, task, arguments):
+    """Says what the run is about, for the JSON file."""
+    self._about = about(task, arguments)
+
+  def _refuse_others(self):
     for other in set(self._folder.glob('*' + STATE)) - {self.unfinished}:
       raise options.UsageError(
           f'{other} belongs to an unfinished run of another command; give another --out DIR.')
     if self.path('results.json').exists() and not (self.unfinished and self.unfinished.exists()):
       raise options.UsageError(
           f'{self.path("results.json")} exists and would be overwritten; give another --out DIR.')
-    self._about = dict(about, python=platform.python_version(), versions=_versions())
-    self._rows: List[Row] = []
-    self._statement: List[str] = []
-    self._files: List[pathlib.Path] = []
+
+  def _claim(self):
+    """Makes the folder and locks it, once."""
+    if self._lock is None:
+      folder.make(self._folder)
+      self._lock = folder.Lock(self._folder)
+      self._refuse_others()  # Another command may have ended in the meantime.
 
   def begin(self, description):
     """Makes the folder of the unfinished run, or sees that it is this run's.
@@ -97,7 +128,8 @@ class Report:
     Raises:
       options.UsageError: The folder cannot be used, or holds another run.
     """
-    options.make_folder(self.unfinished)
+    self._claim()
+    folder.make(self.unfinished)
     self.unfinished.chmod(0o700)  # Whatever the umask: what will be in there is secret.
     text, path = json.dumps(description), self.unfinished / 'run.json'
     if set(self.unfinished.iterdir()) - {path}:
@@ -110,7 +142,7 @@ class Report:
             f'{self.unfinished} holds an unfinished run with other data or arguments. Give those, '
             'or another --out DIR.')
     else:
-      path.write_text(text, encoding='utf-8')
+      folder.replace(path, text.encode(), 0o600)
 
   def path(self, name):
     return self._folder / name
@@ -131,24 +163,23 @@ class Report:
     self._write('privacy.txt', '\n\n'.join(self._statement))
 
   def _write(self, name, text):
-    """Replaces a file; a full disk leaves the one that was there."""
-    options.make_folder(self._folder)
-    new = self.path(name + '.new')
-    new.write_text(text + '\n', encoding='utf-8')
-    new.replace(self.path(name))
+    self._claim()
+    folder.replace(self.path(name), (text + '\n').encode())
 
   def state_together(self, part, plan, runs):
     """States what `runs` models of one part cost when all of them are released."""
     if runs:
+      import dp_accounting  # pylint: disable=import-outside-toplevel
+      from tfdp_adaptive.privacy import accounting  # pylint: disable=import-outside-toplevel
       event = dp_accounting.SelfComposedDpEvent(plan.event(), runs)
       epsilon = accounting.epsilon(
           event, plan.target_delta, 'pld', accounting.relation(plan))
       self.state(
           f'All {runs} private models of the {part} part together, trained on the same records: '
-          f'({statement.rounded_up(epsilon)}, {plan.target_delta:g})-differential privacy.')
+          f'({_rounded_up(epsilon)}, {plan.target_delta:g})-differential privacy.')
 
   def json(self) -> str:
-    return json.dumps(dict(self._about, rows=[row._asdict() for row in self._rows]), indent=1)
+    return options.to_json(dict(self._about, rows=[row._asdict() for row in self._rows]))
 
   def table(self) -> str:
     """The rows as aligned text, best loss first within each part."""
@@ -177,9 +208,14 @@ class Report:
 def _cells(row):
   return (
       row.method, f'{row.loss:.3f}', f'{row.accuracy:.3f}',
-      'none' if row.epsilon is None else statement.rounded_up(row.epsilon),
+      'none' if row.epsilon is None else _rounded_up(row.epsilon),
       '-' if row.delta is None else f'{row.delta:.0e}', row.unit,
       '-' if row.seconds_per_step is None else f'{row.seconds_per_step:.3f}')
+
+
+def _rounded_up(epsilon):
+  from tfdp_adaptive.privacy import statement  # It is slow. pylint: disable=import-outside-toplevel
+  return statement.rounded_up(epsilon)
 
 
 def _versions():
@@ -203,7 +239,9 @@ def _draw(rows, path):
   canvas = figure.Figure(figsize=(10, 4.5 * len(parts)), layout='constrained')
   for part, subfigure in zip(parts, np.atleast_1d(canvas.subfigures(len(parts), 1))):
     _draw_part(subfigure, part, [row for row in rows if row.part == part])
-  canvas.savefig(path, dpi=110)
+  picture = io.BytesIO()
+  canvas.savefig(picture, dpi=110)
+  folder.replace(path, picture.getvalue())
   return True
 
 

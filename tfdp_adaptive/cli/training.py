@@ -29,19 +29,33 @@ class Recorder:
   """Takes the time of steps and evaluates now and then; also a progress bar.
 
   Args:
-    steps: Number of steps to come.
+    steps: Number of steps of the whole run.
     evaluate: `() -> (loss, accuracy)`.
     label: Stands before the progress bar.
     points: Number of evaluations, the last step always included.
+    done: Steps done already, by a run that goes on.
+    save: None, or `curve -> None`, called before every evaluation: steps whose loss was
+      shown are then never taken a second time, with other noise.
+    save_every: Steps after which it is called besides.
+    curve: Of the steps done already.
   """
 
-  def __init__(self, steps, evaluate, label, points=POINTS):
-    self._steps, self._evaluate = steps, evaluate
-    self._every = -(-steps // points)
-    self._curve = [(0, *evaluate())]
-    self._seconds = []
-    self._bar = tqdm.tqdm(total=steps, desc=label, leave=True, dynamic_ncols=True)
-    self._began = 0.0
+  def __init__(self, steps, evaluate, label, points=POINTS, *, done=0, save=lambda curve: None,
+               save_every=None, curve=()):
+    self._steps, self._evaluate, self._save = steps, evaluate, save
+    self._every, self._save_every = -(-steps // points), save_every or steps
+    self._done, self._curve, self._seconds = done, list(curve), []
+    self._label, self._bar, self._began = label, None, 0.0
+
+  def __enter__(self):
+    self._bar = tqdm.tqdm(total=self._steps, initial=self._done, desc=self._label, leave=True,
+                          dynamic_ncols=True)
+    if self._evaluated() and (not self._curve or self._curve[-1][0] < self._done):
+      self._measure()
+    return self
+
+  def __exit__(self, *error):
+    self._bar.close()
 
   def begin(self):
     self._began = time.perf_counter()
@@ -49,35 +63,34 @@ class Recorder:
   def end(self):
     """After a step."""
     self._seconds.append(time.perf_counter() - self._began)
-    done = len(self._seconds)
+    self._done += 1
+    if self._evaluated() or self._done % self._save_every == 0:
+      self._save(self._curve)
     self._bar.update()
-    if done % self._every == 0 or done == self._steps:
-      self._curve.append((done, *self._evaluate()))
-      self._bar.set_postfix(loss=f'{self._curve[-1][1]:.3f}', refresh=False)
+    if self._evaluated():
+      self._measure()
 
-  def finish(self) -> Run:
-    self._bar.close()
-    return Run(tuple(self._curve), statistics.median(self._seconds))
+  def _evaluated(self):
+    return self._done % self._every == 0 or self._done == self._steps
 
+  def _measure(self):
+    self._curve.append((self._done, *self._evaluate()))
+    self._bar.set_postfix(loss=f'{self._curve[-1][1]:.3f}', refresh=False)
 
-class _Callback(tf.keras.callbacks.Callback):
-
-  def __init__(self, recorder):
-    super().__init__()
-    self._recorder = recorder
-
-  def on_train_batch_begin(self, batch, logs=None):
-    self._recorder.begin()
-
-  def on_train_batch_end(self, batch, logs=None):
-    self._recorder.end()
+  def result(self) -> Run:
+    """After the last step."""
+    return Run(tuple(self._curve), statistics.median(self._seconds or [0.0]))
 
 
-def fit(model, batches, steps, evaluate, label, points=POINTS, callbacks=()) -> Run:
-  """One epoch of `steps` batches with a compiled model."""
-  recorder = Recorder(steps, evaluate, label, points)
-  model.fit(batches, epochs=1, verbose=0, callbacks=[_Callback(recorder), *callbacks])
-  return recorder.finish()
+def fit(model, batches, recorder) -> Run:
+  """The steps that are left, one batch each, with a compiled model."""
+  callback = tf.keras.callbacks.LambdaCallback(
+      on_train_batch_begin=lambda batch, logs: recorder.begin(),
+      on_train_batch_end=lambda batch, logs: recorder.end())
+  with recorder:
+    if batches is not None:
+      model.fit(batches, epochs=1, verbose=0, callbacks=[callback])
+  return recorder.result()
 
 
 def from_history(start, history) -> Run:

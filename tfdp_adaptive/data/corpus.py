@@ -128,6 +128,8 @@ def read_lines(path) -> List[str]:
   """The lines of a UTF-8 file, decompressed by suffix, without their ends."""
   path = pathlib.Path(path)
   try:
+    if path.is_char_device():  # Some never end.
+      raise OSError('it is a device, not a file')
     with _OPENERS.get(path.suffix, open)(path, 'rb') as stream:
       content = stream.read()
   except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:

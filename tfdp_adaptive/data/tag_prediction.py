@@ -30,7 +30,7 @@ def read(path) -> List[Question]:
       continue
     try:
       record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise corpus.DataError(f'{path}, line {number}: not valid JSON ({error}).') from error
     if not isinstance(record, dict) or not record.get('tags'):
       continue

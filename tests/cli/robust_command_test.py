@@ -1,0 +1,208 @@
+"""Whatever is wrong with a command line is said early, in one line, and leaves nothing behind."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+
+import tfdp_adaptive
+from tfdp_adaptive.cli import main
+from tfdp_adaptive.cli import options
+
+ROOT = pathlib.Path(tfdp_adaptive.__file__).parent.parent
+NUMBERS = st.one_of(
+    st.integers(-10**25, 10**25).map(str), st.floats().map(repr),
+    st.sampled_from(['', ' ', 'nan', 'inf', '-inf', '1e400', '1e-400', '0', '-0.0', '1_0', '\u0663',
+                     '0x10', 'true', '1,5', '9' * 6000, '1e-9', '1e9', '1e11', '\udcff']))
+PATHS = st.sampled_from(['', '.', '/', '/dev/null', '/dev/zero', '/nonexistent/file', 'folder',
+                         'empty', 'binary', 'blank', 'one', 'short.jsonl', 'broken.gz', 'broken.xz',
+                         'deep.json', 'no\0ne', '\udcff', 'n' * 300, 'words', 'twice', 'client'])
+KINDS = {
+    'steps': NUMBERS, 'batch-size': NUMBERS, 'save-every': NUMBERS, 'vocabulary-size': NUMBERS,
+    'epsilon': NUMBERS, 'delta': NUMBERS, 'data': PATHS, 'vocabulary': PATHS, 'out': PATHS,
+    'methods': st.text(max_size=8), 'method': st.text(max_size=8), 'set': st.one_of(
+        st.text(max_size=8), NUMBERS.map('learning_rate={}'.format))}
+USED = {
+    'train': ['steps', 'batch-size', 'save-every', 'vocabulary-size', 'epsilon', 'delta', 'data',
+              'vocabulary', 'out', 'method', 'set'],
+    'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods']}
+
+
+def environment(**more):
+  return {'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3', **more}
+
+
+def tfdp(*arguments, **more):
+  return subprocess.run(
+      [sys.executable, '-m', 'tfdp_adaptive.cli.main', *arguments], env=environment(), timeout=120,
+      check=False, **{'capture_output': True, 'text': True, **more})
+
+
+def check(capsys, arguments):
+  """Runs a command that cannot be carried out."""
+  try:
+    status = main.main(arguments)
+  except SystemExit as error:  # argparse's, after its usage.
+    status = error.code
+  said = capsys.readouterr().err
+  assert status == 2, (arguments, said)
+  assert 'error' in said.splitlines()[-1] and 'Traceback' not in said, said
+  return said
+
+
+@pytest.fixture(scope='module')
+def broken(tmp_path_factory):
+  """A folder of files that are no text to train on."""
+  path = tmp_path_factory.mktemp('broken')
+  (path / 'folder').mkdir()
+  for name, content in {
+      'empty': b'', 'blank': b' \n \n', 'binary': bytes(range(256)), 'one': b'One short sentence.',
+      'short.jsonl': b'{"text": "one two three"}\n{"text"', 'broken.gz': b'\x1f\x8b\x08broken',
+      'broken.xz': b'\xfd7zXZ', 'deep.json': b'[' * 100_000, 'words': b'the cat\n',
+      'twice': b'the\nthe\n', 'client': b'{"text": "one two three", "client": [1]}'}.items():
+    (path / name).write_bytes(content)
+  return path
+
+
+@pytest.mark.parametrize('command', sorted(USED))
+def test_nothing_wrong_is_a_traceback_or_leaves_files(command, broken, monkeypatch):
+  """One option at least is wrong: the text to train on never is one."""
+  monkeypatch.chdir(broken)
+  monkeypatch.setattr(sys, 'stderr', open(os.devnull, 'w', encoding='utf-8'))  # Of argparse.
+  before = sorted(broken.rglob('*'))
+
+  @hypothesis.settings(max_examples=60)
+  @hypothesis.given(st.data())
+  def run(data):
+    arguments = [command]
+    for name in data.draw(st.lists(st.sampled_from(USED[command]), unique=True)):
+      arguments += [f'--{name}', data.draw(KINDS[name])]
+    if '--data' not in arguments:
+      arguments += ['--data', data.draw(PATHS)]
+    try:
+      status = main.main(arguments)
+    except SystemExit as error:
+      status = error.code
+    assert status == 2, arguments
+
+  run()
+  assert sorted(broken.rglob('*')) == before
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(st.data())
+def test_privacy_answers_or_refuses(data):
+  """Numbers of any size; what is answered is JSON without NaN."""
+  names = ['population-size', 'batch-size', 'steps', data.draw(
+      st.sampled_from(['epsilon', 'noise-multiplier']))]
+  names += data.draw(st.lists(st.sampled_from(['delta', 'l2-norm-clip', 'advise', 'beta-2'])))
+  arguments = ['privacy', '--json', '--accountant', 'rdp', '--sampling', 'fixed-order']
+  good = {'population-size': '1000', 'batch-size': '10', 'steps': '10', 'epsilon': '1',
+          'noise-multiplier': '1'}
+  wrong = data.draw(st.sampled_from(names))
+  for name in names:
+    arguments += [f'--{name}', good[name] if name in good and name != wrong else
+                  data.draw(NUMBERS)]
+  try:
+    status = main.main(arguments)
+  except SystemExit as error:
+    status = error.code
+  assert status in (0, 2), arguments
+
+
+@pytest.mark.parametrize('out, message', [
+    ('', 'argument --out: must be a path'), ('file', '--out must be a folder'),
+    ('file/below', '--out must be a folder'), ('/proc/nowhere', 'or where one can be made'),
+    ('/dev/full', '--out must be a folder'), ('n' * 300, 'File name too long')])
+@pytest.mark.parametrize('command', [
+    'train', 'compare', 'federated', 'demo', 'mechanism --steps 99999999999'])
+def test_the_folder_is_checked_before_any_work(command, out, message, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'file').write_text('')
+  assert message in check(capsys, [*command.split(), '--out', out])
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_json_has_no_numbers_that_are_none():
+  nan, inf = float('nan'), float('inf')
+  text = options.to_json({'a': [nan, 1.5, (inf, {'b': -inf})], 'c': None, 'd': 'nan'})
+  assert json.loads(text) == {'a': [None, 1.5, [None, {'b': None}]], 'c': None, 'd': 'nan'}
+
+
+PRIVACY = ['privacy', '--population-size', '1000', '--batch-size', '10', '--steps', '10',
+           '--noise-multiplier', '1', '--sampling', 'fixed-order']
+
+
+def test_output_that_cannot_be_written(tmp_path):
+  with open('/dev/full', 'w', encoding='utf-8') as full:
+    done = tfdp(*PRIVACY, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+  assert done.returncode == 2
+  assert done.stderr == 'tfdp privacy: error: [Errno 28] No space left on device\n'
+  reader, writer = os.pipe()
+  os.close(reader)
+  done = tfdp(*PRIVACY, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+  os.close(writer)
+  assert (done.returncode, done.stderr) == (141, '')
+  shell = subprocess.run(
+      ['sh', '-c', f'exec {sys.executable} -m tfdp_adaptive.cli.main {" ".join(PRIVACY)} >&- 2>&-'],
+      env=environment(), check=False)
+  assert shell.returncode == 0
+
+
+def test_an_interrupt_at_any_moment_ends_in_one_line(tmp_path):
+  """While libraries load, text is read, or noise is found."""
+  script = ('import sys; from tfdp_adaptive.cli import main; print("ready", flush=True)\n'
+            f'sys.exit(main.main(["train", "--out", {str(tmp_path / "out")!r}]))')
+  for seconds in (.01, .5, 2., 5.):
+    victim = subprocess.Popen([sys.executable, '-c', script], env=environment(), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    victim.stdout.readline()
+    time.sleep(seconds)
+    while victim.poll() is None:  # A library may keep one to itself.
+      victim.send_signal(signal.SIGINT)
+      try:
+        victim.wait(10)
+      except subprocess.TimeoutExpired:
+        pass
+    said = victim.communicate()[1]
+    assert victim.returncode == 130 and said.splitlines()[-1].endswith(': interrupted'), said
+    assert 'Traceback' not in said
+
+
+def test_help_and_wrong_arguments_do_not_wait_for_tensorflow(broken):
+  script = ('import sys; from tfdp_adaptive.cli import main\n'
+            'def run(*arguments):\n'
+            '  try: print(main.main(list(arguments)))\n'
+            '  except SystemExit as error: print(error.code)\n'
+            '  assert "tensorflow.python" not in sys.modules, arguments\n'
+            f'for name in {sorted(main.COMMANDS)}: run(name, "--help")\n'
+            'run("--version"); run("train", "--epsilon", "0")\n'
+            f'run("train", "--data", {str(broken / "empty")!r}, "--out", {str(broken)!r})\n'
+            'import tensorflow as tf; assert tf.constant(1).numpy() == 1\n')
+  done = subprocess.run([sys.executable, '-c', script], env=environment(), check=False, text=True,
+                        capture_output=True)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.count('examples:') == len(main.COMMANDS)
+
+
+def test_every_example_of_help_is_one(monkeypatch):
+  for name, (_, examples) in main.COMMANDS.items():
+    assert examples
+    for example in examples:
+      words = example.split()
+      assert words[:2] == ['tfdp', name]
+      assert main.parser(words[1:]).parse_args(words[1:]).command == name
+
+
+def test_version(capsys):
+  with pytest.raises(SystemExit) as status:
+    main.main(['--version'])
+  assert status.value.code == 0
+  assert capsys.readouterr().out.startswith('tfdp-adaptive 0.')

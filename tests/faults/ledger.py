@@ -1,0 +1,140 @@
+"""Records which noise protected which batch, outliving kills, and judges the record.
+
+Run as a script it is the victim: `ledger.py LEDGER LIFE train ...` runs `tfdp train ...`,
+`ledger.py LEDGER LIFE fit FOLDER` runs `fit` with Keras' BackupAndRestore, and both end
+by `kill -9` when they have written so many lines (0: never).
+"""
+
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import numpy as np
+
+STEPS = 40  # Of `fit`.
+
+
+def fingerprint(*arrays):
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(np.ascontiguousarray(array))
+  return digest.hexdigest()[:24]
+
+
+class Ledger:
+  """Appends a line per batch drawn and per step begun, at once: a kill cannot take it back.
+
+  Batches are drawn ahead of the steps, in their order.
+  """
+
+  def __init__(self, path, life=0):
+    self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    self._life = life
+
+  def _write(self, **line):
+    os.write(self._file, (json.dumps({'run': os.getpid(), **line}) + '\n').encode())
+    self._life -= 1
+    if not self._life:
+      os.kill(os.getpid(), signal.SIGKILL)
+
+  def watch(self, scheme):
+    """Wraps the drawing of batches."""
+    draw = scheme.index_batches
+
+    def index_batches(*arguments):
+      for indices in draw(*arguments):
+        self._write(batch=fingerprint(indices))
+        yield indices
+
+    scheme.index_batches = index_batches
+
+  def step(self, model):
+    key = model.optimizer._hidden.state[1].noise.key
+    self._write(row=model.optimizer.steps_done, key=fingerprint(np.asarray(key)),
+                weights=fingerprint(*model.get_weights()))
+
+
+def judge(path, steps):
+  """Checks a ledger of runs that were killed and went on, the last of which ended.
+
+  * A key serves one step of one run, hence one batch: no noise row is used for two.
+  * A run goes on where one before it was, with its weights: no step is lost, none is skipped.
+  * The last run reaches the last step; every step that was followed by another had a batch.
+
+  Returns:
+    The number of runs that took steps, and of steps that were taken again.
+  """
+  lines = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+  taken = [line for line in lines if 'row' in line]
+  keys = collections.defaultdict(set)
+  seen = collections.defaultdict(set)  # Row -> weights before it, in every run so far.
+  runs = list(dict.fromkeys(line['run'] for line in taken))
+  for run in runs:
+    mine = [line for line in taken if line['run'] == run]
+    batches = [line['batch'] for line in lines if line['run'] == run and 'batch' in line]
+    first = mine[0]['row']
+    assert [line['row'] for line in mine] == list(range(first, first + len(mine)))
+    assert first == 0 or mine[0]['weights'] in seen[first], 'weights that no run had there'
+    assert len(batches) >= len(mine) - 1
+    for number, line in enumerate(mine):
+      keys[line['key']].add((run, line['row'], *batches[number:number + 1]))
+      seen[line['row']].add(line['weights'])
+  assert all(len(uses) == 1 for uses in keys.values()), 'a noise row was used for two batches'
+  assert taken[-1]['row'] == steps - 1 and set(seen) == set(range(steps))
+  return len(runs), len(taken) - steps
+
+
+def train(ledger, arguments):
+  """`tfdp train`, watched."""
+  from tfdp_adaptive.cli import checkpoint
+  from tfdp_adaptive.cli import main
+  from tfdp_adaptive.cli import training
+  models, make, begin = [], checkpoint.Checkpoint.__init__, training.Recorder.begin
+
+  def remember(self, path, model):
+    models.append(model)
+    make(self, path, model)
+
+  def record(self):
+    ledger.step(models[-1])
+    begin(self)
+
+  checkpoint.Checkpoint.__init__ = remember
+  training.Recorder.begin = record
+  return main.main(['train', *arguments])
+
+
+def fit(ledger, folder):
+  """`fit` with Keras' own backups, and the batches of what is left of the plan."""
+  import tensorflow as tf
+  import tfdp_adaptive as tfdp
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[200, 5]).astype(np.float32)
+  y = x.sum(1, keepdims=True)
+  plan = tfdp.PrivacyPlan(batch_size=20, steps=STEPS, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=200)
+  tf.keras.utils.set_random_seed(0)
+  model = tfdp.make_private(tf.keras.Sequential(
+      [tf.keras.layers.Input([5]), tf.keras.layers.Dense(1)]))
+  model.compile(tfdp.DPAdam(plan=plan), 'mse')
+  model.optimizer.build(model.trainable_variables)
+  backup = tf.keras.callbacks.BackupAndRestore(
+      os.path.join(folder, 'backup'), delete_checkpoint=False)
+  watch = tf.keras.callbacks.LambdaCallback(
+      on_train_batch_begin=lambda batch, logs: ledger.step(model))
+  model.fit(plan.batches((x, y)), epochs=STEPS // 4, steps_per_epoch=4, verbose=0,
+            callbacks=[backup, watch])
+  np.savez(os.path.join(folder, 'result.npz'), *model.get_weights())
+  return 0
+
+
+if __name__ == '__main__':
+  from tfdp_adaptive.privacy import sampling
+  record_of = Ledger(sys.argv[1], int(sys.argv[2]))
+  record_of.watch(sampling.Poisson)
+  sys.exit(train(record_of, sys.argv[4:]) if sys.argv[3] == 'train'
+           else fit(record_of, sys.argv[4]))

@@ -1,0 +1,75 @@
+"""What an unfinished run goes on from: one file, replaced at once, believed only if whole.
+
+SECRET: the optimizer's state holds what the noise to come depends on. The key of the
+noise is not in it, so a run that goes on draws noise that was never drawn before.
+"""
+
+import hashlib
+import io
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.cli import folder
+from tfdp_adaptive.cli import options
+
+_NAME, _FORMAT = 'state', 'tfdp_adaptive.train 1'
+
+
+class Checkpoint:
+  """Weights, optimizer and learning curve of a run.
+
+  Args:
+    path: The folder of the unfinished run.
+    model: Compiled and private.
+  """
+
+  def __init__(self, path: pathlib.Path, model: 'tf.keras.Model'):
+    self._file = path / _NAME
+    self._optimizer = model.optimizer
+    self._optimizer.build(model.trainable_variables)
+    variables = self._optimizer.variables
+    self._variables = [*model.weights, *(variables() if callable(variables) else variables)]
+
+  def save(self, curve):
+    """Replaces what was saved; when this returns it is on disk."""
+    buffer = io.BytesIO()
+    record = {'format': _FORMAT, 'steps': self._optimizer.steps_done, 'curve': curve}
+    np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8),
+             **{f'v{i}': np.asarray(v) for i, v in enumerate(self._variables)})
+    content = buffer.getvalue()
+    folder.replace(self._file, hashlib.sha256(content).digest() + content, 0o600)
+
+  def restore(self):
+    """`(steps done, learning curve)`; `(0, ())` where nothing is saved.
+
+    Raises:
+      options.UsageError: What is saved is not what was saved, byte for byte, or of
+        another model.
+    """
+    try:
+      content = self._file.read_bytes()
+    except FileNotFoundError:
+      return 0, ()
+    except OSError as error:
+      raise options.unreadable(self._file, error.strerror) from error
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+      raise options.unreadable(self._file, 'it is not what was saved')
+    try:
+      saved = np.load(io.BytesIO(content[32:]), allow_pickle=False)
+      record = json.loads(saved['record'].tobytes())
+      values = [saved[f'v{i}'] for i in range(len(saved.files) - 1)]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+      raise options.unreadable(self._file, error) from error
+    shapes = [(tuple(v.shape), tf.as_dtype(v.dtype).name) for v in self._variables]
+    if (record.get('format') != _FORMAT
+        or [(value.shape, value.dtype.name) for value in values] != shapes):
+      raise options.unreadable(self._file, 'it is of another version or model')
+    for variable, value in zip(self._variables, values):
+      variable.assign(value)
+    if self._optimizer.steps_done != record['steps']:
+      raise options.unreadable(self._file, 'its number of steps is not the optimizer\'s')
+    return record['steps'], tuple(map(tuple, record['curve']))
