@@ -1,5 +1,8 @@
-# make demo    install the federated stack into .venv and run the main job
-# make test    install what is missing and run the tests on both stacks
+# make demo    install what this Python can have into .venv and run the main job
+# make test    install what is missing and run the tests on both stacks (SLOW=1: all of them)
+# make test PYTHON=python3.12    the same with another Python, in environments of its own
+# make test-fast PYTHON=python3.12    the part of the tests that notices another Python
+# make lint    check style, imports and types
 # make bench   measure clipping beside the peers (QUICK=1: fewer rounds) into benchmarks/results
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make lock    resolve requirements/*.lock again (LOCK_FLAGS=--upgrade for newer versions)
@@ -7,50 +10,89 @@
 SHELL = /bin/sh
 SLOW =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
-PYTEST = -m pytest -n 2 --dist loadfile -q -p no:cacheprovider --color=no $(if $(SLOW),--slow) tests
+PYTEST = -m pytest -n 2 --dist loadfile -q -p no:cacheprovider --color=no $(if $(SLOW),--slow)
 
-# The first interpreter that really starts, is 3.9 to 3.11 and can make environments.
-PYTHON = $(shell for python in python3.11 python3.10 python3.9 python3; do \
-  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 11))' \
+# The first interpreter that really starts, is 3.9 to 3.13 and can make environments; one that
+# TensorFlow Federated runs on (3.9 to 3.11) comes first.
+PYTHON := $(shell for python in python3.11 python3.10 python3.9 python3.12 python3.13 python3; do \
+  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 13))' \
     >/dev/null 2>&1; then echo $$python; break; fi; done)
+VERSION := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 
-NO_PYTHON = No usable Python 3.9, 3.10 or 3.11 was found. \
-  Debian 12: apt install python3.11-venv. Debian 11 and Ubuntu 22.04: apt install python3-venv. \
+NO_PYTHON = No usable Python 3.9 to 3.13 was found. \
+  Debian 12: apt install python3.11-venv. Other Debian and Ubuntu: apt install python3-venv. \
   Elsewhere: put python3.11 (with its venv module) on PATH, or call make PYTHON=/path/to/python3.11.
 
-.PHONY: help demo test test-federated test-current bench bench-peers lock
+# A Python that is named gets environments of its own.
+SUFFIX := $(if $(filter command% environment%,$(origin PYTHON)),-$(VERSION))
+CURRENT = .venv-keras3$(SUFFIX)
+# .venv has all that this Python can have: there is no TensorFlow Federated for 3.12 and later.
+FULL = .venv$(SUFFIX)
+HAS_TFF := $(filter 3.9 3.10 3.11,$(VERSION))
+FULL_LOCK = requirements/$(if $(HAS_TFF),federated,current).lock
+
+# Runs the public interface, the rules, the noise, a model and the wheel: minutes, not half an hour.
+FAST = tests/layers_test.py tests/packaging_test.py tests/public_names_test.py \
+  tests/rules/rules_contract_test.py tests/mechanisms/storage_test.py \
+  tests/noise/noise_streams_test.py tests/privacy/plan_test.py tests/keras_adapter/classes_test.py
+
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint bench bench-peers lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-demo: .venv/installed
-	$(RUN) .venv/bin/tfdp demo
+demo: $(FULL)/installed
+	$(RUN) $(FULL)/bin/tfdp demo
 
 test: test-federated test-current
 
-test-federated: .venv/installed
-	$(RUN) .venv/bin/python $(PYTEST)
+ifneq ($(HAS_TFF),)
+test-federated: $(FULL)/installed
+	$(RUN) $(FULL)/bin/python $(PYTEST) tests
+else
+test-federated:
+	@echo "Without the federated stack: TensorFlow Federated runs on Python 3.9 to 3.11," \
+	  "and this is $(VERSION)."
+endif
 
-test-current: .venv-keras3/installed
-	$(RUN) .venv-keras3/bin/python $(PYTEST)
+test-current: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python $(PYTEST) tests
 
-.venv/installed: requirements/federated.lock setup.py
-.venv-keras3/installed: requirements/current.lock setup.py
+test-fast: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python $(PYTEST) $(FAST)
+
+test-newer:
+	@status=0; for version in 3.12 3.13; do \
+	  found=; for python in python$$version $$(pyenv root 2>/dev/null)/versions/$$version.*/bin/python; do \
+	    if $$python -c "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$$version')" \
+	      >/dev/null 2>&1; then found=$$python; break; fi; done; \
+	  if test -n "$$found"; then $(MAKE) test-fast PYTHON=$$found || status=1; \
+	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
+	done; exit $$status
+
+ci: lint test test-newer
+
+$(FULL)/installed: LOCK = $(FULL_LOCK)
+$(CURRENT)/installed: LOCK = requirements/current.lock
+$(FULL)/installed: $(FULL_LOCK)
+$(CURRENT)/installed: requirements/current.lock
+$(FULL)/installed $(CURRENT)/installed: setup.py pyproject.toml
 
 # --no-deps: the lock is complete, and pip would refuse TFF's withdrawn pins.
-.venv/installed .venv-keras3/installed:
-	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+# --no-compile: most modules are never imported, and those that are get compiled then.
+$(FULL)/installed $(CURRENT)/installed:
+	@test -n "$(filter 3.9 3.10 3.11 3.12 3.13,$(VERSION))" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-compile -r $(LOCK)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-bench: bench-peers .venv-keras3/installed
-	$(RUN) .venv/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \
+bench: bench-peers $(CURRENT)/installed
+	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \
 	  --out benchmarks/results/clipping_speed.txt
 
 # tensorflow_privacy is on the federated stack.
-bench-peers: .venv/installed build/peers/jax/installed build/peers/torch/installed
+bench-peers: $(FULL)/installed build/peers/jax/installed build/peers/torch/installed
 
 # --no-deps: PyTorch's CPU build needs none of the GPU libraries its index entry names.
 build/peers/%/installed: requirements/peers-%.lock
@@ -59,7 +101,7 @@ build/peers/%/installed: requirements/peers-%.lock
 	touch $@
 
 lock:
-	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+	@test -n "$(filter 3.9 3.10 3.11 3.12 3.13,$(VERSION))" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install -q --disable-pip-version-check uv

@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ('tfdp_adaptive', 'federated')
 FEDERATED = 'federated'
 TFF = 'tensorflow-federated'
-INIT = 'package'  # The target of `tfdp_adaptive/__init__.py`, which imports nothing when it loads.
+INIT = 'package'  # The target of `tfdp_adaptive/__init__.py` and what it imports at once.
+INIT_MODULES = ('__init__', 'version')
 HEADER = '''"""One target per package. `tests/build_deps_test.py` compares deps with imports, or writes them."""
 
 load("@pypi//:requirements.bzl", "requirement")
@@ -181,7 +182,7 @@ def target_of(path):
   parts = path.with_suffix('').parts
   if parts[0] == FEDERATED:
     return FEDERATED
-  return INIT if parts[1] == '__init__' else parts[1]
+  return INIT if parts[1] in INIT_MODULES else parts[1]
 
 
 def dependencies(path, known):
@@ -212,7 +213,7 @@ def libraries():
     files.setdefault(name, []).append(path.as_posix())
     ours, others = deps.setdefault(name, (set(), set()))
     mine, theirs = dependencies(path, known)
-    ours.update(mine if name == INIT else {INIT, *mine})
+    ours.update({INIT, *mine})
     others.update(theirs)
   # What `import tfdp_adaptive` may load on first use.
   files['tfdp_adaptive'] = []
@@ -226,12 +227,13 @@ def target(name, files, ours, others):
   if name == FEDERATED:
     lines += ['    srcs = ["tfdp_adaptive/" + path for path in glob(["federated/*.py"])],',
               '    target_compatible_with = FEDERATED_ONLY,']
+  elif name == INIT:
+    lines += ['    srcs = ['] + [f'        "{path}",' for path in files] + [
+        '    ],', '    data = ["tfdp_adaptive/py.typed"],']
   elif len(files) > 1:
     lines.append(f'    srcs = glob(["tfdp_adaptive/{name}/**/*.py"]),')
   elif files:
     lines.append(f'    srcs = ["{files[0]}"],')
-  if name == INIT:
-    lines.append('    data = glob(["tfdp_adaptive/py.typed"]),')
   optional = FEDERATED in ours
   deps = [f'":{dep}"' for dep in ours if dep != FEDERATED] + [
       f'requirement("{dep}")' for dep in others]

@@ -1,5 +1,6 @@
 """A wheel holds every module, `federated` in its place, and starts `tfdp`."""
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -9,6 +10,9 @@ import zipfile
 import build_deps_test
 import pytest
 
+from tfdp_adaptive import version
+from tfdp_adaptive.cli import main
+
 ROOT = build_deps_test.ROOT
 
 
@@ -16,7 +20,7 @@ ROOT = build_deps_test.ROOT
 def wheel(tmp_path_factory):
   """A wheel of a copy of the sources, so that no stale build folder gets in."""
   source = tmp_path_factory.mktemp('source')
-  for name in ('setup.py', 'README.md', 'LICENSE'):
+  for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(ROOT / name, source)
   for name in build_deps_test.PACKAGES:
     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
@@ -34,6 +38,7 @@ def test_wheel_holds_every_module_and_the_licence(wheel):
       for path in build_deps_test.modules().values()}
   assert expected == {name for name in names if name.endswith('.py')}
   assert any(name.endswith('/LICENSE') for name in names)
+  assert 'tfdp_adaptive/py.typed' in names
 
 
 def test_wheel_starts_the_command_and_names_what_it_needs(wheel):
@@ -43,8 +48,11 @@ def test_wheel_starts_the_command_and_names_what_it_needs(wheel):
   assert 'tfdp = tfdp_adaptive.cli.main:main' in texts['entry_points.txt']
   needed = re.findall(r'^Requires-Dist: ([\w-]+)[^;\n]*$', texts['METADATA'], re.M)
   assert set(needed) >= {'tensorflow', 'keras', 'dp-accounting', 'numpy', 'scipy', 'tqdm'}
-  assert set(re.findall(r'^Provides-Extra: (\w+)', texts['METADATA'], re.M)) == {
-      'federated', 'plots', 'dev'}
+  # Each of them resolves: what federated training needs does not, and is no extra.
+  assert set(re.findall(r'^Provides-Extra: (\w+)', texts['METADATA'], re.M)) == {'plots', 'dev'}
+  assert f'\nVersion: {version.__version__}\n' in texts['METADATA']
+  for minor in range(9, 14):
+    assert f'Classifier: Programming Language :: Python :: 3.{minor}\n' in texts['METADATA']
 
 
 def test_wheel_runs_from_where_it_is_unpacked(wheel, tmp_path):
@@ -54,6 +62,15 @@ def test_wheel_runs_from_where_it_is_unpacked(wheel, tmp_path):
   done = subprocess.run([sys.executable, '-I', '-c', code, tmp_path], cwd=tmp_path, check=True,
                         stdin=subprocess.DEVNULL, capture_output=True, text=True)
   assert done.stdout.startswith('usage: tfdp')
+
+
+def test_one_version_everywhere(capsys):
+  assert importlib.metadata.version('tfdp-adaptive') == version.__version__
+  assert f'\nversion: {version.__version__}\n' in (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+  with pytest.raises(SystemExit) as stopped:
+    main.main(['--version'])
+  assert not stopped.value.code and capsys.readouterr().out.startswith(
+      f'tfdp-adaptive {version.__version__}, ')
 
 
 def test_pinned_lists_name_versions_and_no_addresses():

@@ -8,6 +8,8 @@ only when it is touched.
 import importlib
 import importlib.util
 
+from tfdp_adaptive.version import __version__
+
 # Where each public name lives; a subpackage is its own name.
 _EXPORTS = {
     'Ledger': 'privacy.ledger',
@@ -31,7 +33,8 @@ _EXPORTS = {
 }
 _SUBPACKAGES = ('clipping', 'diagnostics', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
-__all__ = sorted({*_EXPORTS, *_SUBPACKAGES} - {'federated'})
+# Without what needs a library that not every environment can have.
+__all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})
 
 
 def __getattr__(name):

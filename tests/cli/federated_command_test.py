@@ -106,6 +106,21 @@ def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
       encoding='utf-8')
 
 
+@pytest.mark.skipif(importlib.util.find_spec('tensorflow_federated') is not None,
+                    reason='for where there is no tensorflow_federated')
+def test_without_tensorflow_federated_the_demo_is_its_centralized_part(folder, capsys, monkeypatch):
+  few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
+  monkeypatch.setattr(settings, 'CENTRALIZED', few)
+  out = folder / 'alone'
+  assert main.main(arguments(
+      'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0
+  assert {row['part'] for row in results(out)['rows']} == {'centralized'}
+  reason = 'The federated part is missing: TensorFlow Federated is not installed here.'
+  assert reason in capsys.readouterr().err
+  assert reason in (out / 'privacy.txt').read_text(encoding='utf-8')
+  assert main.main(arguments('demo', folder, '--workers', 'host:80')) == 2  # It was asked for.
+
+
 @pytest.mark.federated
 @pytest.mark.parametrize('address', ['', 'nowhere', 'host:', ':80', 'host:0', 'host:65536'])
 def test_what_is_no_address_of_a_worker(folder, capsys, address):

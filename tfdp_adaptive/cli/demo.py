@@ -1,4 +1,11 @@
-"""`tfdp demo`: the main job, `tfdp compare` and `tfdp federated` on one text into one table."""
+"""`tfdp demo`: the main job, `tfdp compare` and `tfdp federated` on one text into one table.
+
+Where TensorFlow Federated is not installed it is `tfdp compare` alone, and says so.
+"""
+
+import importlib.util
+import platform
+import sys
 
 from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import federated
@@ -6,6 +13,11 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import report as report_lib
 from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
+
+_LEFT_OUT = (
+    'The federated part is missing: TensorFlow Federated is not installed here. It runs on Python '
+    f'3.9 to 3.11 (this is {platform.python_version()}) with TensorFlow 2.14. Install such a Python '
+    'and requirements/federated.lock, as README.md says under "Installing".')
 
 
 def add_parser(subparsers):
@@ -20,15 +32,22 @@ def add_parser(subparsers):
 
 
 def run(arguments):
-  federated.require(arguments.workers)
-  with report_lib.Report(arguments.out, federated.PART) as report:
+  has_federated = importlib.util.find_spec('tensorflow_federated') is not None
+  if has_federated or arguments.workers:
+    federated.require(arguments.workers)
+  with report_lib.Report(arguments.out, federated.PART if has_federated else '') as report:
     task = tasks.load(arguments, need_client=True)
     by_sentence = compare.make_plan(arguments, task)
     by_client = federated.make_plan(arguments, task)
     report.describe(task, arguments)
     report.state(*report_lib.preamble(task, arguments))
     compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
-    federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-    report.state('Both parts used the same text. The models of the centralized part promise '
-                 'nothing for a client as a whole, so neither do both parts together.')
+    if has_federated:
+      federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
+      report.state('Both parts used the same text. The models of the centralized part promise '
+                   'nothing for a client as a whole, so neither do both parts together.')
+    else:
+      report.state(_LEFT_OUT)
     report.finish(arguments.json)
+  if not has_federated:
+    print(_LEFT_OUT, file=sys.stderr)

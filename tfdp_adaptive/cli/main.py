@@ -9,6 +9,7 @@ import platform
 import sys
 import types
 
+import tfdp_adaptive
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.data import corpus
@@ -118,7 +119,7 @@ class _Version(argparse.Action):
 
 def version() -> str:
   """One line: this library, and what it runs on, without importing it."""
-  parts = [f'tfdp-adaptive {_installed("tfdp-adaptive")}', f'Python {platform.python_version()}']
+  parts = [f'tfdp-adaptive {tfdp_adaptive.__version__}', f'Python {platform.python_version()}']
   for name in ('tensorflow', 'keras', 'tensorflow-federated', 'dp-accounting'):
     parts += [f'{name} {_installed(name)}'] * (_installed(name) is not None)
   return ', '.join(parts)

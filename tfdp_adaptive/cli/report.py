@@ -220,7 +220,7 @@ def _rounded_up(epsilon):
 
 def _versions():
   """Versions of the libraries that are loaded."""
-  names = ('tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
+  names = ('tfdp_adaptive', 'tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
   found = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
   return {name: version for name, version in found if version}
 

@@ -8,6 +8,7 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 import decimal
 from importlib import metadata
 
+from tfdp_adaptive import version
 from tfdp_adaptive.privacy import accounting
 
 _UNITS = {
@@ -139,7 +140,7 @@ def _mechanism(plan, rule):
 
 
 def _accounting(plan, steps, accountant):
-  text = f'dp_accounting {metadata.version("dp-accounting")}, '
+  text = f'tfdp_adaptive {version.__version__}, dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
   method = ('Renyi differential privacy' if accountant == 'rdp' else

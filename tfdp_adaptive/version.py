@@ -1,0 +1,3 @@
+"""The version of the library, for the package's metadata, statements and saved results."""
+
+__version__ = '0.1.0'
