@@ -151,6 +151,12 @@ def describe(variable):
   return f'variable {name!r} of shape {tuple(variable.shape)}'
 
 
+def overrides(model, method):
+  """Whether a model has a method of its own, wherever it comes from, in place of Keras'."""
+  found = getattr(model, method)
+  return getattr(found, '__func__', found) is not getattr(keras.Model, method)
+
+
 def autographed(layer, function):
   """`function`, the layer's `call`, as Keras would run it in a graph."""
   own = not type(layer).__module__.startswith('keras.')

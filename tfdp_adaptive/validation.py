@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive import independence
 
-_PROBES = 8  # A layer may mix some examples only, or draw which.
+_LENGTHS = (8, 64)  # Tried for axes of inputs that are open; deep convolutions need the second.
 _PROBED = weakref.WeakSet()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
@@ -42,12 +42,14 @@ def validate_structure(model):
 
 
 def validate_model(model, x=None):
-  """Checks that every example's output depends on that example alone.
+  """Checks that what every example contributes depends on that example alone.
 
-  Structurally (batch normalization, activity regularizers, stateful layers) and by
-  numeric probes: in inference mode the output of an example must not move when
-  another joins the batch; in training mode it must have no gradient by the others'
-  inputs or what layers do for them, and no state may be written but random seeds.
+  Structurally (batch normalization, activity regularizers, stateful layers), and by
+  values: in inference mode the output of an example must not move when another joins
+  the batch; in training mode neither outputs nor gradients of examples may, whatever
+  the others are; and no step may write data into variables or tables, wherever they
+  are kept. Models of which a step takes one example at a time anyway are checked for
+  writes alone. What Python code does with data (`tf.py_function`, `tf.print`) is not seen.
 
   Args:
     model: A built Keras model.
@@ -63,11 +65,14 @@ def validate_model(model, x=None):
   if not model.built:
     raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
   validate_structure(model)
-  x = _probe_inputs(model) if x is None else _as_values(x)
+  x = _input_specs(model) if x is None else x
   if x is None:
     return
-  _check_inference(model, x)
-  _check_training(model, x)
+  static = tf.nest.flatten(x)[0].shape[0] is not None
+  examples = _accepted(model, x)
+  _check_inference(model, examples)
+  independence.check(model, tf.nest.flatten(examples), examples, static,
+                     lambda: _refuse_data_losses(model))
   _PROBED.add(model)
 
 
@@ -82,22 +87,41 @@ def check_probed(model):
 
 def build(model, x):
   """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
-  model(_rows(_as_values(x), 0, 1), training=False)
+  model(_rows(_examples(x, _LENGTHS[0]), 0, 1), training=False)
+
+
+def _accepted(model, x):
+  """Examples that the model accepts: words of its vocabulary, axes as long as it needs."""
+  words = [layer.input_dim for layer in model._flatten_layers()
+           if isinstance(layer, compat.keras.layers.Embedding)]
+  failures = []
+  for length in _LENGTHS:
+    for most in sorted({2, *words[:1], min(words, default=2)}, reverse=True):
+      examples = _examples(x, length, most, whole=bool(words))
+      try:
+        model(_rows(examples, 0, 2), training=False)
+        return examples
+      except (ValueError, tf.errors.InvalidArgumentError) as failure:
+        failures.append(failure)
+  raise failures[0]
 
 
 def _check_inference(model, x):
-  run = lambda x: tf.nest.map_structure(
-      lambda t: np.asarray(t, np.float64), model(x, training=False))
-  together = tf.nest.flatten(run(_rows(x, 0, 2)))
+  run = lambda start, stop: [np.asarray(t, np.float64) for t in tf.nest.flatten(
+      model(_rows(x, start, stop), training=False))]
+  together = run(0, 2)
+  drawn = any(not np.array_equal(*pair, equal_nan=True) for pair in zip(together, run(0, 2)))
   for row in range(2):
-    for single, both in zip(tf.nest.flatten(run(_rows(x, row, row + 1))), together):
+    for single, both in zip(run(row, row + 1), together):
       if both.shape[0] != 2 or single.shape[0] != 1:
         raise errors.PrivacyError(
             'The first axis of every output must be the batch. Received: outputs of '
             f'shape {single.shape} for one example and {both.shape} for two.')
-      if not np.allclose(single[0], both[row], rtol=1e-3, atol=1e-4, equal_nan=True):
-        _mixes('the output for one example changes by '
-               f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins the batch')
+      if not drawn and not np.allclose(
+          single[0], both[row], rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise independence.mixes('the output for one example changes by '
+                                 f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins '
+                                 'the batch')
   _refuse_data_losses(model)
 
 
@@ -108,70 +132,34 @@ def _refuse_data_losses(model):
         'Put them into the compiled `loss`.')
 
 
-def _check_training(model, x):
-  """Dropout makes runs incomparable, so gradients across examples are looked at instead."""
-  weights = model.non_trainable_variables
-  before = _values(weights)
-  worst = 0.0
-  if bookkeeping.supports(model, x)[0]:  # Else another engine runs every example by itself.
-    probe = tf.function(lambda row: bookkeeping.influence(model, x, row), autograph=False)
-    count = tf.nest.flatten(x)[0].shape[0]
-    worst = max(float(probe(tf.constant(i % count))) for i in range(_PROBES))
-  states = [_values(weights)]
-  for data in [x] + [tf.nest.map_structure(lambda t: tf.repeat(t[i:i + 1], t.shape[0], 0), x)
-                     for i in range(2)] * 2:
-    model(data, training=True)
-    states.append(_values(weights))
-  written = []
-  for variable, start, *after in zip(weights, before, *states):
-    if tf.as_dtype(variable.dtype).is_floating:
-      if not np.array_equal(start, after[-1]):
-        written.append(compat.describe(variable))
-        variable.assign(start)
-    elif np.any(np.diff(np.stack(after), 2, axis=0)):  # Seeds count the steps.
-      written.append(compat.describe(variable))
-  _refuse_data_losses(model)
-  if written:
-    raise errors.PrivacyError(
-        'Layers write statistics of the data into weights that are not trained, around clipping '
-        f'and noise. Received: {written}. Freeze these layers.')
-  if worst > 0:
-    _mixes(f"an example's outputs have a gradient of {worst:.3g} by another's inputs or "
-           'activations')
-
-
-def _values(weights):
-  """Integers as Python's, whose differences do not overflow."""
-  return [np.array(v.numpy(), None if tf.as_dtype(v.dtype).is_floating else object)
-          for v in weights]
-
-
-def _mixes(how):
-  raise errors.PrivacyError(
-      f'The model mixes examples: {how}. Per-example clipping then bounds nothing. '
-      'Remove the layer that looks across axis 0.')
-
-
 def _rows(x, start, stop):
-  return tf.nest.map_structure(lambda t: t[start:stop], x)
+  return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[start:stop]), x)
 
 
-def _as_values(x):
-  """Made-up examples for specs; values as they are."""
-  return tf.nest.map_structure(
-      lambda t: _example(t.shape, t.dtype) if isinstance(t, tf.TensorSpec)
-      else tf.convert_to_tensor(t), x)
+def _examples(x, length, words=2, whole=False):
+  """`independence.SIZE` examples as arrays: made up for specs, else the first ones of `x`.
 
-
-def _example(shape, dtype):
+  Args:
+    x: Nest of inputs or of their specs.
+    length: Of axes of specs that are open.
+    words: Integers made up are below this.
+    whole: Whether floating-point numbers may stand for words, too.
+  """
   rng = np.random.default_rng(0)
-  shape = [8] + [4 if d is None else d for d in shape[1:]]
-  dtype = tf.as_dtype(dtype)
-  if dtype.is_floating:
-    return tf.constant(rng.normal(size=shape), dtype)
-  values = rng.integers(0, 2, size=shape)
-  values[1] = 1 - values[0]  # The two that inference is checked with differ.
-  return tf.cast(tf.constant(values), dtype)
+
+  def leaf(t):
+    if not isinstance(t, tf.TensorSpec):
+      values = tf.convert_to_tensor(t).numpy()
+      return values[np.arange(independence.SIZE) % len(values)]
+    shape = [independence.SIZE] + [length if d is None else d for d in t.shape[1:]]
+    if t.dtype.is_floating and not whole:
+      return rng.normal(size=shape).astype(t.dtype.as_numpy_dtype)
+    least = 0 if words == 2 else 1  # Zeros are padding, which comes later.
+    values = rng.integers(least, words, size=shape)
+    values[1] = least + (values[0] - least + 1) % (words - least)  # Inference compares these.
+    return values.astype(str) if t.dtype == tf.string else values.astype(t.dtype.as_numpy_dtype)
+
+  return tf.nest.map_structure(leaf, x)
 
 
 def tells_inputs(model):
@@ -179,12 +167,12 @@ def tells_inputs(model):
   return bool(model.built and getattr(model, 'inputs', None))
 
 
-def _probe_inputs(model):
-  """Made-up examples, or None where the model does not tell its inputs."""
+def _input_specs(model):
+  """Specs of the model's inputs, or None where it does not tell them."""
   if not tells_inputs(model):
     return None
-  values = [_example(spec.shape, spec.dtype) for spec in model.inputs]
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in model.inputs]
   structure = compat.input_structure(model)
-  if structure is not None and len(tf.nest.flatten(structure)) == len(values):
-    return tf.nest.pack_sequence_as(structure, values)
-  return values[0] if len(values) == 1 else values
+  if structure is not None and len(tf.nest.flatten(structure)) == len(specs):
+    return tf.nest.pack_sequence_as(structure, specs)
+  return specs[0] if len(specs) == 1 else specs

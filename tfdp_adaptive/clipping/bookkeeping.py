@@ -95,43 +95,6 @@ def factors_of(model, loss, batch):
   return found, outputs, losses
 
 
-def influence(model, x, row):
-  """Largest gradient of one example's outputs by the others' inputs and use of weights.
-
-  Zero for a model whose examples are independent, in training mode too and whatever
-  dropout draws. Only what floating-point numbers carry is seen.
-
-  Args:
-    model: A built Keras model that the engine supports.
-    x: Nest of inputs, two examples or more.
-    row: Which of them is the one.
-  """
-  proven = prove(model, x)
-  x = tf.nest.map_structure(tf.identity, x)
-  inputs = [t for t in tf.nest.flatten(x) if t.dtype.is_floating]
-  tape, from_inputs = (tf.GradientTape(watch_accessed_variables=False) for _ in range(2))
-  recorder = tracing.Recorder(tracing.units(model), tape)
-  with tape, from_inputs:
-    from_inputs.watch(inputs)
-    outputs = tf.nest.flatten(recorder.run(model, x))
-    one = tf.add_n([tf.reduce_sum(tf.cast(tf.gather(t, row), tf.float32)) for t in outputs])
-  errors = tape.gradient(one, [record.taps for record in recorder.records])
-  try:
-    by_inputs = [tf.convert_to_tensor(g) for g in from_inputs.gradient(one, inputs)
-                 if g is not None]
-  except LookupError:  # An operation before the first weights has no gradient.
-    by_inputs = []
-  others = tf.cast(tf.range(tf.shape(outputs[0])[0]) != row, tf.float64)
-  gradients = [factor.weighted_sums([others])[0]
-               for factor in terms(recorder.records, proven, errors).values()]
-  gradients += [tf.boolean_mask(g, others > 0) for g in by_inputs]
-  worst = tf.zeros([], tf.float64)
-  for gradient in gradients:  # 0 * inf, of what does not reach the example, must hide no other.
-    size = tf.where(tf.math.is_nan(gradient), tf.zeros_like(gradient), tf.abs(gradient))
-    worst = tf.maximum(worst, tf.cast(tf.reduce_max(size), tf.float64))
-  return worst
-
-
 def terms(records, proven, errors):
   """The factor of every variable of recorded calls that the errors reach, by variable key.
 

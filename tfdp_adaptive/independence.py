@@ -1,0 +1,241 @@
+"""Compares what examples get, in training, in batches whose other examples differ.
+
+What an example contributes must not depend on what else is in the batch. Some examples of
+a batch are changed (permuted, zeroed, scaled, padded, copied; fewer or more of them), and
+all that the gradients of the others are formed from is compared, value by value. Values
+tell what gradients do not: integers, ranks, thresholds, lengths, what is behind
+`stop_gradient`, what a backward pass of a layer's own does.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import draws
+from tfdp_adaptive import errors
+from tfdp_adaptive import probes
+from tfdp_adaptive import writes
+from tfdp_adaptive.clipping import bookkeeping
+
+SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
+_OTHER_DRAWS = (0.37, 0.71)
+# What may be rounding: nothing on a batch of the same size, on most machines.
+_ROUNDING = 1e-5
+_ROUNDING_OF_SIZES = 1e-2
+
+
+def check(model, leaves, structure, static, after_call):
+  """Raises `PrivacyError` where an example depends on others, or a step keeps data.
+
+  Args:
+    model: A built Keras model.
+    leaves: Arrays [n, ...] of examples, the leaves of the model's inputs.
+    structure: The nest of these inputs.
+    static: Whether training knows the size of a batch when it is traced.
+    after_call: Called after the model, while it is traced.
+  """
+  traces = _Traces(model, leaves, structure, static, after_call)
+  first = traces.of(len(leaves[0]))
+  written = writes.find(first.concrete, first.inputs)
+  if written:
+    raise errors.PrivacyError(
+        'Layers write statistics of the data into what outlives the step, around clipping and '
+        f'noise. Received: {"; ".join(written)}. Freeze these layers, or leave them out.')
+  if not bookkeeping.supports(model, traces.nest(leaves))[0]:
+    return  # Another engine runs every example by itself.
+  random = draws.has_draws(first.concrete)
+  for salt in (0.0,) + (_OTHER_DRAWS if random else ()):
+    _check_contents(traces, leaves, salt)
+  _check_sizes(traces, leaves, random)
+
+
+class _Traces:
+  """The traces of one model, by the size of the batch where that is static."""
+
+  def __init__(self, model, leaves, structure, static, after_call):
+    self._model, self._structure, self._after_call = model, structure, after_call
+    self._leaves, self._static = leaves, static
+    self._traces, self._runners = {}, {}
+
+  def of(self, size):
+    if not self._static and None not in self._traces:
+      try:
+        self._traces[None] = self._trace(None)
+      except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+        self._static = True  # Its code wants to know the size.
+    key = size if self._static else None
+    if key not in self._traces:
+      self._traces[key] = self._trace(size)
+    return self._traces[key]
+
+  def runner(self, size):
+    key = size if self._static else None
+    if key not in self._runners:
+      self._runners[key] = probes.Runner(self._model, self.of(size))
+    return self._runners[key]
+
+  def nest(self, leaves):
+    return tf.nest.pack_sequence_as(self._structure, leaves)
+
+  def _trace(self, size):
+    return probes.trace(self._model, self.nest(
+        [tf.TensorSpec([size] + list(t.shape[1:]), _dtype(t)) for t in self._leaves]),
+                        self._after_call)
+
+
+def _check_contents(traces, leaves, salt):
+  """Changes some examples in every way; the others must not notice."""
+  n = len(leaves[0])
+  run = traces.runner(n)
+  run.salt = salt
+  two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
+  cases = [(kind, two) for kind in ('permuted', 'scaled')]
+  if not salt:
+    cases = [(kind, kept) for kind in _CHANGES for kept in (two, last)]
+    cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
+  for base in (leaves, _ragged(leaves, slice(None)), _ragged(leaves, slice(None, None, -1))):
+    batch = base + [_errors(n)]
+    before = run(batch)
+    for kind, kept in cases:
+      after = _run_changed(run, batch, kind, kept)
+      if after is not None:
+        how = _difference(run, before, after, kept, kept, _ROUNDING)
+        if how:
+          raise mixes(f'{how} when others are {kind}', max(
+              _moved(run, before, after, kept, kept), _influence(run, batch, before)))
+
+
+def _check_sizes(traces, leaves, random):
+  """Leaves out examples: those after the others where what is drawn goes by place."""
+  n = len(leaves[0])
+  batch = leaves + [_errors(n)]
+  before = traces.runner(n)(batch)
+  cases = [([0], 'all others are left out'), (list(range(n - 2)), 'others are left out')]
+  if not random:
+    cases.append((list(range(1, n)), 'the first one is left out'))
+  for kept, words in cases:
+    run = traces.runner(len(kept))
+    after = run([t[kept] for t in batch])
+    places = list(range(len(kept)))
+    how = _difference(run, before, after, kept, places, _ROUNDING_OF_SIZES)
+    if how:
+      raise mixes(f'{how} when {words}', _moved(run, before, after, kept, places))
+
+
+def _errors(n):
+  """Per example, what its loss makes of the outputs; see `probes`."""
+  return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
+
+
+def _ragged(leaves, order):
+  """Examples of several lengths: zeros after what is kept of the first axis, or before."""
+  leaves = [np.copy(t) for t in leaves]
+  n = len(leaves[0])
+  for t in leaves:
+    for row, parts in ((0, 2), (n // 2, 2), (n - 1, 3)):
+      if t.ndim > 1:
+        t[row][order][max(1, t.shape[1] // parts):] = np.zeros((), t.dtype)
+  return leaves
+
+
+def _real(array):
+  return array.dtype.kind in 'fV'  # V: bfloat16.
+
+
+def _shortened(rows, order=slice(None)):
+  rows = np.copy(rows)
+  if rows.ndim > 1:
+    rows[:, order][:, 1:] = np.zeros((), rows.dtype)
+  return rows
+
+
+# What becomes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
+_CHANGES = {
+    'permuted': lambda rows, _, __: np.roll(rows, 1, 0),
+    'zeroed': lambda rows, _, __: np.zeros_like(rows),
+    'scaled': lambda rows, all_rows, _: (
+        30 * rows if _real(rows) else np.repeat(np.sort(all_rows, 0)[-1:], len(rows), 0)),
+    'negated': lambda rows, _, __: -1000 * rows if _real(rows) else np.flip(rows, -1),
+    'copies': lambda rows, all_rows, kept: np.repeat(all_rows[kept[:1]], len(rows), 0),
+    'shortened': lambda rows, _, __: _shortened(rows),
+    'shortened from the start': lambda rows, _, __: _shortened(rows, slice(None, None, -1)),
+}
+
+
+def _run_changed(run, batch, kind, kept):
+  """The run with all others changed; None where what they became is no input."""
+  others = [i for i in range(len(batch[0])) if i not in kept]
+  changed = [np.copy(t) for t in batch]
+  for t in changed:
+    t[others] = _CHANGES[kind](t[others], t, kept)
+  try:
+    return run(changed)
+  except tf.errors.InvalidArgumentError:
+    return None
+
+
+def _difference(run, before, after, rows, places, tolerance):
+  """What of the examples `rows` differs where they are now, in words; '' if nothing does."""
+  for old, new in zip(before.outputs, after.outputs):
+    if old.shape[1:] != new.shape[1:]:
+      return f'outputs have shape {new.shape[1:]} in place of {old.shape[1:]}'
+    if not _near(old[rows], new[places], tolerance):
+      change = np.max(np.abs(old[rows].astype(np.float64) - new[places].astype(np.float64)))
+      return f"an example's output in training changes by {change:.3g}"
+  if all(old.shape[1:] == new.shape[1:] and _near(old[rows], new[places], tolerance)
+         for old, new in zip(before.factors, after.factors)):
+    return ''
+  for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
+    old, new = run.gradient(before, row), run.gradient(after, place)
+    size = np.linalg.norm(old - new) / max(np.linalg.norm(old), np.finfo(np.float32).tiny)
+    if not size <= tolerance:
+      return f"an example's gradient changes by {size:.3g} times its norm"
+  return ''
+
+
+def _near(old, new, tolerance):
+  """Whether arrays of examples are equal but for rounding."""
+  if np.array_equal(old, new):
+    return True
+  if not _real(old):
+    return False
+  old, new = old.astype(np.float64), new.astype(np.float64)
+  peak = np.max(np.abs(old), tuple(range(1, old.ndim)), keepdims=True, initial=0)
+  return np.allclose(old, new, rtol=tolerance, atol=0, equal_nan=True) or bool(
+      np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak)))
+
+
+def _moved(run, before, after, rows, places):
+  """How far the clipped sum of examples moves, in clip norms that are below all norms."""
+  return float(np.linalg.norm(sum(
+      _unit(run.gradient(before, row)) - _unit(run.gradient(after, place))
+      for row, place in zip(rows, places))))
+
+
+def _influence(run, batch, before):
+  """How far one changed example moves the others' clipped sum, at most."""
+  n, worst = len(batch[0]), 0.0
+  for row in {0, n // 2, n - 1}:
+    kept = [i for i in range(n) if i != row]
+    for kind in ('zeroed', 'negated', 'copies'):
+      after = _run_changed(run, batch, kind, kept)
+      if after is not None:
+        worst = max(worst, _moved(run, before, after, kept, kept))
+  return worst
+
+
+def _unit(gradient):
+  norm = np.linalg.norm(gradient)
+  return gradient / norm if 0 < norm < np.inf else np.zeros_like(gradient)
+
+
+def mixes(how, moved=0.0):
+  """The error for a model whose examples depend on each other."""
+  far = (f' The clipped sum of examples that did not change moves by {moved:.2f} clip norms.'
+         if moved else '')
+  return errors.PrivacyError(
+      f'The model mixes examples: {how}.{far} Per-example clipping then bounds nothing. '
+      'Remove the layer that looks across axis 0.')
+
+
+def _dtype(array):
+  return tf.string if array.dtype.kind in 'OSU' else tf.as_dtype(array.dtype)

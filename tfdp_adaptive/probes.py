@@ -1,0 +1,126 @@
+"""Runs the forward and backward pass of training on batches made up, leaving no trace.
+
+The pass is traced once, as the engine runs it. Runs are on copies of all variables, the
+weights moved a little, so that none that starts at zero hides anything; random draws are
+held fixed (see `draws`). What comes out is what the gradients of examples are formed from.
+"""
+
+from typing import Any, NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import draws
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import bookkeeping
+
+
+class Trace(NamedTuple):
+  """A forward and backward pass.
+
+  Attributes:
+    concrete: A concrete function of the data.
+    inputs: How many of its inputs are data.
+    found: The factors, whose tensors are symbolic; () where examples run alone.
+  """
+
+  concrete: Any
+  inputs: int
+  found: Tuple[Any, ...]
+
+
+class Seen(NamedTuple):
+  """What one run gives: lists of arrays, examples first."""
+
+  outputs: Any
+  factors: Any
+
+
+def trace(model, x, check):
+  """`Trace` of what training does with a batch like `x`.
+
+  Args:
+    model: A built Keras model.
+    x: Nest of specs.
+    check: Called, while tracing, after the model.
+  """
+  together = bookkeeping.supports(model, x)[0]
+  found = []
+
+  def run(x, errors):
+    batch = interface.Batch(x, errors, (), tf.ones(tf.shape(errors)[:1], tf.bool))
+    if together:
+      factors, outputs, losses = bookkeeping.factors_of(model, _loss, batch)
+      found[:] = factors
+    else:
+      with tf.GradientTape() as tape:
+        outputs = model(x, training=True)
+        losses = _loss(errors, outputs, ())
+      factors = [g for g in tape.gradient(losses, [
+          compat.raw_variable(v) for v in model.trainable_variables]) if g is not None]
+    check()
+    flat = tf.nest.flatten(outputs)
+    masks = [tf.cast(t._keras_mask, tf.float32) for t in flat
+             if getattr(t, '_keras_mask', None) is not None]
+    tensors = blocks.tensors(tuple(found)) if together else factors
+    return Seen([tf.convert_to_tensor(t) for t in flat + masks],
+                [tf.convert_to_tensor(t) for t in tensors])
+
+  size = tf.nest.flatten(x)[0].shape[0]
+  concrete = tf.function(run, autograph=False).get_concrete_function(
+      x, tf.TensorSpec([size, 2], tf.float32))
+  return Trace(concrete, len(tf.nest.flatten(x)) + 1, tuple(found))
+
+
+def _loss(errors, outputs, _):
+  """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
+  total = tf.zeros(tf.shape(errors)[:1])
+  for output in tf.nest.flatten(outputs):
+    if not output.dtype.is_floating:
+      continue
+    flat = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
+    places = tf.cast(tf.range(tf.shape(flat)[1]), tf.float32)
+    total += errors[:, 1] * tf.reduce_sum(flat * tf.cos(errors[:, :1] + places), 1)
+  return total
+
+
+class Runner:
+  """Runs a trace on copies of all variables, the weights moved, draws held fixed."""
+
+  def __init__(self, model, traced):
+    self.salt = 0.0  # Another gives other draws.
+    self._trace = traced
+    self._run = draws.Held(traced.concrete)
+    self._variables = []  # [copy, value or ()]; captures hold no references.
+    weights = {compat.variable_key(v) for v in model.trainable_variables}
+    self._captures = [self._copy(t, id(t) in weights) for t in traced.concrete.captured_inputs]
+
+  def _copy(self, capture, is_weight):
+    """The handle of a variable's copy; what is no variable, as it is."""
+    kinds = getattr(getattr(capture, '_handle_data', None), 'shape_and_type', None)
+    if capture.dtype != tf.resource or not kinds:
+      return capture
+    value = tf.raw_ops.ReadVariableOp(resource=capture, dtype=tf.as_dtype(kinds[0].dtype))
+    if is_weight and value.dtype.is_floating:
+      moves = np.random.default_rng(len(self._variables)).normal(size=value.shape)
+      size = 0.1 * (0.3 + float(tf.math.reduce_std(tf.cast(value, tf.float32))))
+      value += tf.cast(size * moves, value.dtype)
+    self._variables.append((tf.Variable(value), () if is_weight else value))
+    return self._variables[-1][0].handle
+
+  def __call__(self, batch):
+    """`Seen` for a list of arrays, the last of which are the errors."""
+    for variable, value in self._variables:
+      if tf.is_tensor(value):  # Seeds.
+        variable.assign(value)
+    flat = self._run([tf.constant(t) for t in batch] + self._captures, self.salt)
+    return tf.nest.map_structure(
+        lambda t: t.numpy(), tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat))
+
+  def gradient(self, seen, row):
+    """The gradient of one example, as one vector of float64."""
+    found = blocks.rebuilt(self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
+    parts = [factor.explicit().gradient() for factor in found if factor is not None]
+    return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])
