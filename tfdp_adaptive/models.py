@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import math
+import warnings
 
 import tensorflow as tf
 
@@ -131,7 +132,8 @@ class DPModel:
       validation.check_probed(self)
       return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
-    signature = str(tf.nest.map_structure(lambda s: (s.shape[1:], s.dtype), specs))
+    signature = str(tf.nest.map_structure(
+        lambda s: (s.shape[0] is None, s.shape[1:], s.dtype), specs))
     if signature != getattr(self, '_validated', None):
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
@@ -140,8 +142,7 @@ class DPModel:
 
   def _reads_outputs(self):
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
-    own = not type(self).compute_metrics.__module__.startswith('keras')
-    return own or self._compiled_with_metrics
+    return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics
 
   def _regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""
@@ -200,7 +201,13 @@ def make_private(model):
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  _refuse_own(model, 'compute_loss', 'train_step')
+  _refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
+  ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
+             if compat.overrides(model, method)]
+  if ignored:
+    warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
+                  'To keep them, derive your class from tfdp.DPModel and keras.Model.',
+                  stacklevel=2)
   if model.built:
     validation.validate_model(model)
   if isinstance(model, keras.Sequential):
@@ -217,7 +224,7 @@ def make_private(model):
 def _refuse_own(model, *methods):
   """Refuses a model that defines what a private step does not call."""
   for method in methods:
-    if not getattr(type(model), method).__module__.startswith('keras'):
+    if compat.overrides(model, method):
       raise errors.PrivacyError(
           f'A private step computes the compiled loss of every single example itself. Received: a '
           f'model with a `{method}` of its own, {type(model).__name__}. Put what it computes into '

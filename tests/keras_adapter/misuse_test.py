@@ -264,16 +264,31 @@ def test_layers_that_blend_examples(kind, trainable):
     tfdp.make_private(model)
 
 
-@pytest.mark.parametrize('method', ['compute_loss', 'train_step'])
-def test_models_with_a_step_of_their_own(method):
-  """What they compute would be ignored, silently."""
-  own = {method: lambda self, *args, **kwargs: 0.0,
-         'call': lambda self, x: tf.reduce_sum(x, -1, keepdims=True)}
+@pytest.mark.parametrize('method', ['compute_loss', 'train_step', 'make_train_function'])
+@pytest.mark.parametrize('module', ['mine', 'keras_hub.src.models', 'keras_mine', 'keras'])
+def test_models_with_a_step_of_their_own(method, module):
+  """What they compute would be ignored, silently, whatever the name of who made them."""
+  function = lambda self, *args, **kwargs: 0.0
+  function.__module__ = module
+  own = {method: function, 'call': lambda self, x: tf.reduce_sum(x, -1, keepdims=True)}
   with pytest.raises(tfdp.PrivacyError, match=f'a `{method}` of its own, Own'):
     tfdp.make_private(type('Own', (keras.Model,), own)())
   if method == 'compute_loss':
     with pytest.raises(tfdp.PrivacyError, match='Put what it computes into `call`'):
       type('Own', (tfdp.DPModel, keras.Model), own)().compile(optimizer=_optimizer(), loss='mse')
+
+
+def test_a_step_put_on_one_model():
+  model = _model()
+  model.train_step = lambda data: {}
+  with pytest.raises(tfdp.PrivacyError, match='a `train_step` of its own'):
+    tfdp.make_private(model)
+
+
+def test_methods_that_a_private_model_leaves_behind_are_named():
+  own = {'test_step': lambda self, data: {}, 'call': lambda self, x: x}
+  with pytest.warns(UserWarning, match=r"not its \['test_step'\]"):
+    tfdp.make_private(type('Own', (keras.Model,), own)())
 
 
 @pytest.mark.parametrize('kind', [layers.LSTM, layers.GRU, layers.SimpleRNN])
