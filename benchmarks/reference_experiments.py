@@ -22,11 +22,12 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.rules import base
 
 
 def table(title, header, rows):
@@ -86,7 +87,7 @@ def logistic(quick):
         # One record per batch and one dimension: the projection of the mean is idle.
         second = (tf.constant(g**2 + sigma * stds[1] * square_noise[t]),)
         second_variance = tf.constant((sigma * stds[1] * row_norms[t])**2, tf.float64)
-      release = base.Release((tf.constant(g + sigma * stds[0] * mean_noise[t]),),
+      release = contract.Release((tf.constant(g + sigma * stds[0] * mean_noise[t]),),
                              tf.constant((sigma * stds[0] * row_norms[t])**2, tf.float64),
                              second, second_variance)
       (direction,), state = step(state, (release,), ())
@@ -157,7 +158,7 @@ def regression(quick):
       total = tf.linalg.matvec(sums, tf.cast(mask, tf.float32), transpose_a=True)
       mean = (total + sigma * z) / batch
       (direction,), state = rule.update(
-          state, (base.Release((mean,), tf.square(sigma / batch)),))
+          state, (contract.Release((mean,), tf.square(sigma / batch)),))
       return state, theta - rate * direction
 
     @tf.function(jit_compile=True)
@@ -167,7 +168,7 @@ def regression(quick):
       return tf.vectorized_map(one, (state, theta, *each, rate))
 
     sigma = tf.constant(sigma if private else 0.0, tf.float32)
-    state = base.map_tree(lambda t: tf.stack([t] * copies), rule.init(spec))
+    state = trees.map(lambda t: tf.stack([t] * copies), rule.init(spec))
     theta = tf.zeros([copies, d])
     draw = np.random.default_rng(1)
     for _ in range(steps):
@@ -236,7 +237,7 @@ def second_moments(rule, gradient, std, steps, copies, clip=None):
     scale = query.scale if query.scale else (tf.ones_like(z),)
     # In the scaled space, with a clip norm that the gradient does not reach.
     mean = (scale[0] * g + std * z,)
-    return rule.update(state, (base.Release(mean, tf.constant(std**2, tf.float64)),))[1]
+    return rule.update(state, (contract.Release(mean, tf.constant(std**2, tf.float64)),))[1]
 
   for _ in range(steps):
     state = step(state, tf.constant(rng.normal(size=g.shape)))
@@ -277,7 +278,7 @@ def noise(quick):
   rows, expected = [], {1: '.6827', 2: '.632', 10: '.555', 100: '.515', 5000: '.504'}
   for t in range(1, 5001):
     z = (tf.constant(std * rng.normal(size=size)),)
-    _, state = step(state, (base.Release(z, tf.constant(std**2, tf.float64)),), ())
+    _, state = step(state, (contract.Release(z, tf.constant(std**2, tf.float64)),), ())
     if t in expected:
       rows.append((t, f'{float(rules.negative_fraction(state.second, state.bias)):.3f}',
                    expected[t]))

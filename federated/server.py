@@ -17,10 +17,11 @@ from typing import Any, Mapping, NamedTuple, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 
 
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
@@ -76,7 +77,7 @@ class State(NamedTuple):
 class Answer(NamedTuple):
   """Of a client, or the sum of them; SECRET."""
 
-  sums: Any  # One `base.Sums` per ask.
+  sums: Any  # One `contract.Sums` per ask.
   within: Any = ()  # [1] float32: 1 if the update was within the clip norm, or -1.
   metrics: Any = ()  # [1 + metrics] float32 in the unit ball.
 
@@ -114,7 +115,7 @@ class Server:
         **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
     self._within, self._metrics = (
         side and privatizer.Privatizer(
-            (base.Ask(),), tf.TensorSpec([size]), seed=None if seed is None else seed + offset,
+            (contract.Ask(),), tf.TensorSpec([size]), seed=None if seed is None else seed + offset,
             **self._noise(side.share, 1.0))
         for side, size, offset in (
             (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
@@ -140,7 +141,7 @@ class Server:
     """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
     within = ()
     if self._within:
-      norm = projection.scaled_norm(base.Query(broadcast.scales[0]), update)
+      norm = projection.scaled_norm(contract.Query(broadcast.scales[0]), update)
       # Not so where the norm is not finite.
       within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
@@ -186,7 +187,7 @@ class Server:
     weights = state.global_model_weights
     rate = self._learning_rate(state.round) if callable(
         self._learning_rate) else self._learning_rate
-    trainable = base.map_tree(
+    trainable = trees.map(
         lambda w, d: w - tf.cast(rate, w.dtype) * d, weights.trainable, direction)
     if self._rule.project is not None:
       inner = query.rule.rule if self._quantile_clip else query.rule
@@ -245,7 +246,7 @@ def _updated(rule, state, releases, public):
 
 
 def _release(noiser, state, total):
-  (release,), state = noiser.release(state, (base.Query(),), (base.Sums(total),))
+  (release,), state = noiser.release(state, (contract.Query(),), (contract.Sums(total),))
   return release.mean, state
 
 

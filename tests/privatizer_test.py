@@ -10,14 +10,15 @@ import pytest
 from scipy import stats
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import trees
 from tfdp_adaptive.rules import statistics
 
 CLIP, SIGMA, BATCH, SEED = 0.5, 0.8, 4.0, 7
 SPECS = [tf.TensorSpec([3]), tf.TensorSpec([2, 2])]
-ONE, TWO = (base.Ask(),), (base.Ask(), base.Ask())
+ONE, TWO = (contract.Ask(),), (contract.Ask(), contract.Ask())
 
 
 def make(asks=ONE, specs=None, **kwargs):
@@ -27,11 +28,11 @@ def make(asks=ONE, specs=None, **kwargs):
 
 def sums(value=1.0, count=1):
   total = [value * tf.ones(spec.shape) for spec in SPECS]
-  return (base.Sums(total),) * count
+  return (contract.Sums(total),) * count
 
 
 def shares(*values):
-  return tuple(base.Query(share=value) for value in values)
+  return tuple(contract.Query(share=value) for value in values)
 
 
 def rows(mechanism, asks, count=1):
@@ -45,10 +46,10 @@ def memory():
   """A statistic of all clean means so far, like those that keep a root of past gradients."""
   def measure(mean, square, clip_norm, secret):
     del square, clip_norm
-    return (base.map_tree(lambda s, m: 0.5 * s + m, secret, mean),) * 2
+    return (trees.map(lambda s, m: 0.5 * s + m, secret, mean),) * 2
 
-  return base.Statistic(
-      False, lambda specs: specs, base.zeros, measure,
+  return contract.Statistic(
+      False, lambda specs: specs, trees.zeros, measure,
       lambda clip, batch, adjacency: (math.sqrt(2) * clip / batch, math.sqrt(2) * clip / batch),
       amplifiable=False)
 
@@ -61,7 +62,7 @@ def test_mean_is_the_sum_over_b_plus_a_row(name, adjacency, factor):
   state, std = private.init(), factor * SIGMA * CLIP / BATCH
   norms = mechanism.rounded('float32').row_norms(3)
   for t in range(3):
-    (release,), state = private.release(state, (base.Query(),), sums(t + 1.0))
+    (release,), state = private.release(state, (contract.Query(),), sums(t + 1.0))
     expected = (t + 1.0) / BATCH + std * rows(mechanism, ONE, 3)[t, 0]
     np.testing.assert_allclose(oracle.flat(release.mean), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(release.variance, (std * norms[t])**2, rtol=1e-5)
@@ -72,8 +73,8 @@ def test_mean_is_the_sum_over_b_plus_a_row(name, adjacency, factor):
 def test_noise_has_its_standard_deviation_and_no_other():
   specs = [tf.TensorSpec([5000])]
   (release,), _ = make(specs=specs, seed=None).release(
-      make(specs=specs, seed=None).init(), (base.Query(),),
-      (base.Sums([tf.zeros([5000])]),))
+      make(specs=specs, seed=None).init(), (contract.Query(),),
+      (contract.Sums([tf.zeros([5000])]),))
   accepts = lambda std: stats.kstest(release.mean[0].numpy() / std, 'norm').pvalue > 1e-4
   std = SIGMA * CLIP / BATCH
   assert accepts(std) and not accepts(2 / 3 * std) and not accepts(3 / 2 * std)
@@ -102,7 +103,7 @@ def test_budget_shares(given, factors):
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(st.lists(st.floats(-2, 3, width=32), min_size=3, max_size=3))
 def test_releases_of_a_step_never_cost_more_than_one(given):
-  asks = (base.Ask(),) * 3
+  asks = (contract.Ask(),) * 3
   private = make(asks, mechanism=mechanisms.IndependentGaussian())
   releases, _ = private.release(private.init(), shares(*given), sums(1.0, 3))
   variances = [float(r.variance) for r in releases if r.variance > 0]
@@ -124,7 +125,7 @@ def test_an_ask_without_share_still_uses_up_its_row():
 
 def test_relative_clip_scales_clip_and_noise():
   private = make()
-  query = (base.Query(relative_clip=tf.constant(3.0)),)
+  query = (contract.Query(relative_clip=tf.constant(3.0)),)
   np.testing.assert_allclose(private.resolve(query), [3 * CLIP])
   (release,), _ = private.release(private.init(), query, sums())
   np.testing.assert_allclose(release.variance, (3 * SIGMA * CLIP / BATCH)**2, rtol=1e-5)
@@ -137,20 +138,20 @@ def test_the_budget_ends_with_the_plan_or_the_mechanism(plan, mechanism, limit):
   private = make(mechanism=mechanism, steps=plan)
   assert private.steps == limit
   state = private.init()
-  step = tf.function(lambda state: private.release(state, (base.Query(),), sums())[1])
+  step = tf.function(lambda state: private.release(state, (contract.Query(),), sums())[1])
   for _ in range(limit or 5):
     state = step(state)
   if limit is not None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=f'cover {limit} steps'):
-      private.release(state, (base.Query(),), sums())
+      private.release(state, (contract.Query(),), sums())
     with pytest.raises(tf.errors.InvalidArgumentError, match=f'cover {limit} steps'):
       step(state)
 
 
 def test_past_the_end_xla_releases_noise_alone_and_keeps_the_secret():
-  private = make((base.Ask(second=memory()),), steps=2)
+  private = make((contract.Ask(second=memory()),), steps=2)
   step = tf.function(
-      lambda state, sums: private.release(state, (base.Query(),), sums), jit_compile=True)
+      lambda state, sums: private.release(state, (contract.Query(),), sums), jit_compile=True)
   state = private.init()
   for _ in range(2):
     (release,), state = step(state, sums(1e6))
@@ -165,7 +166,7 @@ def test_past_the_end_xla_releases_noise_alone_and_keeps_the_secret():
 
 
 def test_a_statistic_of_the_past_is_noised_and_stands_still_when_not_asked():
-  asks = (base.Ask(second=memory()), base.Ask())
+  asks = (contract.Ask(second=memory()), contract.Ask())
   private = make(asks)
   state = private.init()
   np.testing.assert_array_equal(oracle.flat(state.secret[0]), 0)
@@ -184,8 +185,8 @@ def test_a_statistic_of_the_past_is_noised_and_stands_still_when_not_asked():
 
 
 def test_statistics_have_noise_of_their_own():
-  private = make((base.Ask(second=statistics.square_of_mean()),), noise_multiplier=1.0)
-  (release,), _ = private.release(private.init(), (base.Query(),), sums(0.0))
+  private = make((contract.Ask(second=statistics.square_of_mean()),), noise_multiplier=1.0)
+  (release,), _ = private.release(private.init(), (contract.Query(),), sums(0.0))
   std_mean, std_value = statistics.square_of_mean().stddevs(CLIP, BATCH, 'zero_out')
   np.testing.assert_allclose(release.variance, std_mean**2, rtol=1e-5)
   np.testing.assert_allclose(release.second_variance, std_value**2, rtol=1e-5)
@@ -196,7 +197,7 @@ def test_statistics_have_noise_of_their_own():
 def test_noise_of_half_precision_parameters_is_float32():
   private = make(specs=[tf.TensorSpec([3], tf.bfloat16)])
   (release,), _ = private.release(
-      private.init(), (base.Query(),), (base.Sums([tf.ones([3], tf.bfloat16)]),))
+      private.init(), (contract.Query(),), (contract.Sums([tf.ones([3], tf.bfloat16)]),))
   assert private.specs == [tf.TensorSpec([3], tf.float32)] and release.mean[0].dtype == tf.float32
 
 
@@ -213,18 +214,18 @@ def test_fresh_keys_at_every_init_unless_seeded():
 def test_sums_of_another_shape_are_refused(total):
   private = make()
   with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match='shape'):
-    private.release(private.init(), (base.Query(),), (base.Sums(total),))
+    private.release(private.init(), (contract.Query(),), (contract.Sums(total),))
 
 
 @pytest.mark.parametrize('queries, count', [(1, 2), (2, 1), (3, 2)])
 def test_one_query_and_one_sum_per_ask(queries, count):
   private = make(TWO)
   with pytest.raises(ValueError, match='must have one entry per ask'):
-    private.release(private.init(), (base.Query(),) * queries, sums(1.0, count))
+    private.release(private.init(), (contract.Query(),) * queries, sums(1.0, count))
 
 
 def test_a_statistic_without_noise_needs_consent():
-  asks = (base.Ask(second=statistics.clean_mean()),)
+  asks = (contract.Ask(second=statistics.clean_mean()),)
   with pytest.raises(ValueError, match='WITHOUT noise'):
     make(asks)
   assert make(asks, allow_non_private=True)

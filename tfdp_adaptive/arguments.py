@@ -5,13 +5,14 @@ import inspect
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.rules import base
 
 
 def check_rule(rule):
-  if not isinstance(rule, base.Rule):
+  if not isinstance(rule, contract.Rule):
     raise ValueError('`rule` must be a `tfdp.rules` rule. '
                      f'Received: rule={rule!r} of type {type(rule).__name__}.')
 
@@ -70,10 +71,10 @@ def _chosen_arguments(
   if missing:
     raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
                      '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy.')
-  base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
-  base.check_not_negative(noise_multiplier=noise_multiplier)
+  checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
+  checks.not_negative(noise_multiplier=noise_multiplier)
   adjacency = adjacency or 'zero_out'
-  base.check_adjacency(adjacency)
+  contract.check_adjacency(adjacency)
   return dict(required, mechanism=mechanism, adjacency=adjacency)
 
 

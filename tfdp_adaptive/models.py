@@ -10,6 +10,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import diagnostics
 from tfdp_adaptive import errors
 from tfdp_adaptive import optimizers
+from tfdp_adaptive import trees
 from tfdp_adaptive import validation
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import derivatives
@@ -17,7 +18,6 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 
@@ -115,7 +115,7 @@ class DPModel:
     (clipped, clips), = result
     outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
     if self._reads_outputs():
-      outputs = base.map_tree(lambda t: _blank(t, batch.mask), outputs)
+      outputs = trees.map(lambda t: _blank(t, batch.mask), outputs)
     keep = tf.cast(batch.mask, tf.float32)
     compat.loss_tracker(self, outputs).update_state(losses, sample_weight=keep)
     logs = dict(self.compute_metrics(x, y, outputs, keep) or {})

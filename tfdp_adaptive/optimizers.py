@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from tfdp_adaptive import arguments
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import guard
 from tfdp_adaptive import plain_models
 from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.noise import fusion
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import moments as rules_moments
 
 
@@ -146,7 +147,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       iterator = iter(data.repeat())
       data = lambda: next(iterator)
     elif data is not None and not callable(data):
-      fixed = base.map_tree(tf.convert_to_tensor, tuple(data))
+      fixed = trees.map(tf.convert_to_tensor, tuple(data))
       data = lambda: fixed
     self._hidden.public_data = data
 
@@ -202,7 +203,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       # The key is saved only where it is no secret (a test's seed): a restored or
       # copied optimizer then continues with fresh noise, and never repeats any.
       fresh = self._hidden.private['seed'] is None
-      self._hidden.state = base.map_tree(
+      self._hidden.state = trees.map(
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
       self._hidden.privatizer = privatizer
@@ -212,7 +213,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       self._built = True
 
   def _warn_of_regimes(self, specs):
-    noise_std = self.noise_multiplier * base.mean_sensitivity(
+    noise_std = self.noise_multiplier * contract.mean_sensitivity(
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
@@ -222,15 +223,15 @@ class DPOptimizer(guard.GuardedOptimizer):
     return compat.add_optimizer_variable(self, value.numpy())
 
   def _read(self):
-    return base.map_tree(tf.convert_to_tensor, self._hidden.state)
+    return trees.map(tf.convert_to_tensor, self._hidden.state)
 
   def _write(self, state):
-    base.map_tree(lambda variable, value: variable.assign(value), self._hidden.state, state)
+    trees.map(lambda variable, value: variable.assign(value), self._hidden.state, state)
 
   @property
   def rule_state(self):
     """State of the rule, after the last step; public, being made of releases."""
-    return base.map_tree(tf.convert_to_tensor, self._hidden.state[0])
+    return trees.map(tf.convert_to_tensor, self._hidden.state[0])
 
   @property
   def steps_done(self):
@@ -336,5 +337,5 @@ class _Hidden(types.SimpleNamespace):
 def _add_scaled(mean, scale, gradients):
   """Brings public gradients into the space of the release."""
   if isinstance(scale, tuple) and not scale:
-    return base.map_tree(tf.add, mean, gradients)
-  return base.map_tree(lambda m, s, g: m + s * g, mean, scale, gradients)
+    return trees.map(tf.add, mean, gradients)
+  return trees.map(lambda m, s, g: m + s * g, mean, scale, gradients)

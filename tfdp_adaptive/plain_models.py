@@ -9,9 +9,8 @@ promise (Keras' hinge losses break it; `make_private` keeps it by itself).
 import tensorflow as tf
 
 from tfdp_adaptive import errors
-from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import base
 
 
 def collector(optimizer, loss, variables, tape):
@@ -43,7 +42,7 @@ def collector(optimizer, loss, variables, tape):
       mask = tf.ones([n], tf.bool)
     gradients = tape.jacobian(losses, variables,
                               unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    gradients = base.map_tree(lambda g: tf.cast(g, noise_lib.wide(g).dtype), gradients)
+    gradients = trees.map(trees.widen, gradients)
     return materialized.sum_records(request, gradients, mask)[0]
 
   return collect

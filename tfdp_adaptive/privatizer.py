@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.rules import base
 
 
 class State(NamedTuple):
@@ -50,11 +52,11 @@ class Privatizer:
   def __init__(self, asks, specs, *, l2_norm_clip, noise_multiplier, batch_size,
                adjacency='zero_out', mechanism=None, steps=None, seed=None,
                allow_non_private=False):
-    base.check_positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
-    base.check_not_negative(noise_multiplier=noise_multiplier)
-    base.check_adjacency(adjacency)
+    checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
+    checks.not_negative(noise_multiplier=noise_multiplier)
+    contract.check_adjacency(adjacency)
     if steps is not None:
-      base.check_steps(steps=steps)
+      checks.whole(steps=steps)
     self._asks = tuple(asks)
     self._l2_norm_clip = float(l2_norm_clip)
     self._noise_multiplier = float(noise_multiplier)
@@ -68,7 +70,7 @@ class Privatizer:
       if ask.second is not None and not ask.second.private and not allow_non_private:
         raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
                          'guarantee. Pass allow_non_private=True if that is what you want.')
-    self.specs = base.map_tree(noise_lib.wide, specs)
+    self.specs = trees.map(trees.wide_spec, specs)
     self._release_specs = tuple(
         (self.specs, ask.second.specs(self.specs) if ask.second else ()) for ask in self._asks)
     source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
@@ -106,10 +108,10 @@ class Privatizer:
     Args:
       state: `State`.
       queries: The queries the sums were computed for.
-      sums: One `base.Sums` per ask.
+      sums: One `contract.Sums` per ask.
 
     Returns:
-      One `base.Release` per ask, and the next state. Shares that add up to more
+      One `contract.Release` per ask, and the next state. Shares that add up to more
       than one are answered with proportionally more noise, never with less privacy;
       what is not positive is no share.
     """
@@ -130,21 +132,21 @@ class Privatizer:
       asked = share > 0
       allowed = is_open & asked
       spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
-      mean = base.map_tree(
+      mean = trees.map(
           lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
           _as_specs(ask_sums.total, spec[0]))
       if ask.second is None:
         std, value, value_std = (
-            base.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
+            contract.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
       else:
-        square = base.map_tree(lambda t: tf.where(allowed, t / self._batch_size, 0),
+        square = trees.map(lambda t: tf.where(allowed, t / self._batch_size, 0),
                                ask_sums.square)
         std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
         # Past the end the value must go too: it may hold the clean past.
-        value = base.map_tree(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
-        secret = base.map_tree(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
-      releases.append(base.Release(
+        value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
+        secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
+      releases.append(contract.Release(
           *_noised(mean, row[0], std, spread, row_variance, asked),
           *(_noised(value, row[1], value_std, spread, row_variance, asked)
             if ask.second is not None else ((), ()))))
@@ -163,17 +165,17 @@ def _noised(value, row, std, spread, row_variance, asked):
 
 @fusion.one_pass
 def _sum(value, row, std, asked):
-  return base.map_tree(
+  return trees.map(
       lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)
 
 
 def _as_specs(tree, specs):
   """Casts; a tensor of another shape would share its noise, and is refused."""
-  return base.map_tree(
+  return trees.map(
       lambda t, s: tf.ensure_shape(tf.cast(t, s.dtype), s.shape), tree, specs)
 
 
 def phi(l2_norm_clip, noise_multiplier, batch_size, adjacency='zero_out'):
   """Noise variance per coordinate of the mean of independent releases."""
   return math.pow(
-      noise_multiplier * base.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)
+      noise_multiplier * contract.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)

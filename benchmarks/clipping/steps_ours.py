@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
-from tfdp_adaptive.rules import base
 
 import models
 
@@ -71,7 +71,7 @@ def _plain(model, task):
 
 def _ours(diagonal, engine='bookkeeping', budget=None):
   def make(model, task):
-    run = engines.choose(engine, model, [base.Ask()], tf.constant(task.x))
+    run = engines.choose(engine, model, [contract.Ask()], tf.constant(task.x))
     example_loss = losses.ExampleLoss(loss())
     # A geometry is state, not a constant that could be folded.
     scale = [tf.Variable(tf.ones(v.shape) + tf.random.uniform(v.shape))
@@ -79,8 +79,8 @@ def _ours(diagonal, engine='bookkeeping', budget=None):
 
     def step(x, y):
       batch = interface.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
-      queries = [base.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
-      arguments = model, example_loss, batch, interface.Request([base.Ask()], queries, [0.1])
+      queries = [contract.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
+      arguments = model, example_loss, batch, interface.Request([contract.Ask()], queries, [0.1])
       within = run
       if budget is not None:
         rows = chunks.rows_within(budget, run, *arguments, x.shape[0])

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -252,7 +252,7 @@ def test_supported():
   x = ids(4, 3)
   model = built(keras.Sequential([layers.Embedding(7, 3), layers.Dense(2)]), x)
   assert bookkeeping.supports(model) == bookkeeping.supports(model, x) == (True, '')
-  found, reason = bookkeeping.supports(model, asks=[base.Ask(projection='euclidean')])
+  found, reason = bookkeeping.supports(model, asks=[contract.Ask(projection='euclidean')])
   assert not found and "'layered'" in reason
 
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
@@ -13,7 +14,6 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
@@ -88,7 +88,7 @@ def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
   oracle.randomized(model)
   batch = oracle.batch_of(x, model(x))
   scale = oracle.geometry(model)
-  asks, queries = (base.Ask(), base.Ask()), (base.Query(), base.Query(scale=scale))
+  asks, queries = (contract.Ask(), contract.Ask()), (contract.Query(), contract.Query(scale=scale))
   records = oracle.gradients(model, oracle.squared_error, batch)
   request = interface.Request(
       asks, queries, (oracle.median_norm(records), oracle.median_norm(records, scale)))
@@ -193,9 +193,9 @@ def test_squares_that_overflow(name, jit_compile):
   batch = oracle.batch_of(x, model(x))
   size = tf.reshape([1.0, 1e20, 1e33, 1e-3, np.inf], [5] + [1] * (batch.y.shape.rank - 1))
   batch = batch._replace(y=batch.y * size)
-  squares = base.Ask(second=statistics.mean_of_squares())
-  asks, clips = (base.Ask(), squares, base.Ask()), (0.5, 0.3, 0.7)
-  queries = (base.Query(), base.Query(scale=scale), base.Query(scale=[1e-3 * s for s in scale]))
+  squares = contract.Ask(second=statistics.mean_of_squares())
+  asks, clips = (contract.Ask(), squares, contract.Ask()), (0.5, 0.3, 0.7)
+  queries = (contract.Query(), contract.Query(scale=scale), contract.Query(scale=[1e-3 * s for s in scale]))
   request = interface.Request(asks, queries, clips)
   records = oracle.gradients(model, oracle.squared_error, batch)
   expected = oracle.by_definition(model, records, batch.mask, request)

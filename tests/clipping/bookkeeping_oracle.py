@@ -4,10 +4,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
@@ -55,9 +55,9 @@ def batch_of(x, outputs, mask=None, seed=0):
   return interface.Batch(x, y, (), tf.constant([True] * n if mask is None else mask))
 
 
-def request(clip=0.5, scale=(), ask=base.Ask()):
+def request(clip=0.5, scale=(), ask=contract.Ask()):
   """Of one sum."""
-  return interface.Request((ask,), (base.Query(scale=scale),), (clip,))
+  return interface.Request((ask,), (contract.Query(scale=scale),), (clip,))
 
 
 def gradients(model, loss, batch):
@@ -122,9 +122,9 @@ def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compil
   mask = [i != 1 or n < 3 for i in range(n)] if mask is None else mask
   batch = batch_of(x, model(x), mask, seed)
   scale = geometry(model)
-  squares = base.Ask(second=statistics.mean_of_squares())
-  asks = (base.Ask(), squares, base.Ask())
-  queries = (base.Query(), base.Query(scale=scale), base.Query(scale=scale))
+  squares = contract.Ask(second=statistics.mean_of_squares())
+  asks = (contract.Ask(), squares, contract.Ask())
+  queries = (contract.Query(), contract.Query(scale=scale), contract.Query(scale=scale))
   records = gradients(model, loss, batch)
   clips = (median_norm(records), median_norm(records, scale), 1e30)
   request = interface.Request(asks, queries, clips)

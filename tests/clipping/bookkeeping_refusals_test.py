@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -168,13 +168,13 @@ def test_a_loss_that_reads_weights(reads):
   batch = oracle.batch_of(x, model(x))
   arguments = model, loss, batch, oracle.request(0.5)
   for name in ('bookkeeping', 'layered'):
-    engine = engines.choose(name, model, [base.Ask()], x)
+    engine = engines.choose(name, model, [contract.Ask()], x)
     for step in (lambda: engine(*arguments), tf.function(lambda: engine(*arguments))):
       with pytest.raises(bookkeeping.Unsupported, match="reads .*or engine='materialized'"):
         step()
   expected = oracle.by_definition(
       model, oracle.gradients(model, loss, batch), batch.mask, arguments[-1])
-  materialized = engines.choose('materialized', model, [base.Ask()], x)
+  materialized = engines.choose('materialized', model, [contract.Ask()], x)
   oracle.assert_close(materialized(*arguments).sums, expected, 1e-5)
 
 

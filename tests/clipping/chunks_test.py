@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
 WIDTH = 1000
@@ -38,11 +39,11 @@ def _batch(n):
 
 
 def _run(engine, batch, dynamic):
-  ask, query = base.Ask(second=statistics.mean_of_squares()), base.Query()
+  ask, query = contract.Ask(second=statistics.mean_of_squares()), contract.Query()
   model = _Linear()
   function = lambda batch: engine(model, _loss, batch, interface.Request([ask], [query], [0.7]))
   if dynamic:
-    specs = base.map_tree(lambda t: tf.TensorSpec([None] + t.shape[1:].as_list(), t.dtype), batch)
+    specs = trees.map(lambda t: tf.TensorSpec([None] + t.shape[1:].as_list(), t.dtype), batch)
     return tf.function(function, [specs], autograph=False)(batch)
   return tf.function(function, autograph=False)(batch)
 
@@ -53,12 +54,12 @@ def test_chunks_of_rows_equal_the_whole_batch(size, rows, dynamic):
   batch = _batch(size)
   whole = _run(materialized.vectorized, batch, False)
   chunked = _run(chunks.chunked(materialized.vectorized, rows=rows), batch, dynamic)
-  base.map_tree(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+  trees.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
                 whole, chunked)
 
 
 def test_an_empty_batch_has_no_sums():
-  batch = base.map_tree(lambda t: t[:0], _batch(4))
+  batch = trees.map(lambda t: t[:0], _batch(4))
   clipped = _run(chunks.chunked(materialized.looped, rows=2), batch, True)
   assert not np.any(clipped.sums[0].total[0]) and clipped.losses.shape == (0,)
 
@@ -108,7 +109,7 @@ def _engine(model, loss, batch, request):
     (96, 50, 48), (96, 40, 32), (96, 1, 1),  # Divisors.
     (97, 50, 49), (97, 96, 49)])  # Equal chunks, the last one padded.
 def test_the_largest_chunks_within_the_budget(size, fits, expected):
-  one = footprint.peak(lambda b: _engine(0, 0, b, 0), base.map_tree(
+  one = footprint.peak(lambda b: _engine(0, 0, b, 0), trees.map(
       lambda t: tf.TensorSpec([1] + t.shape[1:].as_list(), t.dtype), _batch(1)))
   rows = chunks.rows_within((fits + 0.5) * one, _engine, 0, 0, _batch(1), 0, size)
   assert rows == expected

@@ -8,16 +8,16 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
 layers = keras.layers
-EUCLIDEAN = base.Ask('euclidean')
+EUCLIDEAN = contract.Ask('euclidean')
 
 
 def text():
@@ -33,8 +33,8 @@ def test_sums_are_those_of_single_records(size, monkeypatch):
   model, x = text()
   batch = oracle.batch_of(x, model(x), mask=[True, True, False, True, True])
   scale = oracle.geometry(model)
-  asks = (EUCLIDEAN, base.Ask('euclidean', statistics.mean_of_squares()), base.Ask())
-  queries = (base.Query(), base.Query(scale=scale), base.Query(scale=scale))
+  asks = (EUCLIDEAN, contract.Ask('euclidean', statistics.mean_of_squares()), contract.Ask())
+  queries = (contract.Query(), contract.Query(scale=scale), contract.Query(scale=scale))
   records = oracle.gradients(model, oracle.squared_error, batch)
   request = interface.Request(
       asks, queries, (oracle.median_norm(records), oracle.median_norm(records, scale), 1e3))
@@ -96,8 +96,8 @@ def test_what_auto_takes_and_says():
   model, x = text()
   with warnings.catch_warnings():
     warnings.simplefilter('error')
-    assert engines.decide('auto', model, (base.Ask(),), x) == ('bookkeeping', '')
-    engines.choose('auto', model, (base.Ask(),), x)
+    assert engines.decide('auto', model, (contract.Ask(),), x) == ('bookkeeping', '')
+    engines.choose('auto', model, (contract.Ask(),), x)
     engines.choose('materialized', model, (EUCLIDEAN,), x)
   name, reason = engines.decide('auto', model, (EUCLIDEAN,), x)
   assert name == 'layered' and "projection='euclidean'" in reason
@@ -106,6 +106,6 @@ def test_what_auto_takes_and_says():
   offset, x = Offset(), tf.ones([2, 3])
   offset(x)
   with pytest.warns(UserWarning, match="whole model.*variable 'off"):
-    assert engines.choose('auto', offset, (base.Ask(),), x) is materialized.vectorized
+    assert engines.choose('auto', offset, (contract.Ask(),), x) is materialized.vectorized
   with pytest.raises(ValueError, match="Received: engine='fast'"):
-    engines.decide('fast', model, (base.Ask(),), x)
+    engines.decide('fast', model, (contract.Ask(),), x)

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -100,7 +100,7 @@ def _flat(tree):
   return np.concatenate([np.ravel(t) for t in tf.nest.flatten(tree)])
 
 
-SQUARES = base.Statistic(True, lambda s: s, lambda s: (), None, None)
+SQUARES = contract.Statistic(True, lambda s: s, lambda s: (), None, None)
 
 
 @pytest.mark.parametrize('name,engine,pieces,geometry', [
@@ -119,7 +119,7 @@ def test_sums_are_those_of_batches_of_one(name, engine, pieces, geometry):
   @tf.function
   def step(batch):
     return run(model, losses.ExampleLoss(LOSS), batch,
-               oracle.request(tf.constant(clip), scale, base.Ask(second=SQUARES)))
+               oracle.request(tf.constant(clip), scale, contract.Ask(second=SQUARES)))
 
   clipped = step(batch)
   expected = _oracle(model, x, y, weight, mask, flat_scale, clip)
@@ -166,7 +166,7 @@ def test_every_example_gets_its_own_dropout_mask_and_a_fresh_one_each_step():
 
   @tf.function
   def outputs():
-    engine = engines.choose('materialized', model, (base.Ask(),), batch.x)
+    engine = engines.choose('materialized', model, (contract.Ask(),), batch.x)
     return engine(model, losses.ExampleLoss('mse'), batch,
                   oracle.request(tf.constant(1.0))).outputs
 

@@ -5,10 +5,10 @@ import pytest
 from scipy import optimize
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 
-EUCLIDEAN = base.Ask('euclidean')
+EUCLIDEAN = contract.Ask('euclidean')
 
 
 def tree(vector, dtype=tf.float64):
@@ -103,31 +103,31 @@ def test_clip_is_the_formula(dtype):
 
 def test_inside_is_left_alone_to_the_last_bit():
   x = tree(np.random.default_rng(0).normal(size=7), tf.float32)
-  for ask in (EUCLIDEAN, base.Ask()):
-    kept = projection.project_record(ask, base.Query(), tf.constant(10.0), x).total
+  for ask in (EUCLIDEAN, contract.Ask()):
+    kept = projection.project_record(ask, contract.Query(), tf.constant(10.0), x).total
     np.testing.assert_array_equal(join(kept), join(x))
 
 
 def test_zero_stays_zero():
-  for ask in (EUCLIDEAN, base.Ask()):
+  for ask in (EUCLIDEAN, contract.Ask()):
     for scale in ((), tree(np.ones(7))):
       zero = projection.project_record(
-          ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(np.zeros(7))).total
+          ask, contract.Query(scale), tf.constant(0.7, tf.float64), tree(np.zeros(7))).total
       np.testing.assert_array_equal(join(zero), np.zeros(7))
 
 
-@pytest.mark.parametrize('ask', [EUCLIDEAN, base.Ask()], ids=['euclidean', 'rescale'])
+@pytest.mark.parametrize('ask', [EUCLIDEAN, contract.Ask()], ids=['euclidean', 'rescale'])
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_a_record_that_is_not_finite_is_no_record(ask, bad):
   x = np.ones(7)
   x[3] = bad
   for scale in ((), tree(np.full(7, 2.0))):
     total = projection.project_record(
-        ask, base.Query(scale), tf.constant(0.7, tf.float64), tree(x)).total
+        ask, contract.Query(scale), tf.constant(0.7, tf.float64), tree(x)).total
     np.testing.assert_array_equal(join(total), np.zeros(7))
 
 
-@pytest.mark.parametrize('ask', [EUCLIDEAN, base.Ask()], ids=['euclidean', 'rescale'])
+@pytest.mark.parametrize('ask', [EUCLIDEAN, contract.Ask()], ids=['euclidean', 'rescale'])
 def test_nothing_overflows(ask):
   """Finite records beyond the square root of the largest float, scaled up further."""
   bound = tf.constant(0.7)
@@ -135,22 +135,22 @@ def test_nothing_overflows(ask):
     gradient = np.full(7, x)
     gradient[0] = 0
     total = join(projection.project_record(
-        ask, base.Query(tree(np.full(7, s), tf.float32)), bound, tree(gradient, tf.float32)).total)
+        ask, contract.Query(tree(np.full(7, s), tf.float32)), bound, tree(gradient, tf.float32)).total)
     assert np.all(np.isfinite(total))
     assert np.linalg.norm(total) <= 0.7 * (1 + 1e-6)
     if x < 3e38 or ask is not EUCLIDEAN:  # There 1 / x underflows: the record counts as zero.
       assert np.linalg.norm(total) > 0.69
   # Where the scaled record itself overflows, it counts as zero.
   total = projection.project_record(
-      ask, base.Query(tree(np.full(7, 1e8), tf.float32)), bound,
+      ask, contract.Query(tree(np.full(7, 1e8), tf.float32)), bound,
       tree(np.full(7, 3e34), tf.float32)).total
   np.testing.assert_array_equal(join(total), np.zeros(7))
 
 
 def test_square_is_of_the_clipped_record():
-  statistic = base.Statistic(True, lambda s: s, lambda s: (), None, None)
+  statistic = contract.Statistic(True, lambda s: s, lambda s: (), None, None)
   sums = projection.project_record(
-      base.Ask(second=statistic), base.Query(tree(np.full(7, 3.0))), tf.constant(0.7, tf.float64),
+      contract.Ask(second=statistic), contract.Query(tree(np.full(7, 3.0))), tf.constant(0.7, tf.float64),
       tree(np.arange(7.0)))
   np.testing.assert_allclose(join(sums.square), join(sums.total)**2)
   assert np.sum(join(sums.square)) == pytest.approx(0.49)
@@ -165,7 +165,7 @@ def test_xla_and_vectorized():
   def project(x):
     return tf.vectorized_map(
         lambda g: projection.project_record(
-            EUCLIDEAN, base.Query(tree(scale)), tf.constant(0.7, tf.float64),
+            EUCLIDEAN, contract.Query(tree(scale)), tf.constant(0.7, tf.float64),
             {'b': g[:2], 'w': g[tf.newaxis, 2:]}).total, x)
 
   expected = np.array([scale * oracle(scale, 0.7, x) for x in records])
@@ -177,7 +177,7 @@ def test_xla_and_vectorized():
 
 def test_unknown_projection():
   with pytest.raises(ValueError, match="must be 'rescale' or 'euclidean'"):
-    projection.project_record(base.Ask('oblique'), base.Query(), tf.constant(1.0), tf.ones([2]))
+    projection.project_record(contract.Ask('oblique'), contract.Query(), tf.constant(1.0), tf.ones([2]))
 
 
 @pytest.mark.parametrize('bound', [1e-30, 1e-13, 0.7, 1e30])

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import costs
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
-from tfdp_adaptive.rules import base
 
 keras = compat.keras
 layers = keras.layers
@@ -163,7 +163,7 @@ def test_engines_and_what_the_optimizer_does():
 
 def test_projections_that_need_records():
   model = sequential(keras.Input((4,)), layers.Dense(3))
-  rule = tfdp.rules.dp_sgd()._replace(asks=(base.Ask('euclidean'),))
+  rule = tfdp.rules.dp_sgd()._replace(asks=(contract.Ask('euclidean'),))
   explanation = tfdp.explain_clipping(model, rule=rule)
   assert explanation.engine == 'layered' and 'euclidean' in explanation.reason
   assert explanation.layers[0].route == 'records'

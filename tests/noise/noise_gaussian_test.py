@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
@@ -123,5 +124,5 @@ def test_types_have_streams_of_their_own():
 
 
 def test_noise_of_half_precision_parameters_is_float32():
-  assert gaussian.wide(tf.TensorSpec([2], tf.bfloat16)) == tf.TensorSpec([2], tf.float32)
-  assert gaussian.wide(tf.TensorSpec([2], tf.float64)) == tf.TensorSpec([2], tf.float64)
+  assert trees.wide_spec(tf.TensorSpec([2], tf.bfloat16)) == tf.TensorSpec([2], tf.float32)
+  assert trees.wide_spec(tf.TensorSpec([2], tf.float64)) == tf.TensorSpec([2], tf.float64)

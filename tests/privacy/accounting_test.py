@@ -277,7 +277,7 @@ def test_calibration_refuses_targets_that_need_no_noise():
 
 @pytest.mark.parametrize('target', [0.0, -1.0, math.nan, math.inf])
 def test_calibration_refuses_senseless_targets(target):
-  with pytest.raises(ValueError, match='`target_epsilon` must be a positive finite number'):
+  with pytest.raises(ValueError, match='`target_epsilon` must be positive and finite'):
     plan_lib.PrivacyPlan.calibrate(target_epsilon=target, target_delta=1e-5, population_size=100,
                                    batch_size=10, steps=1, l2_norm_clip=1.0)
 

@@ -169,7 +169,7 @@ def test_refused_data_sets():
   ragged = tf.ragged.constant([[1.0]] * N)
   with pytest.raises(ValueError, match='must be dense arrays'):
     make_plan().batches((ragged, y))
-  with pytest.raises(ValueError, match='`pad_to` must be an integer >= 1'):
+  with pytest.raises(ValueError, match='`pad_to` must be a positive integer'):
     make_plan().batches((x, y), pad_to=0)
 
 

@@ -14,7 +14,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.privacy import statement
-from tfdp_adaptive.rules import noisy_root
+from tfdp_adaptive.rules import running_root
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)
@@ -25,7 +25,7 @@ def make_plan(**changes):
 
 
 def make_rule(*statistics):
-  """A stand-in for `rules.base.Rule`: the plan reads these attributes only."""
+  """A stand-in for `contract.Rule`: the plan reads these attributes only."""
   asks = tuple(types.SimpleNamespace(second=s) for s in statistics)
   return types.SimpleNamespace(name='some_rule', asks=asks)
 
@@ -41,22 +41,22 @@ def test_public_names():
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(batch_size=0), '`batch_size` must be a positive finite number. Received: batch_size=0'),
-    (dict(batch_size=-3), '`batch_size` must be a positive finite number'),
-    (dict(batch_size=math.nan), '`batch_size` must be a positive finite number'),
+    (dict(batch_size=0), '`batch_size` must be positive and finite. Received: batch_size=0'),
+    (dict(batch_size=-3), '`batch_size` must be positive and finite'),
+    (dict(batch_size=math.nan), '`batch_size` must be positive and finite'),
     (dict(batch_size=1001), '`batch_size` must be at most the population size'),
-    (dict(steps=0), '`steps` must be an integer >= 1. Received: steps=0'),
-    (dict(steps=40.0), '`steps` must be an integer >= 1. Received: steps=40.0'),
-    (dict(steps=True), '`steps` must be an integer'),
-    (dict(l2_norm_clip=0.0), '`l2_norm_clip` must be a positive'),
-    (dict(l2_norm_clip=math.inf), '`l2_norm_clip` must be a positive'),
-    (dict(noise_multiplier=-0.1), '`noise_multiplier` must be a finite number >= 0'),
-    (dict(noise_multiplier=math.nan), '`noise_multiplier` must be a finite number >= 0'),
-    (dict(noise_multiplier=None), '`noise_multiplier` must be a finite number >= 0'),
+    (dict(steps=0), '`steps` must be a positive integer. Received: steps=0'),
+    (dict(steps=40.0), '`steps` must be a positive integer. Received: steps=40.0'),
+    (dict(steps=True), '`steps` must be a positive integer'),
+    (dict(l2_norm_clip=0.0), '`l2_norm_clip` must be positive'),
+    (dict(l2_norm_clip=math.inf), '`l2_norm_clip` must be positive'),
+    (dict(noise_multiplier=-0.1), '`noise_multiplier` must be finite and >= 0'),
+    (dict(noise_multiplier=math.nan), '`noise_multiplier` must be finite and >= 0'),
+    (dict(noise_multiplier=None), '`noise_multiplier` must be finite and >= 0'),
     (dict(target_delta=0.0), r'`target_delta` must be in \(0, 1\)'),
     (dict(target_delta=1.0), r'`target_delta` must be in \(0, 1\)'),
     (dict(target_delta=math.nan), r'`target_delta` must be in \(0, 1\)'),
-    (dict(population_size=0), '`population_size` must be an integer >= 1'),
+    (dict(population_size=0), '`population_size` must be a positive integer'),
     (dict(population_size=None), '`population_size` must be given'),
     (dict(unit='batch'), "`unit` must be one of \\('example', 'user'\\)"),
     (dict(adjacency='swap'), '`adjacency` must be one of'),
@@ -68,7 +68,7 @@ def test_public_names():
      "FixedOrder cannot be accounted for under 'add_remove'"),
     (dict(adjacency='replace', sampling=sampling.CyclicPoisson(cycle=2)),
      "CyclicPoisson cannot be accounted for under 'replace'"),
-    (dict(sampling=sampling.FixedOrder(), batch_size=50.5), '`batch_size` must be an integer'),
+    (dict(sampling=sampling.FixedOrder(), batch_size=50.5), '`batch_size` must be a positive integer'),
     (dict(sampling=sampling.CyclicPoisson(cycle=21)),
      '`cycle` must be at most population_size / batch_size'),
     (dict(sampling=sampling.BallsInBins(cycle=10)),
@@ -187,7 +187,7 @@ def test_noisy_adagrad():
   assert plan.check_rule(rule)
   np.testing.assert_allclose(
       plan.event().noise_multiplier,
-      noisy_root.equivalent_noise_multiplier(1.5, 40, 2, relative_noise=3.0))
+      running_root.equivalent_noise_multiplier(1.5, 40, 2, relative_noise=3.0))
   once = rules.noisy_adagrad(participations=1, diagonal=True, relative_noise=3.0)
   with pytest.raises(ValueError, match=r'must be made for participations=2.*Received: \[1\]'):
     plan.check_rule(once)

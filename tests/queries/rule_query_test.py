@@ -9,6 +9,7 @@ from scipy import stats
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import contract
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
@@ -17,7 +18,6 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.rules import base
 
 CLIP, SIGMA, BATCH, SEED = 0.5, 0.8, 4, 11
 SPECS = collections.OrderedDict(
@@ -271,7 +271,7 @@ def test_records_of_low_precision_are_noised_in_float32():
 
 def test_euclidean_projection_reaches_the_record():
   rule = RULES['scale_then_privatize']()._replace(
-      asks=(base.Ask(projection='euclidean'),))
+      asks=(contract.Ask(projection='euclidean'),))
   query = scaled_query(rule)
   _, state = run(query, rounds_of_records())
   params = query.derive_sample_params(state)

@@ -8,8 +8,10 @@ import pytest
 import tensorflow as tf
 
 import loop
+from tfdp_adaptive import contract
 from tfdp_adaptive import rules
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import bias_corrected
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import subspaces
@@ -154,15 +156,15 @@ def test_cautions(rule, clip, std, messages):
 
 def test_numbers_keep_their_precision():
   """0.1 in float64, not the float32 nearest to it."""
-  (filled,) = base.constant_like(0.1, (tf.TensorSpec([2], tf.float64),), 'x')
+  (filled,) = trees.constant_like(0.1, (tf.TensorSpec([2], tf.float64),), 'x')
   np.testing.assert_array_equal(filled, [0.1, 0.1])
 
 
 def test_normalizer_keeps_its_digits_near_one():
   step = tf.constant(1, tf.int64)
-  assert float(base.normalizer(0.9999999, step, tf.float32)) == pytest.approx(1e-7, rel=1e-6)
-  assert float(base.normalizer(0.0, step, tf.float32)) == 1.0
-  assert float(base.normalizer(0.9, tf.constant(3, tf.int64), tf.float64)) == pytest.approx(
+  assert float(arithmetic.normalizer(0.9999999, step, tf.float32)) == pytest.approx(1e-7, rel=1e-6)
+  assert float(arithmetic.normalizer(0.0, step, tf.float32)) == 1.0
+  assert float(arithmetic.normalizer(0.9, tf.constant(3, tf.int64), tf.float64)) == pytest.approx(
       1 - 0.9**3, rel=1e-14)
 
 
@@ -183,6 +185,6 @@ def test_negative_fraction_of_pure_noise(steps, expected):
   state = rule.init(spec)
   for _ in range(steps):
     noise = (tf.constant(0.1 * rng.normal(size=100000)),)
-    _, state = rule.update(state, (base.Release(noise, tf.constant(0.01, tf.float64)),))
+    _, state = rule.update(state, (contract.Release(noise, tf.constant(0.01, tf.float64)),))
   assert float(rules.negative_fraction(state.second, state.bias)) == pytest.approx(
       expected, abs=0.006)

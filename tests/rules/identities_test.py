@@ -9,12 +9,13 @@ import tensorflow as tf
 import loop
 import oracles
 import table
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 
 CASES = pytest.mark.parametrize('case', table.RULES, ids=lambda case: case.name)
 
@@ -68,7 +69,7 @@ def test_bias_with_correlated_noise_is_the_trace():
 
 
 def test_identity_mechanism_is_independent_noise():
-  sums = (base.Sums(loop.split(np.ones(5), tf.float32)),)
+  sums = (contract.Sums(loop.split(np.ones(5), tf.float32)),)
 
   def releases(mechanism):
     specs = tuple(tf.TensorSpec(s.shape, tf.float32) for s in loop.SPECS)
@@ -77,7 +78,7 @@ def test_identity_mechanism_is_independent_noise():
         mechanism=mechanism, seed=11)
     state, answers = private.init(), []
     for _ in range(3):
-      (release,), state = private.release(state, (base.Query(),), sums)
+      (release,), state = private.release(state, (contract.Query(),), sums)
       answers.append(np.append(loop.join(release.mean), release.variance))
     return np.array(answers)
 
@@ -128,7 +129,7 @@ def test_scaled_privatization_is_an_ellipsoid():
                     (dataclasses.replace(problem, clip=1.0), other,
                      other.query(other.init(loop.SPECS))[0])):
       release, _ = loop.answer(p, t, 0, r.asks[0], q, gradients, ())
-      unscaled.append(loop.join(base.unscale(release.mean, q.scale)))
+      unscaled.append(loop.join(trees.unscale(release.mean, q.scale)))
     assert_equal(*unscaled)
 
 
@@ -356,7 +357,7 @@ def test_sums_add_up_over_microbatches(case):
       secret = ask.second.init(loop.SPECS)
 
       def value(total):
-        mean = base.map_tree(lambda t: t / problem.divisor, total)
+        mean = trees.map(lambda t: t / problem.divisor, total)
         return np.concatenate([np.ravel(v) for v in tf.nest.flatten(
             ask.second.measure(mean, (), clip, secret)[0])])
 

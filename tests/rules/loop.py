@@ -9,8 +9,9 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 
 SIZE = 5
 SPECS = (tf.TensorSpec([2], tf.float64), tf.TensorSpec([1, 3], tf.float64))
@@ -99,33 +100,33 @@ def run(rule, problem):
 
 
 def answer(p, t, index, ask, query, gradients, secret):
-  """One `base.Release` and the next secret, with row t of the noise."""
+  """One `contract.Release` and the next secret, with row t of the noise."""
   clip = tf.constant(p.clip, tf.float64) * tf.cast(query.relative_clip, tf.float64)
   share = float(query.share)
-  zeros = base.zeros(SPECS)
+  zeros = trees.zeros(SPECS)
   if not share:
-    return base.Release(zeros, tf.constant(0.0, tf.float64)), secret
+    return contract.Release(zeros, tf.constant(0.0, tf.float64)), secret
   sums = [projection.project_record(ask, query, clip, g) for g in gradients]
-  mean = base.map_tree(lambda *v: tf.add_n(v) / p.divisor, zeros, *(s.total for s in sums))
+  mean = trees.map(lambda *v: tf.add_n(v) / p.divisor, zeros, *(s.total for s in sums))
   spread = p.sigma / np.sqrt(share)
   if ask.second is None:
-    std = base.mean_sensitivity(clip, p.divisor, p.adjacency)
+    std = contract.mean_sensitivity(clip, p.divisor, p.adjacency)
     value, value_std = (), None
   else:
     square = ()
     if ask.second.per_record_square:
-      square = base.map_tree(lambda *v: tf.add_n(v) / p.divisor, zeros, *(s.square for s in sums))
+      square = trees.map(lambda *v: tf.add_n(v) / p.divisor, zeros, *(s.square for s in sums))
     std, value_std = ask.second.stddevs(clip, p.divisor, p.adjacency)
     value, secret = ask.second.measure(mean, square, clip, secret)
   row = (p.z, p.z2)[index][t]
-  mean = base.map_tree(lambda x, z: x + std * spread * z, mean, split(row))
+  mean = trees.map(lambda x, z: x + std * spread * z, mean, split(row))
   variance = tf.square(tf.cast(std * spread, tf.float64)) * p.row_variance(t)
   if value_std is None:
-    return base.Release(mean, variance), secret
+    return contract.Release(mean, variance), secret
   if getattr(value, 'shape', None) == (SIZE, SIZE):
     noise = tf.constant(p.z_matrix[t])
   else:
     noise = split(p.z2[t])
-  value = base.map_tree(lambda x, z: x + value_std * spread * z, value, noise)
+  value = trees.map(lambda x, z: x + value_std * spread * z, value, noise)
   value_variance = tf.square(tf.cast(value_std * spread, tf.float64)) * p.row_variance(t)
-  return base.Release(mean, variance, value, value_variance), secret
+  return contract.Release(mean, variance, value, value_variance), secret

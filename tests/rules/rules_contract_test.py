@@ -6,13 +6,14 @@ import tensorflow as tf
 
 import loop
 import table
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 
 STEPS = 3
 
 
 def specs_of(dtype):
-  return base.map_tree(lambda s: tf.TensorSpec(s.shape, dtype), loop.SPECS)
+  return trees.map(lambda s: tf.TensorSpec(s.shape, dtype), loop.SPECS)
 
 
 def tree(rng, dtype, *lead):
@@ -30,13 +31,13 @@ def releases(rule, rng, dtype, scale=1.0):
 
   def of(ask):
     variance = tf.constant(0.01, dtype)
-    mean = base.map_tree(lambda x: scale * x, tree(rng, dtype))
+    mean = trees.map(lambda x: scale * x, tree(rng, dtype))
     if ask.second is None:
-      return base.Release(mean, variance)
-    second = base.map_tree(
+      return contract.Release(mean, variance)
+    second = trees.map(
         lambda s: tf.constant(scale * rng.normal(size=s.shape)**2, s.dtype),
         ask.second.specs(specs_of(dtype)))
-    return base.Release(mean, variance, second, variance)
+    return contract.Release(mean, variance, second, variance)
 
   return tuple(of(ask) for ask in rule.asks)
 
@@ -45,7 +46,7 @@ def step_of(rule):
   def step(state, params, answers, public):
     queries = rule.query(state, public)
     direction, state = rule.update(state, answers, public)
-    params = base.map_tree(lambda x, d: x - 0.1 * d, params, direction)
+    params = trees.map(lambda x, d: x - 0.1 * d, params, direction)
     if rule.project is not None:
       params = rule.project(state, params)
     return queries, direction, state, params
@@ -135,7 +136,7 @@ def test_elementwise_rules_treat_every_coordinate_by_itself(rule):
   answers = [releases(rule, rng, tf.float32)[0] for _ in range(STEPS)]
   for i in range(loop.SIZE):
     others = loop.split(1 + (np.arange(loop.SIZE) != i))
-    changed = [a._replace(mean=base.map_tree(lambda x, f: x * tf.cast(f, x.dtype), a.mean, others))
+    changed = [a._replace(mean=trees.map(lambda x, f: x * tf.cast(f, x.dtype), a.mean, others))
                for a in answers]
     assert final(changed)[i] == final(answers)[i]
 
@@ -189,7 +190,7 @@ def test_float64(rule, eager):
   assert all(leaf.dtype in (tf.float64, tf.int64) for leaf in tf.nest.flatten(state))
   # The randomized rank-deficient problems aside, single precision gives the same.
   if rule.name != 'noisy_adagrad':
-    assert_close(base.map_tree(lambda t: tf.cast(t, tf.float32), outputs[-1][3]),
+    assert_close(trees.map(lambda t: tf.cast(t, tf.float32), outputs[-1][3]),
                  eager[-1][3], 1e-3)
 
 

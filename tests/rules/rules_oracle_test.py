@@ -30,7 +30,7 @@ def test_the_noise_matters(case):
 def test_every_factory_has_a_line():
   from tfdp_adaptive import rules  # pylint: disable=g-import-not-at-top
   helpers = {'average_iterates', 'negative_fraction', 'pagan_ellipsoid', 'pasan_ellipsoid',
-             'private_stddevs', 'dp2'}
+             'dp2'}
   factories = {name for name in vars(rules)
                if callable(getattr(rules, name)) and name[0].islower()} - helpers
   assert factories == {case.name.partition('-')[0] for case in table.RULES}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import rules
-from tfdp_adaptive.rules import base
 
 COPIES, STEPS, BETA = 20000, 60, 0.8
 GRADIENT = np.array([1.0, 0.01])
@@ -24,7 +24,7 @@ def mean_second_moment(rule, std, scaled=False):
   def step(state, z):
     (query,) = rule.query(state)
     mean = query.scale[0] * g + std * z if scaled else g + std * z
-    return rule.update(state, (base.Release((mean,), tf.constant(std**2, tf.float64)),))[1]
+    return rule.update(state, (contract.Release((mean,), tf.constant(std**2, tf.float64)),))[1]
 
   for _ in range(STEPS):
     state = step(state, tf.constant(rng.normal(size=g.shape)))

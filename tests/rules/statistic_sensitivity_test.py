@@ -14,9 +14,9 @@ from scipy import optimize
 import tensorflow as tf
 
 import loop
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
-from tfdp_adaptive.rules import noisy_root
+from tfdp_adaptive.rules import running_root
 from tfdp_adaptive.rules import statistics
 
 DIMENSION = 3
@@ -243,7 +243,7 @@ def roots(statistic, rows):
 @pytest.mark.parametrize('participations', [1, 2])
 def test_running_root_bound(diagonal, participations):
   rng = np.random.default_rng(participations)
-  statistic = noisy_root.running_root(participations, diagonal)
+  statistic = running_root.running_root(participations, diagonal)
   mean_std, bound = statistic.stddevs(1.0, 4.0, 'zero_out')
   assert mean_std == 0.25
   assert bound == pytest.approx(0.25 * math.sqrt(participations * (1 if diagonal else 2)))
@@ -270,7 +270,7 @@ def test_running_root_stays_exact_in_single_precision():
   """Rounding may not move it by more than a fraction of what a record does."""
   rng = np.random.default_rng(0)
   size, steps = 30, 20
-  statistic = noisy_root.running_root(1)
+  statistic = running_root.running_root(1)
   spec = (tf.TensorSpec([size], tf.float32),)
   secret = statistic.init(spec)
   rows = rng.normal(size=(steps, size)).astype(np.float32)
@@ -282,17 +282,17 @@ def test_running_root_stays_exact_in_single_precision():
 
 
 def test_full_matrix_is_refused_for_many_parameters():
-  statistic = noisy_root.running_root(1)
+  statistic = running_root.running_root(1)
   with pytest.raises(ValueError, match='at most 4096 parameters. Received: 5000'):
     statistic.specs((tf.TensorSpec([5000], tf.float32),))
-  assert noisy_root.running_root(1, diagonal=True).specs(loop.SPECS) is loop.SPECS
+  assert running_root.running_root(1, diagonal=True).specs(loop.SPECS) is loop.SPECS
 
 
 def test_equivalent_noise_multiplier_adds_up_gaussian_costs():
   """mu^2 = K / sigma^2 + T / (r sigma)^2."""
   sigma, steps, k, r = 2.0, 30, 3, 1.5
   mu2 = k / sigma**2 + steps / (r * sigma)**2
-  assert noisy_root.equivalent_noise_multiplier(sigma, steps, k, r) == pytest.approx(mu2**-0.5)
+  assert running_root.equivalent_noise_multiplier(sigma, steps, k, r) == pytest.approx(mu2**-0.5)
 
 
 # Scaled geometries: what the per-record map returns, in the space the noise is added.
@@ -301,12 +301,12 @@ def test_equivalent_noise_multiplier_adds_up_gaussian_costs():
 @pytest.mark.parametrize('kind', ['rescale', 'euclidean'])
 def test_records_move_the_scaled_sum_by_at_most_the_clip_norm(kind):
   rng = np.random.default_rng(0)
-  ask = base.Ask(kind)
+  ask = contract.Ask(kind)
   scale = loop.split(rng.uniform(0.1, 30, size=loop.SIZE))
   for size in (1e-3, 1.0, 1e4, 1e150):
     gradient = loop.split(size * rng.normal(size=loop.SIZE))
     total = projection.project_record(
-        ask, base.Query(scale), tf.constant(0.7, tf.float64), gradient)
+        ask, contract.Query(scale), tf.constant(0.7, tf.float64), gradient)
     norm = np.linalg.norm(loop.join(total.total))
     assert norm <= 0.7 * (1 + 1e-12)
     assert size < 1 or norm > 0.699

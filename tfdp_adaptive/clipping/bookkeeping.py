@@ -15,6 +15,7 @@ import weakref
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
@@ -23,7 +24,6 @@ from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 register = registry.register
 Unsupported = registry.Unsupported
@@ -127,7 +127,7 @@ def _weight(norm, clip, mask):
 
 
 def _sums(variables, found, asks, scales, weights, sizes):
-  """One `rules.base.Sums` per ask, scaled."""
+  """One `contract.Sums` per ask, scaled."""
   totals, squares = [], []
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
   for variable, factor, size in zip(variables, found, sizes):
@@ -147,7 +147,7 @@ def _sums(variables, found, asks, scales, weights, sizes):
     if i in squared:
       j = squared.index(i)
       square = [one[j] if factors.absent(s) else s * s * one[j] for one, s in zip(squares, scale)]
-    result.append(base.Sums(total, square))
+    result.append(contract.Sums(total, square))
   return tuple(result)
 
 

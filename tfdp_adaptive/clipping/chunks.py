@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.rules import base
 
 
 def chunked(engine, count=1, rows=None, keep_outputs=True):
@@ -32,16 +32,16 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
       chunks, width = count, -(-size // count)
     else:
       chunks, width = tf.maximum(-(-size // rows), 1) if static is None else -(-size // rows), rows
-    parts = base.map_tree(lambda t: _split(t, chunks, width), batch)
+    parts = trees.map(lambda t: _split(t, chunks, width), batch)
 
     def chunk(index):
-      part = base.map_tree(lambda t: t[index], parts)
+      part = trees.map(lambda t: t[index], parts)
       return engine(model, loss, part, request)
 
     first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
     per_example = lambda clipped: (
         clipped.losses, clipped.norms, clipped.outputs if keep_outputs else ())
-    none = base.map_tree(lambda t: t[:0], first.outputs)
+    none = trees.map(lambda t: t[:0], first.outputs)
     flat = tf.nest.flatten(per_example(first))
     arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
 
@@ -79,7 +79,7 @@ def rows_within(budget, engine, model, loss, batch, request, size):
   """
 
   def needed(rows):
-    specs = base.map_tree(lambda t: tf.TensorSpec([rows] + t.shape[1:].as_list(), t.dtype), batch)
+    specs = trees.map(lambda t: tf.TensorSpec([rows] + t.shape[1:].as_list(), t.dtype), batch)
     return footprint.peak(
         lambda part: engine(model, loss, part, request)[:3], specs, rows)
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import trees
 
 
 def dense(tape, target, variables):
@@ -11,5 +11,5 @@ def dense(tape, target, variables):
   Keras 3 variables cannot be passed to TensorFlow's own `unconnected_gradients`.
   """
   return [
-      tf.zeros(v.shape, base.widen(tf.convert_to_tensor(v)).dtype) if g is None else base.widen(g)
+      tf.zeros(v.shape, trees.widen(tf.convert_to_tensor(v)).dtype) if g is None else trees.widen(g)
       for g, v in zip(tape.gradient(target, variables), variables)]

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import costs
@@ -14,7 +15,6 @@ from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
-from tfdp_adaptive.rules import base
 
 _ENGINES = {
     'bookkeeping': 'book-keeping: one forward and one backward pass, no gradient per example of '
@@ -96,13 +96,13 @@ def explain_clipping(model, x=None, *, batch_size=None, scaled=None, rule=None, 
     raise ValueError('`model` must be a Keras model. '
                      f'Received: model={model!r} of type {type(model).__name__}.')
   optimizer = getattr(model, 'optimizer', None)
-  optimizer = optimizer if isinstance(getattr(optimizer, 'rule', None), base.Rule) else None
+  optimizer = optimizer if isinstance(getattr(optimizer, 'rule', None), contract.Rule) else None
   rule = getattr(optimizer, 'rule', None) if rule is None else rule
-  if rule is not None and not isinstance(rule, base.Rule):
+  if rule is not None and not isinstance(rule, contract.Rule):
     raise ValueError(f'`rule` must be a `tfdp.rules` rule. Received: rule={rule!r}.')
   engine = engine or getattr(optimizer, 'engine', 'auto')
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
-  asks = (base.Ask(),) if rule is None else rule.asks
+  asks = (contract.Ask(),) if rule is None else rule.asks
   scaled = _is_scaled(rule, model) if scaled is None else bool(scaled)
   name, reason = engines.decide(engine, model, asks, specs)
   if name in ('bookkeeping', 'layered'):

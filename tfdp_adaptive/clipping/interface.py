@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Tuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 
 
 class Batch(NamedTuple):
@@ -40,25 +41,25 @@ class Request(NamedTuple):
     clips: [] absolute clip norm of each, in that geometry.
   """
 
-  asks: Tuple[base.Ask, ...]
-  queries: Tuple[base.Query, ...]
+  asks: Tuple[contract.Ask, ...]
+  queries: Tuple[contract.Query, ...]
   clips: Tuple[Any, ...]
 
 
 class Clipped(NamedTuple):
   """What an engine returns. `sums` is SECRET; so are outputs and losses."""
 
-  sums: Tuple[base.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
+  sums: Tuple[contract.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
   outputs: Any  # Nest of predictions for the whole batch, for metrics.
   losses: tf.Tensor  # [n] loss of every example, before masking.
   norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
 
 
 def add_sums(left, right):
-  return base.map_tree(tf.add, left, right)
+  return trees.map(tf.add, left, right)
 
 
 def zero_sums(ask, specs):
   """The sums of an empty batch."""
-  square = base.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
-  return base.Sums(base.zeros(specs), square)
+  square = trees.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
+  return contract.Sums(trees.zeros(specs), square)

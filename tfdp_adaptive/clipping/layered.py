@@ -9,12 +9,13 @@ layers then give the gradients of some examples at a time.
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import base
 
 # At most this many bytes of gradients, of one example at least, are formed at once.
 RECORD_BYTES = 32 * 2**20
@@ -48,7 +49,7 @@ def engine(model, loss, batch, request):
       lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
       maximum_iterations=count)
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
-  sums = tuple(base.Sums(*[_divided(one, specs) for one in each]) for each in sums)
+  sums = tuple(contract.Sums(*[_divided(one, specs) for one in each]) for each in sums)
   return interface.Clipped(sums, outputs, losses, norms)
 
 
@@ -61,7 +62,7 @@ def record_gradients(model, loss, x, y):
 
 
 def _specs(model):
-  return [tf.TensorSpec(v.shape, base.widen(tf.convert_to_tensor(v)).dtype)
+  return [tf.TensorSpec(v.shape, trees.widen(tf.convert_to_tensor(v)).dtype)
           for v in model.trainable_variables]
 
 

@@ -7,11 +7,11 @@ engines, and the only one for projections that are not a rescaling.
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import base
 
 
 def vectorized(model, loss, batch, request):
@@ -34,13 +34,13 @@ def sum_records(request, gradients, mask):
   """`Sums` of every ask and norms [n], from a tree of [n, ...] gradients and an [n] mask."""
   sums, norms = tf.vectorized_map(
       lambda record: _project(request, *record), (gradients, mask))
-  return base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), norms
+  return trees.map(lambda t: tf.reduce_sum(t, 0), sums), norms
 
 
 def _project(request, gradient, keep):
   """`project_record` for every ask, nothing where not `keep`; and scaled norms."""
   sums = tuple(
-      base.map_tree(lambda t: tf.where(keep, t, tf.zeros_like(t)),
+      trees.map(lambda t: tf.where(keep, t, tf.zeros_like(t)),
                     projection.project_record(ask, query, clip, gradient))
       for ask, query, clip in zip(*request))
   return sums, tuple(projection.scaled_norm(query, gradient) for query in request.queries)
@@ -53,17 +53,17 @@ def _engine(map_examples, model, loss, batch, request):
     *record, keep = inputs
     gradient, outputs, value = _gradient(model, loss, *record)
     sums, norms = _project(request, gradient, keep)
-    return sums, base.map_tree(lambda t: t[0], outputs), value[0], norms
+    return sums, trees.map(lambda t: t[0], outputs), value[0], norms
 
   sums, outputs, losses, norms = map_examples(
       example, (batch.x, batch.y, batch.sample_weight, batch.mask))
   return interface.Clipped(
-      base.map_tree(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
+      trees.map(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
 def _gradient(model, loss, x, y, sample_weight):
   """Gradient, outputs and loss of one example."""
-  one = lambda tree: base.map_tree(lambda t: t[tf.newaxis], tree)
+  one = lambda tree: trees.map(lambda t: t[tf.newaxis], tree)
   with tf.GradientTape() as tape:
     outputs = model(one(x), training=True)
     value = loss(one(y), outputs, one(sample_weight))

@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 
 
 def norm_and_peak(tree):
@@ -41,7 +42,7 @@ def clip(tree, clip_norm):
     clipped = tf.where(inside, v, (v / safe) * (clip_norm / tf.maximum(ratio, 1)))
     return tf.where(finite, clipped, tf.zeros_like(v))
 
-  return base.map_tree(leaf, tree)
+  return trees.map(leaf, tree)
 
 
 def clip_alone(tree, clip_norm):
@@ -55,7 +56,7 @@ def clip_alone(tree, clip_norm):
 
   def quickly():
     factor = tf.where(norm <= clip_norm, tf.ones_like(norm), clip_norm / norm)
-    return base.map_tree(lambda v: factor * v, tree), norm
+    return trees.map(lambda v: factor * v, tree), norm
 
   def carefully():
     ratio, peak = norm_and_peak(tree)
@@ -69,14 +70,14 @@ def project_record(ask, query, clip_norm, gradient, alone=False):
   """The single per-record map: one record's contribution to one ask.
 
   Args:
-    ask: `base.Ask`.
-    query: `base.Query`; only its `scale` is used here.
+    ask: `contract.Ask`.
+    query: `contract.Query`; only its `scale` is used here.
     clip_norm: [] absolute clip norm in scaled units.
     gradient: Tree of the record's gradients, float32 or float64.
     alone: Whether this is not inside `tf.vectorized_map`: it then takes fewer passes.
 
   Returns:
-    `base.Sums` with `||total||_2 <= clip_norm` in scaled space.
+    `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
   if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
@@ -89,8 +90,8 @@ def project_record(ask, query, clip_norm, gradient, alone=False):
     total = clip(_scaled(query, gradient), clip_norm)
   square = ()
   if ask.second is not None and ask.second.per_record_square:
-    square = base.map_tree(tf.square, total)
-  return base.Sums(total, square)
+    square = trees.map(tf.square, total)
+  return contract.Sums(total, square)
 
 
 def scaled_norm(query, gradient):
@@ -101,7 +102,7 @@ def scaled_norm(query, gradient):
 
 def _scaled(query, gradient):
   scaled = tf.nest.flatten(query.scale)  # TFF may hand on what is absent as another empty nest.
-  return base.map_tree(tf.multiply, query.scale, gradient) if scaled else gradient
+  return trees.map(tf.multiply, query.scale, gradient) if scaled else gradient
 
 
 def euclidean(scale, clip_norm, gradient):

@@ -10,9 +10,9 @@ import math
 import numpy as np
 from scipy import optimize
 
-from tfdp_adaptive.mechanisms import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
@@ -46,7 +46,7 @@ class BandedInverse(families.ToeplitzMechanism):
     if method not in ('optimal', 'power'):
       raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
     self.method = method
-    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
+    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
 
   @property

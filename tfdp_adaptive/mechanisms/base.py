@@ -22,9 +22,10 @@ from typing import Dict, Optional, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.mechanisms import checks
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import frozen
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -58,7 +59,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
   def __init__(self, *, workload: workload_lib.Like = None, objective: str = 'mean',
                **counts: int):
     """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
-    checks.count(**counts)
+    checks.whole(**counts)
     for name, value in counts.items():
       setattr(self, name, int(value))
     workload_lib.check_objective(objective)
@@ -196,7 +197,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       fixed_order: Whether all distances are multiples of `min_sep`, as if every
         epoch of `min_sep` steps has the same order. Never more than without.
     """
-    min_sep, k = checks.participation(min_sep, max_participations)
+    min_sep, k = patterns.participation(min_sep, max_participations)
     min_sep = min_sep or 1
     if self.steps is not None:
       k = sensitivity_lib.most_participations(self.steps, min_sep, k)
@@ -254,7 +255,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       raise ValueError('`n` must be given: the mechanism has no fixed number of steps. '
                        'Received: n=None.')
     n = self.steps if n is None else n
-    checks.count(n=n)
+    checks.whole(n=n)
     if self.steps is not None and n > self.steps:
       raise ValueError(f'`n` must be at most {self.steps}, the steps the mechanism was designed '
                        f'for: its sensitivity does not cover more. Received: n={n}. '

@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import blt_design
-from tfdp_adaptive.mechanisms import checks
 from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
 
 _LONGEST = 1 << 22  # Coefficients of C that are written out.
@@ -40,9 +41,9 @@ class BLT(families.ToeplitzMechanism):
                max_participations=1, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
     if buffers:
-      checks.count(buffers=buffers)
+      checks.whole(buffers=buffers)
     self.buffers = int(buffers)
-    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
+    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)
 
   @property

@@ -11,10 +11,10 @@ import warnings
 import numpy as np
 from scipy import linalg
 
-from tfdp_adaptive.mechanisms import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import toeplitz
@@ -56,7 +56,7 @@ class Dense(families.MatrixMechanism):
     if objective == 'last':
       raise ValueError("`objective` must be 'mean' or 'max' for Dense: for the last iterate alone "
                        "the optimum is singular. Received: objective='last'.")
-    self.min_sep, self.max_participations = checks.participation(min_sep, max_participations)
+    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self.fixed_order = bool(fixed_order)
     many = self.max_participations > 1
     if many and (not fixed_order or self.min_sep * self.max_participations < self.steps

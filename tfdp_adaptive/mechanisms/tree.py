@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import base
-from tfdp_adaptive.mechanisms import checks
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
@@ -45,7 +45,7 @@ class Tree(base.Mechanism):
     if variant not in VARIANTS:
       raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
     if restart_every is not None:
-      checks.count(restart_every=restart_every)
+      checks.whole(restart_every=restart_every)
     self.variant = variant
     self.restart_every = None if restart_every is None else int(restart_every)
     if variant == 'full':

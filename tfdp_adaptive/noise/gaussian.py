@@ -22,11 +22,6 @@ _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
 _LONG = fusion.WORTH_COMPILING
 
 
-def wide(spec):
-  """The spec of the noise for a tensor like `spec`: float32 at least, whatever it is stored in."""
-  return tf.TensorSpec(spec.shape, tf.float64 if spec.dtype == tf.float64 else tf.float32)
-
-
 def flat_specs(specs):
   """One [n] spec per dtype in `specs`; n counts the elements, rounded up to even.
 

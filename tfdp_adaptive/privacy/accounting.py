@@ -17,7 +17,8 @@ from dp_accounting import rdp
 from scipy import optimize
 from scipy import special
 
-from tfdp_adaptive.privacy import checks
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 
 ACCOUNTANTS = ('pld', 'rdp')
 # Relative change between two grids at which the finer one will do: to search, to settle, to report.
@@ -73,7 +74,8 @@ def event(plan, steps, noise_multiplier=None, neighbors=None):
   probability, count = plan.sampling.compositions(plan, steps)
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
-    sigma *= 2  # This relation counts noise in clip norms and doubles the sensitivity itself.
+    # This relation counts noise in clip norms and doubles the sensitivity itself.
+    sigma *= contract.record_distance(plan.adjacency)
   max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
   if max_batch_size is None:
     step = dp_accounting.GaussianDpEvent(sigma)

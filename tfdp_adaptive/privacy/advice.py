@@ -12,7 +12,8 @@ from typing import NamedTuple, Optional, Tuple
 
 from scipy import stats
 
-from tfdp_adaptive.privacy import checks
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 
 STABLE = 0.9  # Largest noise-to-signal factor at which scale-then-privatize is advised.
 
@@ -88,13 +89,12 @@ def advise(*, batch_size, noise_multiplier, parameters, l2_norm_clip, beta_2=0.9
                   l2_norm_clip=l2_norm_clip)
   checks.whole(parameters=parameters)
   checks.probability(beta_2=beta_2)
-  checks.one_of(('add_remove', 'zero_out', 'replace'), adjacency=adjacency)
   if epsilon is not None:
     checks.positive(epsilon=epsilon)
   if gradient_norm is not None and not 0 < gradient_norm <= 1:
     raise ValueError('`gradient_norm` is a share of the clip norm and must be in (0, 1]. '
                      f'Received: gradient_norm={gradient_norm}.')
-  sigma = noise_multiplier * (2 if adjacency == 'replace' else 1)
+  sigma = noise_multiplier * contract.record_distance(adjacency)
   root_phi = l2_norm_clip * sigma / batch_size
   c = ((1 - beta_2) / (1 + beta_2))**0.25
   agreeing = (batch_size / (c * sigma))**2

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import optimize
 from scipy import stats
 
-from tfdp_adaptive.privacy import checks
+from tfdp_adaptive import checks
 
 LARGEST_EPSILON = 50.0
 LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.

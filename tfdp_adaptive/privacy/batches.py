@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.privacy import checks
+from tfdp_adaptive import checks
 
 
 def dataset(plan, data, *, start_step=0, pad_to=None):

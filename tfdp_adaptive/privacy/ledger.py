@@ -12,8 +12,8 @@ from typing import Any, Optional, Tuple, Union
 
 import dp_accounting
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import checks
 from tfdp_adaptive.privacy import statement as statement_lib
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1

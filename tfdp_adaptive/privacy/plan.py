@@ -6,9 +6,10 @@ from typing import Iterator, Optional, Tuple, Union
 
 import numpy as np
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import checks
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import sampling as sampling_lib
@@ -83,7 +84,7 @@ class PrivacyPlan(ledger.Accounted):
     checks.not_negative(noise_multiplier=self.noise_multiplier)
     checks.probability(target_delta=self.target_delta)
     checks.one_of(UNITS, unit=self.unit)
-    checks.one_of(sampling_lib.ADJACENCIES, adjacency=self.adjacency)
+    contract.check_adjacency(self.adjacency)
     if not isinstance(self.sampling, sampling_lib.Sampling):
       raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
                        f'`tfdp.sampling.Poisson()`. Received: sampling={self.sampling!r}.')
@@ -135,8 +136,8 @@ class PrivacyPlan(ledger.Accounted):
   @property
   def noise_stddev(self) -> float:
     """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
-    sensitivity = self.l2_norm_clip * (2 if self.adjacency == 'replace' else 1)
-    return self.noise_multiplier * sensitivity
+    return (self.noise_multiplier * self.l2_norm_clip
+            * contract.record_distance(self.adjacency))
 
   def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
     """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""

@@ -1,7 +1,7 @@
 """What a plan refuses: sizes that are not public, and what cannot be accounted for."""
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import checks
 
 
 def population(plan):

@@ -19,9 +19,8 @@ from typing import ClassVar, Iterator, Optional, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.privacy import checks
-
-ADJACENCIES = ('add_remove', 'zero_out', 'replace')
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 
 
 class Sampling(abc.ABC):
@@ -36,7 +35,7 @@ class Sampling(abc.ABC):
       least distance apart: it has one place in every epoch.
   """
 
-  adjacencies: ClassVar[Tuple[str, ...]] = ADJACENCIES
+  adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
   amplified: ClassVar[bool] = False
   coins: ClassVar[bool] = False
   fixed_order: ClassVar[bool] = False
@@ -83,7 +82,7 @@ class Poisson(Sampling):
       needs a public population size; give it where that size is private.
   """
 
-  adjacencies: ClassVar = ADJACENCIES
+  adjacencies: ClassVar = contract.ADJACENCIES
   amplified: ClassVar = True
   coins: ClassVar = True
   sampling_probability: Optional[float] = None

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
 from tfdp_adaptive.queries import mechanism_sum
-from tfdp_adaptive.rules import base
 
 
 class _Pair(NamedTuple):
@@ -60,8 +60,8 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
                expected_num_records, *, target_unclipped_quantile=0.5, learning_rate=0.2,
                clipped_count_stddev=None, geometric_update=True, every_step=False,
                adjacency='zero_out', seed=None):
-    base.check_positive(expected_num_records=expected_num_records)
-    base.check_not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
+    checks.positive(expected_num_records=expected_num_records)
+    checks.not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
     if not 0 <= target_unclipped_quantile <= 1:
       raise ValueError('`target_unclipped_quantile` must be in [0, 1]. Received: '
                        f'target_unclipped_quantile={target_unclipped_quantile}.')
@@ -140,7 +140,7 @@ def sum_noise_multiplier(noise_multiplier, clipped_count_stddev):
   The squares of sensitivity over standard deviation add up: `sigma^-2 =
   sum^-2 + (2 s)^-2` (Andrew et al., Theorem 1).
   """
-  base.check_not_negative(
+  checks.not_negative(
       noise_multiplier=noise_multiplier, clipped_count_stddev=clipped_count_stddev)
   if not noise_multiplier:
     return 0.0

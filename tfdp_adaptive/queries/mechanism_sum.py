@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.queries import base as query_base
-from tfdp_adaptive.rules import base
 
 
 class MechanismSumQuery(query_base.SumAggregationDPQuery):
@@ -50,12 +52,12 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
 
   def __init__(self, record_specs, mechanism, l2_norm_clip, noise_multiplier, *,
                adjacency='zero_out', cumulative=False, seed=None):
-    base.check_not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+    checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
-    self._specs = base.map_tree(noise_lib.wide, record_specs)
+    self._specs = trees.map(trees.wide_spec, record_specs)
     self._mechanism = mechanism
     self._l2_norm_clip = float(l2_norm_clip)
-    self._relative_stddev = float(noise_multiplier) * base.mean_sensitivity(1.0, 1.0, adjacency)
+    self._relative_stddev = float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, adjacency)
     self._noise_multiplier = float(noise_multiplier)
     self._cumulative = cumulative
     self._noise = noise_lib.stream(
@@ -77,14 +79,14 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
         self._noise.init(self._specs),
         tf.constant(self._l2_norm_clip, tf.float32),
         tf.constant(self._relative_stddev * self._l2_norm_clip, tf.float32),
-        base.zeros(self._specs) if self._cumulative else ())
+        trees.zeros(self._specs) if self._cumulative else ())
 
   def derive_sample_params(self, global_state):
     return global_state.clip_value
 
   def initial_sample_state(self, template=None):
     del template  # Sums are wider than records of half precision.
-    return base.zeros(self._specs)
+    return trees.zeros(self._specs)
 
   def preprocess_record(self, params, record):
     clipped, _ = self.preprocess_record_l2_impl(params, record)
@@ -93,23 +95,23 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
   def preprocess_record_l2_impl(self, params, record):
     """`(record clipped to the norm params, its norm before)`; not finite counts as zero."""
     tf.nest.assert_same_structure(record, self._specs)
-    base.map_tree(_check_shape, record, self._specs)
+    trees.map(_check_shape, record, self._specs)
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
-    record = base.map_tree(lambda r: tf.cast(r, widest), record)
+    record = trees.map(lambda r: tf.cast(r, widest), record)
     clipped, norm = projection.clip_alone(record, params)
-    return base.map_tree(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
+    return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
 
   def get_noised_result(self, sample_state, global_state):
     allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)
     rows, _, noise = self._noise.next(global_state.noise, self._specs)
-    result = base.map_tree(
+    result = trees.map(
         lambda total, row: (tf.where(allowed, tf.cast(total, row.dtype), 0)
                             + tf.cast(global_state.stddev, row.dtype) * row), sample_state, rows)
     if self._cumulative:
-      result = base.map_tree(tf.add, global_state.released, result)
+      result = trees.map(tf.add, global_state.released, result)
     state = global_state._replace(noise=noise, released=result if self._cumulative else ())
-    result = base.map_tree(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
+    result = trees.map(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
     return result, state, self._event(global_state)
 
   def reset_state(self, noised_results, global_state):

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
-from tfdp_adaptive.rules import base
 
 
 class State(NamedTuple):
@@ -124,14 +125,14 @@ class RuleQuery(query_base.SumAggregationDPQuery):
 
   def preprocess_record(self, params, record):
     tf.nest.assert_same_structure(record, self._specs)
-    record = base.map_tree(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
+    record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
-        projection.project_record(ask, base.Query(scale), clip, record, alone=True)
+        projection.project_record(ask, contract.Query(scale), clip, record, alone=True)
         for ask, scale, clip in zip(self._rule.asks, params.scales, params.clips))
 
   def get_noised_result(self, sample_state, global_state):
     queries = self._rule.query(global_state.rule, ())
     releases, secret = self._privatizer.release(global_state.privatizer, queries, sample_state)
     direction, rule = self._rule.update(global_state.rule, releases, ())
-    direction = base.map_tree(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
+    direction = trees.map(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
     return direction, State(rule, secret), self.event

@@ -4,15 +4,18 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  first: base.Tree  # First moment of the released means, or ().
-  second: base.Tree  # Second moment of the same, >= 0; noise included.
+  first: trees.Tree  # First moment of the released means, or ().
+  second: trees.Tree  # Second moment of the same, >= 0; noise included.
   bias: tf.Tensor  # [] the noise's part of it: public.
 
 
@@ -36,7 +39,7 @@ def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
       Tang and Lecuyer's gamma' is its square.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return corrected(moments.adam(beta_1, beta_2), epsilon, 'dp_adam_bc')
 
@@ -51,7 +54,7 @@ def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
     epsilon: The smallest root, in gradient units, > 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return corrected(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad_bc')
 
@@ -66,22 +69,22 @@ def dp_rmsprop_bc(rho=0.9, epsilon=1e-4):
     epsilon: The smallest root, in gradient units, > 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return corrected(moments.rmsprop(rho), epsilon, 'dp_rmsprop_bc')
 
 
 def corrected(method, epsilon, name):
-  """Any `moments.Method` with a linear second moment, as a `base.Rule`."""
-  base.check_positive(epsilon=epsilon)
+  """Any `moments.Method` with a linear second moment, as a `contract.Rule`."""
+  checks.positive(epsilon=epsilon)
   first, second = method
   if not second.linear:
     raise ValueError('`method` must have a linear second moment: the noise in any other one '
                      f'(Yogi) has no known bias. Received: {name}.')
 
   def init(specs):
-    return State(base.first_step(), first.init(specs), second.init(specs),
-                 tf.zeros([], base.dtype_of(specs)))
+    return State(arithmetic.first_step(), first.init(specs), second.init(specs),
+                 tf.zeros([], trees.dtype_of(specs)))
 
   def update(state, releases, public=()):
     del public
@@ -90,10 +93,10 @@ def corrected(method, epsilon, name):
     mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, moments.squared(release.mean))
     bias = second.add(state.bias, tf.cast(release.variance, state.bias.dtype))
-    clean = base.map_tree(lambda v: v - tf.cast(bias, v.dtype), nu)
-    root = base.map_tree(
+    clean = trees.map(lambda v: v - tf.cast(bias, v.dtype), nu)
+    root = trees.map(
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return base.Rule(init, base.isotropic, update, name=name, cautions=cautions.epsilon(epsilon),
+  return contract.Rule(init, contract.isotropic, update, name=name, cautions=cautions.epsilon(epsilon),
                    elementwise=True)

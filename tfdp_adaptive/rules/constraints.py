@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 
 
 def check(box, radius):
@@ -11,14 +13,14 @@ def check(box, radius):
     raise ValueError('At most one of `box` and `radius` may be given. '
                      f'Received: box={box}, radius={radius}.')
   if radius is not None:
-    base.check_positive(radius=radius)
+    checks.positive(radius=radius)
   if box is not None and not (len(box) == 2 and box[0] < box[1]):
     raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box}.')
 
 
 def into_box(box, params):
   """The nearest point with all coordinates in [low, high], in any diagonal metric."""
-  return base.map_tree(lambda y: tf.clip_by_value(
+  return trees.map(lambda y: tf.clip_by_value(
       y, tf.constant(box[0], y.dtype), tf.constant(box[1], y.dtype)), params)
 
 
@@ -39,18 +41,18 @@ def into_ball_weighted(radius, weights, y):
   inner, rest = tf.where(weighted, y, 0), tf.where(weighted, tf.zeros_like(y), y)
   inner_norm, rest_norm = tf.norm(inner), tf.norm(rest)
   room = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
-  rest *= base.safe_divide(tf.minimum(rest_norm, room), rest_norm)
-  h = base.safe_divide(weights, tf.reduce_max(weights))
+  rest *= arithmetic.safe_divide(tf.minimum(rest_norm, room), rest_norm)
+  h = arithmetic.safe_divide(weights, tf.reduce_max(weights))
 
   def shrunk(lam):
-    return base.safe_divide(h * inner, h + lam)
+    return arithmetic.safe_divide(h * inner, h + lam)
 
   def newton(step, lam):
     x = shrunk(lam)
     norm = tf.norm(x)
-    slope = base.safe_divide(
-        tf.reduce_sum(base.safe_divide(tf.square(x), h + lam)), tf.square(norm))
-    return step + 1, lam + base.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
+    slope = arithmetic.safe_divide(
+        tf.reduce_sum(arithmetic.safe_divide(tf.square(x), h + lam)), tf.square(norm))
+    return step + 1, lam + arithmetic.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
 
   _, lam = tf.while_loop(
       lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], y.dtype)))

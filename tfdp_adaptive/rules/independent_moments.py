@@ -2,7 +2,10 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
@@ -40,7 +43,7 @@ def dp_adam_ime(
     update_clip: None, or the largest L2 norm of the direction.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return _independent(moments.adam(beta_1, beta_2), epsilon, floor, share, square_then_average,
                       printed_2B_plus_1, update_clip, 'dp_adam_ime')
@@ -67,7 +70,7 @@ def dp_adagrad_ime(
     update_clip: As in `dp_adam_ime`.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return _independent(moments.adagrad(initial_accumulator_value), epsilon, floor, share,
                       square_then_average, printed_2B_plus_1, update_clip, 'dp_adagrad_ime')
@@ -85,13 +88,13 @@ def _independent(method, epsilon, floor, share, square_then_average, printed_2B_
 
 def two_moments(method, statistic, epsilon, floor, update_clip, name):
   """A rule over two releases: the mean, and the `statistic` as its square."""
-  base.check_positive(epsilon=epsilon)
+  checks.positive(epsilon=epsilon)
   if update_clip is not None:
-    base.check_positive(update_clip=update_clip)
+    checks.positive(update_clip=update_clip)
   first, second = method
 
   def init(specs):
-    return post_processing.State(base.first_step(), first.init(specs), second.init(specs))
+    return post_processing.State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
   def root(v):
     clean = tf.sqrt(tf.maximum(v, 0))
@@ -103,12 +106,12 @@ def two_moments(method, statistic, epsilon, floor, update_clip, name):
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, release.second)
-    direction = moments.divide(mean, base.map_tree(root, second.estimate(nu, step)))
+    direction = moments.divide(mean, trees.map(root, second.estimate(nu, step)))
     if update_clip is not None:
       norm = tf.linalg.global_norm(tf.nest.flatten(direction))
       shrink = update_clip / tf.maximum(norm, update_clip)
-      direction = base.map_tree(lambda d: tf.cast(shrink, d.dtype) * d, direction)
+      direction = trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction)
     return direction, post_processing.State(step, moment, nu)
 
-  return base.Rule(init, base.isotropic, update, asks=(base.Ask(second=statistic),), name=name,
+  return contract.Rule(init, contract.isotropic, update, asks=(contract.Ask(second=statistic),), name=name,
                    cautions=cautions.epsilon(epsilon))

@@ -1,6 +1,6 @@
 """Joint moment estimation: one block (x, sqrt(lambda) x^2), noised together (DP-Adam-JME)."""
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
 from tfdp_adaptive.rules import independent_moments
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import statistics
@@ -34,9 +34,9 @@ def dp_adam_jme(
     update_clip: None, or the largest L2 norm of the direction.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
-  base.check_positive(relative_lambda=relative_lambda)
+  checks.positive(relative_lambda=relative_lambda)
   statistic = (statistics.joint_mean_of_squares if square_then_average
                else statistics.joint_square_of_mean)(relative_lambda)
   return independent_moments.two_moments(

@@ -8,13 +8,15 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 
 
 class FirstMoment(NamedTuple):
   """`init: specs -> state`, `update: (state, gradient, step) -> (estimate, state)`."""
 
-  init: Callable[[base.Tree], base.Tree]
+  init: Callable[[trees.Tree], trees.Tree]
   update: Callable[..., Any]
 
 
@@ -30,9 +32,9 @@ class SecondMoment(NamedTuple):
       variances is the bias of `nu` (algorithms.md, section 3).
   """
 
-  init: Callable[[base.Tree], base.Tree]
-  add: Callable[[base.Tree, base.Tree], base.Tree]
-  estimate: Callable[[base.Tree, tf.Tensor], base.Tree]
+  init: Callable[[trees.Tree], trees.Tree]
+  add: Callable[[trees.Tree, trees.Tree], trees.Tree]
+  estimate: Callable[[trees.Tree, tf.Tensor], trees.Tree]
   linear: bool = True
 
 
@@ -50,10 +52,10 @@ def average(beta, normalized):
   """`m = beta * m + (1 - beta) * g`, divided by `1 - beta**step` if `normalized`."""
 
   def update(moment, gradient, step):
-    moment = base.decayed(beta, moment, gradient)
+    moment = arithmetic.decayed(beta, moment, gradient)
     return (_normalize(beta, moment, step) if normalized else moment), moment
 
-  return FirstMoment(base.zeros, update)
+  return FirstMoment(trees.zeros, update)
 
 
 def heavy_ball(momentum, nesterov):
@@ -61,12 +63,12 @@ def heavy_ball(momentum, nesterov):
 
   def update(moment, gradient, step):
     del step
-    moment = base.map_tree(lambda m, g: momentum * m + g, moment, gradient)
+    moment = trees.map(lambda m, g: momentum * m + g, moment, gradient)
     if not nesterov:
       return moment, moment
-    return base.map_tree(lambda m, g: g + momentum * m, moment, gradient), moment
+    return trees.map(lambda m, g: g + momentum * m, moment, gradient), moment
 
-  return FirstMoment(base.zeros, update)
+  return FirstMoment(trees.zeros, update)
 
 
 def average_of_squares(beta, normalized):
@@ -76,56 +78,56 @@ def average_of_squares(beta, normalized):
     return _normalize(beta, nu, step) if normalized else nu
 
   return SecondMoment(
-      base.zeros, lambda nu, square: base.decayed(beta, nu, square), estimate)
+      trees.zeros, lambda nu, square: arithmetic.decayed(beta, nu, square), estimate)
 
 
 def sum_of_squares(initial_value=0.0):
   return SecondMoment(
-      _filled(initial_value), lambda nu, square: base.map_tree(tf.add, nu, square), _as_it_is)
+      _filled(initial_value), lambda nu, square: trees.map(tf.add, nu, square), _as_it_is)
 
 
 def yogi_squares(beta, initial_value=0.0):
   """`v - (1 - beta) * sign(v - g^2) * g^2` (Zaheer et al. 2018)."""
 
   def add(nu, square):
-    return base.map_tree(lambda v, q: v - (1 - beta) * tf.sign(v - q) * q, nu, square)
+    return trees.map(lambda v, q: v - (1 - beta) * tf.sign(v - q) * q, nu, square)
 
   return SecondMoment(_filled(initial_value), add, _as_it_is, linear=False)
 
 
 def adam(beta_1, beta_2):
-  base.check_decay(beta_1=beta_1, beta_2=beta_2)
+  checks.decay(beta_1=beta_1, beta_2=beta_2)
   return Method(average(beta_1, normalized=True), average_of_squares(beta_2, normalized=True))
 
 
 def adagrad(initial_accumulator_value=0.0):
-  base.check_not_negative(initial_accumulator_value=initial_accumulator_value)
+  checks.not_negative(initial_accumulator_value=initial_accumulator_value)
   return Method(gradient_itself(), sum_of_squares(initial_accumulator_value))
 
 
 def rmsprop(rho):
-  base.check_decay(rho=rho)
+  checks.decay(rho=rho)
   return Method(gradient_itself(), average_of_squares(rho, normalized=False))
 
 
 def yogi(beta_1, beta_2, initial_accumulator_value):
-  base.check_decay(beta_1=beta_1, beta_2=beta_2)
-  base.check_not_negative(initial_accumulator_value=initial_accumulator_value)
+  checks.decay(beta_1=beta_1, beta_2=beta_2)
+  checks.not_negative(initial_accumulator_value=initial_accumulator_value)
   return Method(average(beta_1, normalized=False), yogi_squares(beta_2, initial_accumulator_value))
 
 
 def squared(tree):
-  return base.map_tree(tf.square, tree)
+  return trees.map(tf.square, tree)
 
 
 def divide(first, root):
   """`first / root` with 0/0 := 0, for roots that may be zero."""
-  return base.map_tree(base.safe_divide, first, root)
+  return trees.map(arithmetic.safe_divide, first, root)
 
 
 def average_iterates(average, step, iterate):
   """Mean of iterates 1 to `step` from that of 1 to `step - 1`, for any rule."""
-  return base.map_tree(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
+  return trees.map(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
 
 
 def negative_fraction(nu, bias=0.0):
@@ -138,12 +140,12 @@ def negative_fraction(nu, bias=0.0):
 
 
 def _normalize(beta, moment, step):
-  return base.map_tree(
-      lambda m: base.safe_divide(m, base.normalizer(beta, step, m.dtype)), moment)
+  return trees.map(
+      lambda m: arithmetic.safe_divide(m, arithmetic.normalizer(beta, step, m.dtype)), moment)
 
 
 def _filled(value):
-  return lambda specs: base.map_tree(lambda s: tf.fill(s.shape, tf.constant(value, s.dtype)), specs)
+  return lambda specs: trees.map(lambda s: tf.fill(s.shape, tf.constant(value, s.dtype)), specs)
 
 
 def _as_it_is(nu, step):

@@ -2,7 +2,10 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 from tfdp_adaptive.rules import statistics
@@ -26,34 +29,34 @@ def non_private_noiseless_adam(
     allow_non_private: Must be True.
 
   Returns:
-    A `base.Rule` whose direction has no unit and whose statistic is not private.
+    A `contract.Rule` whose direction has no unit and whose statistic is not private.
   """
   if allow_non_private is not True:
     raise ValueError('`allow_non_private` must be True: this rule has no privacy guarantee '
                      f'whatsoever. Received: allow_non_private={allow_non_private}.')
-  base.check_not_negative(epsilon=epsilon)
+  checks.not_negative(epsilon=epsilon)
   if scale_epsilon is not None:
-    base.check_positive(scale_epsilon=scale_epsilon)
+    checks.positive(scale_epsilon=scale_epsilon)
   first, second = moments.adam(beta_1, beta_2)
 
   def init(specs):
-    return post_processing.State(base.first_step(), first.init(specs), second.init(specs))
+    return post_processing.State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
   def query(state, public=()):
     if scale_epsilon is None:
-      return base.isotropic(state, public)
-    return (base.Query(base.map_tree(lambda v: 1 / (tf.sqrt(v) + scale_epsilon),
+      return contract.isotropic(state, public)
+    return (contract.Query(trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon),
                                      second.estimate(state.second, state.step))),)
 
   def update(state, releases, public=()):
     del public
     (release,), (asked,) = releases, query(state)
     step = state.step + 1
-    clean = base.unscale(release.second, asked.scale)
-    mean, moment = first.update(state.first, base.unscale(release.mean, asked.scale), step)
+    clean = trees.unscale(release.second, asked.scale)
+    mean, moment = first.update(state.first, trees.unscale(release.mean, asked.scale), step)
     nu = second.add(state.second, moments.squared(clean))
-    root = base.map_tree(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
+    root = trees.map(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
     return moments.divide(mean, root), post_processing.State(step, moment, nu)
 
-  return base.Rule(init, query, update, asks=(base.Ask(second=statistics.clean_mean()),),
+  return contract.Rule(init, query, update, asks=(contract.Ask(second=statistics.clean_mean()),),
                    name='non_private_noiseless_adam')

@@ -4,14 +4,17 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  first: base.Tree  # First moment of the released means, or ().
-  second: base.Tree  # Second moment of the same, >= 0; noise included.
+  first: trees.Tree  # First moment of the released means, or ().
+  second: trees.Tree  # Second moment of the same, >= 0; noise included.
 
 
 def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
@@ -32,7 +35,7 @@ def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
     epsilon: In gradient units, >= 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit, of order one per coordinate.
+    A `contract.Rule` whose direction has no unit, of order one per coordinate.
   """
   return adaptive(moments.adam(beta_1, beta_2), epsilon, 'dp_adam')
 
@@ -49,7 +52,7 @@ def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
     epsilon: In gradient units, >= 0; zero is the paper's (0/0 := 0).
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return adaptive(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad')
 
@@ -66,7 +69,7 @@ def dp_rmsprop(rho=0.9, epsilon=1e-8):
     epsilon: In gradient units, >= 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return adaptive(moments.rmsprop(rho), epsilon, 'dp_rmsprop')
 
@@ -86,19 +89,19 @@ def dp_yogi(beta_1=0.9, beta_2=0.999, epsilon=1e-3, initial_accumulator_value=1e
     initial_accumulator_value: Of `v`, in squared gradient units, >= 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return adaptive(
       moments.yogi(beta_1, beta_2, initial_accumulator_value), epsilon, 'dp_yogi')
 
 
 def adaptive(method, epsilon, name):
-  """Any `moments.Method` by post-processing, as a `base.Rule`."""
-  base.check_not_negative(epsilon=epsilon)
+  """Any `moments.Method` by post-processing, as a `contract.Rule`."""
+  checks.not_negative(epsilon=epsilon)
   first, second = method
 
   def init(specs):
-    return State(base.first_step(), first.init(specs), second.init(specs))
+    return State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
   def update(state, releases, public=()):
     del public
@@ -106,7 +109,7 @@ def adaptive(method, epsilon, name):
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, moments.squared(release.mean))
-    root = base.map_tree(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
+    root = trees.map(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
     return moments.divide(mean, root), State(step, moment, nu)
 
-  return base.Rule(init, base.isotropic, update, name=name, elementwise=True)
+  return contract.Rule(init, contract.isotropic, update, name=name, elementwise=True)

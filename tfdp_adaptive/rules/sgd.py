@@ -4,13 +4,16 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  first: base.Tree  # Momentum in gradient units, or ().
+  first: trees.Tree  # Momentum in gradient units, or ().
 
 
 def dp_sgd(momentum=0.0, nesterov=False):
@@ -26,16 +29,16 @@ def dp_sgd(momentum=0.0, nesterov=False):
     nesterov: Whether to look ahead; needs `momentum > 0`.
 
   Returns:
-    A `base.Rule` whose direction has the units of a gradient.
+    A `contract.Rule` whose direction has the units of a gradient.
   """
-  base.check_decay(momentum=momentum)
+  checks.decay(momentum=momentum)
   if nesterov and not momentum:
     raise ValueError('`momentum` must be positive with `nesterov=True`. '
                      f'Received: momentum={momentum}.')
   first = moments.heavy_ball(momentum, nesterov) if momentum else moments.gradient_itself()
 
   def init(specs):
-    return State(base.first_step(), first.init(specs))
+    return State(arithmetic.first_step(), first.init(specs))
 
   def update(state, releases, public=()):
     del public
@@ -44,4 +47,4 @@ def dp_sgd(momentum=0.0, nesterov=False):
     direction, moment = first.update(state.first, release.mean, step)
     return direction, State(step, moment)
 
-  return base.Rule(init, base.isotropic, update, name='dp_sgd')
+  return contract.Rule(init, contract.isotropic, update, name='dp_sgd')

@@ -10,7 +10,10 @@ import math
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 
 
 def square_of_mean(share=0.5, printed_2B_plus_1=False):
@@ -25,12 +28,12 @@ def square_of_mean(share=0.5, printed_2B_plus_1=False):
       Ganesh et al. (2025): safe, but larger than needed. Not for replace.
 
   Returns:
-    A `base.Statistic`; both releases together cost what the mean alone costs.
+    A `contract.Statistic`; both releases together cost what the mean alone costs.
   """
   _check_share(share)
 
   def stddevs(clip_norm, batch_size, adjacency):
-    relative = base.mean_sensitivity(1.0, batch_size, adjacency)
+    relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
     if not printed_2B_plus_1:
       second = square_sensitivity(relative)
     elif adjacency == 'replace':
@@ -40,7 +43,7 @@ def square_of_mean(share=0.5, printed_2B_plus_1=False):
       second = max((2 * batch_size + 1) / batch_size**2, square_sensitivity(relative))
     return _split(share, relative, second, clip_norm)
 
-  return base.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+  return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
 
 
 def mean_of_squares(share=0.5):
@@ -54,16 +57,16 @@ def mean_of_squares(share=0.5):
     share: Of the step's budget that goes to the mean, in (0, 1).
 
   Returns:
-    A `base.Statistic`; both releases together cost what the mean alone costs.
+    A `contract.Statistic`; both releases together cost what the mean alone costs.
   """
   _check_share(share)
 
   def stddevs(clip_norm, batch_size, adjacency):
-    relative = base.mean_sensitivity(1.0, batch_size, adjacency)
+    relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
     second = (math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch_size
     return _split(share, relative, second, clip_norm)
 
-  return base.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
 
 
 def joint_mean_of_squares(relative_lambda=0.5):
@@ -75,30 +78,30 @@ def joint_mean_of_squares(relative_lambda=0.5):
   1/2`, S is `2 zeta / B`: the second moment is free. Under zero_out and
   add_remove S is `zeta * sqrt(1 + relative_lambda) / B`.
   """
-  base.check_positive(relative_lambda=relative_lambda)
+  checks.positive(relative_lambda=relative_lambda)
 
   def stddevs(clip_norm, batch_size, adjacency):
-    base.check_adjacency(adjacency)
+    contract.check_adjacency(adjacency)
     joint = (joint_sensitivity(2.0, relative_lambda) if adjacency == 'replace'
              else math.sqrt(1 + relative_lambda)) / batch_size
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
-  return base.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
 
 
 def joint_square_of_mean(relative_lambda=0.5):
   """`square_of_mean`, noised jointly with the mean; equation (5.1), never free for B >= 2."""
-  base.check_positive(relative_lambda=relative_lambda)
+  checks.positive(relative_lambda=relative_lambda)
 
   def stddevs(clip_norm, batch_size, adjacency):
-    distance = base.mean_sensitivity(1.0, batch_size, adjacency)
+    distance = contract.mean_sensitivity(1.0, batch_size, adjacency)
     joint = joint_sensitivity(distance, relative_lambda)
     if adjacency != 'replace' and distance > math.sqrt(2):
       # Only the square is projected: means may be further apart than the ball is wide.
       joint = math.sqrt(distance**2 + 2 * relative_lambda)
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
-  return base.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+  return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
 
 
 def clean_mean():
@@ -109,9 +112,9 @@ def clean_mean():
     return mean, secret
 
   def stddevs(clip_norm, batch_size, adjacency):
-    return base.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
+    return contract.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
 
-  return base.Statistic(
+  return contract.Statistic(
       False, _same, _nothing, measure, stddevs, amplifiable=False, private=False)
 
 
@@ -138,9 +141,9 @@ def _measure_square_of_mean(mean, square, clip_norm, secret):
   del square
   norm = tf.linalg.global_norm(tf.nest.flatten(mean))
   # Equation 4.2; the identity for batches of at most B records.
-  shrink = tf.minimum(tf.ones_like(norm), base.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
+  shrink = tf.minimum(tf.ones_like(norm), arithmetic.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
   shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
-  return base.map_tree(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
+  return trees.map(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
 
 
 def _measure_mean_of_squares(mean, square, clip_norm, secret):

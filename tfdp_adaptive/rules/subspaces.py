@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 
 METHODS = ('exact', 'randomized')
 
@@ -21,17 +22,22 @@ def unflatten(vector, tree):
       tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
 
 
+def size(specs):
+  """Number of elements of all leaves."""
+  return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
+
+
 def finder(dimension, basis, method, name):
   """`(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
-  base.check_one_of(METHODS, method=method)
+  checks.one_of(METHODS, method=method)
   if (dimension is None) == (basis is None):
     raise ValueError('Exactly one of `dimension` and `basis` must be given. '
                      f'Received: dimension={dimension}, basis={basis}.')
   if basis is None:
-    base.check_steps(dimension=dimension)
+    checks.whole(dimension=dimension)
 
     def of_records(public, dtype):
-      base.check_public(public, name)
+      contract.check_public(public, name)
       return tf.cast(top(records_matrix(public), dimension, method), dtype)
 
     return of_records

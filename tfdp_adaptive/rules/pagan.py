@@ -5,15 +5,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import subspaces
 
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  total: base.Tree  # Sum of squares: [] of norms (PASAN), or like the parameters (PAGAN).
-  scale: base.Tree  # A^(1/2), public; or () for a ball.
+  total: trees.Tree  # Sum of squares: [] of norms (PASAN), or like the parameters (PAGAN).
+  scale: trees.Tree  # A^(1/2), public; or () for a ball.
 
 
 def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
@@ -37,20 +40,20 @@ def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
     radius: None, or the largest L2 norm of all parameters together.
 
   Returns:
-    A `base.Rule` whose direction has no unit and a norm of at most one.
+    A `contract.Rule` whose direction has no unit and a norm of at most one.
   """
 
   def add(total, mean):
     return total + tf.add_n([tf.reduce_sum(tf.square(g)) for g in tf.nest.flatten(mean)])
 
   def direction(mean, total):
-    return base.map_tree(lambda g: base.safe_divide(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
+    return trees.map(lambda g: arithmetic.safe_divide(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
 
   def project(state, params):
     del state
     return constraints.into_ball(radius, params)
 
-  return _ellipsoidal(lambda specs: tf.zeros([], base.dtype_of(specs)), add, direction, project,
+  return _ellipsoidal(lambda specs: tf.zeros([], trees.dtype_of(specs)), add, direction, project,
                       ellipsoid, projection, box, radius, 'pasan')
 
 
@@ -66,21 +69,21 @@ def pagan(ellipsoid=None, projection='euclidean', box=None, radius=None):
   """
 
   def add(total, mean):
-    return base.map_tree(lambda s, g: s + tf.square(g), total, mean)
+    return trees.map(lambda s, g: s + tf.square(g), total, mean)
 
   def direction(mean, total):
-    return base.map_tree(lambda g, s: base.safe_divide(g, tf.sqrt(s)), mean, total)
+    return trees.map(lambda g, s: arithmetic.safe_divide(g, tf.sqrt(s)), mean, total)
 
   def project(state, params):
     return constraints.into_ball_weighted(
         radius, tf.sqrt(subspaces.flatten(state.total)), params)
 
-  return _ellipsoidal(base.zeros, add, direction, project, ellipsoid, projection, box, radius,
+  return _ellipsoidal(trees.zeros, add, direction, project, ellipsoid, projection, box, radius,
                       'pagan')
 
 
 def _ellipsoidal(zero, add, direction, into_ball, ellipsoid, projection, box, radius, name):
-  base.check_one_of(('euclidean', 'rescale'), projection=projection)
+  checks.one_of(('euclidean', 'rescale'), projection=projection)
   constraints.check(box, radius)
   for a in () if ellipsoid is None else tf.nest.flatten(ellipsoid):
     if not np.all((np.asarray(a) > 0) & np.isfinite(a)):
@@ -88,18 +91,18 @@ def _ellipsoidal(zero, add, direction, into_ball, ellipsoid, projection, box, ra
                        f'Received: ellipsoid={a}.')
 
   def init(specs):
-    scale = () if ellipsoid is None else base.map_tree(
-        tf.sqrt, base.constant_like(ellipsoid, specs, 'ellipsoid'))
-    return State(base.first_step(), zero(specs), scale)
+    scale = () if ellipsoid is None else trees.map(
+        tf.sqrt, trees.constant_like(ellipsoid, specs, 'ellipsoid'))
+    return State(arithmetic.first_step(), zero(specs), scale)
 
   def query(state, public=()):
     del public
-    return (base.Query(state.scale),)
+    return (contract.Query(state.scale),)
 
   def update(state, releases, public=()):
     del public
     (release,) = releases
-    mean = base.unscale(release.mean, state.scale)
+    mean = trees.unscale(release.mean, state.scale)
     total = add(state.total, mean)
     return direction(mean, total), State(state.step + 1, total, state.scale)
 
@@ -108,5 +111,5 @@ def _ellipsoidal(zero, add, direction, into_ball, ellipsoid, projection, box, ra
       return constraints.into_box(box, params)
     return subspaces.unflatten(into_ball(state, subspaces.flatten(params)), params)
 
-  return base.Rule(init, query, update, asks=(base.Ask(projection),),
+  return contract.Rule(init, query, update, asks=(contract.Ask(projection),),
                    project=None if box is None and radius is None else project, name=name)

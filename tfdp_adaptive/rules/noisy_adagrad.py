@@ -2,7 +2,7 @@
 
 The preconditioner is a function of all past CLEAN gradients, kept as a secret
 by the privatizer. Each of its releases is a new query about all of them: it is
-never amplified by sampling, and is paid for at every step (`equivalent_noise_multiplier`).
+never amplified by sampling, and is paid for at every step (`running_root`).
 """
 
 import math
@@ -11,19 +11,22 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import running_root
 from tfdp_adaptive.rules import subspaces
 
 MODES = ('truncate', 'floor', 'pinv')
-LARGEST = 4096  # Parameters of the full matrix.
 
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  basis: base.Tree  # [m, k] eigenvectors of the preconditioner, for `project`; or ().
-  root: base.Tree  # Its eigenvalues [k], or its diagonal like the parameters; or ().
+  basis: trees.Tree  # [m, k] eigenvectors of the preconditioner, for `project`; or ().
+  root: trees.Tree  # Its eigenvalues [k], or its diagonal like the parameters; or ().
 
 
 def noisy_adagrad(
@@ -64,11 +67,11 @@ def noisy_adagrad(
     radius: None, or the largest L2 norm of all parameters together.
 
   Returns:
-    A `base.Rule` whose direction has no unit. Its statistic is not amplifiable.
+    A `contract.Rule` whose direction has no unit. Its statistic is not amplifiable.
   """
-  base.check_steps(participations=participations)
-  base.check_positive(epsilon=epsilon, relative_noise=relative_noise)
-  base.check_one_of(MODES, mode=mode)
+  checks.whole(participations=participations)
+  checks.positive(epsilon=epsilon, relative_noise=relative_noise)
+  checks.one_of(MODES, mode=mode)
   constraints.check(box, radius)
   if not diagonal and box is not None:
     raise ValueError('`box` must be None unless `diagonal=True`: the projection in a full metric '
@@ -83,16 +86,16 @@ def noisy_adagrad(
   constrained = box is not None or radius is not None
 
   def init(specs):
-    size, dtype = _size(specs), base.dtype_of(specs)
+    size, dtype = subspaces.size(specs), trees.dtype_of(specs)
     if basis is not None and np.shape(basis)[0] != size:
       raise ValueError(f'`basis` must have one row per parameter, {size}. '
                        f'Received: shape {np.shape(basis)}.')
     if not constrained:
-      return State(base.first_step(), (), ())
+      return State(arithmetic.first_step(), (), ())
     if diagonal:
-      return State(base.first_step(), (), base.zeros(specs))
+      return State(arithmetic.first_step(), (), trees.zeros(specs))
     k = dimension if basis is None else np.shape(basis)[1]
-    return State(base.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
+    return State(arithmetic.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
 
   def update_(state, releases, public=()):
     (release,) = releases
@@ -100,61 +103,11 @@ def noisy_adagrad(
     kept = (metric, root) if constrained else ((), ())
     return direction, State(state.step + 1, *kept)
 
-  return base.Rule(
-      init, base.isotropic, update_,
-      asks=(base.Ask(second=running_root(participations, diagonal, relative_noise)),),
+  return contract.Rule(
+      init, contract.isotropic, update_,
+      asks=(contract.Ask(second=running_root.running_root(participations, diagonal, relative_noise)),),
       public=None if dimension is None else 'records',
       project=project if constrained else None, name='noisy_adagrad', independent_noise=True)
-
-
-def running_root(participations, diagonal=False, relative_noise=1.0):
-  """The root of the sum of `x x^T` over all steps so far, x the clean mean.
-
-  If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most
-  `sqrt(2 K) D1` in the Frobenius norm (Araki-Yamagami), and the diagonal root
-  by `sqrt(K) D1`. The secret is kept in float64: a root of rounding errors
-  would exceed that.
-  """
-
-  def specs_of_value(specs):
-    if diagonal:
-      return specs
-    size = _size(specs)
-    if size > LARGEST:
-      raise ValueError(f'The full matrix allows at most {LARGEST} parameters. Received: {size}. '
-                       'Use `diagonal=True`.')
-    return tf.TensorSpec([size, size], base.dtype_of(specs))
-
-  def init(specs):
-    if diagonal:
-      return base.map_tree(lambda s: tf.zeros(s.shape, tf.float64), specs)
-    return tf.zeros([_size(specs)] * 2, tf.float64)
-
-  def measure(mean, square, clip_norm, secret):
-    del square, clip_norm
-    if diagonal:
-      secret = base.map_tree(lambda s, x: s + tf.square(tf.cast(x, s.dtype)), secret, mean)
-      return base.map_tree(lambda s, x: tf.cast(tf.sqrt(s), x.dtype), secret, mean), secret
-    x = tf.cast(subspaces.flatten(mean), tf.float64)
-    secret += tf.tensordot(x, x, 0)
-    eigenvalues, vectors = tf.linalg.eigh(secret)
-    root = tf.matmul(vectors * tf.sqrt(tf.maximum(eigenvalues, 0)), vectors, transpose_b=True)
-    return tf.cast(root, base.dtype_of(mean)), secret
-
-  def stddevs(clip_norm, batch_size, adjacency):
-    mean = base.mean_sensitivity(clip_norm, batch_size, adjacency)
-    return mean, relative_noise * math.sqrt((1 if diagonal else 2) * participations) * mean
-
-  return base.Statistic(False, specs_of_value, init, measure, stddevs, amplifiable=False,
-                        participations=participations, relative_noise=relative_noise)
-
-
-def equivalent_noise_multiplier(noise_multiplier, steps, participations, relative_noise=1.0):
-  """The noise multiplier of the one Gaussian mechanism that costs what the run costs.
-
-  GDP adds up: K releases of the mean see a record, all releases of the root do.
-  """
-  return noise_multiplier / math.sqrt(participations + steps / relative_noise**2)
 
 
 def _full(find, mode, radius):
@@ -175,7 +128,7 @@ def _full(find, mode, radius):
       kept &= eigenvalues >= threshold
     root = tf.where(kept, eigenvalues, tf.zeros_like(eigenvalues))
     basis = tf.matmul(v, vectors)
-    inverse = base.safe_divide(tf.ones_like(root), root)
+    inverse = arithmetic.safe_divide(tf.ones_like(root), root)
     direction = tf.linalg.matvec(
         basis, inverse * tf.linalg.matvec(basis, gradient, transpose_a=True))
     return subspaces.unflatten(direction, release.mean), basis, root
@@ -190,7 +143,7 @@ def _full(find, mode, radius):
     point = constraints.into_ball_weighted(
         radius, tf.concat([state.root, [tf.zeros_like(size)]], 0), tf.concat([kept, [size]], 0))
     return subspaces.unflatten(
-        tf.linalg.matvec(state.basis, point[:-1]) + rest * base.safe_divide(point[-1], size),
+        tf.linalg.matvec(state.basis, point[:-1]) + rest * arithmetic.safe_divide(point[-1], size),
         params)
 
   return update, project
@@ -212,7 +165,3 @@ def _diagonal(find, epsilon, box, radius):
         radius, subspaces.flatten(state.root), subspaces.flatten(params)), params)
 
   return update, project
-
-
-def _size(specs):
-  return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))

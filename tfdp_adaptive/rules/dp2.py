@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 
 ABLATIONS = (None, 'extra_query', 'noise_first')
@@ -12,8 +15,8 @@ ABLATIONS = (None, 'extra_query', 'noise_first')
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  second: base.Tree  # v, of averaged gradients; zero before the first phase ends.
-  total: base.Tree  # Sum of the gradients released in this phase.
+  second: trees.Tree  # v, of averaged gradients; zero before the first phase ends.
+  total: trees.Tree  # Sum of the gradients released in this phase.
   variance: tf.Tensor  # [] of the noise in `total`.
 
 
@@ -50,10 +53,10 @@ def dp2_rmsprop(
       independent noise only.
 
   Returns:
-    A `base.Rule`; its direction is a gradient in one phase and has no unit in
+    A `contract.Rule`; its direction is a gradient in one phase and has no unit in
     the other.
   """
-  base.check_decay(rho=rho)
+  checks.decay(rho=rho)
   return _dp2(moments.average_of_squares(rho, normalized=False), 'dp2_rmsprop', sgd_steps,
               adaptive_steps, relative_adaptive_clip, relative_adaptive_learning_rate, epsilon,
               ablation, subtract_bias)
@@ -86,7 +89,7 @@ def dp2_yogi(
 
   The paper's appendix misplaces a square in it.
   """
-  base.check_decay(rho=rho)
+  checks.decay(rho=rho)
   return _dp2(moments.yogi_squares(rho), 'dp2_yogi', sgd_steps, adaptive_steps,
               relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,
               subtract_bias)
@@ -95,42 +98,42 @@ def dp2_yogi(
 def dp2(preconditioner='rmsprop', **arguments):
   """The `dp2_*` factory of that name: 'rmsprop', 'adagrad' or 'yogi'."""
   factories = {'rmsprop': dp2_rmsprop, 'adagrad': dp2_adagrad, 'yogi': dp2_yogi}
-  base.check_one_of(tuple(factories), preconditioner=preconditioner)
+  checks.one_of(tuple(factories), preconditioner=preconditioner)
   return factories[preconditioner](**arguments)
 
 
 def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation, subtract_bias):
-  base.check_steps(sgd_steps=sgd_steps)
+  checks.whole(sgd_steps=sgd_steps)
   if adaptive_steps:
-    base.check_steps(adaptive_steps=adaptive_steps)
-  base.check_positive(relative_adaptive_clip=clip, relative_adaptive_learning_rate=rate,
+    checks.whole(adaptive_steps=adaptive_steps)
+  checks.positive(relative_adaptive_clip=clip, relative_adaptive_learning_rate=rate,
                       epsilon=epsilon)
-  base.check_one_of(ABLATIONS, ablation=ablation)
+  checks.one_of(ABLATIONS, ablation=ablation)
   if ablation == 'extra_query' and adaptive_steps != sgd_steps:
     raise ValueError("`adaptive_steps` must equal `sgd_steps` with `ablation='extra_query'`, which "
                      f'has one delay. Received: {sgd_steps} and {adaptive_steps}.')
 
   def init(specs):
-    return State(base.first_step(), second.init(specs), base.zeros(specs),
-                 tf.zeros([], base.dtype_of(specs)))
+    return State(arithmetic.first_step(), second.init(specs), trees.zeros(specs),
+                 tf.zeros([], trees.dtype_of(specs)))
 
   def roots(state):
-    return base.map_tree(lambda v: tf.sqrt(v) + epsilon, state.second)
+    return trees.map(lambda v: tf.sqrt(v) + epsilon, state.second)
 
   def collect(state, release, active, due, count):
     """Adds a release to `total` if `active`; if `due`, turns it into `v`."""
     count = tf.cast(count, state.variance.dtype)
-    total = base.map_tree(lambda a, d: a + _where(active, d), state.total, release.mean)
+    total = trees.map(lambda a, d: a + _where(active, d), state.total, release.mean)
     variance = state.variance + _where(active, tf.cast(release.variance, state.variance.dtype))
     bias = variance / count**2 if subtract_bias else tf.zeros_like(variance)
-    squares = base.map_tree(
+    squares = trees.map(
         lambda a: tf.maximum(tf.square(a / tf.cast(count, a.dtype)) - tf.cast(bias, a.dtype), 0),
         total)
     updated = second.add(state.second, squares)
     return State(
         state.step + 1,
-        base.map_tree(lambda new, old: tf.where(due, new, old), updated, state.second),
-        base.map_tree(lambda a: _where(~due, a), total),
+        trees.map(lambda new, old: tf.where(due, new, old), updated, state.second),
+        trees.map(lambda a: _where(~due, a), total),
         _where(~due, variance))
 
   def phase(state):
@@ -139,9 +142,9 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
   def query(state, public=()):
     del public
     adaptive = phase(state) >= sgd_steps
-    scale = base.map_tree(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
+    scale = trees.map(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
     relative_clip = tf.where(adaptive, tf.constant(clip, state.variance.dtype), 1)
-    return (base.Query(scale, relative_clip),)
+    return (contract.Query(scale, relative_clip),)
 
   def update(state, releases, public=()):
     del public
@@ -149,8 +152,8 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
     adaptive = phase(state) >= sgd_steps
     follow = release.mean
     if ablation == 'noise_first':
-      follow = base.map_tree(tf.divide, follow, roots(state))
-    direction = base.map_tree(
+      follow = trees.map(tf.divide, follow, roots(state))
+    direction = trees.map(
         lambda g, d: tf.where(adaptive, rate * d, g), release.mean, follow)
     return direction, collect(
         state, release, ~adaptive, tf.equal(phase(state), sgd_steps - 1), sgd_steps)
@@ -158,23 +161,23 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
   def query_twice(state, public=()):
     del public
     due = tf.equal(state.step % sgd_steps, 0)
-    scale = base.map_tree(lambda d: 1 / d, roots(state))
-    return (base.Query(share=tf.where(due, 1.0, 0.5)),
-            base.Query(scale, clip, tf.where(due, 0.0, 0.5)))
+    scale = trees.map(lambda d: 1 / d, roots(state))
+    return (contract.Query(share=tf.where(due, 1.0, 0.5)),
+            contract.Query(scale, clip, tf.where(due, 0.0, 0.5)))
 
   def update_twice(state, releases, public=()):
     del public
     raw, preconditioned = releases
     due = tf.equal(state.step % sgd_steps, 0)
-    direction = base.map_tree(
+    direction = trees.map(
         lambda g, d: tf.where(due, g, rate * d), raw.mean, preconditioned.mean)
     count = tf.where(tf.equal(state.step, 0), 1, sgd_steps)  # One gradient at the first step.
     return direction, collect(state, raw, tf.constant(True), due, count)
 
   if ablation == 'extra_query':
-    return base.Rule(init, query_twice, update_twice, asks=(base.Ask(), base.Ask()), name=name,
+    return contract.Rule(init, query_twice, update_twice, asks=(contract.Ask(), contract.Ask()), name=name,
                      independent_noise=subtract_bias)
-  return base.Rule(init, base.isotropic if ablation else query, update, name=name,
+  return contract.Rule(init, contract.isotropic if ablation else query, update, name=name,
                    independent_noise=subtract_bias)
 
 

@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
-from tfdp_adaptive.rules import base
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
@@ -32,7 +34,7 @@ def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilo
       small.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return scaled(moments.adam(beta_1, beta_2), epsilon, scale_epsilon, 'scale_then_privatize')
 
@@ -48,7 +50,7 @@ def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon
     scale_epsilon: Added to the root in the scale, in gradient units, > 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return scaled(
       moments.adagrad(initial_accumulator_value), epsilon, scale_epsilon, 'dp_adagrad_stp')
@@ -65,24 +67,24 @@ def dp_rmsprop_stp(rho=0.9, epsilon=1e-8, *, scale_epsilon):
     scale_epsilon: Added to the root in the scale, in gradient units, > 0.
 
   Returns:
-    A `base.Rule` whose direction has no unit.
+    A `contract.Rule` whose direction has no unit.
   """
   return scaled(moments.rmsprop(rho), epsilon, scale_epsilon, 'dp_rmsprop_stp')
 
 
 def scaled(method, epsilon, scale_epsilon, name):
-  """Any `moments.Method` behind its own scale, as a `base.Rule`."""
-  base.check_positive(scale_epsilon=scale_epsilon)
+  """Any `moments.Method` behind its own scale, as a `contract.Rule`."""
+  checks.positive(scale_epsilon=scale_epsilon)
   rule = post_processing.adaptive(method, epsilon, name)
 
   def query(state, public=()):
     del public
     estimate = method.second.estimate(state.second, state.step)
-    return (base.Query(base.map_tree(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)),)
+    return (contract.Query(trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)),)
 
   def update(state, releases, public=()):
     (release,), (asked,) = releases, query(state)
-    mean = base.unscale(release.mean, asked.scale)
+    mean = trees.unscale(release.mean, asked.scale)
     return rule.update(state, (release._replace(mean=mean),), public)
 
   return rule._replace(query=query, update=update, cautions=cautions.scaled)

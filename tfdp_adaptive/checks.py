@@ -1,0 +1,52 @@
+"""Argument checks of the whole library; each error names what came and what was expected."""
+
+import math
+import numbers
+from typing import Any, Collection
+
+
+def is_number(value: Any) -> bool:
+  """Whether `value` is a real number; truth values are none."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def positive(**values: Any) -> None:
+  for name, value in values.items():
+    if not (is_number(value) and math.isfinite(value) and value > 0):
+      raise ValueError(f'`{name}` must be positive and finite. Received: {name}={value!r}.')
+
+
+def not_negative(**values: Any) -> None:
+  for name, value in values.items():
+    if not (is_number(value) and math.isfinite(value) and value >= 0):
+      raise ValueError(f'`{name}` must be finite and >= 0. Received: {name}={value!r}.')
+
+
+def whole(minimum: int = 1, **values: Any) -> None:
+  """Integers of at least `minimum`."""
+  for name, value in values.items():
+    if not (isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            and value >= minimum):
+      kind = 'a positive integer' if minimum == 1 else f'an integer >= {minimum}'
+      raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
+
+
+def probability(**values: Any) -> None:
+  """Strictly between zero and one."""
+  for name, value in values.items():
+    if not (is_number(value) and 0 < value < 1):
+      raise ValueError(f'`{name}` must be in (0, 1). Received: {name}={value!r}.')
+
+
+def decay(**values: Any) -> None:
+  """Of a running average: 0 forgets at once, 1 would never learn."""
+  for name, value in values.items():
+    if not (is_number(value) and 0 <= value < 1):
+      raise ValueError(f'`{name}` must be in [0, 1). Received: {name}={value!r}.')
+
+
+def one_of(choices: Collection[Any], **values: Any) -> None:
+  for name, value in values.items():
+    if value not in choices:
+      raise ValueError(
+          f'`{name}` must be one of {tuple(choices)}. Received: {name}={value!r}.')

@@ -1,0 +1,185 @@
+"""The contract: what the rooms of this library hand to one another in one private step.
+
+Read this page first. A step of any private optimizer is one straight line:
+
+    rule.query       state            -> Query      PUBLIC: the geometry to clip in
+    engine           records, Query   -> Sums       SECRET: clipped sums (`clipping`)
+    Privatizer       Sums             -> Release    PUBLIC: divided by B, noised
+    rule.update      Release          -> direction  PUBLIC: post-processing
+    adapter          direction        -> weights    PUBLIC: Keras, DPQuery, TFF
+
+Who makes what, and who may see it:
+
+*   A `Rule` makes queries and updates. It is pure: it sees releases only, never a
+    record, a key, a batch size, a clip norm or a learning rate. So its privacy is
+    that of the releases, whatever it computes (post-processing).
+*   An engine of `clipping` is the only code that sees records. Whatever the
+    geometry, one record moves its `Sums` by at most one clip norm, in scaled units.
+*   `privatizer.Privatizer` is the only home of the noise multiplier, the divisor B,
+    the adjacency, the row index of the noise, and secret state. Nothing else adds
+    noise to what a rule will see.
+*   A `privacy.PrivacyPlan` says in advance what all this costs.
+
+SECRET are `Sums`, the privatizer's state (noise to come, clean accumulators), losses
+and outputs of records; they are never part of a checkpoint that is shared, of a
+statement or of a log without its `private/` name. PUBLIC are queries, releases, rule
+states and weights: the guarantee covers them all together.
+
+Trees are anything `tf.nest` maps over, see `trees`. Every tensor of a rule has the
+dtype of the specs it was built from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Tuple
+
+from tfdp_adaptive import checks
+
+if TYPE_CHECKING:  # The privacy layer reads adjacencies without waiting for TensorFlow.
+  import tensorflow as tf
+
+  from tfdp_adaptive.trees import Tree
+
+ADJACENCIES = ('add_remove', 'zero_out', 'replace')
+
+
+class Statistic(NamedTuple):
+  """What one ask releases besides the mean of the clipped records. Static.
+
+  Attributes:
+    per_record_square: Whether the engine must also return the sum over records
+      of the squared clipped record.
+    specs: `specs -> specs` of the value.
+    init: `specs -> secret`, the CLEAN state the statistic carries over steps;
+      `()` for most. It is as private as the records.
+    measure: `(mean, square, clip_norm, secret) -> (value, secret)`; `mean` and
+      `square` are clean sums over the batch divided by the batch size.
+    stddevs: `(clip_norm, batch_size, adjacency) -> (std_mean, std_value)`, the
+      noise on mean and value for a noise multiplier of one, so that both
+      together cost what the mean alone costs.
+    amplifiable: Whether the value depends on the present batch only, so that
+      amplification by sampling may be claimed (algorithms of past clean data
+      may not).
+    private: False for the noiseless diagnostic, which has no guarantee.
+    participations: If positive, `stddevs` holds for records that take part in
+      at most so many steps, whatever their distance: the plan must see to it.
+    relative_noise: Of a value that is not amplifiable, and is accounted for by
+      itself: its noise multiplier divided by that of the mean.
+  """
+
+  per_record_square: bool
+  specs: Callable[[Tree], Tree]
+  init: Callable[[Tree], Tree]
+  measure: Callable[..., Tuple[Tree, Tree]]
+  stddevs: Callable[[Any, float, str], Tuple[Any, Any]]
+  amplifiable: bool = True
+  private: bool = True
+  participations: int = 0
+  relative_noise: float = 1.0
+
+
+class Ask(NamedTuple):
+  """One clipped sum that a rule asks for at every step. Static."""
+
+  projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
+  second: Optional[Statistic] = None
+
+
+class Query(NamedTuple):
+  """The geometry of one ask at one step; a public function of past releases."""
+
+  scale: Tree = ()  # s_t > 0: records are clipped and noised as s_t * g.
+  relative_clip: Any = 1.0  # [] times `l2_norm_clip`, in scaled units.
+  share: Any = 1.0  # [] of the step's privacy budget; 0 = not asked now.
+
+
+class Sums(NamedTuple):
+  """Sums over records; additive over records, chunks and replicas. SECRET."""
+
+  total: Tree
+  square: Tree = ()
+
+
+class Release(NamedTuple):
+  """The noised answer to one ask, in scaled space.
+
+  `variance` is the square of the noise standard deviation actually injected
+  into every coordinate of `mean`: adjacency, budget share and the row norm of
+  the mechanism included. A rule that unscales divides it by `scale**2`.
+  """
+
+  mean: Tree
+  variance: tf.Tensor  # []
+  second: Tree = ()
+  second_variance: Any = ()  # []
+
+
+def isotropic(state: Tree, public: Tree = ()) -> Tuple[Query, ...]:
+  """The `query` of a rule that clips raw gradients in the plain L2 norm."""
+  del state, public
+  return (Query(),)
+
+
+def no_cautions(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
+  del clip_norm, noise_std, size
+  return ()
+
+
+class Rule(NamedTuple):
+  """A private optimizer's update, as pure TensorFlow functions.
+
+  Attributes:
+    init: `specs -> state`, a NamedTuple of trees of tensors.
+    query: `(state, public) -> (Query, ...)`, one per ask.
+    update: `(state, releases, public) -> (direction, state)`; parameters move
+      by `-learning_rate * direction`.
+    asks: What is asked at every step.
+    public: None, 'mean' or 'records': the public gradients at the current
+      parameters that `query` and `update` need.
+    project: `(state, params) -> params`, applied after the learning-rate step.
+    name: The factory's name, for statements and errors.
+    independent_noise: Whether it needs the noise of different steps to be
+      independent: an adapter refuses any correlated mechanism.
+    cautions: `(clip_norm, noise_std, size) -> (message, ...)`: what is likely to go
+      wrong for this base clip norm, noise standard deviation per coordinate of the
+      released mean and number of parameters. For people.
+    elementwise: Whether `update` treats every coordinate by itself: an adapter may
+      then compile it into one pass over the memory.
+  """
+
+  init: Callable[[Tree], Tree]
+  query: Callable[..., Tuple[Query, ...]]
+  update: Callable[..., Tuple[Tree, Tree]]
+  asks: Tuple[Ask, ...] = (Ask(),)
+  public: Optional[str] = None
+  project: Optional[Callable[[Tree, Tree], Tree]] = None
+  name: str = 'rule'
+  independent_noise: bool = False
+  cautions: Callable[[float, float, int], Tuple[str, ...]] = no_cautions
+  elementwise: bool = False
+
+
+def check_adjacency(adjacency: str) -> None:
+  checks.one_of(ADJACENCIES, adjacency=adjacency)
+
+
+def record_distance(adjacency: str) -> float:
+  """How many clip norms the sums of clipped records of two neighbours may be apart.
+
+  One where a record comes, goes or is blanked, two where another takes its place. This
+  is the only place that knows; noise and accounting both count in units of it.
+  """
+  check_adjacency(adjacency)
+  return 2.0 if adjacency == 'replace' else 1.0
+
+
+def mean_sensitivity(clip_norm: Any, batch_size: float, adjacency: str) -> Any:
+  """L2 sensitivity of the mean (sum over B) of records of norm at most `clip_norm`."""
+  return record_distance(adjacency) * clip_norm / batch_size
+
+
+def check_public(public: Tree, name: str) -> None:
+  """Raises unless a rule that needs public gradients was given some."""
+  if isinstance(public, tuple) and not public:
+    raise ValueError(f'`public` must hold public gradients for {name}. Received: nothing. '
+                     'Give the optimizer public data, or choose a rule without.')

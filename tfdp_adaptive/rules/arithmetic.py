@@ -1,0 +1,32 @@
+"""Small numerics that rules share."""
+
+import math
+
+import tensorflow as tf
+
+from tfdp_adaptive import trees
+
+
+def first_step() -> tf.Tensor:
+  return tf.zeros([], tf.int64)
+
+
+def decayed(beta: float, moment: trees.Tree, value: trees.Tree) -> trees.Tree:
+  """Exponential moving average, `beta * moment + (1 - beta) * value`."""
+  return trees.map(lambda m, x: beta * m + (1 - beta) * x, moment, value)
+
+
+def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """`1 - beta**step`, what an average started at zero is divided by.
+
+  Computed as `-expm1(step * log(beta))`: float32 powers lose half their digits
+  near one.
+  """
+  if beta == 0:
+    return tf.ones([], dtype)
+  return -tf.math.expm1(tf.cast(step, dtype) * tf.constant(math.log(beta), dtype))
+
+
+def safe_divide(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+  """`numerator / denominator` with 0/0 := 0."""
+  return tf.math.divide_no_nan(numerator, denominator)

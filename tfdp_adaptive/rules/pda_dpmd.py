@@ -1,0 +1,54 @@
+"""PDA-DPMD: descent along a mixture of the private and the public gradient."""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+
+
+def pda_dpmd(steps):
+  """PDA-DPMD: a mixture of the private and the public gradient.
+
+  The first-order form of Amid et al. (ICML 2022):
+
+      a_t = cos(pi t / (2 steps)),  t = 0, 1, ...
+      direction = a_t * g + (1 - a_t) * public
+
+  After `steps` steps it follows the public gradient alone. The method assumes a
+  model that was trained on the public data before.
+
+  Args:
+    steps: K >= 1, the length of the run.
+
+  Returns:
+    A `contract.Rule` with `public='mean'`, whose direction is a gradient.
+  """
+  checks.whole(steps=steps)
+
+  def update(state, releases, public=()):
+    contract.check_public(public, 'pda_dpmd')
+    (release,) = releases
+    fraction = tf.cast(tf.minimum(state.step, steps), tf.float64) / steps
+    weight = tf.cos(math.pi / 2 * fraction)
+
+    def mix(private, public):
+      a = tf.cast(weight, private.dtype)
+      return a * private + (1 - a) * public
+
+    return trees.map(mix, release.mean, public), State(state.step + 1)
+
+  return contract.Rule(_init, contract.isotropic, update, public='mean', name='pda_dpmd')
+
+
+def _init(specs):
+  del specs
+  return State(arithmetic.first_step())

@@ -1,0 +1,62 @@
+"""The statistic of noisy AdaGrad: the root of all past clean second moments."""
+
+import math
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import subspaces
+
+LARGEST = 4096  # Parameters of the full matrix.
+
+
+def running_root(participations, diagonal=False, relative_noise=1.0):
+  """The root of the sum of `x x^T` over all steps so far, x the clean mean.
+
+  If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most
+  `sqrt(2 K) D1` in the Frobenius norm (Araki-Yamagami), and the diagonal root
+  by `sqrt(K) D1`. The secret is kept in float64: a root of rounding errors
+  would exceed that.
+  """
+
+  def specs_of_value(specs):
+    if diagonal:
+      return specs
+    size = subspaces.size(specs)
+    if size > LARGEST:
+      raise ValueError(f'The full matrix allows at most {LARGEST} parameters. Received: {size}. '
+                       'Use `diagonal=True`.')
+    return tf.TensorSpec([size, size], trees.dtype_of(specs))
+
+  def init(specs):
+    if diagonal:
+      return trees.map(lambda s: tf.zeros(s.shape, tf.float64), specs)
+    return tf.zeros([subspaces.size(specs)] * 2, tf.float64)
+
+  def measure(mean, square, clip_norm, secret):
+    del square, clip_norm
+    if diagonal:
+      secret = trees.map(lambda s, x: s + tf.square(tf.cast(x, s.dtype)), secret, mean)
+      return trees.map(lambda s, x: tf.cast(tf.sqrt(s), x.dtype), secret, mean), secret
+    x = tf.cast(subspaces.flatten(mean), tf.float64)
+    secret += tf.tensordot(x, x, 0)
+    eigenvalues, vectors = tf.linalg.eigh(secret)
+    root = tf.matmul(vectors * tf.sqrt(tf.maximum(eigenvalues, 0)), vectors, transpose_b=True)
+    return tf.cast(root, trees.dtype_of(mean)), secret
+
+  def stddevs(clip_norm, batch_size, adjacency):
+    mean = contract.mean_sensitivity(clip_norm, batch_size, adjacency)
+    return mean, relative_noise * math.sqrt((1 if diagonal else 2) * participations) * mean
+
+  return contract.Statistic(
+      False, specs_of_value, init, measure, stddevs, amplifiable=False,
+      participations=participations, relative_noise=relative_noise)
+
+
+def equivalent_noise_multiplier(noise_multiplier, steps, participations, relative_noise=1.0):
+  """The noise multiplier of the one Gaussian mechanism that costs what the run costs.
+
+  GDP adds up: K releases of the mean see a record, all releases of the root do.
+  """
+  return noise_multiplier / math.sqrt(participations + steps / relative_noise**2)

@@ -1,0 +1,67 @@
+"""Trees: anything `tf.nest` maps over. `()` stands for "absent", since TFF rejects `None`."""
+
+from typing import Any, Callable
+
+import tensorflow as tf
+
+Tree = Any  # A nest of tensors, or of their specs.
+
+
+def map(function: Callable[..., Any], *trees: Tree) -> Tree:  # pylint: disable=redefined-builtin
+  """`function` of every leaf, or of the leaves that stand in one place of several trees."""
+  return tf.nest.map_structure(function, *trees)
+
+
+def absent(tree: Tree) -> bool:
+  return isinstance(tree, tuple) and not tree
+
+
+def zeros(specs: Tree) -> Tree:
+  return map(lambda s: tf.zeros(s.shape, s.dtype), specs)
+
+
+def dtype_of(specs: Tree) -> tf.DType:
+  """The dtype of the scalars that go with a tree: that of its first leaf."""
+  leaves = tf.nest.flatten(specs)
+  return leaves[0].dtype if leaves else tf.float32
+
+
+def wide(dtype: tf.DType) -> tf.DType:
+  """What numbers stored in `dtype` are computed in: float32 at least."""
+  return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def wide_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+  """The spec of the sums and of the noise for a tensor like `spec`."""
+  return tf.TensorSpec(spec.shape, wide(spec.dtype))
+
+
+def widen(tensor: Any) -> tf.Tensor:
+  """A dense tensor of float32 at least: gradients of half precision are not summed as such."""
+  tensor = tf.convert_to_tensor(tensor)
+  return tf.cast(tensor, wide(tensor.dtype))
+
+
+def unscale(tree: Tree, scale: Tree) -> Tree:
+  """Takes a release out of the scaled space: `tree / scale`."""
+  return tree if absent(scale) else map(tf.divide, tree, scale)
+
+
+def rescale(tree: Tree, scale: Tree) -> Tree:
+  """Takes a gradient into the scaled space: `scale * tree`."""
+  return tree if absent(scale) else map(tf.multiply, scale, tree)
+
+
+def constant_like(value: Any, specs: Tree, name: str) -> Tree:
+  """`value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
+  leaves = tf.nest.flatten(specs)
+  values = tf.nest.flatten(value)
+  if len(values) == 1 and not getattr(values[0], 'shape', ()):
+    return map(lambda s: tf.fill(s.shape, tf.constant(values[0], s.dtype)), specs)
+  if [tuple(getattr(v, 'shape', ())) for v in values] != [tuple(s.shape) for s in leaves]:
+    raise ValueError(
+        f'`{name}` must be a number or one array per variable, of shapes '
+        f'{[tuple(s.shape) for s in leaves]}. '
+        f"Received: shapes {[tuple(getattr(v, 'shape', ())) for v in values]}.")
+  return tf.nest.pack_sequence_as(
+      specs, [tf.cast(tf.convert_to_tensor(v), s.dtype) for v, s in zip(values, leaves)])
