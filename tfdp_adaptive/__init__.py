@@ -17,21 +17,22 @@ _EXPORTS = {
     'advise': 'privacy.advice',
     'audit': 'privacy.audit',
     'sampling': 'privacy.sampling',
-    'DPOptimizer': 'optimizers',
+    'DPOptimizer': 'keras_adapter.optimizer',
     'PrivacyError': 'errors',
     **dict.fromkeys((
-        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'models'),
+        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'keras_adapter.model'),
     'explain_clipping': 'clipping.explain',
-    'validate_model': 'validation',
+    'validate_model': 'keras_adapter.validation',
+    'diagnostics': 'keras_adapter.diagnostics',
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
         'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP',
         'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
-    ), 'named_optimizers'),
+    ), 'keras_adapter.named_optimizers'),
 }
-_SUBPACKAGES = ('clipping', 'diagnostics', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+_SUBPACKAGES = ('clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})

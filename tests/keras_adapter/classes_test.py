@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive import named_optimizers
+from tfdp_adaptive.keras_adapter import named_optimizers
 
 keras = compat.keras
 B = 8

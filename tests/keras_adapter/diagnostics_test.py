@@ -5,7 +5,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive import diagnostics
+from tfdp_adaptive.keras_adapter import diagnostics
 
 keras = compat.keras
 B, CLIP = 16, 2.0

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive import independence
+from tfdp_adaptive.keras_adapter import independence
 
 keras = compat.keras
 layers = keras.layers

@@ -7,17 +7,17 @@ import warnings
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import diagnostics
 from tfdp_adaptive import errors
-from tfdp_adaptive import optimizers
 from tfdp_adaptive import trees
-from tfdp_adaptive import validation
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public
+from tfdp_adaptive.keras_adapter import diagnostics
+from tfdp_adaptive.keras_adapter import optimizer
+from tfdp_adaptive.keras_adapter import validation
 
 keras = compat.keras
 
@@ -42,7 +42,7 @@ class DPModel:
       raise TypeError('`compile` of a private model takes everything after `loss` by keyword. '
                       f'Received: {len(args)} more positional arguments.')
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
-    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizers.DPOptimizer):
+    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     _refuse_own(self, 'compute_loss')

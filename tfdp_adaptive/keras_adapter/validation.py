@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive import independence
+from tfdp_adaptive.keras_adapter import independence
 
 _LENGTHS = (8, 64)  # Tried for axes of inputs that are open; deep convolutions need the second.
 _PROBED = weakref.WeakSet()  # Models that passed.

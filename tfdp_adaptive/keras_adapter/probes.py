@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import draws
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import draws
 
 
 class Trace(NamedTuple):

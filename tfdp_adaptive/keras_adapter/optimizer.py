@@ -13,15 +13,15 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import arguments
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
-from tfdp_adaptive import guard
-from tfdp_adaptive import plain_models
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import arguments
+from tfdp_adaptive.keras_adapter import guard
+from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.rules import moments as rules_moments
 

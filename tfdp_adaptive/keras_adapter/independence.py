@@ -10,11 +10,11 @@ tell what gradients do not: integers, ranks, thresholds, lengths, what is behind
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import draws
 from tfdp_adaptive import errors
-from tfdp_adaptive import probes
-from tfdp_adaptive import writes
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.keras_adapter import draws
+from tfdp_adaptive.keras_adapter import probes
+from tfdp_adaptive.keras_adapter import writes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
 _OTHER_DRAWS = (0.37, 0.71)
