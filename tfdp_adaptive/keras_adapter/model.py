@@ -16,7 +16,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public
 from tfdp_adaptive.keras_adapter import diagnostics
-from tfdp_adaptive.keras_adapter import optimizer
+from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.keras_adapter import validation
 
 keras = compat.keras
@@ -42,7 +42,7 @@ class DPModel:
       raise TypeError('`compile` of a private model takes everything after `loss` by keyword. '
                       f'Received: {len(args)} more positional arguments.')
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
-    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer.DPOptimizer):
+    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     _refuse_own(self, 'compute_loss')

@@ -7,7 +7,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras_adapter import arguments
-from tfdp_adaptive.keras_adapter import optimizer
+from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
 _DOC = """{summary}
@@ -18,7 +18,7 @@ Keras optimizer of `tfdp.rules.{factory}`, which documents the rule's own argume
 """
 
 
-class NamedOptimizer(optimizer.DPOptimizer):
+class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
 
   factory = None  # staticmethod, set by the subclass.
