@@ -9,12 +9,15 @@ rule turns it into a direction of descent:
 """
 
 import collections
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import privacy
 
+from . import groups
+from . import keras_classes
 from . import server as server_lib
 from . import tff
 
@@ -24,6 +27,19 @@ class Sums(NamedTuple):
 
   answers: server_lib.Answer
   not_private: Any
+
+
+class InGroups(NamedTuple):
+  """Attributes:
+
+    sums: TFF computation `(weights, broadcast, groups) -> Sums`.
+    input_spec: Of a client's batch.
+    as_one: Whether all examples of a client make one batch.
+  """
+
+  sums: Any
+  input_spec: Any
+  as_one: bool
 
 
 class PrivateFedAvg(tff.LearningProcess):
@@ -48,14 +64,18 @@ class PrivateFedAvg(tff.LearningProcess):
     model_fn: What the process was built from.
     server: The `Server`.
     client_sums: TFF computation `(weights, broadcast, datasets) -> Sums`.
+    in_groups: `() -> InGroups`, the same for many clients in one call; None where the
+      model or its data do not allow for that.
     settings: {argument: value}, for the statement and to recognize a saved run.
     seed: The seed of a test, or None.
   """
 
-  def __init__(self, computations, *, plan, rule, model_fn, server, client_sums, settings, seed):
+  def __init__(self, computations, *, plan, rule, model_fn, server, client_sums, in_groups,
+               settings, seed):
     super().__init__(*computations)
     self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
     self.client_sums, self.settings, self.seed = client_sums, settings, seed
+    self.in_groups = functools.lru_cache(None)(in_groups)  # Traced when it is first needed.
 
 
 def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
@@ -92,7 +112,7 @@ def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
   if not isinstance(client_optimizer_fn, tff.Optimizer):
     client_optimizer_fn = client_optimizer_fn()
   return _build(
-      model_fn, client_optimizer_fn, lambda data: data, rule=server_rule, plan=plan,
+      model_fn, client_optimizer_fn, None, rule=server_rule, plan=plan,
       learning_rate=server_learning_rate, client_weighting=client_weighting,
       max_examples=max_examples_per_client, quantile_clip=quantile_clip,
       private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
@@ -110,14 +130,14 @@ def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
   one_batch = tff.tf_computation(
       lambda data: data.unbatch().batch(2**31 - 1), _data_type(model_fn))
   return _build(
-      model_fn, tff.build_sgdm(1.0),
-      lambda data: tff.federated_map(one_batch, data), rule=server_rule, plan=plan,
+      model_fn, tff.build_sgdm(1.0), one_batch, rule=server_rule, plan=plan,
       learning_rate=server_learning_rate, client_weighting=client_weighting,
       max_examples=max_examples_per_client, quantile_clip=quantile_clip,
       private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
 
 
-def _build(model_fn, client_optimizer, prepare, *, rule, plan, learning_rate, client_weighting,
+@keras_classes.kept()
+def _build(model_fn, client_optimizer, one_batch, *, rule, plan, learning_rate, client_weighting,
            max_examples, quantile_clip, private_metrics, exact_metrics, seed):
   _check(plan, learning_rate, client_weighting, max_examples)
   server = server_lib.Server(rule, trainable_specs(model_fn), plan, learning_rate, quantile_clip,
@@ -125,11 +145,11 @@ def _build(model_fn, client_optimizer, prepare, *, rule, plan, learning_rate, cl
   init = tff.tf_computation(lambda: server.init(initial_weights(model_fn)))
   state_type = init.type_signature.result
   broadcast = tff.tf_computation(server.broadcast, state_type)
-  client_sums = _client_sums(
-      model_fn, client_optimizer, prepare, server=server,
-      broadcast_type=broadcast.type_signature.result,
+  arguments = dict(
+      server=server, broadcast_type=broadcast.type_signature.result,
       full_weight=max_examples if client_weighting == 'num_examples' else None,
       private_metrics=private_metrics, exact_metrics=exact_metrics)
+  client_sums = _client_sums(model_fn, client_optimizer, one_batch, **arguments)
   _, _, data_type = client_sums.type_signature.parameter
   step = tff.tf_computation(
       server.step, state_type, client_sums.type_signature.result.member.answers)
@@ -159,10 +179,13 @@ def _build(model_fn, client_optimizer, prepare, *, rule, plan, learning_rate, cl
       client_weighting=client_weighting, max_examples_per_client=max_examples,
       quantile_clip=quantile_clip, private_metrics=private_metrics)
   return PrivateFedAvg(computations, plan=plan, rule=rule, model_fn=model_fn, server=server,
-                       client_sums=client_sums, settings=settings, seed=seed)
+                       client_sums=client_sums, settings=settings, seed=seed,
+                       in_groups=lambda: _in_groups(
+                           model_fn, client_optimizer, one_batch is not None,
+                           state_type.global_model_weights, **arguments))
 
 
-def _client_sums(model_fn, client_optimizer, prepare, *, server, broadcast_type, full_weight,
+def _client_sums(model_fn, client_optimizer, one_batch, *, server, broadcast_type, full_weight,
                  private_metrics, exact_metrics):
   """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   work = _client_work(
@@ -172,17 +195,15 @@ def _client_sums(model_fn, client_optimizer, prepare, *, server, broadcast_type,
 
   @tff.tf_computation(broadcast_type, result_type)
   def record(broadcast, result):
-    update = result.update
-    if full_weight is not None:
-      weight = tf.minimum(result.update_weight / full_weight, 1.0)
-      update = tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
-    return server.record(broadcast, update)
+    return server.record(broadcast, _weighted(result.update, result.update_weight, full_weight))
 
   @tff.federated_computation(
       tff.FederatedType(weights_type.member, tff.SERVER),
       tff.FederatedType(broadcast_type, tff.SERVER), data_type)
   def client_sums(weights, broadcast, data):
-    output = work.next(work.initialize(), tff.federated_broadcast(weights), prepare(data))
+    if one_batch is not None:
+      data = tff.federated_map(one_batch, data)
+    output = work.next(work.initialize(), tff.federated_broadcast(weights), data)
     sums = tff.federated_sum(
         tff.federated_map(record, (tff.federated_broadcast(broadcast), output.result)))
     metrics = output.measurements.train
@@ -190,6 +211,51 @@ def _client_sums(model_fn, client_optimizer, prepare, *, server, broadcast_type,
         server_lib.Answer(sums.sums, sums.within, metrics.private), metrics.not_private))
 
   return client_sums
+
+
+def _weighted(update, examples, full_weight):
+  """An update that counts in proportion to its examples, up to a weight of one."""
+  if full_weight is None:
+    return update
+  weight = tf.minimum(tf.cast(examples, tf.float32) / full_weight, 1.0)
+  return tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
+
+
+@keras_classes.kept()
+def _in_groups(model_fn, client_optimizer, as_one, weights_type, *, server, broadcast_type,
+               full_weight, private_metrics, exact_metrics):
+  """`InGroups`, or None where clients must be trained one at a time."""
+  with tf.Graph().as_default():
+    model = (tff.model_from_functional(model_fn)
+             if isinstance(model_fn, tff.FunctionalModel) else model_fn())
+    finalizers, input_spec = model.metric_finalizers(), model.input_spec
+    finalize = tff.sum_then_finalize(finalizers) if exact_metrics else None
+  specs = trainable_specs(model_fn)
+
+  def answer(broadcast, update, examples, metrics):
+    update = _weighted(tf.nest.pack_sequence_as(specs, update), examples, full_weight)
+    bounded = (server.bounded_metrics(_finalized(finalizers, metrics))
+               if private_metrics is not None else ())
+    return server.record(broadcast, update, bounded)
+
+  try:
+    train = groups.computation(model_fn, client_optimizer, answer, server.zero,
+                               weights_type=weights_type, broadcast_type=broadcast_type)
+  except groups.NotInGroupsError:
+    return None
+  group_type = train.type_signature.parameter[2]
+
+  @tff.federated_computation(
+      tff.FederatedType(weights_type, tff.SERVER), tff.FederatedType(broadcast_type, tff.SERVER),
+      tff.FederatedType(group_type, tff.CLIENTS))
+  def sums(weights, broadcast, parts):
+    answers, metrics = tff.federated_map(
+        train, (tff.federated_broadcast(weights), tff.federated_broadcast(broadcast), parts))
+    exact = (tff.federated_value(collections.OrderedDict(), tff.SERVER) if finalize is None
+             else finalize(metrics))
+    return tff.federated_zip(Sums(tff.federated_sum(answers), exact))
+
+  return InGroups(sums, input_spec, as_one)
 
 
 def _client_work(model_fn, client_optimizer, metrics_aggregator):

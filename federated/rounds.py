@@ -1,17 +1,22 @@
 """The clients of one round: spread over workers, failing one by one and not together."""
 
+import collections
 import concurrent.futures
 import functools
+import threading
 from typing import List, NamedTuple
 
 import grpc
 import tensorflow as tf
 
+from . import groups
 from . import tff
 from . import workers as workers_lib
 
-CLIENTS_PER_CALL = 64  # Bounds a worker's memory; it holds all answers of a call.
+CLIENTS_PER_CALL = 64  # One at a time; bounds a worker's memory, which holds all answers.
 CLIENTS_STEP = 8
+GROUPS = 8  # Of a call, trained side by side; each needs a model of its own.
+CLIENTS_IN_GROUPS, BYTES_IN_GROUPS = 2048, 64 * 2**20  # Of a call.
 
 
 class ClientsFailedError(RuntimeError):
@@ -56,22 +61,33 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
   broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
   failed = {}
-  datasets = []
-  for client in cohort:
-    try:
-      datasets.append((client, users.create_tf_dataset_for_client(client)))
-    except Exception as error:  # pylint: disable=broad-except
-      failed[client] = error
+  in_groups = process.in_groups()
+  if in_groups is None:
+    compute, calls = process.client_sums, _split
+    read = users.create_tf_dataset_for_client
+  else:
+    compute, calls = functools.partial(_compute_in_groups, in_groups), _split_groups
+    read = lambda client: groups.batches_of(users, client, *in_groups[1:])
+  reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
+
+  def available(clients):
+    for client in clients:
+      try:
+        with reading:
+          data = read(client)
+        yield client, data
+      except Exception as error:  # pylint: disable=broad-except
+        failed[client] = error
 
   def work(context, mine):
     with tff.get_context_stack().install(context):
-      return [result for call in _split(mine)
-              for result in _call(process, weights, broadcast, call, failed)]
+      return [result for call in calls(available(mine))
+              for result in _call(functools.partial(compute, weights, broadcast), call, failed)]
 
   count = len(workers.contexts)
   with concurrent.futures.ThreadPoolExecutor(count) as pool:
     results = [result for part in pool.map(
-        work, workers.contexts, [datasets[i::count] for i in range(count)]) for result in part]
+        work, workers.contexts, [cohort[i::count] for i in range(count)]) for result in part]
   if check_all_failed and cohort and len(failed) == len(cohort):
     raise ClientsFailedError(
         f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
@@ -84,13 +100,20 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
   return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
 
 
-def _call(process, weights, broadcast, clients, failed):
+def _compute_in_groups(in_groups, weights, broadcast, clients):
+  """The `Sums` of the clients of one call, by their batches."""
+  specs = groups.specs(in_groups.input_spec)
+  parts = [collections.OrderedDict(groups.pack(part, specs)._asdict())
+           for part in groups.divide(clients, GROUPS)]
+  return in_groups.sums(weights, broadcast, parts)
+
+
+def _call(compute, clients, failed):
   """[(clients, Sums)] of one call, or of its parts if it failed."""
   if not clients:
     return []
   try:
-    datasets = [dataset for _, dataset in clients]
-    return [(len(clients), process.client_sums(weights, broadcast, datasets))]
+    return [(len(clients), compute([data for _, data in clients]))]
   except workers_lib.WorkerLostError:
     raise
   except (grpc.RpcError, tf.errors.OpError, TypeError, ValueError) as error:
@@ -98,8 +121,7 @@ def _call(process, weights, broadcast, clients, failed):
       failed[clients[0][0]] = error
       return []
     half = len(clients) // 2
-    return (_call(process, weights, broadcast, clients[:half], failed)
-            + _call(process, weights, broadcast, clients[half:], failed))
+    return _call(compute, clients[:half], failed) + _call(compute, clients[half:], failed)
 
 
 def _split(clients):
@@ -108,6 +130,7 @@ def _split(clients):
   As many as fit into calls of multiples of `CLIENTS_STEP`, `CLIENTS_PER_CALL` at
   most; the rest, if any, in one more.
   """
+  clients = list(clients)
   calls, start = [], 0
   while start < len(clients):
     left = min(len(clients) - start, CLIENTS_PER_CALL)
@@ -115,6 +138,19 @@ def _split(clients):
     calls.append(clients[start:start + size])
     start += size
   return calls
+
+
+def _split_groups(clients):
+  """Calls of a bounded number of clients and bytes; a size of their own compiles nothing anew."""
+  call, size = [], 0
+  for client, batches in clients:
+    call.append((client, batches))
+    size += sum(array.nbytes for batch in batches for array in batch)
+    if len(call) >= CLIENTS_IN_GROUPS or size >= BYTES_IN_GROUPS:
+      yield call
+      call, size = [], 0
+  if call:
+    yield call
 
 
 def _numpy(value):

@@ -45,12 +45,25 @@ class Users:
     return dict(batch_size=self._batch_size, epochs=self._epochs, max_examples=self._max_examples)
 
   def create_tf_dataset_for_client(self, client_id):
+    return self._dataset(self._drawn(client_id))
+
+  def batches(self, client_id):
+    """The same batches as nests of arrays, for whoever can do without a data set."""
+    arrays = self._drawn(client_id)
+    if self._epochs > 1:
+      arrays = tf.nest.map_structure(lambda a: np.concatenate([a] * self._epochs), arrays)
+    size = len(tf.nest.flatten(arrays)[0])
+    for start in range(0, size, self._batch_size):
+      yield tf.nest.map_structure(lambda a, s=start: a[s:s + self._batch_size], arrays)
+
+  def _drawn(self, client_id):
+    """The examples of a user that a round uses."""
     arrays = self._examples[client_id]
     size = len(tf.nest.flatten(arrays)[0])
     if self._max_examples is not None and size > self._max_examples:
       chosen = np.random.default_rng().permutation(size)[:self._max_examples]
-      arrays = tf.nest.map_structure(lambda a: np.asarray(a)[chosen], arrays)
-    return self._dataset(arrays)
+      return tf.nest.map_structure(lambda a: np.asarray(a)[chosen], arrays)
+    return tf.nest.map_structure(np.asarray, arrays)
 
   def all_examples(self, batch_size=256):
     """One data set of everybody's examples, for evaluation."""

@@ -227,6 +227,26 @@ def test_nothing_exact_about_the_clients_comes_out_unless_asked_for():
     assert bool(metrics['not_private']) == exact
 
 
+def test_models_made_before_go_on_working():
+  """TFF makes models in graphs, for which Keras changes the classes of all others."""
+  class Mine(tf.keras.Model):
+
+    def __init__(self):
+      super().__init__()
+      self.dense = tf.keras.layers.Dense(1)
+
+    def call(self, x):
+      return self.dense(x)
+
+  models = [tf.keras.Sequential([tf.keras.layers.Dense(1)]), Mine()]
+  process = regression.build(rules.dp_sgd(), regression.make_plan())
+  assert [model(np.ones([2, 3])).shape for model in models] == [(2, 1), (2, 1)]
+  assert process.in_groups() is not None
+  for model in models:
+    model.compile('sgd', 'mse')
+    model.fit(np.ones([2, 3]), np.ones([2, 1]), verbose=0)
+
+
 def test_refusals():
   rule, plan = rules.dp_sgd(), regression.make_plan()
   with pytest.raises(ValueError, match="unit='user'"):

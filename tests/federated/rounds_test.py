@@ -56,7 +56,7 @@ def test_calls_and_workers_do_not_change_the_sum(process, worker, monkeypatch):
       for d in (regression.delta(np.zeros(4), regression.make_users()[c]) for c in COHORT))
   np.testing.assert_allclose(expected, direct, rtol=1e-4)
   assert not outcome.failed
-  monkeypatch.setattr(rounds, 'CLIENTS_PER_CALL', 2)
+  monkeypatch.setattr(rounds, 'CLIENTS_IN_GROUPS', 2)
   calls, outcome = total(process, worker, users)
   np.testing.assert_allclose(calls, expected, rtol=1e-5)
   assert [count for count, _ in outcome.not_private] == [2, 2, 1]

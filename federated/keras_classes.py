@@ -1,0 +1,31 @@
+"""Keras classes as they were before a model was made inside a graph.
+
+Keras 2 changes the bases of a model's class, for good and for all of its objects, when
+one is made inside a graph as TFF does. Models made before then end in "invalid state".
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+
+def _all_below(kind):
+  found, left = set(), [kind]
+  while left:
+    for child in left.pop().__subclasses__():
+      if child not in found:
+        found.add(child)
+        left.append(child)
+  return found
+
+
+@contextlib.contextmanager
+def kept():
+  """Inside, models may be made in graphs; afterwards those made before are as they were."""
+  bases = {kind: kind.__bases__ for kind in _all_below(tf.keras.layers.Layer)}
+  try:
+    yield
+  finally:
+    for kind, before in bases.items():
+      if kind.__bases__ != before:
+        kind.__bases__ = before
