@@ -56,6 +56,23 @@ class Experts(layers.Layer):
     return tf.where(place <= capacity, x, 0.0) if training else x
 
 
+class Scheduled(layers.Layer):
+  """Mixes later: after some steps, or once somebody raises the rate."""
+
+  def __init__(self, start=100):
+    super().__init__()
+    self.start = start
+    self.steps = tf.Variable(0, trainable=False)
+    self.rate = tf.Variable(0.0 if start > 100 else 1.0, trainable=False)
+
+  def call(self, x, training=None):
+    if not training:
+      return x
+    self.steps.assign_add(1)
+    on = tf.cast(self.steps > self.start % 1000, tf.float32)
+    return x - on * self.rate * tf.reduce_mean(x, 0, keepdims=True)
+
+
 @tf.custom_gradient
 def _normalised_backward(x):
   return tf.identity(x), lambda dy: dy / (1e-6 + tf.norm(dy))
@@ -75,6 +92,12 @@ def _sequential(*functions, dropout=False):
   return keras.Sequential(
       [layers.Input((4,)), layers.Dense(6, 'tanh')] + [layers.Dropout(0.3)] * dropout
       + [Apply(function) for function in functions] + [layers.Dense(2)])
+
+
+def _first(function, dtype='float32'):
+  """A function of the inputs themselves."""
+  inputs = keras.Input((4,), dtype=dtype)
+  return keras.Model(inputs, layers.Dense(2)(Apply(function)(inputs)))
 
 
 def _words(function, masked=None):
@@ -112,12 +135,10 @@ MIXING = {
     'centred by NumPy': _across(lambda x: x - tf.ensure_shape(
         tf.numpy_function(lambda a: a.mean(0, keepdims=True), [x], tf.float32), [1, 6])),
     'divided by the number of examples': _across(lambda x: x / _size(x)),
-    'so after dropout, too': _after_dropout(lambda x: x / _size(x)),
     'a backward pass that normalises': _across(_normalised_backward),
     'a backward pass that normalises after dropout': _after_dropout(_normalised_backward),
     'trimmed to the longest, averaged': lambda: _words(lambda ids: ids, False),
     'words of a neighbour': lambda: _words(lambda ids: tf.roll(ids, 1, 0)),
-    'words renumbered': lambda: _words(lambda ids: ids - tf.reduce_min(ids)),
     'one word of the neighbour': lambda: _words(
         lambda ids: tf.concat([tf.roll(ids[:, :1], 1, 0), ids[:, 1:]], 1)),
     'experts of limited capacity': lambda: keras.Sequential(
@@ -129,7 +150,6 @@ MIXING = {
     'scaled by the largest number': _across(lambda x: x / (1e-3 + tf.reduce_max(tf.abs(x)))),
     'softmax along the wrong axis': _across(lambda x: tf.nn.softmax(x, 0)),
     'normalised as one': _across(tf.math.l2_normalize),
-    'clipped as one': _across(lambda x: tf.clip_by_norm(x, 0.3)),
     'noise as large as the batch is wide': _after_dropout(
         lambda x: x + tf.stop_gradient(tf.math.reduce_std(x)) * tf.random.normal(tf.shape(x))),
     'a condition on the batch': _across(
@@ -137,16 +157,43 @@ MIXING = {
     'steps until all are small': _across(_steps_until_all_are_small),
     'reshaped in the wrong order': _across(
         lambda x: tf.reshape(tf.transpose(x), tf.shape(x))),
-    'pairs': _across(lambda x: x + tf.reverse(x, [0])),
     'attention to the batch': _across(
         lambda x: tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x)),
-    'moments': _across(lambda x: (x - tf.nn.moments(x, [0])[0]) / (
-        0.1 + tf.nn.moments(x, [0])[1])),
     'a gate that starts at zero': lambda: keras.Sequential(
         [layers.Input((4,)), layers.Dense(6, kernel_initializer='zeros'),
          Apply(lambda x: x - _mean(x)), layers.Dense(2)]),
     'weighted by place': _across(
         lambda x: x * tf.range(1.0, 1 + _size(x))[:, tf.newaxis]),
+    'summed along the default axis': _after_dropout(tf.cumsum),
+    'scanned along the wrong axis': _across(lambda x: tf.scan(lambda a, b: 0.5 * a + b, x)),
+    'divided by 255 if any is large': lambda: _first(
+        lambda x: tf.cond(tf.reduce_max(x) > 1, lambda: x / 255, lambda: x)),
+    'pixels divided by the largest': lambda: _first(
+        lambda x: tf.cast(x, tf.float32) / tf.cast(tf.reduce_max(x), tf.float32), 'uint8'),
+    'zeros if any is not finite': _across(lambda x: tf.where(
+        tf.reduce_all(tf.math.is_finite(x)), x, tf.zeros_like(x))),
+    'large batches halved': _across(
+        lambda x: tf.cond(tf.shape(x)[0] > 32, lambda: x / 2, lambda: x)),
+    'from the hundredth step on': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4), Scheduled(), layers.Dense(2)]),
+    'at a rate that is zero at first': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4), Scheduled(1000), layers.Dense(2)]),
+    'rounded between extremes': _across(lambda x: tf.quantization.fake_quant_with_min_max_vars(
+        x, tf.reduce_min(x), tf.reduce_max(x))),
+    'draws seeded by the data': _across(lambda x: x * tf.random.stateless_uniform(
+        tf.shape(x), [tf.cast(1000 * tf.reduce_sum(x), tf.int32), 0])),
+    'numbered by first appearance': lambda: _words(
+        lambda ids: tf.reshape(tf.unique(tf.reshape(ids, [-1]))[1], tf.shape(ids)) % 9),
+    'the nearest neighbour': _across(lambda x: tf.gather(x, tf.argmin(tf.reduce_sum(
+        (x[:, tf.newaxis] - x) ** 2, -1) + 1e9 * tf.eye(tf.shape(x)[0]), 1))),
+    'a backward pass that centres': _after_dropout(tf.custom_gradient(
+        lambda x: (tf.identity(x), lambda dy: dy - tf.reduce_mean(dy, 0)))),
+    'counted from the end of the longest': lambda: _words(lambda ids: (
+        ids + tf.reduce_max(tf.math.count_nonzero(ids, 1, dtype=tf.int32))) % 9),
+    'dropped as often as the batch is high': _across(lambda x: tf.where(
+        tf.random.uniform(tf.shape(x)) < tf.sigmoid(tf.reduce_mean(x)), x, 0.0)),
+    'moments at times': _across(lambda x: x + tf.nn.moments(x, [0])[1] * tf.cast(
+        tf.random.uniform([]) < 0.1, tf.float32)),
 }
 
 
@@ -392,3 +439,34 @@ def test_layers_called_in_a_loop_take_one_example_at_a_time():
   model = keras.Sequential([layers.Input((6,)), Recurring(), layers.Dense(2)])
   assert not tfdp.clipping.bookkeeping.supports(model, tf.zeros([2, 6]))[0]
   tfdp.validate_model(model)
+
+
+def test_what_python_keeps_between_steps():
+  """Where the graph calls Python no operation tells, but the same batch gives something else."""
+  seen = []
+
+  def centred(x):
+    seen.append(x.mean(0, keepdims=True))
+    return (x - np.mean(seen, 0)).astype(np.float32)
+
+  for shape in ([None, 6], [7, 6]):
+    model = _sequential(lambda x: tf.ensure_shape(
+        tf.numpy_function(centred, [x], tf.float32), shape))
+    with pytest.raises(tfdp.PrivacyError, match='gives something else for the same batch'):
+      tfdp.validate_model(model, tf.random.stateless_normal([7, 4], [0, 1]))
+
+
+def test_a_model_compiled_anew_is_validated_anew():
+  """A layer may have been told to do something else."""
+  inputs = keras.Input((4,))
+  apply = Apply(lambda x: x)
+  model = tfdp.DPFunctional(inputs, layers.Dense(1)(apply(layers.Dense(4)(inputs))))
+
+  def fit():
+    model.compile(tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8), loss='mse')
+    model.fit(tf.ones([8, 4]), tf.ones([8, 1]), batch_size=8, verbose=0)
+
+  fit()
+  apply.function = lambda x: x - _mean(x)
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples'):
+    fit()

@@ -17,7 +17,9 @@ from tfdp_adaptive.keras_adapter import probes
 from tfdp_adaptive.keras_adapter import writes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
+_MORE = 6  # Times as many.
 _OTHER_DRAWS = (0.37, 0.71)
+_HEAVY = 2e7  # With more numbers per run, there are fewer runs.
 # What may be rounding: nothing on a batch of the same size, on most machines.
 _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
@@ -40,11 +42,13 @@ def check(model, leaves, structure, static, after_call):
     raise errors.PrivacyError(
         'Layers write statistics of the data into what outlives the step, around clipping and '
         f'noise. Received: {"; ".join(written)}. Freeze these layers, or leave them out.')
+  _check_repeats(traces, leaves)
   if not bookkeeping.supports(model, traces.nest(leaves))[0]:
     return  # Another engine runs every example by itself.
   random = draws.has_draws(first.concrete)
-  for salt in (0.0,) + (_OTHER_DRAWS if random else ()):
-    _check_contents(traces, leaves, salt)
+  _check_contents(traces, leaves)
+  for regime in ([dict(salt=salt) for salt in _OTHER_DRAWS] if random else []) + [dict(later=True)]:
+    _check_contents(traces, leaves, **regime)
   _check_sizes(traces, leaves, random)
 
 
@@ -82,43 +86,80 @@ class _Traces:
                         self._after_call)
 
 
-def _check_contents(traces, leaves, salt):
+def _check_repeats(traces, leaves):
+  """The same batch again, after one of zeros, gives the same."""
+  run = traces.runner(len(leaves[0]))
+  batch = leaves + [_errors(len(leaves[0]))]
+  before = run(batch)
+  _accepted(run, [np.zeros_like(t) for t in batch])
+  after = run(batch)
+  if not all(_near(old, new, _ROUNDING) for old, new in zip(
+      before.outputs + before.factors, after.outputs + after.factors)):
+    raise errors.PrivacyError(
+        'A step must be a function of its batch, its variables and draws of TensorFlow. Received: '
+        'a model that gives something else for the same batch. Let no Python function that the '
+        'graph calls (`tf.numpy_function`) draw numbers or keep anything.')
+
+
+def _check_contents(traces, leaves, salt=0.0, later=False):
   """Changes some examples in every way; the others must not notice."""
   n = len(leaves[0])
   run = traces.runner(n)
-  run.salt = salt
+  run.salt, run.later = salt, later
   two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
-  cases = [(kind, two) for kind in ('permuted', 'scaled')]
-  if not salt:
-    cases = [(kind, kept) for kind in _CHANGES for kept in (two, last)]
-    cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
-  for base in (leaves, _ragged(leaves, slice(None)), _ragged(leaves, slice(None, None, -1))):
+  cases = [(kind, kept) for kind in _CHANGES for kept in (two, last)]
+  cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
+  bases = [leaves, _ragged(leaves, slice(None)), _ragged(leaves, slice(None, None, -1))]
+  if salt or later:
+    cases = [(kind, two) for kind in ('permuted', 'scaled')]
+  elif _size(run(leaves + [_errors(n)])) > _HEAVY:
+    cases = [('permuted', two), ('scaled', all_but_one), ('copies', last), ('shortened', two)]
+    bases = bases[:2]
+  for base in bases:
     batch = base + [_errors(n)]
-    before = run(batch)
-    for kind, kept in cases:
+    before = _accepted(run, batch)
+    for kind, kept in cases if before is not None else ():
       after = _run_changed(run, batch, kind, kept)
       if after is not None:
         how = _difference(run, before, after, kept, kept, _ROUNDING)
         if how:
           raise mixes(f'{how} when others are {kind}', max(
               _moved(run, before, after, kept, kept), _influence(run, batch, before)))
+  run.salt, run.later = 0.0, False
 
 
 def _check_sizes(traces, leaves, random):
-  """Leaves out examples: those after the others where what is drawn goes by place."""
+  """Leaves out examples, or adds some; after the others where what is drawn goes by place."""
   n = len(leaves[0])
   batch = leaves + [_errors(n)]
   before = traces.runner(n)(batch)
-  cases = [([0], 'all others are left out'), (list(range(n - 2)), 'others are left out')]
+  whole = list(range(n))
+  cases = [([0], [0], 'all others are left out'),
+           (whole[:-2], whole[:-2], 'others are left out')]
+  if _size(before) < _HEAVY:
+    cases.append((whole * _MORE, whole, 'others join'))
   if not random:
-    cases.append((list(range(1, n)), 'the first one is left out'))
-  for kept, words in cases:
-    run = traces.runner(len(kept))
-    after = run([t[kept] for t in batch])
-    places = list(range(len(kept)))
-    how = _difference(run, before, after, kept, places, _ROUNDING_OF_SIZES)
-    if how:
-      raise mixes(f'{how} when {words}', _moved(run, before, after, kept, places))
+    cases.append((whole[1:], whole[1:], 'the first one is left out'))
+  for taken, rows, words in cases:
+    run = traces.runner(len(taken))
+    after = _accepted(run, [t[taken] for t in batch])
+    if after is not None:
+      places = list(range(len(rows)))
+      how = _difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
+      if how:
+        raise mixes(f'{how} when {words}', _moved(run, before, after, rows, places))
+
+
+def _accepted(run, batch):
+  """A run, or None where the batch is no input."""
+  try:
+    return run(batch)
+  except tf.errors.InvalidArgumentError:
+    return None
+
+
+def _size(seen):
+  return sum(t.size for t in seen.outputs + seen.factors)
 
 
 def _errors(n):
@@ -155,6 +196,7 @@ _CHANGES = {
     'scaled': lambda rows, all_rows, _: (
         30 * rows if _real(rows) else np.repeat(np.sort(all_rows, 0)[-1:], len(rows), 0)),
     'negated': lambda rows, _, __: -1000 * rows if _real(rows) else np.flip(rows, -1),
+    'not finite': lambda rows, _, __: np.full_like(rows, np.nan) if _real(rows) else rows,
     'copies': lambda rows, all_rows, kept: np.repeat(all_rows[kept[:1]], len(rows), 0),
     'shortened': lambda rows, _, __: _shortened(rows),
     'shortened from the start': lambda rows, _, __: _shortened(rows, slice(None, None, -1)),
@@ -162,15 +204,12 @@ _CHANGES = {
 
 
 def _run_changed(run, batch, kind, kept):
-  """The run with all others changed; None where what they became is no input."""
+  """`_accepted` of a batch with all others changed."""
   others = [i for i in range(len(batch[0])) if i not in kept]
   changed = [np.copy(t) for t in batch]
   for t in changed:
     t[others] = _CHANGES[kind](t[others], t, kept)
-  try:
-    return run(changed)
-  except tf.errors.InvalidArgumentError:
-    return None
+  return _accepted(run, changed)
 
 
 def _difference(run, before, after, rows, places, tolerance):

@@ -46,6 +46,7 @@ class DPModel:
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     _refuse_own(self, 'compute_loss')
+    self._validated = None  # What it was validated as may have changed.
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     if weighted_metrics is None:

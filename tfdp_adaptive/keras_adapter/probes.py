@@ -1,7 +1,7 @@
 """Runs the forward and backward pass of training on batches made up, leaving no trace.
 
-The pass is traced once, as the engine runs it. Runs are on copies of all variables, the
-weights moved a little, so that none that starts at zero hides anything; random draws are
+The pass is traced once, as the engine runs it. Runs are on copies of all variables, weights
+and rates moved a little, so that none that starts at zero hides anything; random draws are
 held fixed (see `draws`). What comes out is what the gradients of examples are formed from.
 """
 
@@ -91,6 +91,7 @@ class Runner:
 
   def __init__(self, model, traced):
     self.salt = 0.0  # Another gives other draws.
+    self.later = False  # Whether counters of steps are to stand high.
     self._trace = traced
     self._run = draws.Held(traced.concrete)
     self._variables = []  # [copy, value or ()]; captures hold no references.
@@ -107,14 +108,17 @@ class Runner:
       moves = np.random.default_rng(len(self._variables)).normal(size=value.shape)
       size = 0.1 * (0.3 + float(tf.math.reduce_std(tf.cast(value, tf.float32))))
       value += tf.cast(size * moves, value.dtype)
+    elif value.dtype.is_floating and not value.shape.rank:
+      value += tf.cast(0.1, value.dtype)  # A rate that may be zero today.
     self._variables.append((tf.Variable(value), () if is_weight else value))
     return self._variables[-1][0].handle
 
   def __call__(self, batch):
     """`Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
-      if tf.is_tensor(value):  # Seeds.
-        variable.assign(value)
+      if tf.is_tensor(value):
+        count = self.later and value.dtype.is_integer and not value.shape.rank
+        variable.assign(value + tf.cast(10**6, value.dtype) if count else value)
     flat = self._run([tf.constant(t) for t in batch] + self._captures, self.salt)
     return tf.nest.map_structure(
         lambda t: t.numpy(), tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat))

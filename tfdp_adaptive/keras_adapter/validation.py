@@ -10,6 +10,8 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.keras_adapter import independence
 
 _LENGTHS = (8, 64)  # Tried for axes of inputs that are open; deep convolutions need the second.
+_NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
+_SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
 _PROBED = weakref.WeakSet()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
@@ -96,10 +98,10 @@ def _accepted(model, x):
            if isinstance(layer, compat.keras.layers.Embedding)]
   failures = []
   for length in _LENGTHS:
-    for most in sorted({2, *words[:1], min(words, default=2)}, reverse=True):
+    for most in sorted({2, *words[:1], min(words, default=_NUMBERS)}, reverse=True):
       examples = _examples(x, length, most, whole=bool(words))
       try:
-        model(_rows(examples, 0, 2), training=False)
+        model(_rows(examples, 0, independence.SIZE), training=False)
         return examples
       except (ValueError, tf.errors.InvalidArgumentError) as failure:
         failures.append(failure)
@@ -152,10 +154,14 @@ def _examples(x, length, words=2, whole=False):
       values = tf.convert_to_tensor(t).numpy()
       return values[np.arange(independence.SIZE) % len(values)]
     shape = [independence.SIZE] + [length if d is None else d for d in t.shape[1:]]
+    scales = np.reshape(_SCALES, [-1] + [1] * (len(shape) - 1))
     if t.dtype.is_floating and not whole:
-      return rng.normal(size=shape).astype(t.dtype.as_numpy_dtype)
+      return (scales * rng.normal(size=shape)).astype(t.dtype.as_numpy_dtype)
+    if t.dtype.is_bool:
+      return rng.integers(0, 2, size=shape).astype(bool)
     least = 0 if words == 2 else 1  # Zeros are padding, which comes later.
-    values = rng.integers(least, words, size=shape)
+    most = np.clip(np.ceil(scales * words), min(least + 3, words), words).astype(int)
+    values = rng.integers(least, most, size=shape)
     values[1] = least + (values[0] - least + 1) % (words - least)  # Inference compares these.
     return values.astype(str) if t.dtype == tf.string else values.astype(t.dtype.as_numpy_dtype)
 
