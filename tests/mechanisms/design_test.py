@@ -215,7 +215,7 @@ def test_sensitivity_of_the_banded_inverse_is_differentiated_as_reported():
   c = toeplitz.reciprocal(np.array([1., -.2, -.5]), 40)
   c = c / np.linalg.norm(c)
   assert np.any(np.diff(c) > 0)  # Not monotone: the majorant counts.
-  squared, _ = banded_inverse._squared_sensitivity(c, 7, 5)
+  squared, _ = banded_inverse._squared_sensitivity(c, 40, 7, 5)
   assert mechanism.sensitivity(min_sep=7, max_participations=5) <= np.sqrt(squared) * (1 + 1e-12)
 
 

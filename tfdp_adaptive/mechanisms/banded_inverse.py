@@ -18,6 +18,9 @@ from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
+_LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
+_SETTLED = 1e-20  # What is left of momentum, relative to where it begins, when it counts as none.
+
 
 @registry.register(registry.Design('banded-inverse', 'inverse_bands'))
 class BandedInverse(families.ToeplitzMechanism):
@@ -63,7 +66,8 @@ class BandedInverse(families.ToeplitzMechanism):
       d = self._power()
       if self.method == 'optimal':
         d = _differences(toeplitz.minimize(self._loss, np.cumsum(d)[1:]))
-    return {'inverse_coefficients': np.asarray(d) * np.linalg.norm(self._inverted(d))}
+    norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
+    return {'inverse_coefficients': np.asarray(d) * norm}
 
   def strategy(self, n=None):
     return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
@@ -78,9 +82,6 @@ class BandedInverse(families.ToeplitzMechanism):
     return {'inverse_bands': self.inverse_bands, 'method': self.method,
             'coefficients': self._given and list(self._given), 'min_sep': self.min_sep,
             'max_participations': self.max_participations, **super().get_config()}
-
-  def _inverted(self, d):
-    return toeplitz.reciprocal(np.asarray(d), self.steps)
 
   def _power(self):
     """First p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
@@ -100,11 +101,12 @@ class BandedInverse(families.ToeplitzMechanism):
     errors are close to a sphere in them, and line searches rarely fail.
     """
     d = _differences(sums)
-    c = self._inverted(d)
-    if not c @ c < math.inf:
+    c = toeplitz.decaying_reciprocal(d, self.steps)
+    if not np.abs(c).max() < _LARGEST:
       return math.inf, sums
     error, error_gradient = _squared_error(d, self.steps, self.workload, self.objective)
-    size, pulled = _squared_sensitivity(c, self.min_sep or 1, self.max_participations)
+    size, pulled = _squared_sensitivity(c, self.steps, self.min_sep or 1,
+                                        self.max_participations)
     gradient = error_gradient / error + toeplitz.pull(d, pulled, c) / size
     return math.log(error) + math.log(size), gradient[1:] - np.append(gradient[2:], 0.0)
 
@@ -114,24 +116,35 @@ def _differences(sums):
 
 
 def _squared_error(d, steps, workload, objective):
-  inverse = matrices.resized(d, steps)
+  """Of the workload's answers, and its gradient: coefficients of A C^-1 settle after the bands."""
   if not workload.is_toeplitz:
-    value, gradient = workload_lib.scheduled_error(workload, inverse, objective)
+    value, gradient = workload_lib.scheduled_error(workload, matrices.resized(d, steps), objective)
     return value, gradient[:len(d)]
-  b = workload.apply(inverse)
-  weights, _ = toeplitz.error_weights(steps, steps, objective)
-  return weights @ b**2, workload.apply((2 * weights * b)[::-1])[::-1][:len(d)]
+  settles = math.log(_SETTLED) / math.log(workload.momentum) if workload.momentum else 0
+  length = min(steps, len(d) + math.ceil(settles))
+  b = workload.apply(matrices.resized(d, length))
+  weights, tail = toeplitz.error_weights(steps, length, objective)
+  limit = workload.limit * np.sum(d)
+  gradient = workload.apply((2 * weights * b)[::-1])[::-1][:len(d)]
+  return weights @ b**2 + tail * limit**2, gradient + 2 * tail * limit * workload.limit
 
 
-def _squared_sensitivity(c, min_sep, k):
-  """Of the monotone majorant if k > 1, and its gradient in c."""
+def _squared_sensitivity(c, steps, min_sep, k):
+  """Of the monotone majorant if k > 1, and its gradient in c; c is zero beyond its length."""
   if k == 1:
     return c @ c, 2 * c
-  k = sensitivity_lib.most_participations(len(c), min_sep, k)
+  k = sensitivity_lib.most_participations(steps, min_sep, k)
   size = np.abs(c[::-1])
   largest = np.maximum.accumulate(size)
   source = np.maximum.accumulate(np.where(size >= largest, np.arange(len(c)), 0))[::-1]
   source = len(c) - 1 - source
-  column = sensitivity_lib.equal_spacing_column(largest[::-1], len(c), min_sep, k)
-  pulled = sensitivity_lib.equal_spacing_column(2 * column[::-1], len(c), min_sep, k)[::-1]
-  return column @ column, np.bincount(source, pulled, len(c)) * np.sign(c)
+  # Once all of c is in the sum, it repeats with every participation: one period stands for all.
+  blocks = -(-len(c) // min_sep)
+  repeated = max(0, k - blocks - 1)
+  k, steps = k - repeated, steps - repeated * min_sep
+  column = sensitivity_lib.equal_spacing_column(largest[::-1], steps, min_sep, k)
+  weights = np.ones(len(column))
+  weights[(blocks - 1) * min_sep:blocks * min_sep] += repeated
+  pulled = sensitivity_lib.equal_spacing_column(
+      (2 * weights * column)[::-1], len(column), min_sep, k)[::-1]
+  return weights @ column**2, np.bincount(source, pulled[:len(c)], len(c)) * np.sign(c)

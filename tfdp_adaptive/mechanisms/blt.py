@@ -14,6 +14,7 @@ from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
 
+_MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
 _LONGEST = 1 << 22  # Coefficients of C that are written out.
 
 
@@ -25,7 +26,7 @@ class BLT(families.ToeplitzMechanism):
   number of steps, so none beyond `steps` are answered for.
 
   Args:
-    buffers: Number of buffers d; 0 is independent noise.
+    buffers: Number of buffers d; 0 is independent noise; designed up to 10.
     steps: T.
     weights: With `decays`, fixes omega instead of designing it; [buffers].
     decays: Fixes theta, in (0, 1); [buffers].
@@ -45,6 +46,11 @@ class BLT(families.ToeplitzMechanism):
     self.buffers = int(buffers)
     self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)
+    if self._given is None and self.buffers > _MOST:
+      raise ValueError(f'`buffers` must be at most {_MOST} to be designed: more gain nothing (four '
+                       'are within 1% of the best Toeplitz noise up to a million steps), and cost '
+                       'a row of memory each. Give `weights` and `decays` to use more. '
+                       f'Received: buffers={buffers}.')
 
   @property
   def output_scale(self) -> np.ndarray:

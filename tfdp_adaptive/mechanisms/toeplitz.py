@@ -18,7 +18,9 @@ from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
+_NEGLIGIBLE = 1e-16  # Of coefficients that begin with one.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
+_FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
 _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
@@ -89,10 +91,25 @@ def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
   if min(len(c), n) * n <= 1 << 28:
     impulse = np.zeros(n)
     impulse[0] = 1
-    return signal.lfilter([1.0], c, impulse)
+    return signal.lfilter([1.0], c[:n], impulse)  # It multiplies by coefficients beyond n, too.
   half = reciprocal(c, -(-n // 2))  # Newton's step doubles the number of right ones.
   product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
   return 2 * matrices.resized(half, n) - product
+
+
+def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
+  """`reciprocal(d, n)` up to where, tending to zero, it is far below rounding of a sum."""
+  pieces, state, length = [], np.zeros(len(d) - 1), min(n, max(64 * len(d), 1024))
+  impulse, done = (1.0,), 0
+  while done < length:
+    x = np.zeros(length - done)
+    x[:len(impulse)] = impulse
+    piece, state = signal.lfilter([1.0], d, x, zi=state)
+    pieces.append(piece)
+    impulse, done = (), length
+    if np.abs(state).max(initial=0) > _NEGLIGIBLE:  # It decides all later values.
+      length = min(n, 2 * length)
+  return np.concatenate(pieces)
 
 
 def square_root(workload, n: int) -> np.ndarray:
@@ -216,6 +233,8 @@ def pull(c, pulled, x):
   adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
+  if len(c) <= _FEW_LAGS:
+    return np.array([-(adjoint[k:] @ x[:len(x) - k]) for k in range(len(c))])
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
 
