@@ -1,4 +1,4 @@
-"""Designs for very many steps: the work that is done, by counting, and the values, by brute force."""
+"""Designs for very many steps: the work done, by counting, and the values, by brute force."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,8 @@ def test_repeated_participations_are_counted_as_one_period(min_sep, k):
   assert found == pytest.approx(expected, rel=1e-12)
   for j in (0, 1, 5, 13):
     shift = 1e-6 * np.eye(len(c))[j]
-    ends = [banded_inverse._squared_sensitivity(c + s, steps, min_sep, k)[0] for s in (shift, -shift)]
+    ends = [banded_inverse._squared_sensitivity(c + s, steps, min_sep, k)[0]
+            for s in (shift, -shift)]
     assert gradient[j] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-6)
 
 

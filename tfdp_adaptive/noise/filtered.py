@@ -1,0 +1,141 @@
+"""The exact variance of a mechanism's noise after a linear filter of the releases.
+
+A low pass, momentum or any other recursion over releases
+
+    m_t = -sum_{i>=1} a_i m_{t-i} + sum_{i>=0} b_i g_{t-i},        m_t = g_t = 0 before the first
+
+turns the noise tau_t (C^-1 Z)_t of release t into `u_t Z` with a row of scalars
+
+    u_t = -sum_{i>=1} a_i u_{t-i} + sum_{i>=0} b_i tau_{t-i} C^-1[t-i, :]
+
+so its variance is ||u_t||^2, whatever C^-1 is and however tau varies. Filtering
+the variances instead would count correlated noise as independent: for the square
+root mechanism it is more than three times too large.
+
+The state is what the recursion still needs: the last rows u and tau C^-1. A
+mechanism costs O(steps) scalars a step. Independent noise costs none of them: new
+rows are orthogonal to all before, so the Gram matrix of the state is enough.
+"""
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.noise import base
+
+
+class State(NamedTuple):
+  """Public: it depends on the mechanism and on variances only."""
+
+  row: tf.Tensor  # [] int64, releases so far.
+  past: tf.Tensor  # [taps, steps] rows, newest first: of u, then of tau C^-1; or [taps, taps] Gram.
+
+
+class FilteredVariance(NamedTuple):
+  """A pair of pure functions.
+
+  Attributes:
+    init: `() -> State` before the first release.
+    next: `(state, variance) -> (filtered, state)`. `variance` is that of an element of
+      release t, the `variance` that a rule finds in its `Release`: tau_t^2 times the
+      row's r_t. `filtered` is the variance of an element of m_t. Both are [] float32.
+  """
+
+  init: Callable[[], State]
+  next: Callable[[State, Any], Any]
+
+
+def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
+                      a: Sequence[float] = ()) -> FilteredVariance:
+  """The variance of `m_t`, online, in a `tf.function` or out of it.
+
+  For a rule that feeds the filtered release to another rule, say divided by the gain
+  c_t (the same recursion driven by ones): its variance is then `filtered / c_t**2`.
+  The filter acts on one scalar tau per release; with a scale for every coordinate,
+  filter in the scaled space, where noise has one variance.
+
+  Call `next` once per release, in order, from the mechanism's first row on. As the
+  stream's, rows after `mechanism.steps` are not those of the mechanism: the last row
+  is used again.
+
+  Args:
+    mechanism: Whose noise the releases carry.
+    b: b_0, b_1, ...; at least one.
+    a: a_1, a_2, ... (a_0 is one): `a=(-.8,)` adds .8 m_{t-1}.
+  """
+  b, a = np.asarray(b, np.float64), np.asarray(a, np.float64)
+  if b.ndim != 1 or not b.size or a.ndim != 1 or not (
+      np.all(np.isfinite(b)) and np.all(np.isfinite(a))):
+    raise ValueError('`b` must be one or more finite numbers, and `a` any number of them. '
+                     f'Received: b={b}, a={a}.')
+  if isinstance(mechanism, mechanisms.IndependentGaussian):
+    return _independent(b, a)
+  return _correlated(base.as_run(mechanism), b, a)
+
+
+def _weights(b, a):
+  """[len(a) + len(b)] of the past rows and the new one: u = weights @ (past u, new, past input)."""
+  return np.concatenate([-a, b])
+
+
+def _correlated(run, b, a):
+  outputs, inputs = len(a), len(b) - 1
+  variances = np.square(run.row_norms(run.steps))
+  row_of = _rows(run)
+  width = row_of(tf.constant(0, tf.int64)).shape[0]
+
+  def init():
+    return State(tf.zeros([], tf.int64), tf.zeros([outputs + inputs, width]))
+
+  def next_variance(state, variance):
+    t = tf.minimum(state.row, run.steps - 1)
+    tau = tf.sqrt(tf.cast(variance, tf.float32)
+                  / tf.gather(tf.constant(variances, tf.float32), t))
+    new = tau * row_of(t)
+    before, given = state.past[:outputs], tf.concat([new[None], state.past[outputs:]], 0)
+    u = tf.linalg.matvec(tf.concat([before, given], 0), tf.constant(_weights(b, a), tf.float32),
+                         transpose_a=True)
+    past = tf.concat([tf.concat([u[None], before], 0)[:outputs], given[:inputs]], 0)
+    return tf.reduce_sum(u**2), State(state.row + 1, past)
+
+  return FilteredVariance(init, next_variance)
+
+
+def _rows(run):
+  """`t -> [width]` row t of C^-1, float32: a slice of Toeplitz coefficients, or of the matrix."""
+  noising = run.noising(run.steps)
+  if noising.ndim == 2:
+    matrix = tf.constant(noising, tf.float32)
+    return lambda t: tf.gather(matrix, t)
+  # Row t is d_t, ..., d_0, 0, ..., 0.
+  mirrored = tf.constant(np.concatenate([noising[::-1], np.zeros(len(noising) - 1)]), tf.float32)
+  return lambda t: tf.slice(mirrored, [run.steps - 1 - t], [run.steps])
+
+
+def _independent(b, a):
+  """Of the state (past u, past input) = F state + G z: the Gram matrix P <- F P F' + tau^2 G G'."""
+  outputs, inputs = len(a), len(b) - 1
+  size = outputs + inputs
+  weights = _weights(b, a)
+  kept = np.concatenate([weights[:outputs], weights[outputs + 1:]])  # Without the new input.
+  step, entry = np.zeros((size, size)), np.zeros(size)
+  if outputs:
+    step[0], entry[0] = kept, b[0]
+    step[np.arange(1, outputs), np.arange(outputs - 1)] = 1
+  if inputs:
+    entry[outputs] = 1
+    step[np.arange(outputs + 1, size), np.arange(outputs, size - 1)] = 1
+
+  def init():
+    return State(tf.zeros([], tf.int64), tf.zeros([size, size]))
+
+  def next_variance(state, variance):
+    variance = tf.cast(variance, tf.float32)
+    f, g, w = (tf.constant(x, tf.float32) for x in (step, entry, kept))
+    filtered = tf.tensordot(w, tf.linalg.matvec(state.past, w), 1) + b[0]**2 * variance
+    past = f @ state.past @ tf.transpose(f) + variance * g[:, None] * g
+    return filtered, State(state.row + 1, past)
+
+  return FilteredVariance(init, next_variance)
