@@ -72,6 +72,16 @@ test-newer:
 
 ci: lint test test-newer
 
+# NumPy's types are those of the current stack.
+lint: build/lint/installed $(CURRENT)/installed
+	build/lint/bin/ruff check .
+	build/lint/bin/mypy --python-executable $(CURRENT)/bin/python
+
+build/lint/installed: requirements/lint.lock
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 $(FULL)/installed: LOCK = $(FULL_LOCK)
 $(CURRENT)/installed: LOCK = requirements/current.lock
 $(FULL)/installed: $(FULL_LOCK)
@@ -118,14 +128,14 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for peer in jax torch; do \
-	  echo "resolving requirements/peers-$$peer.lock"; \
-	  cp requirements/peers-$$peer.lock build/lock/peer.txt 2>/dev/null || : > build/lock/peer.txt; \
+	@set -e; for list in lint peers-jax peers-torch; do \
+	  echo "resolving requirements/$$list.lock"; \
+	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-index-url --no-emit-find-links $(LOCK_FLAGS) \
-	    -o build/lock/peer.txt requirements/peers-$$peer.in; \
-	  { echo "# Made by 'make lock' from peers-$$peer.in; install with: pip install --no-deps -r"; \
-	    grep -vE '^(nvidia|cuda|triton)' build/lock/peer.txt; } > build/lock/peer.lock; \
-	  if grep -n '://' build/lock/peer.lock; then exit 1; fi; \
-	  mv build/lock/peer.lock requirements/peers-$$peer.lock; \
+	    -o build/lock/list.txt requirements/$$list.in; \
+	  { echo "# Made by 'make lock' from $$list.in; install with: pip install --no-deps -r"; \
+	    grep -vE '^(nvidia|cuda|triton)' build/lock/list.txt; } > build/lock/list.lock; \
+	  if grep -n '://' build/lock/list.lock; then exit 1; fi; \
+	  mv build/lock/list.lock requirements/$$list.lock; \
 	done

@@ -5,9 +5,9 @@
 Needs both stacks (.venv, .venv-keras3) and, for the peers, `make bench-peers`; what is
 not installed is left out. Every framework runs in processes of its own, which take
 turns with those of the plain steps, case by case: a figure is the median over rounds of
-its ratio to the plain step of the same framework in the same round. What is measured replaces what an earlier run
-measured of the same model (build/bench/clipping.json); the table shows all there is,
-below benchmarks/clipping/remarks.txt, which says what the figures do not.
+its ratio to the plain step of the same framework in the same round. What is measured
+replaces what an earlier run measured of the same model (build/bench/clipping.json); the
+table shows all there is, below benchmarks/clipping/remarks.txt, which says what the figures do not.
 """
 
 import argparse
@@ -43,7 +43,8 @@ LIBRARIES = {
             'DPKerasAdam', 'vectorized', 'DPModel', 'DPModel fast')}),
     'torch': ('build/peers/torch', 'torch', {
         'plain': 'plain', 'Opacus hooks': 'plain', 'Opacus ghost': 'plain',
-        'plain fit': 'plain fit', 'Opacus hooks fit': 'plain fit', 'Opacus ghost fit': 'plain fit'}),
+        'plain fit': 'plain fit', 'Opacus hooks fit': 'plain fit',
+        'Opacus ghost fit': 'plain fit'}),
     'jax': ('build/peers/jax', 'jax', {
         'plain': 'plain', 'jax_privacy': 'plain', 'jax_privacy one by one': 'plain'}),
 }
@@ -139,7 +140,8 @@ def memory(model, wanted):
     return found
 
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
-    return {name: answer for found in threads.map(measure, groups) for name, answer in found.items()}
+    return {name: answer for found in threads.map(measure, groups)
+            for name, answer in found.items()}
 
 
 def prepared(model, wanted):
@@ -253,7 +255,8 @@ def table(store):
       previous = library
       show = lambda key, form, scale=1: (
           format(entry[key] / scale, form) if entry.get(key) is not None else '-')
-      line = (f"    {case:28}{show('first', '.1f'):>8}{show('ms', '.2f'):>9}{show('ratio', '.2f'):>9}"
+      line = (f"    {case:28}{show('first', '.1f'):>8}{show('ms', '.2f'):>9}"
+              f"{show('ratio', '.2f'):>9}"
               f"{show('ours', '.2f'):>9}{show('bytes', '.1f', 1e6):>9}{show('memory', '.2f'):>9}")
       yield (line + '   ' + (brief(entry.get('error')) or verdict(
           model, library, case, entry))).rstrip()
@@ -316,7 +319,8 @@ def report(store):
   yield ''
   yield (f'Python {platform.python_version()}, {os.cpu_count()} CPUs. "/ plain": to the plain step '
          'of the same framework; "/ Keras": to plain Keras on TF 2.21,')
-  yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. "first s": building '
+  yield ('without XLA: of the gradient, or of the whole `fit` step for whole steps. '
+         '"first s": building '
          'and compiling, two cases at a time.')
   yield "\"MB\": weights, optimizer state and a warm step's peak above them."
   yield from table(store)

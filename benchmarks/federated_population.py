@@ -58,7 +58,8 @@ def main():
   model_fn = federated_round.model(arguments.parameters)
   print(f'{arguments.users:,} users, {arguments.parameters:,} parameters, '
         f'{arguments.rounds} rounds each after one to warm up\n')
-  print(f'{"clients":>8} {"cap":>6} {"examples":>9} {"seconds":>8} {"clients/s":>9} {"worker MB":>9}')
+  print(f'{"clients":>8} {"cap":>6} {"examples":>9} {"seconds":>8} {"clients/s":>9} '
+        f'{"worker MB":>9}')
   for expected in map(int, arguments.cohorts.split(',')):
     for cap in (256, None):
       users = ZipfUsers(arguments.users, arguments.largest, cap)

@@ -29,7 +29,8 @@ STEPS, ROUNDS = 2000, 7
 # Name -> (description for both libraries, rows read, rows written, rows of state).
 CASES = {'one Gaussian row': (('independent',), 0, 1, 0)}
 CASES.update({f'BLT d={d}': (('blt', d), d, d + 1, d) for d in (1, 2, 3, 4)})
-CASES.update({f'banded b={b}': (('banded', b), b - 1, 1, b - 1) for b in (1, 2, 4, 8, 16, 32, 64, 128)})
+CASES.update({f'banded b={b}': (('banded', b), b - 1, 1, b - 1)
+              for b in (1, 2, 4, 8, 16, 32, 64, 128)})
 CASES.update({f'banded inverse p={p}': (('inverse', p), 0, 1, 0) for p in (2, 4, 16)})
 CASES['tree (Honaker)'] = (('tree',), 2, 2, STEPS.bit_length() - 1)
 
@@ -37,7 +38,10 @@ CASES['tree (Honaker)'] = (('tree',), 2, 2, STEPS.bit_length() - 1)
 def tensorflow_cases(jit_compile):
   """{name: size -> step} of this library, and of what else there is in TensorFlow."""
   import tensorflow as tf  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive import compat, mechanisms, noise  # pylint: disable=import-outside-toplevel
+
+  from tfdp_adaptive import compat  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive import mechanisms  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive import noise  # pylint: disable=import-outside-toplevel
   make = {'independent': mechanisms.IndependentGaussian,
           'blt': lambda d: mechanisms.BLT(d, STEPS),
           'banded': lambda b: mechanisms.BandedToeplitz(b, STEPS),
@@ -97,7 +101,8 @@ def jax_cases(jit_compile):
   import jax_privacy  # pylint: disable=import-outside-toplevel
   from jax_privacy import noise_addition  # pylint: disable=import-outside-toplevel
   from jax_privacy.matrix_factorization import buffered_toeplitz  # pylint: disable=import-outside-toplevel
-  from jax_privacy.matrix_factorization import streaming_matrix, toeplitz  # pylint: disable=import-outside-toplevel
+  from jax_privacy.matrix_factorization import streaming_matrix  # pylint: disable=import-outside-toplevel
+  from jax_privacy.matrix_factorization import toeplitz  # pylint: disable=import-outside-toplevel
 
   def blt(d):  # Any numbers: rows cost the same.
     c = buffered_toeplitz.BufferedToeplitz.build(jnp.linspace(0.99, 0.5, d), jnp.full(d, 0.1))

@@ -109,7 +109,7 @@ def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
 
 
 def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
-  """`count` lists of clients with about as much work each, whatever the sizes; some may be empty."""
+  """`count` lists of clients of about the same work, whatever the sizes; some may be empty."""
   parts, work = [[] for _ in range(count)], [0] * count
   for client in sorted(clients, key=len, reverse=True):
     least = work.index(min(work))

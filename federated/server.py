@@ -23,7 +23,6 @@ from tfdp_adaptive import queries
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
 
-
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
 _plain = tf.autograph.experimental.do_not_convert

@@ -121,7 +121,7 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
       if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
-                      'This warning is not private.')
+                      'This warning is not private.', stacklevel=2)
       state, released = step(run.state, outcome.answers)
       run.advance(state, _floats(released), _not_private(outcome.not_private), outcome.failed,
                   time.monotonic() - start)

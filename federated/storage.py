@@ -78,7 +78,9 @@ class RunFolder:
     os.fsync(folder)
     os.close(folder)
 
-  def load(self, template: Any, check: Callable[[Any], None] = lambda record: None) -> Optional[Tuple[Any, Dict[str, Any]]]:
+  def load(
+      self, template: Any, check: Callable[[Any], None] = lambda record: None
+  ) -> Optional[Tuple[Any, Dict[str, Any]]]:
     """`(tree, record)` as saved, or None if there is nothing.
 
     Args:

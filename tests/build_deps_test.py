@@ -15,7 +15,7 @@ FEDERATED = 'federated'
 TFF = 'tensorflow-federated'
 INIT = 'package'  # The target of `tfdp_adaptive/__init__.py` and what it imports at once.
 INIT_MODULES = ('__init__', 'version')
-HEADER = '''"""One target per package. `tests/build_deps_test.py` compares deps with imports, or writes them."""
+HEADER = '''"""One target per package; `tests/build_deps_test.py` checks or writes their deps."""
 
 load("@pypi//:requirements.bzl", "requirement")
 load("@rules_python//python:defs.bzl", "py_binary", "py_library", "py_test")

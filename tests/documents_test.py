@@ -19,7 +19,8 @@ def test_notebook_runs_and_is_saved_without_output(path, monkeypatch):
   code = [cell for cell in notebook.cells if cell.cell_type == 'code']
   assert code and not any(cell.outputs or cell.execution_count for cell in code)
   nbclient.NotebookClient(
-      notebook, timeout=600, kernel_name='python3', resources={'metadata': {'path': ROOT}}).execute()
+      notebook, timeout=600, kernel_name='python3',
+      resources={'metadata': {'path': ROOT}}).execute()
   printed = ''.join(output.get('text', '') for cell in code for output in cell.outputs)
   assert 'Guarantee: (' in printed
   for accuracy in re.findall(r'accuracy[a-z ]* (0\.\d+)', printed):
@@ -27,7 +28,8 @@ def test_notebook_runs_and_is_saved_without_output(path, monkeypatch):
 
 
 def test_readme_examples_run(capsys):
-  blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(encoding='utf-8'), re.S)
+  text = (ROOT / 'README.md').read_text(encoding='utf-8')
+  blocks = re.findall(r'```python\n(.*?)```', text, re.S)
   assert len(blocks) > 1
   for block in blocks:
     if 'tensorflow_federated' in block and importlib.util.find_spec('tensorflow_federated') is None:

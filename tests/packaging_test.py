@@ -66,7 +66,8 @@ def test_wheel_runs_from_where_it_is_unpacked(wheel, tmp_path):
 
 def test_one_version_everywhere(capsys):
   assert importlib.metadata.version('tfdp-adaptive') == version.__version__
-  assert f'\nversion: {version.__version__}\n' in (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+  citation = (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+  assert f'\nversion: {version.__version__}\n' in citation
   with pytest.raises(SystemExit) as stopped:
     main.main(['--version'])
   assert not stopped.value.code and capsys.readouterr().out.startswith(

@@ -20,7 +20,8 @@ _EXPORTS = {
     'DPOptimizer': 'keras_adapter.optimizer',
     'PrivacyError': 'errors',
     **dict.fromkeys((
-        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private'), 'keras_adapter.model'),
+        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private',
+    ), 'keras_adapter.model'),
     'explain_clipping': 'clipping.explain',
     'validate_model': 'keras_adapter.validation',
     'diagnostics': 'keras_adapter.diagnostics',

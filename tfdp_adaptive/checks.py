@@ -26,7 +26,7 @@ def whole(minimum: int = 1, **values: Any) -> None:
   """Integers of at least `minimum`."""
   for name, value in values.items():
     if not (isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            and value >= minimum):
+            and int(value) >= minimum):
       kind = 'a positive integer' if minimum == 1 else f'an integer >= {minimum}'
       raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
 

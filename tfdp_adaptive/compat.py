@@ -4,14 +4,16 @@ Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 """
 
 import sys
+from typing import Any
 
 import tensorflow as tf
 
 KERAS_3 = hasattr(tf.keras.optimizers.Optimizer, 'stateless_apply')
 if KERAS_3:
-  import keras  # pylint: disable=g-import-not-at-top
+  import keras as _keras  # pylint: disable=g-import-not-at-top
 else:
-  keras = tf.keras
+  _keras = tf.keras
+keras: Any = _keras
 
 serializable = keras.saving.register_keras_serializable('tfdp_adaptive')
 

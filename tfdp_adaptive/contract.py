@@ -31,7 +31,7 @@ dtype of the specs it was built from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import checks
 

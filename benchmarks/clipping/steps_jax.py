@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax_privacy import clipping
 import keras
-import numpy as np
-
 import models
+import numpy as np
 
 
 def cases(name):

@@ -5,6 +5,7 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
+import models
 import numpy as np
 import tensorflow as tf
 
@@ -15,8 +16,6 @@ from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
-
-import models
 
 keras = compat.keras
 BATCHES, BUDGET = (1, 4, 16), 48 * 2**20
@@ -36,7 +35,8 @@ def cases(name):
     found['STP fit' + suffix] = functools.partial(
         _fit, name, functools.partial(tfdp.DPAdamSTP, scale_epsilon=1e-3), jit)
   for times in BATCHES:
-    found[f'{times} batches at once'] = functools.partial(_gradient, name, _ours(False), False, times)
+    found[f'{times} batches at once'] = functools.partial(
+        _gradient, name, _ours(False), False, times)
     found[f'{times} batches in a budget'] = functools.partial(
         _gradient, name, _ours(False, budget=BUDGET), False, times)
   return found

@@ -2,12 +2,11 @@
 
 import functools
 
+import models
+import steps_ours
 import tensorflow as tf
 import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
-
-import models
-import steps_ours
 
 keras = tf.keras
 _PRIVATE = {'l2_norm_clip': 0.1, 'noise_multiplier': 1.0}

@@ -3,14 +3,13 @@
 import functools
 import warnings
 
-from opacus import optimizers
+import models
 from opacus import grad_sample
+from opacus import optimizers
 from opacus.layers import dp_rnn
 from opacus.utils import fast_gradient_clipping_utils as fast
 import torch
 from torch import nn
-
-import models
 
 warnings.filterwarnings('ignore', message='Full backward hook is firing')
 torch.set_num_threads(2)

@@ -8,10 +8,10 @@ Reads commands and writes answers, one JSON object a line:
     {"run": [model, case], "steps": n}  {"times": [seconds of each step]}
     {"memory": [model, case]}           {"bytes": ...}, by a child of its own
 
-At most GIGABYTES are allocated. What cannot be done is answered by {"error": ...}. A framework is a module with
-`cases(model)`, a dictionary of functions that build a case and return `(step,
-state)`: a step without arguments that ends when its result is there, and the
-bytes of weights and optimizer state.
+At most GIGABYTES are allocated. What cannot be done is answered by {"error": ...}.
+A framework is a module with `cases(model)`, a dictionary of functions that build a
+case and return `(step, state)`: a step without arguments that ends when its result
+is there, and the bytes of weights and optimizer state.
 """
 
 import gc

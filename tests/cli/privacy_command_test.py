@@ -60,7 +60,8 @@ def test_what_cannot_be_accounted_for_is_refused(capsys):
 
 @pytest.mark.parametrize('arguments', [
     ['--noise-multiplier', '0'], ['--noise-multiplier', '1e-300'], ['--noise-multiplier', '1e300'],
-    ['--noise-multiplier', '1', '--population-size', '9' * 400], ['--epsilon', '-1'], ['--epsilon', 'x'], [],
+    ['--noise-multiplier', '1', '--population-size', '9' * 400], ['--epsilon', '-1'],
+    ['--epsilon', 'x'], [],
     ['--epsilon', '1', '--noise-multiplier', '1'], ['--epsilon', '1', '--delta', '1']])
 def test_wrong_numbers_are_usage_errors(arguments, capsys):
   with pytest.raises(SystemExit) as error:

@@ -123,7 +123,8 @@ def test_privacy_answers_or_refuses(data):
     ('/dev/full', '--out must be a folder'), ('n' * 300, 'File name too long')])
 @pytest.mark.parametrize('command', [
     'train', 'compare', 'federated', 'demo', 'mechanism --steps 99999999999'])
-def test_the_folder_is_checked_before_any_work(command, out, message, tmp_path, monkeypatch, capsys):
+def test_the_folder_is_checked_before_any_work(
+    command, out, message, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'file').write_text('')
   assert message in check(capsys, [*command.split(), '--out', out])

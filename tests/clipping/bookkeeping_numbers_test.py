@@ -195,7 +195,8 @@ def test_squares_that_overflow(name, jit_compile):
   batch = batch._replace(y=batch.y * size)
   squares = contract.Ask(second=statistics.mean_of_squares())
   asks, clips = (contract.Ask(), squares, contract.Ask()), (0.5, 0.3, 0.7)
-  queries = (contract.Query(), contract.Query(scale=scale), contract.Query(scale=[1e-3 * s for s in scale]))
+  queries = (contract.Query(), contract.Query(scale=scale),
+             contract.Query(scale=[1e-3 * s for s in scale]))
   request = interface.Request(asks, queries, clips)
   records = oracle.gradients(model, oracle.squared_error, batch)
   expected = oracle.by_definition(model, records, batch.mask, request)

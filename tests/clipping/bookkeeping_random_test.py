@@ -35,7 +35,8 @@ def on_images():
       dense(),
       st.builds(lambda u, k, s, p: layers.Conv2D(u, k, strides=s, padding=p), UNITS,
                 st.tuples(st.integers(1, 3), st.integers(1, 3)),
-                st.tuples(st.integers(1, 2), st.integers(1, 3)), st.sampled_from(['valid', 'same'])),
+                st.tuples(st.integers(1, 2), st.integers(1, 3)),
+                st.sampled_from(['valid', 'same'])),
       st.builds(lambda k, m: layers.DepthwiseConv2D(k, depth_multiplier=m, padding='same'),
                 st.integers(1, 3), st.integers(1, 2)),
       st.builds(layers.LayerNormalization))

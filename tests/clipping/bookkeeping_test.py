@@ -1,10 +1,10 @@
 """The book-keeping engine against the gradients of single examples."""
 
+import bookkeeping_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import bookkeeping_oracle as oracle
 from tfdp_adaptive import compat
 
 keras = compat.keras
@@ -113,7 +113,8 @@ def test_convolution_3d():
 
 
 @pytest.mark.parametrize('equation, output, bias', [
-    ('abc,cd->abd', (3, 5), 'd'), ('abc,cde->abde', (3, 2, 5), 'de'), ('abc,cde->abde', (3, 2, 5), 'e'),
+    ('abc,cd->abd', (3, 5), 'd'), ('abc,cde->abde', (3, 2, 5), 'de'),
+    ('abc,cde->abde', (3, 2, 5), 'e'),
     ('abc,bcd->abd', (3, 5), 'bd'), ('...c,dc->...d', 5, None), ('abc,cd->ad', (5,), 'd'),
     ('abc,dbce->aed', (5, 2), 'ed')])
 def test_einsum_dense(equation, output, bias):

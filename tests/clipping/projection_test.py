@@ -135,7 +135,8 @@ def test_nothing_overflows(ask):
     gradient = np.full(7, x)
     gradient[0] = 0
     total = join(projection.project_record(
-        ask, contract.Query(tree(np.full(7, s), tf.float32)), bound, tree(gradient, tf.float32)).total)
+        ask, contract.Query(tree(np.full(7, s), tf.float32)), bound,
+        tree(gradient, tf.float32)).total)
     assert np.all(np.isfinite(total))
     assert np.linalg.norm(total) <= 0.7 * (1 + 1e-6)
     if x < 3e38 or ask is not EUCLIDEAN:  # There 1 / x underflows: the record counts as zero.
@@ -150,8 +151,8 @@ def test_nothing_overflows(ask):
 def test_square_is_of_the_clipped_record():
   statistic = contract.Statistic(True, lambda s: s, lambda s: (), None, None)
   sums = projection.project_record(
-      contract.Ask(second=statistic), contract.Query(tree(np.full(7, 3.0))), tf.constant(0.7, tf.float64),
-      tree(np.arange(7.0)))
+      contract.Ask(second=statistic), contract.Query(tree(np.full(7, 3.0))),
+      tf.constant(0.7, tf.float64), tree(np.arange(7.0)))
   np.testing.assert_allclose(join(sums.square), join(sums.total)**2)
   assert np.sum(join(sums.square)) == pytest.approx(0.49)
 
@@ -177,7 +178,8 @@ def test_xla_and_vectorized():
 
 def test_unknown_projection():
   with pytest.raises(ValueError, match="must be 'rescale' or 'euclidean'"):
-    projection.project_record(contract.Ask('oblique'), contract.Query(), tf.constant(1.0), tf.ones([2]))
+    projection.project_record(
+        contract.Ask('oblique'), contract.Query(), tf.constant(1.0), tf.ones([2]))
 
 
 @pytest.mark.parametrize('bound', [1e-30, 1e-13, 0.7, 1e30])

@@ -19,7 +19,8 @@ def write(path, *lines):
 
 
 def test_tokenize_by_hand():
-  text = "It's the caller's job, e.g. of main().\nReturn x_2 when done: the 3 other words\n\nTwo left"
+  text = ("It's the caller's job, e.g. of main().\n"
+          'Return x_2 when done: the 3 other words\n\nTwo left')
   assert list(corpus.tokenize(text)) == [
       ("it's", 'the', "caller's", 'job', 'e', 'g'),
       ('return', 'x', 'when', 'done'),
@@ -48,7 +49,8 @@ def test_docstrings_by_hand(tmp_path, monkeypatch):
   (tmp_path / 'site-packages').mkdir()
   source = ['''"""The module does things."""''', 'class A:', '  """A class of things.', '',
             '  >>> secret doctest words', '  Even more of it.', '  """', '  def f(self):',
-            '    # No comment is read.', '    "A method of it."', '    return "nor any string here"']
+            '    # No comment is read.', '    "A method of it."',
+            '    return "nor any string here"']
   write(tmp_path / 'site-packages' / 'b.py', *source)
   write(tmp_path / 'broken.py', *source, 'def')
   write(tmp_path / 'a.py', *source)

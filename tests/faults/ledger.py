@@ -111,6 +111,7 @@ def train(ledger, arguments):
 def fit(ledger, folder):
   """`fit` with Keras' own backups, and the batches of what is left of the plan."""
   import tensorflow as tf
+
   import tfdp_adaptive as tfdp
   rng = np.random.default_rng(0)
   x = rng.normal(size=[200, 5]).astype(np.float32)

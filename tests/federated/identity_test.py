@@ -78,7 +78,8 @@ def test_descriptions_differ_and_are_the_same_in_another_process():
   """None holds an address, whatever the callable."""
   mine = descriptions()
   assert len(mine) == len(RATES) + len(RULES) + len(OPTIMIZERS)
-  same = {frozenset(('rate number', 'rate numpy')), frozenset(('rate function', 'rate tf.function'))}
+  same = {frozenset(('rate number', 'rate numpy')),
+          frozenset(('rate function', 'rate tf.function'))}
   for a, b in itertools.combinations(mine, 2):
     assert (mine[a] == mine[b]) == (frozenset((a, b)) in same), (a, b)
   assert not re.search(r'0x[0-9a-f]{6,}', json.dumps(mine))
@@ -145,7 +146,8 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
        users(names=reordered)),
       (r"\['data'\].*'batch_size': 5", make(rate=rate()), users(batch_size=5)),
       (r"\['data'\].*'max_examples': 5", make(rate=rate()), users(max_examples=5)),
-      (r"\['server_rule'\].*'first': \{'update': \{'beta': 0.8\}", make(rate=rate(), rule=RULES['adam beta']), users()),
+      (r"\['server_rule'\].*'first': \{'update': \{'beta': 0.8\}",
+       make(rate=rate(), rule=RULES['adam beta']), users()),
       (r"\['client_optimizer'\].*'_lr': 0.2", make(rate=rate(), optimizer='rate'), users()),
       (r"\['server_learning_rate'\].*PiecewiseConstantDecay", make(rate=RATES['piecewise']()),
        users()),

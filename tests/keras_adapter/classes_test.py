@@ -148,6 +148,6 @@ def test_what_is_not_amplified_or_not_private_is_refused(name):
   plan = tfdp.PrivacyPlan(
       batch_size=B, steps=10, l2_norm_clip=1.0, noise_multiplier=2.0, target_delta=1e-5,
       population_size=80, sampling=tfdp.sampling.Poisson())
-  kwargs = {**CLASSES[name], 'allow_non_private': False} if name != 'NoisyAdaGrad' else CLASSES[name]
+  kwargs = dict(CLASSES[name], **({'allow_non_private': False} if name != 'NoisyAdaGrad' else {}))
   with pytest.raises((ValueError, tfdp.PrivacyError)):
     getattr(tfdp, name)(plan=plan, **kwargs)

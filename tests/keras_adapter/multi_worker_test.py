@@ -1,4 +1,4 @@
-"""Two processes under MultiWorkerMirroredStrategy: one sum, one noise, the single device's steps."""
+"""Two processes under MultiWorkerMirroredStrategy: one sum, one noise, one device's steps."""
 
 import json
 import os

@@ -25,7 +25,8 @@ def nodes(tree, **participation):
 
 
 @pytest.mark.parametrize('steps,min_sep,k', [
-    (5, 1, 5), (5, 2, 3), (16, 3, 4), (24, 5, 3), (32, 8, 4), (32, 31, 2), (100, 20, 4), (100, 45, 2),
+    (5, 1, 5), (5, 2, 3), (16, 3, 4), (24, 5, 3), (32, 8, 4), (32, 31, 2), (100, 20, 4),
+    (100, 45, 2),
     (129, 40, 3), (64, 1, 2)])
 @pytest.mark.parametrize('variant', ['online', 'naive'])
 def test_many_participations_are_exact(steps, min_sep, k, variant):

@@ -46,7 +46,8 @@ def test_box_muller_of_chosen_integers(dtype):
 @TYPES
 def test_sine_of_integers_is_exact_to_rounding(dtype):
   width, integer = {tf.float32: (32, np.uint32), tf.float64: (64, np.uint64)}[dtype]
-  corners = [(eighth * 2**(width - 3) + off) % 2**width for eighth in range(8) for off in (-1, 0, 1)]
+  corners = [(eighth * 2**(width - 3) + off) % 2**width
+             for eighth in range(8) for off in (-1, 0, 1)]
   random = np.random.default_rng(3).integers(0, 2**width, 10_000, integer)
   turn = np.concatenate([np.array(corners, integer), random])
   signed = turn.astype(np.int64 if width == 64 else np.int32).astype(np.longdouble)

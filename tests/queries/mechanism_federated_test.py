@@ -22,7 +22,8 @@ def process(query):
   factory = tff.aggregators.DifferentiallyPrivateFactory(
       tfp.NormalizedQuery(query, denominator=CLIENTS))
   return factory.create(tff.to_type(collections.OrderedDict(
-      (name, tff.TensorType(spec.dtype.as_numpy_dtype, tuple(spec.shape))) for name, spec in SPECS.items())))
+      (name, tff.TensorType(spec.dtype.as_numpy_dtype, tuple(spec.shape)))
+      for name, spec in SPECS.items())))
 
 
 def values():

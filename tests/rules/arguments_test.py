@@ -3,11 +3,11 @@
 import math
 import re
 
+import loop
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import loop
 from tfdp_adaptive import contract
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees

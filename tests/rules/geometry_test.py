@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
+import oracles
 import pytest
 from scipy import optimize
 import tensorflow as tf
 
-import oracles
 from tfdp_adaptive import contract
 from tfdp_adaptive import rules
 from tfdp_adaptive.rules import constraints

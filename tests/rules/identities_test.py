@@ -2,13 +2,13 @@
 
 import dataclasses
 
+import loop
 import numpy as np
+import oracles
 import pytest
+import table
 import tensorflow as tf
 
-import loop
-import oracles
-import table
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer

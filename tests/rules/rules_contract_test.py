@@ -1,11 +1,11 @@
 """What every rule promises, whatever its algorithm: one line of table.RULES buys it all."""
 
+import loop
 import numpy as np
 import pytest
+import table
 import tensorflow as tf
 
-import loop
-import table
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 

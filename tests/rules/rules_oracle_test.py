@@ -2,10 +2,9 @@
 
 import dataclasses
 
+import loop
 import numpy as np
 import pytest
-
-import loop
 import table
 
 

@@ -8,12 +8,12 @@ DP-SGD costs if, and only if, no pair of neighbours exceeds 1.
 import functools
 import math
 
+import loop
 import numpy as np
 import pytest
 from scipy import optimize
 import tensorflow as tf
 
-import loop
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import running_root

@@ -3,8 +3,8 @@
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
-
 import oracles
+
 from tfdp_adaptive import rules
 
 BASIS = np.linalg.qr(np.random.default_rng(7).normal(size=(5, 3)))[0]

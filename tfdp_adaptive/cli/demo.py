@@ -16,8 +16,8 @@ from tfdp_adaptive.cli import tasks
 
 _LEFT_OUT = (
     'The federated part is missing: TensorFlow Federated is not installed here. It runs on Python '
-    f'3.9 to 3.11 (this is {platform.python_version()}) with TensorFlow 2.14. Install such a Python '
-    'and requirements/federated.lock, as README.md says under "Installing".')
+    f'3.9 to 3.11 (this is {platform.python_version()}) with TensorFlow 2.14. Install such a '
+    'Python and requirements/federated.lock, as README.md says under "Installing".')
 
 
 def add_parser(subparsers):

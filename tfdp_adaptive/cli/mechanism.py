@@ -168,6 +168,7 @@ def _milliseconds(mechanism, parameters, rows=5):
   if mechanism.passes() > _MEASURED_PASSES:
     return None
   import tensorflow as tf  # pylint: disable=import-outside-toplevel
+
   from tfdp_adaptive import noise  # pylint: disable=import-outside-toplevel
   specs = (tf.TensorSpec([parameters], tf.float32),)
   stream = noise.stream(mechanism)

@@ -170,6 +170,7 @@ class Report:
     """States what `runs` models of one part cost when all of them are released."""
     if runs:
       import dp_accounting  # pylint: disable=import-outside-toplevel
+
       from tfdp_adaptive.privacy import accounting  # pylint: disable=import-outside-toplevel
       event = dp_accounting.SelfComposedDpEvent(plan.event(), runs)
       epsilon = accounting.epsilon(

@@ -10,6 +10,7 @@ backward pass and without a gradient per example of the whole model (Li et al.
 The sums equal those of `projection.project_record` but for rounding.
 """
 
+from typing import Any, MutableMapping
 import weakref
 
 import tensorflow as tf
@@ -27,7 +28,8 @@ from tfdp_adaptive.clipping.layers import registry
 
 register = registry.register
 Unsupported = registry.Unsupported
-_PROVEN = weakref.WeakKeyDictionary()  # Model -> {input signature: batched arguments}.
+# Model -> {input signature: batched arguments}.
+_PROVEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def supports(model, x=None, asks=()):

@@ -42,7 +42,8 @@ def _(factor: factors.Explicit, n, scaled):
 
 @of.register
 def _(factor: factors.Outer, n, scaled):
-  length, d, p = (size or 1 for size in factor.inputs.shape[1:].as_list() + [factor.errors.shape[2]])
+  sizes = factor.inputs.shape[1:].as_list() + [factor.errors.shape[2]]
+  length, d, p = (size or 1 for size in sizes)
   plain = 2 * n * length * d * p
   weighting = n * length * min(d, p)
   route = factor.route(scaled)

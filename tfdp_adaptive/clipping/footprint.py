@@ -8,8 +8,8 @@ executor may run things in another order, share buffers or fuse operations.
 import tensorflow as tf
 
 # Their results are (views of) what they are given, or none of the computation's doing.
-_VIEWS = {'Identity', 'IdentityN', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient', 'EnsureShape',
-          'PreventGradient', 'TensorListFromTensor', 'BroadcastGradientArgs'}
+_VIEWS = {'Identity', 'IdentityN', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
+          'EnsureShape', 'PreventGradient', 'TensorListFromTensor', 'BroadcastGradientArgs'}
 _FREE = {'Placeholder', 'PlaceholderWithDefault', 'Const', 'ReadVariableOp', 'VarHandleOp', 'NoOp',
          'Shape', 'TensorListReserve', 'EmptyTensorList'}
 _APPENDS = {'TensorListPushBack': 1, 'TensorListSetItem': 2}  # -> input that is kept.

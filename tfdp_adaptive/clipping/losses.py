@@ -107,7 +107,7 @@ def _unreduced(loss, target, output):
 
   def alone(record):
     value = function(*[t[tf.newaxis] for t in record])
-    if not (values.shape[1:].num_elements() in (None, value.shape.num_elements())):
+    if values.shape[1:].num_elements() not in (None, value.shape.num_elements()):
       raise _not_per_example(loss, value, record[1][tf.newaxis])
     return tf.ensure_shape(
         tf.reshape(tf.cast(value, output.dtype), sizes), values.shape[1:])

@@ -9,7 +9,7 @@ layers called where the batch is not the first axis or inside another graph.
 
 import contextlib
 import threading
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -266,7 +266,7 @@ def _recording():
 # that take turns, so wrappers are shared and ask their thread for its recorder:
 # between calls of layers any other thread may call the model or record it, too.
 # Inside of them it may not: some kinds change attributes of a layer for its call.
-_WRAPPED = {}
+_WRAPPED: Dict[Any, Any] = {}
 _LOCAL = threading.local()
 
 

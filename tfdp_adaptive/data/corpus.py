@@ -16,8 +16,8 @@ import lzma
 import pathlib
 import re
 import sysconfig
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import zlib
-from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 MIN_WORDS = 3
 _BREAK = re.compile(r'(?<=[.!?:;])\s+|\n\s*\n')
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _LONE_SURROGATE = re.compile('[\ud800-\udfff]')  # JSON can write what is no character.
 _SKIPPED_FOLDERS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_OPENERS = {'.xz': lzma.open, '.gz': gzip.open}
+_OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
 _JSON_SUFFIXES = ('.jsonl', '.ndjson', '.json')
 
 

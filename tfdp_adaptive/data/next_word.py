@@ -5,7 +5,7 @@ not in the vocabulary, the vocabulary follows in its order. An unknown word is
 predicted like any other, as one word.
 """
 
-from typing import Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def read_vocabulary(path) -> Tuple[str, ...]:
   Raises:
     corpus.DataError: No file, a line with more than one word, or a word twice.
   """
-  words = {}
+  words: Dict[str, int] = {}
   for number, line in enumerate(corpus.read_lines(path), 1):
     word = line.strip().lower()
     if not word:

@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import math
+from typing import Any
 import warnings
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ from tfdp_adaptive.keras_adapter import diagnostics
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.keras_adapter import validation
 
-keras = compat.keras
+keras: Any = compat.keras
 
 
 class DPModel:

@@ -217,7 +217,7 @@ class DPOptimizer(guard.GuardedOptimizer):
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
-      warnings.warn(f'{self.name}: {message}')
+      warnings.warn(f'{self.name}: {message}', stacklevel=2)
 
   def _add_state(self, value):
     return compat.add_optimizer_variable(self, value.numpy())

@@ -120,8 +120,8 @@ class Runner:
         count = self.later and value.dtype.is_integer and not value.shape.rank
         variable.assign(value + tf.cast(10**6, value.dtype) if count else value)
     flat = self._run([tf.constant(t) for t in batch] + self._captures, self.salt)
-    return tf.nest.map_structure(
-        lambda t: t.numpy(), tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat))
+    results = tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat)
+    return tf.nest.map_structure(lambda t: t.numpy(), results)
 
   def gradient(self, seen, row):
     """The gradient of one example, as one vector of float64."""

@@ -1,5 +1,6 @@
 """Finds what would let one example change the gradients of another."""
 
+from typing import Any, MutableSet
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ from tfdp_adaptive.keras_adapter import independence
 _LENGTHS = (8, 64)  # Tried for axes of inputs that are open; deep convolutions need the second.
 _NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
 _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
-_PROBED = weakref.WeakSet()  # Models that passed.
+_PROBED: MutableSet[Any] = weakref.WeakSet()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Dict, Optional, Tuple
 
 import numpy as np
 

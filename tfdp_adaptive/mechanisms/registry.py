@@ -47,4 +47,5 @@ def design(name: str, steps: int, size: Optional[int] = None, **options: Any):
   kind, its = DESIGNS[name]
   if its.size is not None:
     options[its.size] = size
-  return kind.for_run(steps=steps, **dict(its.arguments), **options)
+  return kind.for_run(  # type: ignore[attr-defined]  # A `Mechanism`, which imports this.
+      steps=steps, **dict(its.arguments), **options)

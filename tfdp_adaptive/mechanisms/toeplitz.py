@@ -7,6 +7,7 @@ a constant geometrically, so their tail is summed in closed form.
 """
 
 import math
+from typing import Any, List
 
 import numpy as np
 from scipy import optimize
@@ -149,7 +150,7 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, maxcor=30,
   gradient makes SciPy stop there, or stall. The first step of every start has
   length one in the variables, so restarts without gain are tried in finer units.
   """
-  best = [math.inf, np.array(start, np.float64)]
+  best: List[Any] = [math.inf, np.array(start, np.float64)]
   if not best[1].size:
     return best[1]
 

@@ -40,6 +40,8 @@ class Tree(base.Mechanism):
     workload: What errors refer to; a `Workload` or its config.
   """
 
+  steps: int
+
   def __init__(self, steps, variant='online', restart_every=None, *, workload=None):
     super().__init__(steps=steps, workload=workload)
     if variant not in VARIANTS:

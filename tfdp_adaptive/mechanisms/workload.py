@@ -152,7 +152,8 @@ def _reduce(squares, objective, exponent=16):
 def reduce_errors(squares: np.ndarray, objective: str) -> float:
   """Mean, maximum or last of squared errors; `objective` as named."""
   check_objective(objective)
-  return float({'mean': np.mean, 'max': np.max, 'last': lambda x: x[-1]}[objective](squares))
+  reduced = {'mean': squares.mean(), 'max': squares.max(), 'last': squares[-1]}
+  return float(reduced[objective])
 
 
 def check_objective(objective: Optional[str]):

@@ -12,7 +12,7 @@ are for many independent runs with one canary each.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 from scipy import optimize
@@ -180,12 +180,12 @@ def report(scores, included, claimed, delta, confidence=0.95) -> Report:
   count = len(scores)
   order = np.argsort(scores, kind='stable')
   attempts = sorted({max(1, count // share) for share in (2, 4, 8, 16)})  # Guesses per side.
-  best = None
+  best: Tuple[float, int, int] = (-math.inf, 0, 0)
   for each in attempts:
     correct = int(np.sum(included[order[-each:]]) + np.sum(~included[order[:each]]))
     bound = one_run_epsilon(
         correct, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts))
-    if best is None or bound > best[0]:
+    if bound > best[0]:
       best = bound, 2 * each, correct
   return Report(best[0], delta, confidence, claimed, count, best[1], best[2],
                 _auc(scores, included), scores, included)

@@ -8,7 +8,7 @@ with another optimizer or another plan, adds a line.
 import dataclasses
 import json
 import math
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import dp_accounting
 
@@ -18,11 +18,15 @@ from tfdp_adaptive.privacy import statement as statement_lib
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
 _RELATION = dp_accounting.NeighboringRelation
-_KINDS = {}
+_KINDS: Dict[str, Any] = {}
 
 
 class Accounted:
   """What a ledger adds up; `PrivacyPlan` is one. Subclasses have `to_json` and `from_json`."""
+
+  steps: int
+  noise_multiplier: float
+  target_delta: float
 
   def __init_subclass__(cls, **arguments):
     super().__init_subclass__(**arguments)
@@ -30,8 +34,8 @@ class Accounted:
 
   def __add__(self, other: Union['Accounted', 'Ledger']) -> 'Ledger':
     """The ledger of both runs, each with all its steps, on the same records."""
-    more = _ledger(other)
-    return NotImplemented if more is None else Ledger(_ledger(self).entries + more.entries)
+    mine, more = _ledger(self), _ledger(other)
+    return NotImplemented if mine is None or more is None else Ledger(mine.entries + more.entries)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 
 
+@dataclasses.dataclass(frozen=True)
 class Sampling(abc.ABC):
   """A batch selection scheme.
 
@@ -82,7 +83,7 @@ class Poisson(Sampling):
       needs a public population size; give it where that size is private.
   """
 
-  adjacencies: ClassVar = contract.ADJACENCIES
+  adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
   amplified: ClassVar = True
   coins: ClassVar = True
   sampling_probability: Optional[float] = None

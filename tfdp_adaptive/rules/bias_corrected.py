@@ -98,5 +98,5 @@ def corrected(method, epsilon, name):
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return contract.Rule(init, contract.isotropic, update, name=name, cautions=cautions.epsilon(epsilon),
-                   elementwise=True)
+  return contract.Rule(init, contract.isotropic, update, name=name,
+                       cautions=cautions.epsilon(epsilon), elementwise=True)

@@ -175,8 +175,8 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
     return direction, collect(state, raw, tf.constant(True), due, count)
 
   if ablation == 'extra_query':
-    return contract.Rule(init, query_twice, update_twice, asks=(contract.Ask(), contract.Ask()), name=name,
-                     independent_noise=subtract_bias)
+    return contract.Rule(init, query_twice, update_twice, name=name,
+                         asks=(contract.Ask(), contract.Ask()), independent_noise=subtract_bias)
   return contract.Rule(init, contract.isotropic if ablation else query, update, name=name,
                    independent_noise=subtract_bias)
 

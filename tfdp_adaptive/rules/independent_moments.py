@@ -113,5 +113,5 @@ def two_moments(method, statistic, epsilon, floor, update_clip, name):
       direction = trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction)
     return direction, post_processing.State(step, moment, nu)
 
-  return contract.Rule(init, contract.isotropic, update, asks=(contract.Ask(second=statistic),), name=name,
-                   cautions=cautions.epsilon(epsilon))
+  return contract.Rule(init, contract.isotropic, update, asks=(contract.Ask(second=statistic),),
+                       name=name, cautions=cautions.epsilon(epsilon))

@@ -105,7 +105,8 @@ def noisy_adagrad(
 
   return contract.Rule(
       init, contract.isotropic, update_,
-      asks=(contract.Ask(second=running_root.running_root(participations, diagonal, relative_noise)),),
+      asks=(contract.Ask(
+          second=running_root.running_root(participations, diagonal, relative_noise)),),
       public=None if dimension is None else 'records',
       project=project if constrained else None, name='noisy_adagrad', independent_noise=True)
 

@@ -141,7 +141,8 @@ def _measure_square_of_mean(mean, square, clip_norm, secret):
   del square
   norm = tf.linalg.global_norm(tf.nest.flatten(mean))
   # Equation 4.2; the identity for batches of at most B records.
-  shrink = tf.minimum(tf.ones_like(norm), arithmetic.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
+  shrink = tf.minimum(
+      tf.ones_like(norm), arithmetic.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
   shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
   return trees.map(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
 

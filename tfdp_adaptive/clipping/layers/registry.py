@@ -13,7 +13,7 @@ it; it yields a factor per trainable variable of the layer. Examples lie along t
 first axis of everything, and no example may look at another.
 """
 
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -58,7 +58,7 @@ class Kind(NamedTuple):
   folds: bool = False
 
 
-_KINDS = {}
+_KINDS: Dict[type, Any] = {}
 
 
 def at_output(layer, function, tape, args, kwargs):
