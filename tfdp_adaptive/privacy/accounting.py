@@ -12,20 +12,23 @@ import functools
 import math
 
 import dp_accounting
-from dp_accounting import pld
 from dp_accounting import rdp
+import numpy as np
 from scipy import optimize
 from scipy import special
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive.privacy import composition
+from tfdp_adaptive.privacy import losses
 
 ACCOUNTANTS = ('pld', 'rdp')
-# Relative change between two grids at which the finer one will do: to search, to settle, to report.
-_COARSE, _MEDIUM, _FINE = 5e-2, 5e-3, 2e-4
-_FIRST_GRID, _REFINEMENT = 1e-2, 10
-_FIRST_SIZE, _LARGEST_GRID = 1e4, 2e5  # Of one step's losses over the grid.
-_NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
+SMALLEST_DELTA = 1e-100
+LARGEST_EPSILON = 1e4  # That noise is calibrated to.
+# What the grids of losses may add: relative to epsilon, or to delta.
+_EPSILON_TOLERANCE, _DELTA_TOLERANCE, _CALIBRATION_TOLERANCE = 5e-6, 1e-4, 1e-3
+_SETTLED = 1e-4  # Of the logarithm of a calibrated noise multiplier.
+_STEEP = 50.0
 _RELATION = dp_accounting.NeighboringRelation
 _HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
 
@@ -99,97 +102,98 @@ def relation(plan):
   return _RELATION.ADD_OR_REMOVE_ONE
 
 
-def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE,
-            tolerance=_FINE):
-  """Smallest epsilon that the accountant proves at `target_delta`, up to the tolerance."""
+def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+  """An epsilon that the accountant proves at `target_delta`, as small as it can."""
   checks.probability(target_delta=target_delta)
-  sigma = _gaussian(dp_event) if neighbors is not _RELATION.REPLACE_ONE else None
-  if sigma is not None and accountant == 'pld':
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if accountant == 'rdp':
+    return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
+  if target_delta < SMALLEST_DELTA:
+    raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
+                     f'Received: target_delta={target_delta}.')
+  sigma = _gaussian(dp_event, neighbors)
+  if sigma is not None:
     return gaussian_epsilon(sigma, target_delta)
-  return max(0.0, _bound(dp_event, accountant, neighbors, 'get_epsilon', target_delta,
-                         tolerance))
+  directions = losses.directions(dp_event, neighbors)
+  return math.inf if directions is None else _epsilon(tuple(directions), target_delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon(directions, target_delta):
+  return _largest(
+      directions, lambda one: one.chernoff_epsilon(target_delta)[1],
+      lambda one: one.epsilon(target_delta, _EPSILON_TOLERANCE), 0.0)
 
 
 def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
-  """Smallest delta that the accountant proves at `target_epsilon`."""
+  """A delta that the accountant proves at `target_epsilon`, as small as it can."""
   checks.not_negative(target_epsilon=target_epsilon)
-  sigma = _gaussian(dp_event) if neighbors is not _RELATION.REPLACE_ONE else None
-  if sigma is not None and accountant == 'pld':
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if accountant == 'rdp':
+    return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
+  sigma = _gaussian(dp_event, neighbors)
+  if sigma is not None:
     return gaussian_delta(sigma, target_epsilon)
-  return min(1.0, _bound(dp_event, accountant, neighbors, 'get_delta', target_epsilon, _FINE))
+  directions = losses.directions(dp_event, neighbors)
+  if directions is None:
+    return 1.0
+  return math.exp(_log_delta(tuple(directions), target_epsilon, _DELTA_TOLERANCE))
 
 
-def _gaussian(dp_event):
+@functools.lru_cache(maxsize=256)
+def _log_delta(directions, target_epsilon, tolerance):
+  return _largest(
+      directions, lambda one: one.chernoff_log_delta(target_epsilon)[1],
+      lambda one: one.log_delta(target_epsilon, tolerance), -math.inf)
+
+
+def _largest(directions, bound, value, least):
+  """Of all directions; those are left out whose cheap bound is below another's value."""
+  made = [composition.Composition(steps) for steps in directions if steps]
+  for one in sorted(made, key=bound, reverse=True):
+    if bound(one) > least:
+      least = max(least, value(one))
+  return least
+
+
+def _renyi(dp_event, neighbors):
+  accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
+  if not accountant.supports(dp_event):
+    raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
+                     f'{neighbors.name}. Use accountant="pld".')
+  return accountant.compose(dp_event)
+
+
+def _gaussian(dp_event, neighbors):
   """The noise multiplier of an event that is unsampled Gaussians only, else None."""
+  if neighbors is _RELATION.REPLACE_ONE:
+    return None
   if isinstance(dp_event, dp_accounting.GaussianDpEvent):
     return dp_event.noise_multiplier
   if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
-    sigma = _gaussian(dp_event.event)
+    sigma = _gaussian(dp_event.event, neighbors)
     return None if sigma is None else sigma / math.sqrt(dp_event.count)
   if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
-    sigmas = [_gaussian(part) for part in dp_event.events]
+    sigmas = [_gaussian(part, neighbors) for part in dp_event.events]
     if None in sigmas:
       return None
     return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
   return None
 
 
-@functools.lru_cache(maxsize=256)
-def _bound(dp_event, accountant, neighbors, answer, argument, tolerance):
-  """An upper bound, on a grid of privacy losses just fine enough for `tolerance`.
-
-  Every grid gives a valid bound. Errors fall with the grid's square, so where
-  two grids differ by 2e-4 the finer is 2e-6 off. The cost is that of the last
-  grid; one grid for all costs minutes where there is little noise, and tells
-  multiples of the truth where epsilon is tiny.
-  """
-  checks.one_of(ACCOUNTANTS, accountant=accountant)
-  if accountant == 'rdp':
-    made = _composed(rdp.RdpAccountant(neighboring_relation=neighbors), dp_event)
-    return float(getattr(made, answer)(argument))
-  largest_loss = _largest_loss(dp_event)
-  if largest_loss > _NO_PRIVACY:
-    return math.inf
-  interval, best = max(_FIRST_GRID, largest_loss / _FIRST_SIZE), math.inf
-  while True:
-    made = _composed(pld.PLDAccountant(neighbors, interval), dp_event)
-    last, best = best, min(best, float(getattr(made, answer)(argument)))
-    interval /= _REFINEMENT
-    if (best == 0 or last - best <= tolerance * best or last == best == math.inf
-        or largest_loss / interval > _LARGEST_GRID):
-      return best
-
-
-def _largest_loss(dp_event):
-  """The largest privacy loss of one step, up to what noise does not reach."""
-  if isinstance(dp_event, dp_accounting.ComposedDpEvent):
-    return max(map(_largest_loss, dp_event.events), default=0.0)
-  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
-    return _largest_loss(dp_event.event)
-  sigma = getattr(dp_event, 'noise_multiplier', 0.0)
-  probability = getattr(dp_event, 'sampling_probability', 1.0)
-  if isinstance(dp_event, dp_accounting.PoissonSampledDpEvent):
-    sigma = getattr(dp_event.event, 'noise_multiplier', 0.0)
-  if not sigma:
-    return 0.0
-  return max(0.0, 10 / sigma + 0.5 / sigma / sigma + math.log(max(probability, 1e-300)))
-
-
-def _composed(accountant, dp_event):
-  if not accountant.supports(dp_event):
-    raise ValueError(f'{type(accountant).__name__} cannot account for {dp_event} under '
-                     f'{accountant.neighboring_relation.name}. Use accountant="pld".')
-  return accountant.compose(dp_event)
-
-
 def gaussian_delta(noise_multiplier, target_epsilon):
-  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8)."""
+  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
   if not noise_multiplier:
     return 1.0
   mu = 1 / noise_multiplier
   first = special.log_ndtr(mu / 2 - target_epsilon / mu)
   second = target_epsilon + special.log_ndtr(-mu / 2 - target_epsilon / mu)
-  return float(math.exp(first) * -math.expm1(min(0.0, second - first)))
+  if first == -math.inf:
+    return 0.0
+  share = -math.expm1(min(0.0, second - first))
+  # The logarithms are exact to a few units, of which `share` sees the difference.
+  rounding = 8 * np.finfo(np.float64).eps * (1 + abs(first) + mu + abs(target_epsilon))
+  return float(min(1.0, math.exp(first) * (share * (1 + rounding) + rounding)))
 
 
 def gaussian_epsilon(noise_multiplier, target_delta):
@@ -205,20 +209,73 @@ def gaussian_epsilon(noise_multiplier, target_delta):
   return float(root * (1 + 1e-12))
 
 
-def calibrate(epsilon_of, target_epsilon):
-  """Smallest noise multiplier, up to 1e-3 of epsilon, that keeps to a target.
+def calibrate(event_of, target_epsilon, target_delta, accountant='pld',
+              neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+  """The least noise multiplier, up to 2e-4 of it, that keeps to a target.
 
   Args:
-    epsilon_of: `(noise_multiplier, tolerance) -> epsilon`, decreasing in the
-      noise, and never increasing when the tolerance decreases.
-    target_epsilon: Never exceeded by `epsilon_of(result, ...)` at any tolerance
-      up to the one that settles the result.
+    event_of: `noise_multiplier -> DpEvent`, more private with more noise.
+    target_epsilon: Never exceeded by `epsilon(event_of(result), ...)`.
+    target_delta: See above.
+    accountant: 'pld' or 'rdp'.
+    neighbors: How events are read.
   """
   checks.positive(target_epsilon=target_epsilon)
+  checks.probability(target_delta=target_delta)
+  if target_epsilon > LARGEST_EPSILON:
+    raise ValueError(f'`target_epsilon` must be at most {LARGEST_EPSILON:g}; more than about 10 '
+                     f'is no privacy. Received: target_epsilon={target_epsilon}.')
+  log_delta = math.log(target_delta)
 
-  def gap(log_sigma, tolerance=_COARSE):
-    return math.log(max(epsilon_of(math.exp(log_sigma), tolerance), 1e-300) / target_epsilon)
+  def epsilon_of(log_sigma):
+    return epsilon(event_of(math.exp(log_sigma)), target_delta, accountant, neighbors)
 
+  # Delta at the target, and not epsilon: where delta allows much, epsilon falls off a cliff.
+  def gap(log_sigma, cheaply=False):
+    event_ = event_of(math.exp(log_sigma))
+    if accountant == 'rdp':
+      value = math.log(max(epsilon_of(log_sigma), 1e-300) / target_epsilon)
+    elif _gaussian(event_, neighbors) is not None:
+      value = math.log(max(delta(event_, target_epsilon), 1e-300)) - log_delta
+    else:
+      directions = losses.directions(event_, neighbors)
+      if directions is None:
+        return _STEEP
+      value = (max(composition.Composition(steps).chernoff_log_delta(target_epsilon)[1]
+                   for steps in directions) if cheaply else
+               _log_delta(tuple(directions), target_epsilon, _CALIBRATION_TOLERANCE)) - log_delta
+    return min(_STEEP, max(-_STEEP, value))
+
+  cheap = lambda log_sigma: gap(log_sigma, True)
+  low, high = _bracket(cheap, target_epsilon)
+  log_sigma = optimize.brentq(cheap, low, high, xtol=1e-3)
+  # The cheap bound needs more noise than the truth, by a few percent.
+  value, step = gap(log_sigma), 0.02
+  slope = min(-1.0, (cheap(log_sigma + step) - cheap(log_sigma)) / step)
+  best, worst = (log_sigma, -math.inf) if value <= 0 else (math.inf, log_sigma)
+  for _ in range(30):
+    if -_SETTLED * abs(slope) <= value <= 0 or best - worst <= _SETTLED:
+      break
+    before = log_sigma, value
+    log_sigma -= min(0.5, max(-0.5, (value + _SETTLED / 2 * abs(slope)) / slope))
+    if not worst < log_sigma < best and best - worst < math.inf:
+      log_sigma = (worst + best) / 2
+    value = gap(log_sigma)
+    if value <= 0:
+      best = min(best, log_sigma)
+    else:
+      worst = max(worst, log_sigma)
+    if log_sigma != before[0]:
+      slope = min(-0.1, (value - before[1]) / (log_sigma - before[0]))
+  for _ in range(100):
+    if best < math.inf and epsilon_of(best) <= target_epsilon:
+      return math.exp(best)
+    best = (log_sigma if best == math.inf else best) + _SETTLED / 2
+  raise ValueError('The noise multiplier did not converge. '
+                   f'Received: target_epsilon={target_epsilon}, target_delta={target_delta}.')
+
+
+def _bracket(gap, target_epsilon):
   high = 0.0
   while gap(high) > 0:
     high += 1
@@ -231,20 +288,4 @@ def calibrate(epsilon_of, target_epsilon):
     if low < -12:
       raise ValueError('The target is reached with a noise multiplier below 1e-5, which is no '
                        f'privacy. Received: target_epsilon={target_epsilon}.')
-  log_sigma = optimize.brentq(gap, low, low + 1, xtol=3e-3)
-  slope, before, best = -1.0, None, math.inf  # Secants of log(epsilon) against log(sigma).
-  for _ in range(20):
-    error = gap(log_sigma, _MEDIUM)
-    if error <= 0:
-      best = min(best, log_sigma)
-      if error >= -1e-3:
-        break
-    if before is not None and before[0] != log_sigma:
-      secant = (error - before[1]) / (log_sigma - before[0])
-      slope = secant if secant < -0.1 else slope
-    before = log_sigma, error
-    log_sigma -= min(0.1, max(-0.1, (error + 3e-4) / slope))
-  if best == math.inf:
-    raise ValueError('The noise multiplier did not converge. '
-                     f'Received: target_epsilon={target_epsilon}.')
-  return math.exp(best)
+  return low, low + 1

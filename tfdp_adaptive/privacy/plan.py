@@ -122,10 +122,8 @@ class PrivacyPlan(ledger.Accounted):
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     noise_multiplier = accounting.calibrate(
-        lambda sigma, tolerance: accounting.epsilon(
-            accounting.event(plan, plan.steps, sigma), target_delta, accountant,
-            accounting.relation(plan), tolerance),
-        target_epsilon)
+        lambda sigma: accounting.event(plan, plan.steps, sigma), target_epsilon, target_delta,
+        accountant, accounting.relation(plan))
     return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
 
   @property

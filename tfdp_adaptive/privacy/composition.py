@@ -1,0 +1,290 @@
+"""Upper bounds of epsilon and delta of composed steps, at any delta.
+
+The loss S of all steps is a sum. Weighted by `exp(theta (S - K))`, with K its
+log moment generating function and theta from Chernoff's bound, its law has
+its middle where the answer is decided: the transform then has relative, not
+absolute, errors of rounding, however small delta is. In
+
+    delta(epsilon) = exp(K - theta epsilon) E_theta[exp(-theta u) (1 - exp(-u))_+],  u = S - epsilon
+
+every part errs upwards:
+  * One step's loss is spread to its two neighbours on a grid so that both P and
+    Q keep their mass (Doroshenko et al., arXiv 2207.04380), which only adds to
+    every divergence. What lies beyond the grid above counts as a loss without
+    bound, what lies below it as the lowest loss there is.
+  * Sums wrap around a window; what Chernoff's bound leaves outside is added.
+  * Rounding: a fast Fourier transform errs by at most `8 log2(n)` units of the
+    sum of what it transforms in every entry, and powers by `count` times that;
+    the bound is added to every entry. Losses, moments and masses are off by a
+    few units per step, which is added in epsilon and delta.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import fft
+from scipy import optimize
+from scipy import special
+
+from tfdp_adaptive.privacy import losses
+
+_UNIT = np.finfo(np.float64).eps
+_ROUNDING = 1e-13  # Relative error of one step's masses and moments.
+_FAR = 600.0  # -log of the mass that Chernoff's bound leaves out.
+_OUTSIDE = 30.0  # -log of the (weighted) mass left outside the window, per side.
+_LARGEST = 2**22  # Entries of a window, and of one step's grid.
+_CHUNK = 2**17
+_PASSES = 4
+
+
+class _Step(NamedTuple):
+  """Nodes of one step's loss."""
+
+  mixture: tuple
+  count: int
+  loss: np.ndarray
+  log_mass: np.ndarray
+
+
+class Composition:
+  """All steps in one direction, ready to be asked.
+
+  Args:
+    steps: `(mixture, count)` pairs of `losses.directions`.
+  """
+
+  def __init__(self, steps):
+    self._steps = []
+    for mixture, count in steps:
+      loss, log_mass = [], []
+      for weight, pair in mixture:
+        z, mass, _ = losses.nodes(pair, pair.breaks(*pair.range(_FAR)))
+        with np.errstate(divide='ignore'):
+          loss.append(pair.loss(z))
+          log_mass.append(np.log(mass) + math.log(weight))
+      loss, log_mass = np.concatenate(loss), np.concatenate(log_mass)
+      kept = log_mass > -_FAR
+      self._steps.append(_Step(mixture, count, loss[kept], log_mass[kept]))
+    self._count = sum(step.count for step in self._steps)
+
+  def _moment(self, theta):
+    """K at every theta; an array."""
+    theta = np.atleast_1d(theta)
+    return sum(step.count * np.array([_log_sum(step.log_mass + t * step.loss) for t in theta])
+               for step in self._steps)
+
+  def _least(self, objective):
+    """The theta > 0 of the least value of a function of (theta, K + correction)."""
+    def of(log_theta):
+      theta = np.exp(np.atleast_1d(log_theta))
+      return objective(theta, self._moment(theta) + _log_peak(theta))
+
+    grid = np.linspace(math.log(1e-4), math.log(1e15), 80)
+    found = of(grid)
+    best = int(np.nanargmin(found))
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    result = optimize.minimize_scalar(
+        lambda t: float(of(t)[0]), bounds=(low, high), method='bounded',
+        options=dict(xatol=1e-3))
+    value, log_theta = min((float(result.fun), float(result.x)), (float(found[best]), grid[best]))
+    return math.exp(log_theta), value
+
+  def chernoff_epsilon(self, delta):
+    """`(theta, epsilon)` of the best moment bound; within about a tenth of the truth."""
+    log_delta = math.log(delta - self._beyond(_FAR))
+    return self._least(lambda theta, log_moment: (log_moment - log_delta) / theta)
+
+  def chernoff_log_delta(self, epsilon):
+    """The same for `(theta, log(delta))`."""
+    theta, value = self._least(lambda theta, log_moment: log_moment - theta * epsilon)
+    return theta, float(np.logaddexp(value, math.log(self._beyond(_FAR))))
+
+  def _beyond(self, log_mass):
+    return sum(step.count * weight * pair.above(pair.range(log_mass)[1])
+               for step in self._steps for weight, pair in step.mixture) + (
+                   self._count * 2 * math.exp(-_FAR))
+
+  def epsilon(self, delta, tolerance):
+    """An upper bound of epsilon at `delta`."""
+    log_delta = math.log(delta)
+    theta, bound = self.chernoff_epsilon(delta)
+    widest = math.inf
+    for _ in range(_PASSES):
+      if bound <= 0:
+        return 0.0
+      law = self._law(theta, log_delta, tolerance * theta * bound, widest)
+      gap = lambda epsilon: law.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
+      if gap(bound) > 0:
+        return bound
+      if gap(0.0) <= 0:
+        return 0.0
+      before, bound = bound, min(bound, (1 + 2e-9) * optimize.brentq(
+          gap, 0.0, bound, xtol=1e-9 * bound, rtol=1e-11))
+      # Where Chernoff's bound is far off, theta and the grid were chosen for another epsilon.
+      if bound > 0.5 * before and law.interval < bound / 50 or law.interval >= widest:
+        return bound
+      theta, widest = self.chernoff_log_delta(bound)[0], bound / 500
+    return bound
+
+  def log_delta(self, epsilon, tolerance):
+    """An upper bound of the logarithm of delta at `epsilon`."""
+    theta, bound = self.chernoff_log_delta(epsilon)
+    law = self._law(theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf)
+    return min(0.0, bound, law.log_delta(epsilon))
+
+  def _law(self, theta, log_delta, excess, widest):
+    """The weighted law of S, on a grid up to `widest` that adds at most `excess` to K."""
+    low, high = self._window(theta)
+    log_mass = 25 - log_delta + math.log(self._count)
+    interval = min(self._interval(theta, excess), widest)
+    span = max(np.ptp([pair.loss(np.array(z)) for z in pair.range(log_mass)])
+               for step in self._steps for _, pair in step.mixture)
+    interval = max(interval, (high - low) / (_LARGEST - 4), span / _LARGEST)
+    size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
+    return _Law(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass)
+
+  def _window(self, theta):
+    """Where all but `exp(-_OUTSIDE)` of the weighted mass is, on either side."""
+    moment = self._moment(theta)[0]
+    s = np.geomspace(1e-4, 1e4, 49) / self._deviation(theta)
+    up, down = self._moment(theta + s) - moment, self._moment(theta - s) - moment
+    return np.max((-_OUTSIDE - down) / s), np.min((_OUTSIDE + up) / s)
+
+  def _deviation(self, theta):
+    variance = 0.0
+    for step in self._steps:
+      weight = special.softmax(step.log_mass + theta * step.loss)
+      mean = weight @ step.loss
+      variance += step.count * (weight @ (step.loss - mean)**2)
+    return math.sqrt(max(variance, 1e-300))
+
+  def _interval(self, theta, excess):
+    """The widest power of two as interval that adds at most `excess` to K, if any."""
+    weights = [special.softmax(step.log_mass + theta * step.loss) for step in self._steps]
+
+    def added(interval):
+      total = 0.0
+      for step, weight in zip(self._steps, weights):
+        low = np.floor(step.loss / interval) * interval
+        upper = _upper_share(step.loss - low, interval)
+        with np.errstate(over='ignore'):
+          gain = (1 - upper) * np.expm1(theta * (low - step.loss)) + upper * np.expm1(
+              theta * (low + interval - step.loss))
+        total += step.count * (weight @ gain)
+      return total
+
+    widest = 2.0**math.ceil(math.log2(self._deviation(theta)))
+    return next((widest / 2**k for k in range(30) if added(widest / 2**k) <= excess), 0.0)
+
+
+class _Law:
+  """The weighted law of S on `interval * (first + [0, size))`."""
+
+  def __init__(self, steps, theta, interval, first, size, log_mass):
+    self._theta, self.interval, self._first = theta, interval, first
+    self._beyond, self._log_moment, self._shift = 0.0, 0.0, 0.0
+    spectrum, rounding = None, 0.0
+    count = sum(step.count for step in steps)
+    unit = 8 * math.log2(size) * _UNIT
+    bins = fft.rfftfreq(size)
+    twice = np.where((bins > 0) & (bins < 0.5), 2.0, 1.0)  # Entries that stand for two.
+    relative = np.zeros(len(bins))
+    for step in steps:
+      mass, log_moment, beyond, largest = _one_step(
+          step, theta, interval, size, log_mass)
+      self._beyond += step.count * beyond
+      self._log_moment += step.count * log_moment
+      exponent = max((pair.shift * (pair.shift + max(map(abs, pair.range(log_mass))))
+                      for _, pair in step.mixture))
+      self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + exponent)
+      once = fft.rfft(mass)
+      # Masses of large theta * loss are exponentials of large numbers.
+      error = unit + 4 * _UNIT * (10 + theta * largest + abs(log_moment))
+      size_once = np.maximum(np.abs(once), 1e-300)
+      logarithm = np.log(np.where(np.abs(once) > 0, once, 1e-300))
+      power = np.exp(step.count * logarithm)
+      # (x + e)^n - x^n is at most n e (|x| + e)^(n - 1); relative to |x|^n where that is exact.
+      relative += step.count * (
+          np.log1p(error / size_once) + 4 * _UNIT * (1 + np.abs(logarithm)))
+      spectrum = power if spectrum is None else spectrum * power
+    with np.errstate(over='ignore', invalid='ignore'):
+      upper = np.abs(spectrum) * np.expm1(np.minimum(relative, 700))
+    upper = np.where(np.isfinite(upper), np.minimum(upper, 2.0), 2.0)
+    rounding = (twice @ upper + unit * (twice @ np.abs(spectrum))) / size
+    law = np.roll(fft.irfft(spectrum, size), -(first % size))
+    self._law = np.maximum(law, 0.0) + rounding
+    self._outside = 2 * math.exp(-_OUTSIDE) * (1 + count * _ROUNDING)
+    self._slack = count * _ROUNDING
+
+  def log_delta(self, epsilon):
+    theta, interval = self._theta, self.interval
+    epsilon = epsilon - self._shift
+    start = max(0, math.floor(epsilon / interval) + 1 - self._first)
+    reach = max(0.0, self._first * interval - epsilon)
+    stop = start + math.ceil((60 + theta * reach) / theta / interval) if (
+        theta * interval < 60) else start + 60
+    law = self._law[start:stop]
+    above = (self._first + start + np.arange(len(law))) * interval - epsilon
+    weight = np.exp(-theta * above) * -np.expm1(-above)
+    peak = math.exp(float(_log_peak(np.array([theta]))[0]))
+    total = law @ weight + self._outside * peak + math.exp(-60)
+    log_weighted = (self._log_moment - theta * epsilon + math.log(total) + self._slack)
+    return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))
+
+
+def _one_step(step, theta, interval, size, log_mass):
+  """`(weighted masses modulo size, log of their sum before, mass beyond, largest |loss|)`."""
+  reference = _log_sum(step.log_mass + theta * step.loss)
+  result, beyond, largest = np.zeros(size), 0.0, 0.0
+  for weight, pair in step.mixture:
+    low, high = pair.range(log_mass)
+    beyond += weight * pair.above(high)
+    ends = pair.loss(np.array([low, high]))
+    largest = max(largest, float(np.abs(ends).max()))
+    # What lies below counts as the lowest loss.
+    lowest = math.ceil(ends[0] / interval)
+    with np.errstate(divide='ignore'):
+      result[lowest % size] += np.exp(
+          np.log(weight * pair.below(low)) + theta * lowest * interval - reference)
+    breaks = pair.breaks(low, high)
+    first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
+    for begin in range(first, last, _CHUNK):
+      end = min(last, begin + _CHUNK)
+      edges = np.clip(pair.where(np.arange(begin, end + 1) * interval), low, high)
+      if begin == first:
+        edges[0] = low
+      if end == last:
+        edges[-1] = high
+      edges = np.maximum.accumulate(edges)
+      inside = breaks[(breaks > edges[0]) & (breaks < edges[-1])]
+      cells = np.sort(np.concatenate([edges, inside]))
+      of = np.clip(np.searchsorted(edges, (cells[1:] + cells[:-1]) / 2, 'right') - 1,
+                   0, end - begin - 1)
+      z, mass, index = losses.nodes(pair, cells)
+      index = of[index]
+      lower = (begin + index) * interval
+      upper = _upper_share(pair.loss(z) - lower, interval)
+      with np.errstate(divide='ignore'):
+        tilted = np.exp(np.log(mass * weight) + theta * lower - reference)
+      here = np.bincount(index, tilted * (1 - upper), end - begin + 1)
+      there = np.bincount(index + 1, tilted * upper, end - begin + 1)
+      both = here + math.exp(min(700.0, theta * interval)) * there
+      np.add.at(result, np.arange(begin, end + 1) % size, both)
+  total = result.sum()
+  return result / total, reference + math.log(total), beyond, largest
+
+
+def _upper_share(above, interval):
+  """The share of a mass, `above` the lower grid point, that moves up to the next."""
+  return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
+
+
+def _log_sum(logarithms):
+  top = logarithms.max()
+  return top + math.log(np.exp(logarithms - top).sum())
+
+
+def _log_peak(theta):
+  """Of the largest value of exp(-theta u) (1 - exp(-u))."""
+  return theta * np.log(theta) - (1 + theta) * np.log1p(theta)

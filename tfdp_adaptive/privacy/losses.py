@@ -1,0 +1,211 @@
+"""The privacy loss of one step, exactly: the pairs of distributions that dominate it.
+
+A pair (P, Q) is described on the line of one standard normal z, such that the
+loss `L(z) = log P/Q` grows with z. With m = sensitivity over noise, a = the
+sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
+
+    remove    P = (1 - a) N(0, 1) + a N(m, 1),  Q = N(0, 1)                            L = l(z)
+    add       P = N(0, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)                           L = -l(-z)
+    replace   P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)       L = l(z) - l(-z)
+"""
+
+from typing import List, NamedTuple, Tuple
+
+import dp_accounting
+import numpy as np
+from scipy import special
+from scipy import stats
+
+_RELATION = dp_accounting.NeighboringRelation
+_CELL = 0.03  # Width of z over which four nodes integrate a normal density to 1e-13.
+_NARROW = 3e-4  # And over which two do.
+_NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
+_NODES = {count: np.polynomial.legendre.leggauss(count) for count in (2, 4)}
+
+
+class Pair(NamedTuple):
+  """A dominating pair, see the module."""
+
+  kind: str
+  probability: float  # a
+  shift: float  # m
+
+  def loss(self, z):
+    if self.kind == 'remove':
+      return self._one_sided(z)
+    if self.kind == 'add':
+      return -self._one_sided(-z)
+    return self._one_sided(z) - self._one_sided(-z)
+
+  def density(self, z):
+    """Of P."""
+    here = np.exp(-z**2 / 2) / np.sqrt(2 * np.pi)
+    if self.kind == 'add':
+      return here
+    there = np.exp(-(z - self.shift)**2 / 2) / np.sqrt(2 * np.pi)
+    return (1 - self.probability) * here + self.probability * there
+
+  def above(self, z):
+    """The mass of P above z, rounded up."""
+    here, there = special.ndtr(-z), special.ndtr(self.shift - z)
+    if self.kind == 'add':
+      return here * (1 + 1e-9)
+    return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
+
+  def below(self, z):
+    """The mass of P below z, rounded up."""
+    here, there = special.ndtr(z), special.ndtr(z - self.shift)
+    if self.kind == 'add':
+      return here * (1 + 1e-9)
+    return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
+
+  def where(self, loss):
+    """The z of a loss; infinite where no z has it."""
+    if self.kind == 'remove':
+      return self._where_one_sided(loss)
+    if self.kind == 'add':
+      return -self._where_one_sided(-loss)
+    # exp(m z) solves a quadratic: m z = L / 2 + asinh(sinh(L / 2) (1 - a) / (a exp(-m^2 / 2))).
+    half = np.abs(loss) / 2
+    with np.errstate(divide='ignore'):
+      log_sinh = half + np.log(-np.expm1(-2 * half)) - np.log(2)
+      log_y = log_sinh + np.log1p(-self.probability) - np.log(self.probability) + (
+          self.shift**2 / 2)
+    asinh = np.where(log_y > 20, log_y + np.log(2), np.arcsinh(np.exp(np.minimum(log_y, 30))))
+    return np.sign(loss) * (half + asinh) / self.shift
+
+  def _one_sided(self, z):
+    a, t = self.probability, self.shift * z - self.shift**2 / 2
+    if a == 1:
+      return t
+    near = np.log1p(a * np.expm1(np.minimum(t, 30)))
+    far = np.log(a) + t + np.log1p((1 - a) / a * np.exp(-np.maximum(t, 30)))
+    return np.where(t > 30, far, near)
+
+  def _where_one_sided(self, loss):
+    a = self.probability
+    if a == 1:
+      t = loss
+    else:
+      with np.errstate(divide='ignore', invalid='ignore'):
+        near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / a, -1))
+        far = loss - np.log(a) + np.log1p(-(1 - a) * np.exp(-np.maximum(loss, 30)))
+      t = np.where(loss > 30, far, near)
+    return (t + self.shift**2 / 2) / self.shift
+
+  def range(self, log_mass):
+    """`(low, high)`: P has at most `exp(-log_mass)` on either side."""
+    size = np.sqrt(2 * log_mass)
+    return -size, size if self.kind == 'add' else size + self.shift
+
+  def breaks(self, low, high):
+    """Cells over which a few nodes integrate densities and losses to 1e-13.
+
+    Losses bend around `log((1 - a) / a)`: the cells' width is in proportion to
+    the distance from there.
+    """
+    parts = [np.linspace(low, high, 2 + int((high - low) / _CELL))]
+    if self.probability < 1:
+      a, m = self.probability, self.shift
+      bend = (np.log1p(-a) - np.log(a) + m**2 / 2) / m
+      reach = np.arcsinh(m * (high - low + abs(bend)))
+      around = np.sinh(np.linspace(-reach, reach, 2 + int(reach / 0.04))) / m
+      centers = {'remove': (bend,), 'add': (-bend,), 'replace': (bend, -bend)}[self.kind]
+      parts += [center + around for center in centers]
+    found = np.unique(np.concatenate(parts))
+    return found[(found >= low) & (found <= high)]
+
+
+Mixture = List[Tuple[float, Pair]]  # Weights and pairs; which one it is may be known.
+
+
+def nodes(pair, edges):
+  """Quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
+  width = np.diff(edges)
+  found = []
+  for count, chosen in ((2, width < _NARROW), (4, width >= _NARROW)):
+    index = np.flatnonzero(chosen)
+    if not len(index):
+      continue
+    at, weight = _NODES[count]
+    half = width[index, None] / 2
+    z = edges[index, None] + half * (1 + at)
+    found.append((z.ravel(), (pair.density(z) * weight * half).ravel(),
+                  np.repeat(index, count)))
+  return tuple(np.concatenate(part) for part in zip(*found))
+
+
+def directions(dp_event, neighbors):
+  """What has to be accounted for: `(Mixture, count)` pairs, per direction; or None.
+
+  None stands for events with no bound that is worth anything. Raises ValueError for events that are
+  not (sampled, truncated) Gaussians.
+  """
+  parts = []
+  _flatten(dp_event, 1, parts)
+  if None in [event for event, _ in parts]:
+    return None
+  kinds = ('replace',) if neighbors is _RELATION.REPLACE_ONE else ('remove', 'add')
+  if len(kinds) == 2 and all(isinstance(e, dp_accounting.GaussianDpEvent) for e, _ in parts):
+    kinds = ('remove',)
+  found = [_merged([_step(event, count, kind) for event, count in parts]) for kind in kinds]
+  largest = max((pair.shift * (10 + pair.shift / 2)
+                 for steps in found for mixture, _ in steps for _, pair in mixture), default=0)
+  return None if largest > _NO_PRIVACY else found
+
+
+def _flatten(event, count, found):
+  if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    _flatten(event.event, count * event.count, found)
+  elif isinstance(event, dp_accounting.ComposedDpEvent):
+    for part in event.events:
+      _flatten(part, count, found)
+  elif isinstance(event, dp_accounting.NonPrivateDpEvent) or _noiseless(event):
+    found.append((None, count))
+  elif not isinstance(event, dp_accounting.NoOpDpEvent) and count:
+    found.append((event, count))
+
+
+def _noiseless(event):
+  return getattr(getattr(event, 'event', event), 'noise_multiplier', 1) == 0
+
+
+def _step(event, count, kind):
+  truncated = getattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent', ())
+  if isinstance(event, dp_accounting.GaussianDpEvent):
+    return ((1.0, Pair(kind, 1.0, count**0.5 / event.noise_multiplier)),), 1
+  if isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
+      event.event, dp_accounting.GaussianDpEvent):
+    sigma = event.event.noise_multiplier
+    return ((1.0, Pair(kind, event.sampling_probability, 1 / sigma)),), count
+  if truncated and isinstance(event, truncated):
+    return _truncated(event, kind), count
+  raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, sampled by '
+                   f'Poisson coins or not. Received: {event}. Use accountant="rdp".')
+
+
+def _truncated(event, kind):
+  """arXiv 2508.15089: whether the batch was cut is known; if so, a record drives out another."""
+  size, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
+  whole = Pair(kind, q, 1 / event.noise_multiplier)
+  cut = min(1.0, stats.binom.sf(most - 1, size - 1, q) * (1 + 1e-9))
+  if not cut:
+    return ((1.0, whole),)
+  chosen = min(1.0, stats.binom.sf(most, size, q) * most / size / cut * (1 + 1e-8))
+  parts = [(1 - cut, whole)] if cut < 1 else []
+  if not chosen:
+    return ((1.0, whole),)
+  return tuple(parts + [(cut, Pair('replace', chosen, 2 / event.noise_multiplier))])
+
+
+def _merged(steps):
+  """Equal steps together, and all whole Gaussians of one kind as one."""
+  counts, squares = {}, {}
+  for mixture, count in steps:
+    pair = mixture[0][1]
+    if len(mixture) == 1 and pair.probability == 1:
+      squares[pair.kind] = squares.get(pair.kind, 0.0) + count * pair.shift**2
+    else:
+      counts[mixture] = counts.get(mixture, 0) + count
+  counts.update({((1.0, Pair(kind, 1.0, square**0.5)),): 1 for kind, square in squares.items()})
+  return tuple(counts.items())
