@@ -43,7 +43,10 @@ class ZipfUsers:
 
 
 def peak_memory(process):
-  with open(f'/proc/{process.pid}/status', encoding='utf-8') as status:
+  """Of the worker, which is the child of what isolates it, in MB."""
+  with open(f'/proc/{process.pid}/task/{process.pid}/children', encoding='ascii') as children:
+    worker = (children.read().split() or [process.pid])[0]
+  with open(f'/proc/{worker}/status', encoding='utf-8') as status:
     return int(next(line for line in status if line.startswith('VmHWM')).split()[1]) / 1024
 
 

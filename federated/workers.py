@@ -5,8 +5,9 @@ outlives it, so that `python train.py | tail` waits for ever; and it retries a
 lost worker for ever. Here a worker has no output, dies with its parent whatever
 happens to it, and a lost one is an error.
 
-The connection is neither encrypted nor authenticated: whoever can reach a
-worker can read its data and run code on it. Keep workers in a trusted network.
+The connection is neither encrypted nor authenticated: whoever can reach a worker
+can read its data and run code on it. Those started here no network reaches, see
+`isolated_worker`; reach others through that and an SSH tunnel.
 """
 
 import atexit
@@ -15,13 +16,17 @@ import contextlib
 import functools
 import gc
 import os
+import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 
 import grpc
 
+from . import isolated_worker
 from . import tff
 
 _START_SECONDS, _ANSWER_SECONDS = 60, 10  # For a worker started here, and elsewhere.
@@ -51,26 +56,25 @@ class Workers:
   at the end the processes started here are gone.
 
   Args:
-    addresses: 'host:port' of running workers (`worker_binary --port=...`), or
-      nothing to start `count` of them on this machine.
+    addresses: 'host:port' or 'unix:/path' of running workers, or nothing to start
+      `count` of them on this machine.
     count: Number of local workers.
     max_concurrent_clients: How many clients a local worker trains at a time; 0
       for no limit. Each needs memory for a model of its own.
 
   Attributes:
-    addresses: 'host:port' of each.
+    addresses: 'unix:/path' or 'host:port' of each.
     contexts: The TFF context of each.
     processes: `subprocess.Popen` of the workers started here.
   """
 
   def __init__(self, addresses=(), *, count=1, max_concurrent_clients=0):
     self.processes, self._channels, self._installed = [], [], contextlib.ExitStack()
+    self._folders = contextlib.ExitStack()
     self.addresses, self.contexts = [], []
     try:
       for _ in range(0 if addresses else count):
-        process, address = _start(max_concurrent_clients)
-        self.processes.append(process)
-        self.addresses.append(address)
+        self.addresses.append(self._start(max_concurrent_clients))
       self.addresses.extend(addresses)
       for address in self.addresses:
         check_address(address)
@@ -102,6 +106,30 @@ class Workers:
       process.kill()
       process.wait()
     self._channels, self.processes = [], []
+    self._folders.close()
+
+  def _start(self, max_concurrent_clients):
+    """Starts a worker that no network reaches, or any where that cannot be; its address."""
+    flags = [f'--max_concurrent_computation_calls={max_concurrent_clients or -1}']
+    folder = pathlib.Path(self._folders.enter_context(tempfile.TemporaryDirectory()))
+    path = folder / 'worker'
+    process = _run([isolated_worker.__file__, str(path), binary(), *flags],
+                   TFDP_WORKER_PARENT=str(os.getpid()))
+    while not path.exists() and process.poll() is None:
+      time.sleep(0.05)
+    if process.returncode != isolated_worker.NOT_ALLOWED:
+      self.processes.append(process)
+      return f'unix:{path}'
+    warnings.warn(
+        'The TFF worker of this run listens on all networks of this machine, and runs the code '
+        'of whoever reaches it: the system allows for no network namespace of its own. Use a '
+        'machine that no stranger reaches, or a firewall.')
+    with socket.socket() as probe:
+      probe.bind(('localhost', 0))
+      port = probe.getsockname()[1]
+    self.processes.append(_run(
+        ['-c', _LAUNCHER, str(os.getpid()), binary(), f'--port={port}', *flags]))
+    return f'localhost:{port}'
 
   def _wait_for(self, channel, address):
     deadline = time.monotonic() + (_START_SECONDS if self.processes else _ANSWER_SECONDS)
@@ -109,9 +137,9 @@ class Workers:
       ended = [p.returncode for p in self.processes if p.poll() is not None]
       if ended or time.monotonic() > deadline:
         raise WorkerLostError(
-            f'No TFF worker answers at {address}. Start one there with `worker_binary '
-            '--port=PORT` (it comes with tensorflow_federated, in its data folder), and check '
-            f'that the port is open. Exit codes of workers started here: {ended}.')
+            f'No TFF worker answers at {address}. Start one there with `isolated_worker.py` and '
+            '`ssh -L` (README, "More machines"), and check that the tunnel is open. '
+            f'Exit codes of workers started here: {ended}.')
 
 
 def _answers(channel):
@@ -136,19 +164,16 @@ def binary():
   return str(tff.WORKER_BINARY)
 
 
-def _start(max_concurrent_clients):
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  process = subprocess.Popen(
-      [sys.executable, '-S', '-E', '-c', _LAUNCHER, str(os.getpid()), binary(), f'--port={port}',
-       f'--max_concurrent_computation_calls={max_concurrent_clients or -1}'],
+def _run(arguments, **environment):
+  return subprocess.Popen(
+      [sys.executable, '-S', '-E', *arguments], env={**os.environ, **environment},
       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  return process, f'localhost:{port}'
 
 
 def check_address(address):
-  """Raises unless it is host and port."""
+  """Raises unless it is host and port, or a socket's path."""
+  if address.startswith('unix:/'):
+    return
   host, _, port = address.rpartition(':')
   if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise ValueError("`workers` must be addresses like 'host:8000'. "

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive.federated import isolated_worker
 from tfdp_adaptive.federated import workers as workers_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,7 +23,8 @@ import sys
 import tfdp_adaptive as tfdp
 tfdp.__path__.append(sys.argv[1])
 workers = tfdp.federated.Workers()
-print(*[process.pid for process in workers.processes], flush=True)
+pid = workers.processes[0].pid
+print(pid, *open(f'/proc/{pid}/task/{pid}/children').read().split(), flush=True)
 if sys.argv[2] == 'default':
   import numpy as np
   import tensorflow_federated as tff
@@ -58,13 +61,40 @@ def test_nothing_is_left_running(how):
   process = subprocess.Popen(
       [sys.executable, '-c', SCRIPT, str(ROOT), 'wait' if how == 'kill' else how],
       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-  pid = next(int(line) for line in process.stdout if line.strip().isdigit())
+  pids = next([int(pid) for pid in line.split()] for line in process.stdout
+              if line.replace(' ', '').strip().isdigit())
+  assert len(pids) == 2  # What isolates the worker, and the worker.
   if how == 'kill':
-    assert is_running(pid)
+    assert all(map(is_running, pids))
     os.kill(process.pid, signal.SIGKILL)
   rest = process.communicate(timeout=120)[0]
   assert process.returncode == (-signal.SIGKILL if how == 'kill' else 0), rest
-  assert ends_soon(pid)
+  assert all(map(ends_soon, pids))
+
+
+def test_no_network_reaches_a_worker_that_was_started_here(worker):
+  address, (process,) = worker.addresses[0], worker.processes
+  with open(f'/proc/{process.pid}/task/{process.pid}/children', encoding='ascii') as children:
+    (child,) = children.read().split()
+  networks = {os.readlink(f'/proc/{pid}/ns/net') for pid in ('self', process.pid, child)}
+  assert len(networks) == 2  # Ours, and that of the worker.
+  with open(f'/proc/{child}/net/dev', encoding='ascii') as devices:
+    assert [line.split(':')[0].strip() for line in devices if ':' in line] == ['lo']
+  path = pathlib.Path(address[len('unix:'):])
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
+  assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+  with tfdp.federated.Workers([address]):
+    assert total([4, 5]) == 9
+
+
+def test_where_there_are_no_namespaces_it_says_so(tmp_path, monkeypatch):
+  refusing = tmp_path / 'refusing.py'
+  refusing.write_text(f'raise SystemExit({isolated_worker.NOT_ALLOWED})', encoding='utf-8')
+  monkeypatch.setattr(isolated_worker, '__file__', str(refusing))
+  with pytest.warns(UserWarning, match='listens on all networks'):
+    workers = tfdp.federated.Workers()
+  with workers:
+    assert workers.addresses[0].startswith('localhost:') and total([1, 2]) == 3
 
 
 def test_a_lost_worker_is_an_error_and_not_a_wait():
