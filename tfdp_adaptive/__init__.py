@@ -15,7 +15,6 @@ _EXPORTS = {
     'Ledger': 'privacy.ledger',
     'PrivacyPlan': 'privacy.plan',
     'advise': 'privacy.advice',
-    'audit': 'privacy.audit',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'keras_adapter.optimizer',
     'PrivacyError': 'errors',
@@ -33,7 +32,7 @@ _EXPORTS = {
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'keras_adapter.named_optimizers'),
 }
-_SUBPACKAGES = ('clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+_SUBPACKAGES = ('audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})

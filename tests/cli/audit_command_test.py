@@ -48,6 +48,12 @@ def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
   assert 'THE CLAIM IS REFUTED' in capsys.readouterr().out
 
 
+def test_an_audit_that_can_prove_nothing_says_so(command, capsys):
+  assert main.main([*command, '--steps', '2', '--canaries', '20']) == 0
+  text = capsys.readouterr().out
+  assert 'can prove NOTHING' in text and 'It would take' in text
+
+
 def test_too_many_canaries(command, capsys):
   assert main.main([*command, '--canaries', '4000']) == 2
   assert '--canaries must be from 2 to the number of training sentences' in capsys.readouterr().err

@@ -1,6 +1,8 @@
-"""`tfdp audit`: trains with canaries and bounds the privacy that was lost from below.
+"""`tfdp audit`: what privacy is lost, by an attack on a model or by looking inside.
 
-Ends with status 1 if the bound refutes the plan's epsilon.
+Without --white-box it trains a language model with canaries and ends with status 1 if
+what the final model knows refutes the plan's epsilon. With --white-box it looks at every
+step of the optimizer on a model of its own, and ends with status 3 if the claim is violated.
 """
 
 import json
@@ -12,43 +14,62 @@ from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import white_box
+
+VIOLATED = 3
 
 
 def add_parser(subparsers):
   parser = subparsers.add_parser('audit', description=__doc__)
-  compare.add_arguments(parser)
   group = parser.add_argument_group('audit')
-  group.add_argument('--canaries', type=options.positive_int, default=1000, metavar='N',
-                     help='training sentences that get wrong next words and a coin each; more '
-                          'prove more (default: %(default)s)')
+  group.add_argument('--white-box', action='store_true',
+                     help='look at every step, noise row and batch; takes seconds and no data')
+  group.add_argument('--canaries', type=options.positive_int, metavar='N',
+                     help='records that a coin includes or leaves out; more prove more (default: '
+                          f'1000 training sentences; {white_box.CANARIES} with --white-box)')
   group.add_argument('--confidence', type=options.confidence, default=.95, metavar='P',
-                     help='with which the bound is valid (default: %(default)s)')
+                     help='with which no claim that holds is refuted (default: %(default)s)')
   group.add_argument('--json', action='store_true', help='print JSON')
+  group = parser.add_argument_group('training')
+  group.add_argument('--steps', type=options.positive_int, metavar='N',
+                     help=f'steps (default: {compare.STEPS}; {white_box.STEPS} with --white-box)')
+  group.add_argument('--batch-size', type=options.positive_int, metavar='N',
+                     help='expected number of records per step (default: 512; '
+                          f'{white_box.BATCH_SIZE} with --white-box)')
   options.add_text_arguments(parser)
   options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
-  options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
+  options.add_one_method_arguments(parser, settings_lib.CENTRALIZED, white_box.METHODS)
   return parser
 
 
 def run(arguments):
-  method = settings_lib.CENTRALIZED[arguments.method]
+  if arguments.white_box:
+    return VIOLATED * white_box.run(arguments)
+  method = settings_lib.CENTRALIZED.get(arguments.method)
+  if method is None:
+    raise options.UsageError(f'--method {arguments.method} needs --white-box: there are recorded '
+                             f'settings for {", ".join(settings_lib.CENTRALIZED)} only')
+  arguments.steps = arguments.steps or compare.STEPS
+  arguments.batch_size = arguments.batch_size or 512
+  canaries = arguments.canaries or 1000
   settings = options.settings(method, arguments.set)
   task = tasks.load(arguments)
   population_size = len(task.train[0])
-  if not 2 <= arguments.canaries <= population_size:
+  if not 2 <= canaries <= population_size:
     raise options.UsageError(f'--canaries must be from 2 to the number of training sentences, '
-                             f'{population_size}. Received: {arguments.canaries}')
+                             f'{population_size}. Received: {canaries}')
   model, _, optimizer = compare.prepare(
       task, method, settings, compare.make_plan(arguments, task))
   report = tfdp.audit.run(
       lambda: model, task.train, optimizer.plan, confidence=arguments.confidence,
-      indices=np.random.default_rng().permutation(population_size)[:arguments.canaries])
+      indices=np.random.default_rng().permutation(population_size)[:canaries])
   if arguments.json:
     print(json.dumps({
         'method': method.label, 'claimed_epsilon': report.claimed,
         'epsilon_lower': report.epsilon_lower, 'delta': report.delta,
         'confidence': report.confidence, 'canaries': report.canaries, 'guesses': report.guesses,
-        'correct': report.correct, 'auc': report.auc, 'violated': report.violated}, indent=1))
+        'correct': report.correct, 'auc': report.auc, 'provable': report.provable,
+        'violated': report.violated}, indent=1))
   else:
     print(f'{method.label}, {task.name}\n{report}')
   return int(report.violated)

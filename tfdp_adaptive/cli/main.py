@@ -32,8 +32,9 @@ COMMANDS = {
         ('tfdp train --method dp_adam_stp --data posts.jsonl --out runs/mine',
          'tfdp train --epsilon 2 --set learning_rate=0.2 --out runs/mine')),
     'audit': (
-        'train with canaries and measure how much privacy was lost at least',
-        ('tfdp audit --method dp_adam_stp',)),
+        'measure how much privacy is lost at least, by an attack or by looking at every step',
+        ('tfdp audit --method dp_adam_stp',
+         'tfdp audit --white-box --method DPAdamIME --epsilon 2 --json')),
     'privacy': (
         'epsilon of a plan, or the noise multiplier for a target',
         ('tfdp privacy --population-size 20000 --batch-size 500 --steps 1000 --epsilon 3',

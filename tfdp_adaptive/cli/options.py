@@ -101,11 +101,12 @@ def add_method_arguments(parser, methods):
                      help='choose the settings again, on held-out validation sentences')
 
 
-def add_one_method_arguments(parser, methods):
+def add_one_method_arguments(parser, methods, more=()):
   """One private method, and settings other than the recorded ones."""
   group = parser.add_argument_group('method')
-  group.add_argument('--method', choices=[name for name in methods if methods[name].optimizer],
-                     default='dp_adam_stp', help='default: %(default)s')
+  group.add_argument('--method', metavar='NAME', default='dp_adam_stp', choices=[
+      *(name for name in methods if methods[name].optimizer), *more], help=(
+          'one of %(choices)s (default: %(default)s)'))
   group.add_argument('--set', action='append', default=[], metavar='NAME=VALUE',
                      help="a setting of the method's optimizer, such as learning_rate=0.1; may be "
                           'repeated (default: the recorded settings)')
@@ -113,7 +114,12 @@ def add_one_method_arguments(parser, methods):
 
 def settings(method, changes):
   """The method's settings with the `NAME=VALUE` of the command line put in."""
-  result = dict(method.settings)
+  return changed(method.settings, changes)
+
+
+def changed(values, changes):
+  """`values` with the `NAME=VALUE` of the command line put in."""
+  result = dict(values)
   for change in changes:
     name, _, value = change.partition('=')
     if name not in result:

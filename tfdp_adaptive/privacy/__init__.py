@@ -1,6 +1,5 @@
 """What a training run costs in privacy, decided before it starts and stated after it."""
 
-from tfdp_adaptive.privacy import audit as audit
 from tfdp_adaptive.privacy import sampling as sampling
 from tfdp_adaptive.privacy.advice import advise as advise
 from tfdp_adaptive.privacy.choice import choose as choose

@@ -6,8 +6,8 @@ the plan's epsilon proves an error in the training code. A bound below it proves
 nothing: stronger canaries or more of them may find more.
 
 `run` trains once, with all canaries at the same time (Steinke, Nasr, Jagielski
-2023, arXiv:2305.08846, Theorem 5.2). `epsilon_from_rates` and `mu_from_rates`
-are for many independent runs with one canary each.
+2023, arXiv:2305.08846, Theorem 5.2). It looks at the final model only, and so proves
+little: `white_box` sees every step, and convicts.
 """
 
 import dataclasses
@@ -15,13 +15,9 @@ import math
 from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
-from scipy import optimize
 from scipy import stats
 
-from tfdp_adaptive import checks
-
-LARGEST_EPSILON = 50.0
-LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.
+from tfdp_adaptive.audit import bounds
 
 
 class Canaries(NamedTuple):
@@ -51,6 +47,7 @@ class Report:
     canaries: Number of coins.
     guesses: Number of canaries that were guessed on in the best attempt.
     correct: How many guesses were right.
+    provable: The bound if every guess had been right: what these canaries can prove.
     auc: Probability that an included canary scores above one left out; 0.5 is
       chance.
     scores: [canaries]; high where the model seems to know the canary.
@@ -64,6 +61,7 @@ class Report:
   canaries: int
   guesses: int
   correct: int
+  provable: float
   auc: float
   scores: np.ndarray = dataclasses.field(repr=False)
   included: np.ndarray = dataclasses.field(repr=False)
@@ -78,6 +76,14 @@ class Report:
         'THE CLAIM IS REFUTED: the training code leaks more than the plan accounts for.'
         if self.violated else
         'Consistent with the claim; an audit cannot prove it, only refute it.')
+    if self.provable <= self.claimed:
+      needed = bounds.canaries_to_refute(self.claimed, self.delta, self.confidence)
+      verdict += (
+          f' This one can prove NOTHING: even perfect guesses at {self.canaries} canaries prove '
+          f'epsilon >= {self.provable:.3g} only. It would take '
+          + ('another attack: up to 65536 canaries do not do it.' if needed is None else
+             f'{max(needed, 2 * self.canaries)} canaries or more.')
+          + ' `tfdp.audit.white_box` sees every step.')
     return (f'Audit with {self.canaries} canaries in one run: of {self.guesses} guesses '
             f'{self.correct} were right (AUC {self.auc:.3f}).\n'
             f'epsilon >= {self.epsilon_lower:.3g} at delta = {self.delta:g}, with confidence '
@@ -148,7 +154,7 @@ def run(build_model, data, plan, *, indices=None, labels=None, score=None,
     A `Report`. The bound holds for the final model; an attacker who sees all
     intermediate ones is as the plan accounts for.
   """
-  _check_confidence(confidence)
+  bounds.check_confidence(confidence)
   if plan.unit != 'example':
     raise ValueError('`plan` must be example-level: canaries are examples. '
                      f'Received: unit={plan.unit!r}.')
@@ -172,7 +178,7 @@ def report(scores, included, claimed, delta, confidence=0.95) -> Report:
   Guesses "in" for the highest scores and "out" for as many of the lowest, for
   a few numbers of guesses; the confidence is divided between these attempts.
   """
-  _check_confidence(confidence)
+  bounds.check_confidence(confidence)
   scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
   if scores.shape != included.shape or scores.ndim != 1 or not np.all(np.isfinite(scores)):
     raise ValueError('`scores` must be finite, one per canary. Received: '
@@ -181,116 +187,17 @@ def report(scores, included, claimed, delta, confidence=0.95) -> Report:
   order = np.argsort(scores, kind='stable')
   attempts = sorted({max(1, count // share) for share in (2, 4, 8, 16)})  # Guesses per side.
   best: Tuple[float, int, int] = (-math.inf, 0, 0)
+  provable = 0.0
   for each in attempts:
     correct = int(np.sum(included[order[-each:]]) + np.sum(~included[order[:each]]))
-    bound = one_run_epsilon(
+    bound = bounds.one_run_epsilon(
         correct, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts))
+    provable = max(provable, bounds.one_run_epsilon(
+        2 * each, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts)))
     if bound > best[0]:
       best = bound, 2 * each, correct
-  return Report(best[0], delta, confidence, claimed, count, best[1], best[2],
+  return Report(best[0], delta, confidence, claimed, count, best[1], best[2], provable,
                 _auc(scores, included), scores, included)
-
-
-def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> float:
-  """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
-
-  Args:
-    correct: Right guesses.
-    guesses: All guesses; their number is chosen without looking at the truth.
-    canaries: All coins, those not guessed on included.
-    delta: In [0, 1).
-    confidence: In (0, 1).
-  """
-  checks.whole(0, correct=correct)
-  checks.whole(guesses=guesses, canaries=canaries)
-  checks.probability(confidence=confidence)
-  if not correct <= guesses <= canaries:
-    raise ValueError('`correct` must be at most `guesses`, and those at most `canaries`. Received: '
-                     f'correct={correct}, guesses={guesses}, canaries={canaries}.')
-  if not 0 <= delta < 1:
-    raise ValueError(f'`delta` must be in [0, 1). Received: delta={delta}.')
-
-  def surprise(epsilon):
-    """An upper bound of the probability of such a success, minus what is allowed."""
-    q = 1 / (1 + math.exp(-epsilon))
-    chance = stats.binom.sf(correct - 1, guesses, q)
-    fewer = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
-    slope = np.max(fewer / np.arange(1, correct + 1), initial=0.0)
-    return min(1.0, chance + 2 * canaries * delta * slope) - (1 - confidence)
-
-  return _largest_refuted(surprise)
-
-
-def epsilon_from_rates(true_positives, included, false_positives, excluded, delta=0.0,
-                       confidence=0.95) -> float:
-  """Lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
-
-  Args:
-    true_positives: Runs with the canary in which the attack said "in".
-    included: Runs with it.
-    false_positives: Runs without it in which the attack said "in".
-    excluded: Runs without it.
-    delta: In [0, 1).
-    confidence: In (0, `LARGEST_CONFIDENCE`], of both intervals together.
-  """
-  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
-      true_positives, included, false_positives, excluded, confidence)
-
-  def bound(hits, misses):  # hits <= e^epsilon misses + delta.
-    return math.log((hits - delta) / misses) if hits > delta and misses > 0 else 0.0
-
-  return max(0.0, bound(tpr_low, fpr_high), bound(1 - fpr_high, 1 - tpr_low),
-             bound(fpr_low, tpr_high), bound(1 - tpr_high, 1 - fpr_low))
-
-
-def mu_from_rates(true_positives, included, false_positives, excluded, confidence=0.95) -> float:
-  """Lower bound on mu of Gaussian differential privacy, arguments as `epsilon_from_rates`.
-
-  A Gaussian mechanism of noise multiplier s has mu = 1/s: no test of it has
-  `Phi^-1(TPR) - Phi^-1(FPR) > mu`.
-  """
-  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
-      true_positives, included, false_positives, excluded, confidence)
-  gaps = (stats.norm.ppf(tpr_low) - stats.norm.ppf(fpr_high),
-          stats.norm.ppf(fpr_low) - stats.norm.ppf(tpr_high))
-  return float(max(0.0, *(gap for gap in gaps if not math.isnan(gap))))
-
-
-def clopper_pearson(successes, trials, confidence=0.95):
-  """`(low, high)` two-sided interval of a success probability."""
-  checks.whole(0, successes=successes)
-  checks.whole(trials=trials)
-  checks.probability(confidence=confidence)
-  if successes > trials:
-    raise ValueError('There must be at least as many trials as successes. Received: '
-                     f'successes={successes}, trials={trials}.')
-  tail = (1 - confidence) / 2
-  low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
-  high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
-  return float(low), float(high)
-
-
-def _check_confidence(confidence):
-  checks.probability(confidence=confidence)
-  if confidence > LARGEST_CONFIDENCE:
-    raise ValueError('`confidence` must be at most 1 - 1e-9: several bounds share what is left '
-                     f'of 1. Received: confidence={confidence!r}.')
-
-
-def _intervals(true_positives, included, false_positives, excluded, confidence):
-  _check_confidence(confidence)
-  each = 1 - (1 - confidence) / 2
-  return (clopper_pearson(true_positives, included, each),
-          clopper_pearson(false_positives, excluded, each))
-
-
-def _largest_refuted(surprise):
-  """Root of an increasing function of epsilon, from below; 0 if nothing is refuted."""
-  if surprise(0.0) >= 0:
-    return 0.0
-  if surprise(LARGEST_EPSILON) < 0:
-    return LARGEST_EPSILON
-  return max(0.0, optimize.brentq(surprise, 0.0, LARGEST_EPSILON, xtol=1e-9) - 1e-9)
 
 
 def _auc(scores, included):

@@ -8,8 +8,8 @@ from scipy import stats
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import audit
 from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import audit
 
 
 def logit(p):

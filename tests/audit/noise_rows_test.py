@@ -1,0 +1,49 @@
+"""Noise that is as announced passes as often as stated; noise that is not is caught."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfdp_adaptive.audit import noise_rows
+
+RNG = np.random.default_rng(0)
+
+
+def rows(scale=1.0, steps=8, length=400):
+  return scale * RNG.standard_normal((steps, length))
+
+
+def test_right_noise_is_refuted_as_rarely_as_stated():
+  p_values = np.array([noise_rows.weakest([('mean', rows()), ('mean', rows()),
+                                           ('second', rows(length=50))]).p_value
+                       for _ in range(300)])
+  for level in (0.01, 0.05, 0.2):
+    refuted = np.mean(p_values <= level)
+    assert refuted <= level + 3 * math.sqrt(level * (1 - level) / 300)
+  assert np.mean(p_values <= 0.2) > 0.01  # Not vacuous.
+
+
+def test_more_noise_refutes_nothing():
+  assert noise_rows.weakest([('mean', rows(1.5))]).p_value == 1
+
+
+@pytest.mark.parametrize('found', [
+    [('mean', rows(0.95, steps=12, length=2000))],
+    [('mean', rows(0.5))],
+    [('mean', np.concatenate([rows(), rows(0.8, steps=1)]))],
+    [('mean', np.tile(rows(steps=1), (8, 1)))],
+    [('mean', same := rows()), ('second', same)],
+    [('mean', same), ('mean', same)],
+    [('mean', np.repeat(rows(length=200), 2, axis=1))],
+    [('mean', np.concatenate([rows(steps=7), 0 * rows(steps=1)]))],
+    [('mean', np.concatenate([first := rows(), -first]))]], ids=[
+        'five percent', 'half', 'one step', 'same at each step', 'same in two parts',
+        'same in two runs', 'same for two elements', 'none at one step', 'taken back'])
+def test_less_noise_is_caught(found):
+  assert noise_rows.weakest(found).p_value < 1e-4
+
+
+def test_the_weakest_point_is_named():
+  assert 'two steps share' in noise_rows.weakest([('mean', np.tile(rows(steps=1), (8, 1)))]).what
+  assert 'elements' in noise_rows.weakest([('mean', np.tile(rows(length=1), (1, 400)))]).what

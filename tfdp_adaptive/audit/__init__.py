@@ -1,0 +1,19 @@
+"""Audits: what privacy is shown to be lost, by an attack or by looking inside."""
+
+from tfdp_adaptive.audit.bounds import canaries_to_refute as canaries_to_refute
+from tfdp_adaptive.audit.bounds import clopper_pearson as clopper_pearson
+from tfdp_adaptive.audit.bounds import epsilon_from_rates as epsilon_from_rates
+from tfdp_adaptive.audit.bounds import gaussian_estimate as gaussian_estimate
+from tfdp_adaptive.audit.bounds import LARGEST_CONFIDENCE as LARGEST_CONFIDENCE
+from tfdp_adaptive.audit.bounds import mu_from_rates as mu_from_rates
+from tfdp_adaptive.audit.bounds import one_run_epsilon as one_run_epsilon
+from tfdp_adaptive.audit.bounds import one_run_gaussian_epsilon as one_run_gaussian_epsilon
+from tfdp_adaptive.audit.bounds import provable_epsilon as provable_epsilon
+from tfdp_adaptive.audit.canaries import Canaries as Canaries
+from tfdp_adaptive.audit.canaries import insert as insert
+from tfdp_adaptive.audit.canaries import loss_scores as loss_scores
+from tfdp_adaptive.audit.canaries import Report as Report
+from tfdp_adaptive.audit.canaries import report as report
+from tfdp_adaptive.audit.canaries import run as run
+from tfdp_adaptive.audit.white_box import white_box as white_box
+from tfdp_adaptive.audit.white_box import WhiteBoxReport as WhiteBoxReport

@@ -1,0 +1,153 @@
+"""Do the batches follow the law that is accounted for? Exact tails, by kind of scheme.
+
+What is claimed of fixed schemes (who takes part when, how far apart) holds always or is
+refuted by one batch. What is claimed of coins is tested: sizes, how often each record
+takes part, and how many records two steps share. Coins are tested two-sided: any other
+law is not the one that was accounted for.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Law(NamedTuple):
+  """Attributes:
+
+    p_value: Probability of batches this unusual under the law; 0 where they break it.
+    what: The most unusual point, in words.
+    steps: Batches looked at.
+  """
+
+  p_value: float
+  what: str
+  steps: int
+
+
+def check(plan, batches=None, population=None) -> Law:
+  """Tests the batches of a plan.
+
+  Args:
+    plan: A `PrivacyPlan`.
+    batches: Iterable of arrays of record indices, one per step; the plan's own by
+      default, as `plan.batches` feeds them to a model.
+    population: Number of records, for a plan that does not say.
+  """
+  population = plan.population_size or population
+  batches = _fed(plan, population) if batches is None else [np.asarray(b) for b in batches]
+  broken = _structure(plan, batches, population)
+  if broken is not None or not plan.amplified:
+    return Law(1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
+  tests = list(_coins(plan, batches, population))
+  p_value, what = min((min(1.0, len(tests) * p), what) for what, p in tests)
+  return Law(p_value, what, len(batches))
+
+
+def _fed(plan, population):
+  """The record indices that a model is fed, padding taken off."""
+  if plan.unit != 'example':
+    return list(plan.index_batches(population))
+  batches = plan.batches((np.arange(population), np.zeros(population)))
+  return [x[weight != 0] for x, _, weight in batches.as_numpy_iterator()]
+
+
+def _structure(plan, batches, population):
+  """What one look refutes, in words, or None."""
+  least, most = plan.participation(min(plan.steps, len(batches)))
+  last, times = np.full(population, -plan.steps - 1), np.zeros(population, int)
+  largest = getattr(plan.sampling, 'max_batch_size', population)
+  for step, batch in enumerate(batches):
+    if len(batch) and not 0 <= batch.min() <= batch.max() < population:
+      return f'step {step} has records that are not in the population'
+    if len(set(batch.tolist())) < len(batch):
+      return f'step {step} has a record twice'
+    if len(batch) > largest:
+      return f'step {step} has {len(batch)} records, more than {largest}'
+    gaps = step - last[batch]
+    if len(batch) and gaps.min() < least:
+      return f'a record takes part {gaps.min()} steps apart, not at least {least}'
+    if len(batch) and plan.fixed_order and any(
+        g % least for g in gaps[times[batch] > 0].tolist()):
+      return 'a record changes its place in the order'
+    last[batch] = step
+    times[batch] += 1
+  if times.max() > most:
+    return f'a record takes part {times.max()} times, not at most {most}'
+  if len(batches) > plan.steps:
+    return f'there are {len(batches)} batches, not at most {plan.steps}'
+  return None
+
+
+def _coins(plan, batches, population):
+  """(what, p-value) of tests of independent coins."""
+  cycle = getattr(plan.sampling, 'cycle', 1)
+  probability = plan.sampling.probability(plan)  # Of a record in its turn.
+  cut = getattr(plan.sampling, 'max_batch_size', None)
+  sizes = [len(batch) for batch in batches]
+  if _group_size(plan, 0, population) is None:
+    trials = population * len(batches)
+    yield 'records in all', _two_sided(stats.binom(trials, probability / cycle), sum(sizes))
+    return
+  groups = [_group_size(plan, step, population) for step in range(len(batches))]
+  if cut is None:
+    yield 'records in all', _two_sided(stats.binom(sum(groups), probability), sum(sizes))
+  # Steps of equal groups have equally many records as often as two draws agree.
+  first = [t for t in range(len(batches) - cycle) if t // cycle % 2 == 0]
+  agree = [sizes[t] == sizes[t + cycle] for t in first if groups[t] == groups[0]]
+  if agree:
+    chance = float(np.sum(_size_law(groups[0], probability, cut)**2))
+    yield 'steps with equally many records', _two_sided(
+        stats.binom(len(agree), chance), sum(agree))
+  if cycle == 1 and cut is None:
+    times = np.bincount(np.concatenate(batches), minlength=population)
+    law = stats.binom(len(batches), probability).pmf(np.arange(len(batches) + 1))
+    pairs = population // 2
+    equal = int(np.sum(times[:2 * pairs:2] == times[1:2 * pairs:2]))
+    yield ('records that take part equally often',
+           _two_sided(stats.binom(pairs, float(np.sum(law**2))), equal))
+  for lag in range(cycle, len(batches), cycle):
+    yield f'records shared by steps {lag} apart', _overlap(plan, batches, lag, population)
+
+
+def _group_size(plan, step, population):
+  """How many records step `step` can have; None where that is itself left to chance."""
+  cycle = getattr(plan.sampling, 'cycle', 1)
+  if cycle > 1 and plan.adjacency == 'add_remove':
+    return None
+  return (population - step % cycle + cycle - 1) // cycle
+
+
+def _size_law(size, probability, cut):
+  """[n + 1] probabilities of a batch's size."""
+  law = stats.binom(size, probability).pmf(np.arange(size + 1))
+  if cut is not None and cut < size:
+    law = np.append(law[:cut], law[cut:].sum())
+  return law
+
+
+def _overlap(plan, batches, lag, population):
+  """Given their sizes, two steps share a hypergeometric number of records.
+
+  Steps are paired so that none is in two pairs; the sum over pairs is compared with
+  the exact law, its convolution.
+  """
+  law, shared = np.ones(1), 0
+  firsts = [t for t in range(len(batches) - lag) if t // lag % 2 == 0]
+  for first in firsts[:100]:
+    left, right = batches[first], batches[first + lag]
+    shared += len(np.intersect1d(left, right))
+    law = np.convolve(law, _shared(
+        _group_size(plan, first, population), *sorted((len(left), len(right)))))
+  return float(min(1.0, 2 * min(law[:shared + 1].sum(), law[shared:].sum())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(size, fewer, more):
+  """[fewer + 1] probabilities of how many records two batches of `size` records share."""
+  return stats.hypergeom(size, fewer, more).pmf(np.arange(fewer + 1))
+
+
+def _two_sided(law, value):
+  return float(min(1.0, 2 * min(law.cdf(value), law.sf(value - 1))))

@@ -1,0 +1,223 @@
+"""Lower bounds on epsilon from what an attack got right, each valid with its confidence.
+
+`one_run_epsilon` and `one_run_gaussian_epsilon` are for one run with many canaries,
+each with a fair coin; `epsilon_from_rates` and `mu_from_rates` for many independent
+runs with one canary. `gaussian_estimate` is no bound: it assumes what it says.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+from scipy import special
+from scipy import stats
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.privacy import accounting
+
+LARGEST_EPSILON = 50.0
+LARGEST_MU = 50.0
+LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.
+
+
+def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> float:
+  """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
+
+  Args:
+    correct: Right guesses.
+    guesses: All guesses; their number is chosen without looking at the truth.
+    canaries: All coins, those not guessed on included.
+    delta: In [0, 1).
+    confidence: In (0, 1).
+  """
+  _check_guesses(correct, guesses, canaries, confidence)
+  if not 0 <= delta < 1:
+    raise ValueError(f'`delta` must be in [0, 1). Received: delta={delta}.')
+
+  def surprise(epsilon):
+    """An upper bound of the probability of such a success, minus what is allowed."""
+    q = 1 / (1 + math.exp(-epsilon))
+    chance = stats.binom.sf(correct - 1, guesses, q)
+    fewer = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
+    slope = np.max(fewer / np.arange(1, correct + 1), initial=0.0)
+    return min(1.0, chance + 2 * canaries * delta * slope) - (1 - confidence)
+
+  return _largest_refuted(surprise, LARGEST_EPSILON)
+
+
+def one_run_gaussian_epsilon(correct, guesses, canaries, delta, confidence=0.95) -> float:
+  """Largest epsilon that so many right guesses refute for a Gaussian mechanism.
+
+  Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: much closer than
+  `one_run_epsilon`, because the claim says more. What is refuted is Gaussian
+  differential privacy, the whole trade-off curve of a Gaussian mechanism whose
+  epsilon is the result. A claim of another shape, such as one amplified by
+  sampling, is not refuted by it.
+
+  Args:
+    correct: Right guesses.
+    guesses: All guesses; their number is chosen without looking at the truth.
+    canaries: All coins, those not guessed on included.
+    delta: In (0, 1), where epsilon is read off the curve.
+    confidence: In (0, 1).
+  """
+  _check_guesses(correct, guesses, canaries, confidence)
+  checks.probability(delta=delta)
+  allowed = 1 - confidence
+  budget = guesses / canaries
+
+  def surprise(mu):
+    """Positive where a Gaussian mechanism of this mu can have been so lucky."""
+    right, wrong = allowed * correct / canaries, allowed * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+      least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
+      if least == wrong:
+        break
+      right = min(1.0, right + i / (guesses - i) * (least - wrong))
+      wrong = least
+    return budget - (right + wrong)
+
+  mu = _largest_refuted(surprise, LARGEST_MU)
+  return accounting.gaussian_epsilon(1 / mu, delta) if mu else 0.0
+
+
+def provable_epsilon(canaries, delta=0.0, confidence=0.95, attempts=1) -> float:
+  """The most that `one_run_epsilon` can say of so many canaries, all guessed rightly.
+
+  Args:
+    canaries: Coins.
+    delta: In [0, 1).
+    confidence: In (0, 1).
+    attempts: Numbers of guesses that share the confidence.
+  """
+  return one_run_epsilon(
+      canaries, canaries, canaries, delta, 1 - (1 - confidence) / attempts)
+
+
+def canaries_to_refute(epsilon, delta=0.0, confidence=0.95, attempts=1):
+  """The least power of two of canaries, up to 2^16, of which perfect guesses refute `epsilon`.
+
+  None if there is none: with more canaries delta allows for more luck, too.
+  """
+  for power in range(1, 17):
+    if provable_epsilon(2**power, delta, confidence, attempts) > epsilon:
+      return 2**power
+  return None
+
+
+class Estimate(NamedTuple):
+  """What scores suggest if they are normal; NOT a bound that holds.
+
+  Attributes:
+    mu: Difference of the means of scores of unit noise.
+    standard_error: Of `mu`, from the scores themselves.
+    epsilon: Of a Gaussian mechanism of `mu - z * standard_error`.
+  """
+
+  mu: float
+  standard_error: float
+  epsilon: float
+
+
+def gaussian_estimate(included, excluded, delta, confidence=0.95) -> Estimate:
+  """Epsilon of the Gaussian mechanism that scores look like.
+
+  Assumes independent scores that are normal, of unit noise, so that their difference
+  is mu. Other records may widen them: the standard error is the scores' own.
+
+  Args:
+    included: Scores of the canaries that were in.
+    excluded: Of those that were out.
+    delta: In (0, 1).
+    confidence: Of the lower end of mu, if the assumptions hold.
+  """
+  checks.probability(delta=delta, confidence=confidence)
+  groups = [np.asarray(scores, np.float64) for scores in (included, excluded)]
+  if min(len(scores) for scores in groups) < 2:
+    return Estimate(0.0, math.inf, 0.0)
+  mu = float(groups[0].mean() - groups[1].mean())
+  error = math.sqrt(sum(scores.var(ddof=1) / len(scores) for scores in groups))
+  low = mu - float(stats.norm.isf(1 - confidence)) * error
+  return Estimate(mu, error, accounting.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
+
+
+def epsilon_from_rates(true_positives, included, false_positives, excluded, delta=0.0,
+                       confidence=0.95) -> float:
+  """Lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
+
+  Args:
+    true_positives: Runs with the canary in which the attack said "in".
+    included: Runs with it.
+    false_positives: Runs without it in which the attack said "in".
+    excluded: Runs without it.
+    delta: In [0, 1).
+    confidence: In (0, `LARGEST_CONFIDENCE`], of both intervals together.
+  """
+  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
+      true_positives, included, false_positives, excluded, confidence)
+
+  def bound(hits, misses):  # hits <= e^epsilon misses + delta.
+    return math.log((hits - delta) / misses) if hits > delta and misses > 0 else 0.0
+
+  return max(0.0, bound(tpr_low, fpr_high), bound(1 - fpr_high, 1 - tpr_low),
+             bound(fpr_low, tpr_high), bound(1 - tpr_high, 1 - fpr_low))
+
+
+def mu_from_rates(true_positives, included, false_positives, excluded, confidence=0.95) -> float:
+  """Lower bound on mu of Gaussian differential privacy, arguments as `epsilon_from_rates`.
+
+  A Gaussian mechanism of noise multiplier s has mu = 1/s: no test of it has
+  `Phi^-1(TPR) - Phi^-1(FPR) > mu`.
+  """
+  (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
+      true_positives, included, false_positives, excluded, confidence)
+  gaps = (stats.norm.ppf(tpr_low) - stats.norm.ppf(fpr_high),
+          stats.norm.ppf(fpr_low) - stats.norm.ppf(tpr_high))
+  return float(max(0.0, *(gap for gap in gaps if not math.isnan(gap))))
+
+
+def clopper_pearson(successes, trials, confidence=0.95):
+  """`(low, high)` two-sided interval of a success probability."""
+  checks.whole(0, successes=successes)
+  checks.whole(trials=trials)
+  checks.probability(confidence=confidence)
+  if successes > trials:
+    raise ValueError('There must be at least as many trials as successes. Received: '
+                     f'successes={successes}, trials={trials}.')
+  tail = (1 - confidence) / 2
+  low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
+  high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
+  return float(low), float(high)
+
+
+def check_confidence(confidence):
+  checks.probability(confidence=confidence)
+  if confidence > LARGEST_CONFIDENCE:
+    raise ValueError('`confidence` must be at most 1 - 1e-9: several bounds share what is left '
+                     f'of 1. Received: confidence={confidence!r}.')
+
+
+def _intervals(true_positives, included, false_positives, excluded, confidence):
+  check_confidence(confidence)
+  each = 1 - (1 - confidence) / 2
+  return (clopper_pearson(true_positives, included, each),
+          clopper_pearson(false_positives, excluded, each))
+
+
+def _check_guesses(correct, guesses, canaries, confidence):
+  checks.whole(0, correct=correct)
+  checks.whole(guesses=guesses, canaries=canaries)
+  checks.probability(confidence=confidence)
+  if not correct <= guesses <= canaries:
+    raise ValueError('`correct` must be at most `guesses`, and those at most `canaries`. Received: '
+                     f'correct={correct}, guesses={guesses}, canaries={canaries}.')
+
+
+def _largest_refuted(surprise, largest):
+  """Root of an increasing function, from below; 0 if nothing is refuted."""
+  if surprise(0.0) >= 0:
+    return 0.0
+  if surprise(largest) < 0:
+    return largest
+  return max(0.0, optimize.brentq(surprise, 0.0, largest, xtol=1e-9) - 1e-9)

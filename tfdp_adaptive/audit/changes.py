@@ -1,0 +1,149 @@
+"""The largest change of any release by one record, searched over neighbouring batches.
+
+A release of noise multiplier sigma costs what is claimed if, and only if, no record
+moves the joint vector of everything released at a step by more than 1 / sigma units of
+its noise. Both batches run from the same state, so the noise is the same and cancels:
+what is left is exact but for rounding. A search proves nothing about batches that it
+has not tried; what it finds is a proof.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+TOLERANCE = 1e-3  # Relative; below it, a change is taken for rounding.
+_EPS = float(np.finfo(np.float32).eps)
+_HUGE, _SMALL = 1e12, 1e-3  # Gradients in clip norms.
+
+
+class Change(NamedTuple):
+  """The worst pair of neighbours.
+
+  Attributes:
+    size: Its distance over the one allowed: above 1 refutes the claim.
+    rounding: How much of `size` may be rounding.
+    where: The pair, in words.
+    pairs: How many were tried.
+  """
+
+  size: float
+  rounding: float
+  where: str
+  pairs: int
+
+  @property
+  def violated(self):
+    return not self.size <= 1 + TOLERANCE + self.rounding
+
+
+class _Found:
+  """The largest change so far."""
+
+  def __init__(self, claims):
+    self._claims = claims
+    self.worst, self.pairs = Change(0.0, 0.0, 'nothing changed', 0), 0
+
+  def compare(self, left, right, where):
+    self.pairs += 1
+    size, rounding = distance(left, right, self._claims.noise_multiplier)
+    if not size - rounding <= self.worst.size + 1e-6:  # The first of equals.
+      self.worst = Change(size, rounding, where, 0)
+
+
+def distance(left, right, noise_multiplier):
+  """(distance over the allowed one, how much of it may be rounding) of two steps' parts."""
+  if len(left) != len(right):
+    return math.inf, 0.0
+  joint, error, separate = 0.0, 0.0, 0.0
+  for a, b in zip(left, right):
+    moved = float(np.linalg.norm(a.value - b.value))
+    scale = max(float(np.linalg.norm(a.value)), float(np.linalg.norm(b.value)))
+    if not moved < math.inf or a.unit != b.unit:
+      return math.inf, 0.0
+    if not a.unit:
+      moved, rounding = math.inf if moved > 8 * _EPS * scale else 0.0, 0.0
+    else:
+      moved, rounding = moved / a.unit, 8 * _EPS * scale / a.unit
+    if a.separate:
+      separate = max(separate, moved * a.separate)
+    else:
+      joint = math.hypot(joint, moved)
+    error = math.hypot(error, rounding)
+  return noise_multiplier * max(joint, separate), noise_multiplier * error
+
+
+def largest(subject, seed=None, history=(0, 1, 3)) -> Change:
+  """Searches from the states after so many steps on ordinary records.
+
+  Args:
+    subject: A `Subject`.
+    seed: Of the ordinary records and the noise; for tests.
+    history: Numbers of steps taken before a step is looked at.
+  """
+  rng = np.random.default_rng(seed)
+  found = _Found(subject.claims)
+  state = subject.fresh(seed)
+  last = subject.limit(max(history) + 1) - 1
+  for step in range(last + 1):
+    if step in history:
+      _at(subject, state, found, f'after {step} steps')
+    if step < last:
+      ordinary = rng.standard_normal((_whole(subject), subject.size)) * 3 / math.sqrt(subject.size)
+      _, state = subject.step(state, ordinary)
+  if subject.participations:
+    _with_memory(subject, found, seed)
+  return found.worst._replace(pairs=found.pairs)
+
+
+def _whole(subject):
+  return max(1, int(math.ceil(subject.claims.batch_size)))
+
+
+def _at(subject, state, found, when):
+  """All pairs of one state: others of some number and kind, with and without one record."""
+  whole = _whole(subject)
+  basis = np.eye(1, subject.size)[0]
+  dense = np.ones(subject.size) / math.sqrt(subject.size)
+  for direction, shape in ((basis, 'one-sparse'), (dense, 'dense')):
+    target = _HUGE * direction
+    for count in sorted({0, 1, whole - 1, whole, 3 * whole - 1}):
+      kinds = {'equal': target, 'opposite': -target, 'small': _SMALL * direction}
+      for kind, other in kinds.items() if count else (('no', target),):
+        if kind != 'equal' and (shape == 'dense' or count > whole):
+          continue
+        others = np.tile(other, (count, 1))
+        name = f'a huge {shape} record among {count} {kind} others, {when}'
+        _pairs(subject, state, found, others, target, name)
+  target = _SMALL * dense
+  _pairs(subject, state, found, np.zeros([0, subject.size]), target, f'a small record, {when}')
+
+
+def _pairs(subject, state, found, others, target, name):
+  batch = np.concatenate([others, target[np.newaxis]])
+  present = np.ones(len(batch))
+  zeroed = present.copy()
+  zeroed[-1] = 0
+  with_it, _ = subject.step(state, batch, present)
+  without, _ = subject.step(state, batch, zeroed)
+  found.compare(with_it, without, f'{name}, against weight zero')
+  if subject.claims.adjacency == 'add_remove':
+    removed, _ = subject.step(state, others, present[:-1])
+    found.compare(with_it, removed, f'{name}, against its absence')
+  if subject.claims.adjacency == 'replace':
+    batch[-1] *= -1
+    replaced, _ = subject.step(state, batch, present)
+    found.compare(with_it, replaced, f'{name}, against its opposite')
+
+
+def _with_memory(subject, found, seed):
+  """A record of many steps, seen through all later releases: the others' are the same."""
+  target = _HUGE * np.eye(1, subject.size)
+  state = other = subject.fresh(seed)
+  for step in range(subject.limit(12)):
+    present = np.full(1, step < subject.participations)
+    with_it, state = subject.step(state, target, present)
+    without, other = subject.step(other, target, np.zeros(1))
+    other = subject.with_secret_of(state, other)
+    found.compare(with_it, without, f'a huge record in {subject.participations} steps, seen in '
+                  f'step {step + 1}')

@@ -1,0 +1,112 @@
+"""Is the noise of the releases what was announced: large enough, and new at every step?
+
+Empty batches release pure noise, announced as `unit * C^-1 Z`. Taken apart again, with
+the covariance C^-1 C^-T of the mechanism, it must be independent standard normals, or
+more. All tails are exact and one-sided: what is refuted is less noise, in all or in any
+direction over the steps. More noise than announced refutes nothing.
+"""
+
+from typing import Dict, List, NamedTuple
+
+import numpy as np
+from scipy import linalg
+from scipy import stats
+
+_RUNS = 2  # From two keys; more than that prove nothing new.
+
+
+class Noise(NamedTuple):
+  """What was measured.
+
+  Attributes:
+    size: Measured over announced standard deviation.
+    p_value: Probability of a noise this weak, or this repetitive, if all is as announced.
+    what: The weakest point, in words.
+    values: How many numbers were looked at.
+  """
+
+  size: float
+  p_value: float
+  what: str
+  values: int
+
+
+def measure(subject, seed=None, steps=12) -> Noise:
+  """Runs empty batches, twice from fresh keys, and tests what comes out."""
+  steps = subject.limit(steps)
+  runs = [_whitened(subject, None if seed is None else seed + run, steps) for run in range(_RUNS)]
+  return weakest([rows for run in runs for rows in run])
+
+
+def _whitened(subject, seed, steps):
+  """[(name, [n, k] standard normals if all is as announced)] of one run."""
+  empty, weights = np.zeros([1, subject.size]), np.zeros(1)
+  state, found = subject.fresh(seed), {}
+  for step in range(steps):
+    parts, state = subject.step(state, empty, weights)
+    for part in parts:
+      when, rows = found.setdefault(part.name, ([], []))
+      when.append(step)
+      rows.append(part.value / part.unit if part.unit else 0 * part.value)
+  covariance = subject.covariance(steps)
+  return [(name, linalg.solve_triangular(
+      np.linalg.cholesky(covariance[np.ix_(when, when)]), np.array(rows), lower=True))
+          for name, (when, rows) in found.items()]
+
+
+def weakest(named_rows) -> Noise:
+  """Tests [(name, [n, k])] rows that should be independent standard normals.
+
+  The kinds of tests share the false alarms, and so do the tests of a kind.
+  """
+  values = sum(rows.size for _, rows in named_rows)
+  squares = sum(float(np.sum(rows**2)) for _, rows in named_rows)
+  of_length: Dict[int, List[np.ndarray]] = {}
+  for _, rows in named_rows:
+    of_length.setdefault(rows.shape[1], []).append(rows)
+  stacks = [np.concatenate(stack) for stack in of_length.values()]
+  kinds = {
+      'all noise together': [stats.chi2.cdf(squares, values)],
+      'the noise of one step': [
+          _least(np.sum(rows**2, axis=1), rows.shape[1]) for rows in stacks],
+      'noise that elements share': [_elements(rows) for rows in stacks if rows.shape[1] > 1],
+      'noise that two steps share': [_pairs(rows) for rows in stacks if len(rows) > 1],
+      'noise that later steps take back': [_sums(rows) for _, rows in named_rows],
+      'noise in some direction of all steps': [_directions(rows) for rows in stacks],
+  }
+  scored = {what: min(1.0, len(kinds) * len(found) * min(found))
+            for what, found in kinds.items() if found}
+  what = min(scored, key=lambda kind: scored[kind])
+  return Noise(float(np.sqrt(squares / values)), float(scored[what]), what, values)
+
+
+def _least(squares, freedom):
+  """P-value of the least of several sums of `freedom` squares of standard normals."""
+  return min(1.0, np.size(squares) * float(stats.chi2.cdf(np.min(squares), freedom)))
+
+
+def _elements(rows):
+  """Sums and differences of neighbouring elements: no noise is left where they are one."""
+  left, right = rows[:, :rows.shape[1] // 2 * 2:2], rows[:, 1::2]
+  return _least([np.sum((left - right)**2) / 2, np.sum((left + right)**2) / 2], left.size)
+
+
+def _pairs(rows):
+  """Sums and differences of any two rows."""
+  products, (i, j) = rows @ rows.T, np.triu_indices(len(rows), 1)
+  both = (products[i, i] + products[j, j]) / 2
+  return _least(both - np.abs(products[i, j]), rows.shape[1]) * 2
+
+
+def _sums(rows):
+  """Sums over the first steps, where noise that is anti-correlated vanishes."""
+  sums = np.cumsum(rows, axis=0) / np.sqrt(np.arange(1, len(rows) + 1))[:, np.newaxis]
+  return _least(np.sum(sums**2, axis=1), rows.shape[1])
+
+
+def _directions(rows):
+  """The least singular value (Davidson and Szarek 2001, Theorem 2.13)."""
+  length = rows.shape[1]
+  rows = rows[:max(1, length // 8)]
+  gap = 1 - np.sqrt(len(rows) / length) - linalg.svdvals(rows)[-1] / np.sqrt(length)
+  return float(np.exp(-length * max(gap, 0)**2 / 2))

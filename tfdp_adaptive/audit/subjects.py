@@ -1,0 +1,276 @@
+"""What is audited, as a pure function: state and records in, releases and state out.
+
+The gradient of a record is the record itself, so every gradient can be made, and
+what a release would hold without one record is seen to rounding, the noise being
+the same. All of the real code runs in between: the private training step of a Keras
+model with its clipping engine, or the protocol of a DPQuery.
+"""
+
+import copy
+from typing import Any, NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import model as model_lib
+from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import base as noise_base
+from tfdp_adaptive.noise import keys
+
+keras = compat.keras
+_FAR = -1e30  # A target that no output reaches: the absolute error's gradient is the record.
+
+
+class Part(NamedTuple):
+  """One noised vector of one step.
+
+  Attributes:
+    name: Which one of a step.
+    value: [k] float64, as the rule gets it.
+    unit: What one unit of the mechanism's noise row is here, as the code announces
+      it: the announced standard deviation over the norm of the row. Zero: no noise.
+    separate: 0, or the noise multiplier, relative to the claimed one, by which the
+      part is accounted for by itself (a statistic of past clean data).
+    clip: Clip norm of a record, in the units of `value` times the batch size; zero
+      for what is no mean of clipped records.
+  """
+
+  name: str
+  value: np.ndarray
+  unit: float
+  separate: float
+  clip: float
+
+
+class Claims(NamedTuple):
+  """What is said to hold of every step.
+
+  Attributes:
+    name: Of the optimizer or query.
+    noise_multiplier: In units of one record's sensitivity.
+    batch_size: The divisor.
+    adjacency: What neighbours are.
+    mechanism: Of the noise.
+    private: Whether there is any guarantee.
+    steps: How many there may be, or None.
+    plan: A `PrivacyPlan`, or None.
+  """
+
+  name: str
+  noise_multiplier: float
+  batch_size: float
+  adjacency: str
+  mechanism: Any
+  private: bool
+  steps: Any
+  plan: Any
+
+
+class Subject:
+  """See `of`.
+
+  Attributes:
+    claims: `Claims`.
+    size: Coordinates of a record.
+    participations: 0, or how often a record may take part, where it can still be seen after
+      the steps that it took part in.
+  """
+
+  def __init__(self, claims, size, asks, run):
+    self.claims, self.size = claims, size
+    self._asks, self._run = asks, run
+    self.participations = min(
+        (ask.second.participations for ask in asks
+         if ask.second is not None and not ask.second.amplifiable), default=0)
+
+  def fresh(self, seed=None):
+    """SECRET state before the first step, with a key of its own."""
+    key = keys.from_system() if seed is None else keys.from_seed(seed)
+    return self._run.fresh(key), 0
+
+  def step(self, state, records, weights=None) -> Tuple[Tuple[Part, ...], Any]:
+    """One step on [n, size] records, where a weight of zero is no record at all."""
+    tensors, row = state
+    records = np.asarray(records, np.float32)
+    weights = np.ones(len(records)) if weights is None else weights
+    seen, tensors = self._run.step(tensors, records, np.asarray(weights, np.float32))
+    norm = self._row_norm(row)
+    parts = []
+    for i, (ask, (mean, variance, second, second_variance, clip)) in enumerate(
+        zip(self._asks, seen)):
+      mean = _flat(mean)
+      if variance > 0 or mean.any():  # Else it was not asked at this step.
+        parts.append(Part(f'mean {i}', mean, _root(variance) / norm, 0.0, float(clip)))
+        if ask.second is not None:
+          separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise
+          parts.append(Part(
+              f'second {i}', _flat(second), _root(second_variance) / norm, separate, 0.0))
+    return tuple(parts), (tensors, row + 1)
+
+  def with_secret_of(self, state, other):
+    """`state`, but with the clean past of `other`: the same releases, seen from there."""
+    return self._run.with_secret_of(state[0], other[0]), state[1]
+
+  def covariance(self, steps):
+    """[steps, steps] C^-1 C^-T of the noise that is claimed."""
+    inverse = noise_base.as_run(self.claims.mechanism).materialize_inverse(steps)
+    return inverse @ inverse.T
+
+  @property
+  def separate_releases(self):
+    """`extra_releases` of a plan for this subject."""
+    return tuple(ask.second.relative_noise for ask in self._asks
+                 if ask.second is not None and not ask.second.amplifiable)
+
+  def limit(self, steps):
+    """At most `steps`, as many as are covered."""
+    return steps if self.claims.steps is None else min(steps, self.claims.steps)
+
+  def _row_norm(self, row):
+    mechanism = noise_base.as_run(self.claims.mechanism)
+    return float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
+
+
+def of(subject, size) -> Subject:
+  """The subject of an audit.
+
+  Args:
+    subject: A private optimizer that is not built yet, or a `RuleQuery`.
+    size: Coordinates of a record of an optimizer; those of a query are its own.
+  """
+  if isinstance(subject, optimizer_lib.DPOptimizer):
+    return _of_optimizer(subject, size)
+  if hasattr(subject, 'preprocess_record') and hasattr(subject, '_rule'):
+    return _of_query(subject)
+  raise ValueError('An audit is of a private optimizer, such as tfdp.DPAdam, or of a '
+                   f'tfdp.queries.RuleQuery. Received: {subject!r}.')
+
+
+def _claims(name, privatizer, mechanism, rule, plan=None):
+  return Claims(
+      name=name, noise_multiplier=float(privatizer.noise_multiplier),
+      batch_size=float(privatizer.batch_size), adjacency=privatizer.adjacency,
+      mechanism=mechanism or independent.IndependentGaussian(),
+      private=all(ask.second is None or ask.second.private for ask in rule.asks),
+      steps=privatizer.steps, plan=plan)
+
+
+class _Watched:
+  """Keeps what a rule's update is given while it is traced."""
+
+  def __init__(self, rule, l2_norm_clip):
+    self._rule, self._l2_norm_clip = rule, l2_norm_clip
+    self.seen = ()
+
+  def update(self, state, releases, public=()):
+    self.seen = tuple(
+        (release.mean, release.variance, release.second, release.second_variance,
+         self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32))
+        for release, query in zip(releases, self._rule.query(state, public)))
+    return self._rule.update(state, releases, public)
+
+
+class _Run(NamedTuple):
+  fresh: Any  # key -> tensors
+  step: Any  # (tensors, records, weights) -> (seen, tensors)
+  with_secret_of: Any  # (tensors, tensors) -> tensors
+
+
+def _of_optimizer(optimizer, size):
+  if optimizer._hidden.state is not None:
+    raise ValueError('`subject` must be an optimizer that no model has used yet: the audit trains '
+                     f'a model of its own with it. Received: {optimizer.name}, which is built.')
+  if optimizer.rule.public is not None and optimizer.public_data is None:
+    rng = np.random.default_rng(0)
+    optimizer.public_data = (rng.standard_normal((8, size)).astype(np.float32),
+                             np.full((8, 1), _FAR, np.float32))
+  model = model_lib.DPSequential([
+      keras.layers.Input((size,)),
+      keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros')])
+  model.compile(optimizer=optimizer, loss='mean_absolute_error')
+  optimizer.build(model.trainable_variables)
+  hidden = optimizer._hidden
+  watched = _Watched(optimizer.rule, optimizer.l2_norm_clip)
+  hidden.update = watched.update
+  variables = tf.nest.flatten(hidden.state) + list(model.trainable_variables)
+  initial = [tf.convert_to_tensor(v) for v in variables]
+  secrets = [id(v) for v in tf.nest.flatten(hidden.state[1].secret)]
+
+  def fresh(key):
+    return [key if v is hidden.state[1].noise.key else value
+            for v, value in zip(variables, initial)]
+
+  def with_secret_of(tensors, others):
+    return [other if id(v) in secrets else value
+            for v, value, other in zip(variables, tensors, others)]
+
+  @tf.function
+  def step(tensors, records, weights):
+    for variable, value in zip(variables, tensors):
+      variable.assign(value)
+    targets = tf.fill([tf.shape(records)[0], 1], _FAR)
+    model.train_step((records, targets, weights))
+    return watched.seen, [tf.convert_to_tensor(v) for v in variables]
+
+  claims = _claims(type(optimizer).__name__, hidden.privatizer, optimizer.mechanism,
+                   optimizer.rule, optimizer.plan)
+  # What the optimizer says, not what it gave to whoever adds the noise.
+  claims = claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
+                           batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
+  return Subject(claims, size, optimizer.rule.asks,
+                 _Run(fresh, _with_shapes(step, initial, size), with_secret_of))
+
+
+def _of_query(query):
+  rule, privatizer, specs = query._rule, query._privatizer, query._specs
+  sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
+  watched = _Watched(rule, privatizer._l2_norm_clip)
+  query = copy.copy(query)
+  query._rule = rule._replace(update=watched.update)
+
+  def fresh(key):
+    state = query.initial_global_state()
+    noise = state.privatizer.noise._replace(key=key)
+    return state._replace(privatizer=state.privatizer._replace(noise=noise))
+
+  def step(state, records, weights):
+    return run(state, tf.constant(records * (weights != 0)[:, np.newaxis]))
+
+  @tf.function(reduce_retracing=True)
+  def run(state, records):
+    params = query.derive_sample_params(state)
+
+    def accumulate(sums, record):
+      leaves = [tf.reshape(part, spec.shape) for part, spec in zip(
+          tf.split(record, sizes), tf.nest.flatten(specs))]
+      return query.accumulate_record(params, sums, tf.nest.pack_sequence_as(specs, leaves))
+
+    sums = tf.foldl(accumulate, records, query.initial_sample_state())
+    _, state, _ = query.get_noised_result(sums, state)
+    return watched.seen, state
+
+  def with_secret_of(state, other):
+    secret = other.privatizer.secret
+    return state._replace(privatizer=state.privatizer._replace(secret=secret))
+
+  claims = _claims(f'RuleQuery({rule.name})', privatizer, query._mechanism, rule)
+  return Subject(claims, sum(sizes), rule.asks, _Run(fresh, step, with_secret_of))
+
+
+def _with_shapes(step, initial, size):
+  """`step` traced once, for any number of records."""
+  traced = step.get_concrete_function(
+      [tf.TensorSpec(t.shape, t.dtype) for t in initial],
+      tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], tf.float32))
+  return lambda tensors, records, weights: traced(
+      tensors, tf.constant(records), tf.constant(weights))
+
+
+def _flat(tree):
+  return np.concatenate([np.ravel(np.asarray(t, np.float64)) for t in tf.nest.flatten(tree)])
+
+
+def _root(variance):
+  return float(np.sqrt(np.asarray(variance, np.float64)))

@@ -1,0 +1,218 @@
+"""An audit that sees everything, and can convict.
+
+Four looks at what really runs, each of which refutes the claim or does not:
+
+    changes     no record moves a step's releases by more than the claim allows
+    noise       the noise is as large, and as new at every step, as announced
+    batches     the batches follow the law that is accounted for
+    canaries    what an attacker guesses from all releases of one run
+
+The first is exact; the others are wrong with a stated probability at most. What none
+of them refutes is not proven: other records, models and seeds may refute it.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Any, Optional, Tuple
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import bounds
+from tfdp_adaptive.audit import changes
+from tfdp_adaptive.audit import gradient_canaries
+from tfdp_adaptive.audit import noise_rows
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sampling
+
+CONFIDENCE = 0.95
+_PROBES = 0.02  # Of all false alarms that are allowed, those of noise and of batches, each.
+_STEPS = 12  # Of the plan that an audit makes where there is none.
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+  """One look: what was found, and whether that refutes the claim."""
+
+  name: str
+  violated: bool
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WhiteBoxReport:
+  """What was found; `str(report)` is the text for people.
+
+  Attributes:
+    name: What was audited.
+    claimed: Epsilon.
+    delta: Where it is claimed.
+    confidence: That no look refutes a claim that holds.
+    looks: One `Look` each.
+    change: `changes.Change`.
+    noise: `noise_rows.Noise`.
+    batches: `batch_law.Law`, or None if there was no plan to compare with.
+    canaries: `gradient_canaries.Guessed`.
+    seconds: What it took.
+  """
+
+  name: str
+  claimed: float
+  delta: float
+  confidence: float
+  looks: Tuple[Look, ...]
+  change: Any
+  noise: Any
+  batches: Any
+  canaries: Any
+  seconds: float
+
+  @property
+  def violated(self) -> bool:
+    """Whether a valid bound or probe refutes the claim."""
+    return any(look.violated for look in self.looks)
+
+  @property
+  def vacuous(self) -> bool:
+    """Whether nothing could have come out that refutes a finite claim."""
+    return not self.looks
+
+  def to_dict(self) -> dict:
+    """Everything as JSON can hold it; what is infinite is None."""
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    fields.update(
+        looks=[dataclasses.asdict(look) for look in self.looks], violated=self.violated,
+        vacuous=self.vacuous, change=_dict(self.change), noise=_dict(self.noise),
+        batches=_dict(self.batches),
+        canaries=None if self.canaries is None else dict(
+            dataclasses.asdict(self.canaries), estimate=_dict(self.canaries.estimate)))
+    return _finite(fields)
+
+  def __str__(self):
+    head = (f'White-box audit of {self.name}: epsilon <= {self.claimed:.4g} at delta = '
+            f'{self.delta:g} is claimed.')
+    if self.vacuous:
+      return (f'{head}\nNo guarantee is claimed, so this audit can prove nothing. It would take a '
+              'rule and a noise multiplier whose epsilon is finite.')
+    lines = [f'  {look.name:10}{"VIOLATED: " if look.violated else ""}{look.text}'
+             for look in self.looks]
+    verdict = (
+        'The claim is violated: what runs is not what is accounted for.' if self.violated else
+        'Not refuted, which is no proof: other records, models and seeds may refute it.')
+    return '\n'.join([head, *lines, f'{verdict} A claim that holds is refuted with probability '
+                      f'{1 - self.confidence:.2g} at most. {self.seconds:.1f} s.'])
+
+
+def white_box(subject, *, plan=None, epsilon: Optional[float] = None,
+              delta: Optional[float] = None, confidence: float = CONFIDENCE,
+              canaries: int = 512, batches=None, seed: Optional[int] = None) -> WhiteBoxReport:
+  """Audits a private optimizer, or a query, by all that can be seen of it.
+
+  The optimizer trains a small model of the audit's own, whose gradients can be chosen;
+  the training step, clipping engine, noise and rule are the real ones.
+
+  Args:
+    subject: A private optimizer that no model has used yet, such as
+      `tfdp.DPAdam(plan=plan)`, or a `tfdp.queries.RuleQuery`.
+    plan: What is claimed, if the subject has no plan. Without either, the audit takes
+      the numbers of the subject, full batches and a dozen steps.
+    epsilon: The claim to be refuted, instead of the plan's.
+    delta: Where it is claimed.
+    confidence: That a claim which holds is not refuted.
+    canaries: Records of a gradient of their own; also the size of the audit's model.
+    batches: Record indices of every step, if they do not come from the plan: what
+      really runs, to be compared with what the plan claims.
+    seed: For tests only.
+
+  Returns:
+    A `WhiteBoxReport`.
+  """
+  from tfdp_adaptive.audit import subjects  # pylint: disable=g-import-not-at-top
+  bounds.check_confidence(confidence)
+  checks.whole(16, canaries=canaries)
+  start = time.perf_counter()
+  batches = None if batches is None else [*batches]
+  subject = subjects.of(subject, canaries)
+  claims, allowed = subject.claims, _PROBES * (1 - confidence)
+  own = claims.plan if plan is None else plan
+  plan = _full_batches(subject) if own is None else own
+  claimed = plan.epsilon() if epsilon is None else float(epsilon)
+  if epsilon is None and not claims.private:
+    claimed = math.inf
+  delta = plan.target_delta if delta is None else delta
+  change = noise = law = guessed = None
+  looks = []
+  if claimed < math.inf:
+    change = changes.largest(subject, seed)
+    looks.append(_look_at_changes(change))
+    noise = noise_rows.measure(subject, seed)
+    looks.append(_look_at_noise(noise, allowed))
+    if own is not None or batches is not None:
+      law = batch_law.check(plan, batches, plan.population_size or canaries)
+      looks.append(Look('batches', law.p_value <= allowed, (
+          f'the most unusual of {law.steps} batches: {law.what} (probability {law.p_value:.2g})')))
+    scores, included = gradient_canaries.run(subject, plan, canaries, seed, batches)
+    bounds_used = 1 if plan.amplified else 2
+    guessed = gradient_canaries.guess(
+        scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
+    looks.append(_look_at_canaries(guessed, claimed, delta, plan))
+  return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(looks), change, noise, law,
+                        guessed, time.perf_counter() - start)
+
+
+def _full_batches(subject):
+  """The plan of a few steps with every record in each."""
+  claims = subject.claims
+  whole = max(1, math.ceil(claims.batch_size))
+  extra = subject.separate_releases
+  return plan_lib.PrivacyPlan(
+      batch_size=whole, population_size=whole, population_is_public=True, l2_norm_clip=1.0,
+      steps=subject.limit(min(_STEPS, subject.participations or _STEPS)), target_delta=1e-5,
+      noise_multiplier=claims.noise_multiplier, mechanism=claims.mechanism,
+      adjacency='replace' if claims.adjacency == 'replace' else 'zero_out',
+      sampling=sampling.FixedOrder(), extra_releases=extra)
+
+
+def _look_at_changes(change):
+  what = (f'one record moves a release by {change.size:.4g} times what is claimed '
+          f'({change.pairs} pairs; the worst: {change.where})')
+  if change.rounding > 0.05:
+    what += (f'; rounding may be {change.rounding:.2g} of it, so this proves little: it would take '
+             'a smaller noise multiplier')
+  return Look('changes', change.violated, what)
+
+
+def _look_at_noise(noise, allowed):
+  return Look('noise', noise.p_value <= allowed, (
+      f'the standard deviation is {noise.size:.4g} times what is announced ({noise.values} '
+      f'numbers; the weakest: {noise.what}, probability {noise.p_value:.2g})'))
+
+
+def _look_at_canaries(found, claimed, delta, plan):
+  """The bounds beside the claim; one of Gaussian shape counts if the claim is of that shape."""
+  gaussian = not plan.amplified
+  lower = max(found.epsilon_lower, found.gaussian_lower if gaussian else 0.0)
+  text = (f'{found.correct} of {found.guesses} guesses right with {found.canaries} canaries: '
+          f'epsilon >= {found.epsilon_lower:.3g}, or {found.gaussian_lower:.3g} for a claim of '
+          f'Gaussian shape{"" if gaussian else " (which this is not)"}; estimate, no bound: '
+          f'{found.estimate.epsilon:.3g}')
+  if not gaussian and found.provable <= claimed:
+    needed = bounds.canaries_to_refute(
+        claimed, delta, found.confidence, len(gradient_canaries.ATTEMPTS))
+    text += (f'; so few canaries can prove nothing: even perfect guesses prove only '
+             f'{found.provable:.3g}. It would take '
+             + ('another attack: up to 65536 canaries do not do it'
+                if needed is None else f'{needed} canaries'))
+  return Look('canaries', lower > claimed, text)
+
+
+def _dict(value):
+  return None if value is None else value._asdict()
+
+
+def _finite(value):
+  if isinstance(value, dict):
+    return {key: _finite(one) for key, one in value.items()}
+  if isinstance(value, list):
+    return [_finite(one) for one in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,71 @@
+"""`tfdp audit --white-box`: which optimizers, and by which plans."""
+
+import json
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.cli import compare
+from tfdp_adaptive.cli import options
+from tfdp_adaptive.cli import settings as settings_lib
+
+CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
+_DELAYED = dict(sgd_steps=2, adaptive_steps=1, adaptive_l2_norm_clip=2.0)
+_STP = dict(scale_epsilon=0.1)
+# Every class: the arguments that it cannot do without.
+METHODS = {
+    **dict.fromkeys((
+        'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPAdamBC', 'DPAdaGradBC',
+        'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME', 'SideInformationAdam', 'AdaDPS',
+        'PASAN'), {}),
+    **dict.fromkeys(('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP'), _STP),
+    **dict.fromkeys(('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi'), _DELAYED),
+    'PAGAN': dict(ellipsoid=4.0), 'PDADPMD': dict(steps=STEPS), 'PDPSGD': dict(dimension=8),
+    'NoisyAdaGrad': dict(diagonal=True),
+    'NonPrivateNoiselessAdam': dict(allow_non_private=True),
+}
+_FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
+
+
+def run(arguments) -> bool:
+  """Audits the method; returns whether the claim is violated."""
+  found = report(
+      arguments.method, changes=arguments.set, epsilon=arguments.epsilon, delta=arguments.delta,
+      canaries=arguments.canaries or CANARIES, confidence=arguments.confidence,
+      steps=arguments.steps or STEPS, batch_size=arguments.batch_size or BATCH_SIZE)
+  print(json.dumps(found.to_dict(), indent=1) if arguments.json else found)
+  return found.violated
+
+
+def report(method, *, changes=(), epsilon=None, delta=None, canaries=CANARIES, confidence=.95,
+           steps=STEPS, batch_size=BATCH_SIZE, seed=None):
+  """The audit of one method, by its class's name or one of `settings.CENTRALIZED`."""
+  if batch_size > canaries:
+    raise options.UsageError('--batch-size must be at most the number of canaries, which are all '
+                             f'records there are, {canaries}. Received: {batch_size}')
+  if canaries < 16:
+    raise options.UsageError(f'--canaries must be at least 16. Received: {canaries}')
+  optimizer = make(
+      method, changes, epsilon or compare.EPSILON, delta or DELTA, canaries, steps, batch_size,
+      seed)
+  return tfdp.audit.white_box(
+      optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
+
+
+def make(method, changes, epsilon, delta, population_size, steps, batch_size, seed=None):
+  """A fresh optimizer with a plan that claims `epsilon`."""
+  if method in METHODS:
+    name, settings = method, dict(METHODS[method], learning_rate=0.1, l2_norm_clip=1.0)
+  else:
+    name, settings = settings_lib.CENTRALIZED[method].optimizer, dict(
+        settings_lib.CENTRALIZED[method].settings)
+  settings = options.changed(settings, changes)
+  plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
+              l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed)
+  if name in _FULL:
+    plan.update(sampling=tfdp.sampling.FixedOrder())
+  if name == 'DPAdamJME':
+    plan.update(adjacency='replace')
+  if name == 'NoisyAdaGrad':
+    settings['participations'] = -(-steps // -(-population_size // batch_size))
+    plan.update(extra_releases=(1.0,))
+  plan = options.calibrate(target_epsilon=epsilon, target_delta=delta, **plan)
+  return getattr(tfdp, name)(plan=plan, seed=seed, **settings)
