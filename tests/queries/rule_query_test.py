@@ -233,6 +233,14 @@ def test_events():
   assert event == dp_accounting.GaussianDpEvent(SIGMA)
 
 
+def test_a_rule_that_releases_the_past_has_no_event_of_one_round():
+  for relative_noise in (1.0, 5.0):
+    rule = rules.noisy_adagrad(participations=1, diagonal=True, relative_noise=relative_noise)
+    event = make_query(rule).event
+    assert event == dp_accounting.UnsupportedDpEvent()
+    assert not dp_accounting.pld.PLDAccountant().supports(event)
+
+
 def test_rules_that_need_the_parameters_are_refused():
   rule = rules.dp_sgd()
   with pytest.raises(ValueError, match='public gradients at the current parameters'):
@@ -249,6 +257,8 @@ def test_missing_or_doubled_numbers_are_refused():
     queries.RuleQuery(rules.dp_sgd(), SPECS, l2_norm_clip=1.0, batch_size=2)
   with pytest.raises(ValueError, match='already fixes'):
     queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object(), batch_size=2)
+  with pytest.raises(ValueError, match="already fixes .'adjacency'."):
+    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object(), adjacency='replace')
 
 
 def test_a_record_of_another_structure_is_refused():

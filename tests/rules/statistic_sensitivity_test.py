@@ -124,7 +124,10 @@ JOINT_MEAN = statistics.joint_square_of_mean()
     (JOINT_MEAN, 4, 4, 'replace', 1.0, True),
     (JOINT_MEAN, 4, 4, 'zero_out', 0.3, True),
     (JOINT_MEAN, 9, 4, 'add_remove', 1.0, False),
-    (JOINT_MEAN, 1, 1, 'replace', 1.0, True),
+    (JOINT_MEAN, 1, 1, 'replace', 1.0, False),
+    (JOINT_MEAN, 3, 1, 'replace', 1.0, False),  # More records than expected,
+    (JOINT_MEAN, 5, 1.2, 'replace', 0.4, False),  # under every adjacency,
+    (statistics.joint_square_of_mean(3.0), 4, 0.6, 'replace', 1.0, False),
     (JOINT_MEAN, 3, 0.5, 'add_remove', 1.0, False),  # Expected batch below one record.
 ])
 def test_bound_holds(statistic, size, divisor, adjacency, clip, attained):

@@ -62,7 +62,7 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     l2_norm_clip: Clip norm of a record, in the units of the rule's scaled records.
     noise_multiplier: Noise standard deviation in clip norms.
     batch_size: EXPECTED number of records per round, the divisor.
-    adjacency: 'zero_out', 'add_remove' or 'replace'.
+    adjacency: 'zero_out' (the default), 'add_remove' or 'replace'.
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
     steps: Number of rounds accounted for; None for no limit.
     seed: For tests only: fixed noise protects nobody.
@@ -70,13 +70,14 @@ class RuleQuery(query_base.SumAggregationDPQuery):
   """
 
   def __init__(self, rule, specs, *, plan=None, l2_norm_clip=None, noise_multiplier=None,
-               batch_size=None, adjacency='zero_out', mechanism=None, steps=None, seed=None,
+               batch_size=None, adjacency=None, mechanism=None, steps=None, seed=None,
                allow_non_private=False):
     check_rule(rule)
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
     if plan is not None:
-      given = [name for name, value in dict(numbers, mechanism=mechanism, steps=steps).items()
+      given = [name for name, value in dict(
+          numbers, mechanism=mechanism, steps=steps, adjacency=adjacency).items()
                if value is not None]
       if given:
         raise ValueError(f'`plan` already fixes {given}; leave them out. Received: both.')
@@ -95,20 +96,22 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '
                        f'needs independent noise. Received: mechanism={self._mechanism!r}.')
     self._privatizer = privatizer.Privatizer(
-        rule.asks, specs, **numbers, adjacency=adjacency, mechanism=self._mechanism, steps=steps,
+        rule.asks, specs, **numbers, adjacency=adjacency or 'zero_out', mechanism=self._mechanism, steps=steps,
         seed=seed, allow_non_private=allow_non_private)
 
   @property
   def event(self):
     """The `DpEvent` of one round, before any amplification by sampling.
 
-    Correlated noise has no event of its own per round: the plan has the event
-    of the whole run.
+    Correlated noise has no event of its own per round, and neither has a rule
+    that releases statistics of past clean data, which rounds without a record
+    tell of, too: the plan has the event of the whole run.
     """
     if not self._privatizer.noise_multiplier or not all(
         ask.second is None or ask.second.private for ask in self._rule.asks):
       return dp_accounting.NonPrivateDpEvent()
-    if isinstance(self._mechanism, independent.IndependentGaussian):
+    present = all(ask.second is None or ask.second.amplifiable for ask in self._rule.asks)
+    if present and isinstance(self._mechanism, independent.IndependentGaussian):
       return dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)
     return dp_accounting.UnsupportedDpEvent()
 

@@ -96,8 +96,8 @@ def joint_square_of_mean(relative_lambda=0.5):
   def stddevs(clip_norm, batch_size, adjacency):
     distance = contract.mean_sensitivity(1.0, batch_size, adjacency)
     joint = joint_sensitivity(distance, relative_lambda)
-    if adjacency != 'replace' and distance > math.sqrt(2):
-      # Only the square is projected: means may be further apart than the ball is wide.
+    if distance > math.sqrt(2):
+      # Batches may have any size, and only the square is projected: means may be further apart than the ball is wide.
       joint = math.sqrt(distance**2 + 2 * relative_lambda)
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
