@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import types
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
+from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import meaning
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.privacy import statement
@@ -229,6 +232,29 @@ def test_statement_says_what_the_reporting_list_asks_for():
   assert 'SEED' not in text and 'WARNING' not in text
 
 
+@pytest.mark.parametrize('plan', [
+    make_plan(), make_plan(sampling=sampling.FixedOrder())], ids=['sampled', 'whole'])
+def test_statement_says_what_it_means_in_its_first_paragraph(plan):
+  first = plan.statement().split('\n\n')[0]
+  percent = float(re.search('at most ([0-9.]+)% of those who did', first).group(1))
+  mu = float(re.search('mu = ([0-9.]+[0-9])', first).group(1))
+  assert plan.epsilon() <= accounting.gaussian_epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
+  # The Gaussian's best test is one of those bounded, if there is a Gaussian.
+  best = 100 * meaning.gaussian_true_positive_rate(mu)
+  assert 1 < percent < 100 * math.exp(plan.epsilon()) * 0.01 + 0.01
+  assert percent < 2.5 * best and (plan.amplified or percent >= best * 0.999)
+
+
+@pytest.mark.parametrize('mu', [0.01, 0.5, 3.0])
+def test_no_test_of_a_gaussian_is_better_than_the_bound(mu):
+  delta_of = lambda epsilon: accounting.gaussian_delta(1 / mu, epsilon)
+  epsilon = accounting.gaussian_epsilon(1 / mu, 1e-5)
+  assert meaning.gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
+  for rate in (1e-4, 0.01, 0.5):
+    bound = meaning.true_positive_rate(delta_of, epsilon, rate)
+    assert meaning.gaussian_true_positive_rate(mu, rate) <= bound <= 1
+
+
 @pytest.mark.parametrize('epsilon, shown', [
     (1.82801, '1.829'), (1.828, '1.828'), (4.9999999, '5.000'), (149.0927, '149.1'),
     (0.000123401, '0.0001235'), (12345.6, '12350'), (0.0, '0.0')])
@@ -260,7 +286,8 @@ def test_statement_mentions_what_weakens_the_guarantee():
   assert 'FIXED SEED' in make_plan(seed=3).statement()
   assert 'twice the clip norm' in make_plan(
       adjacency='replace', sampling=sampling.FixedOrder()).statement()
-  assert 'delta is not below 1/1000' in make_plan(target_delta=1e-3).statement()
+  with pytest.warns(UserWarning, match='below 1/N = 0.001 for the N = 1000 records'):
+    assert 'delta is not below 1/1000' in make_plan(target_delta=1e-3).statement()
 
 
 def test_statement_and_json_hold_no_fresh_secret():

@@ -1,5 +1,7 @@
 """What a plan refuses: sizes that are not public, and what cannot be accounted for."""
 
+import warnings
+
 from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import accounting
 
@@ -12,6 +14,12 @@ def population(plan):
   if plan.batch_size > plan.population_size:
     raise ValueError('`batch_size` must be at most the population size. Received: '
                      f'batch_size={plan.batch_size}, population_size={plan.population_size}.')
+  if plan.target_delta * plan.population_size >= 1:
+    warnings.warn(
+        f'`target_delta` should be well below 1/N = {1 / plan.population_size:g} for the '
+        f'N = {plan.population_size} records of the plan: delta is the probability with which '
+        'nothing at all is promised, and a delta of 1/N permits publishing a record outright. '
+        f'Received: target_delta={plan.target_delta:g}.', stacklevel=5)
   if not plan.population_is_public:
     raise ValueError(
         'The sampling probability, the batch size and the number of records the data must have '

@@ -10,6 +10,7 @@ from importlib import metadata
 
 from tfdp_adaptive import version
 from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import meaning
 
 _UNITS = {
     'example': 'one training example',
@@ -63,10 +64,26 @@ def _guarantee(plan, steps, private, rule, accountant):
     text += f'; {pair(plan.steps)} at the end'
   text += (f'. It holds at the level of {_UNITS[plan.unit]}, in the central model of a trusted '
            'curator.')
+  text += _in_words(
+      plan, plan.epsilon(steps, accountant), plan.target_delta,
+      lambda epsilon: plan.delta(epsilon, steps, accountant))
   if plan.population_size is not None and plan.target_delta * plan.population_size >= 1:
     text += (f' WARNING: delta is not below 1/{plan.population_size}, one over the number of '
              'records; such a delta permits publishing a record outright.')
   return text
+
+
+def _in_words(plan, epsilon, delta, delta_of):
+  """What it means to people; nothing before the first step and without a bound."""
+  if not epsilon or epsilon == float('inf'):
+    return ''
+  found = meaning.true_positive_rate(delta_of, epsilon)
+  percent = min(100.0, float(rounded_up(100 * found)))
+  mu = meaning.gaussian_mu(epsilon, delta)
+  return (f' In words: whoever knows everything but whether one {plan.unit} took part, and may '
+          'suspect 1% of those who did not, finds at most '
+          f'{percent:.4g}% of those who did (1% by guessing). At this epsilon and delta it '
+          f'protects like one Gaussian mechanism of mu = {rounded_up(mu)}.')
 
 
 def of_ledger(ledger, target_delta, accountant):
@@ -110,7 +127,9 @@ def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
           'if every record had been in each of them. It holds at the level of '
           f'{_UNITS[plan.unit]}; neighbouring data sets differ in that '
           f'{_ADJACENCY[plan.adjacency].format(unit=plan.unit)}; in the central model of a '
-          'trusted curator.')
+          'trusted curator.' + _in_words(
+              plan, ledger.epsilon(delta, accountant), delta,
+              lambda epsilon: ledger.delta(epsilon, accountant)))
 
 
 def rounded_up(epsilon):
