@@ -1,6 +1,10 @@
 """The public names: loaded when they are first used, and all of them there."""
 
+import ast
 import importlib.util
+import inspect
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -40,3 +44,39 @@ def test_parts_that_need_more_say_what(name, needs):
   else:
     with pytest.raises(ImportError, match=f'needs {needs}'):
       getattr(tfdp, name)
+
+
+NAMED = sorted(name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers'))
+
+
+@pytest.mark.parametrize('name', NAMED)
+def test_named_optimizers_show_every_argument(name):
+  kind = getattr(tfdp, name)
+  shown = inspect.signature(kind).parameters
+  rule = inspect.signature(kind.factory).parameters
+  optimizer = inspect.signature(tfdp.DPOptimizer).parameters
+  assert set(shown) >= (set(rule) | set(optimizer)) - {'rule'}
+  for parameter in rule.values():
+    assert shown[parameter.name].default == parameter.default
+  assert next(iter(shown)) == 'learning_rate'
+  arguments = kind.__doc__.split('\nArgs:\n')[1].split('\nRaises:\n')[0]
+  documented = re.findall(r'^  (?! )(?:\*\*)?([\w, *]+):', arguments, re.M)
+  documented = [each.strip(' *') for line in documented for each in line.split(',')]
+  assert len(documented) == len(set(documented))
+  assert set(documented) == set(shown)
+
+
+def test_editors_see_the_names_that_there_are():
+  """The block for type checkers against the table that is used."""
+  body = ast.parse(pathlib.Path(tfdp.__file__).read_text(encoding='utf-8')).body
+  (block,) = [node for node in body if isinstance(node, ast.If)
+              and ast.unparse(node.test) == 'TYPE_CHECKING']
+  found = {}
+  for node in block.body:
+    assert isinstance(node, ast.ImportFrom) and all(a.name == a.asname for a in node.names)
+    found.update((alias.name, node.module.partition('.')[2]) for alias in node.names)
+  expected = dict.fromkeys(tfdp._SUBPACKAGES, '')
+  for name, where in tfdp._EXPORTS.items():
+    parent, _, last = where.rpartition('.')
+    expected[name] = parent if last == name else where
+  assert found == expected

@@ -7,6 +7,7 @@ only when it is touched.
 
 import importlib
 import importlib.util
+from typing import TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
 
@@ -33,6 +34,59 @@ _EXPORTS = {
     ), 'keras_adapter.named_optimizers'),
 }
 _SUBPACKAGES = ('audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+
+if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+  from tfdp_adaptive import clipping as clipping
+  from tfdp_adaptive import estimates as estimates
+  from tfdp_adaptive import federated as federated
+  from tfdp_adaptive import mechanisms as mechanisms
+  from tfdp_adaptive import privacy as privacy
+  from tfdp_adaptive import queries as queries
+  from tfdp_adaptive import rules as rules
+  from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
+  from tfdp_adaptive.errors import PrivacyError as PrivacyError
+  from tfdp_adaptive.keras_adapter import diagnostics as diagnostics
+  from tfdp_adaptive.keras_adapter.model import DPFunctional as DPFunctional
+  from tfdp_adaptive.keras_adapter.model import DPModel as DPModel
+  from tfdp_adaptive.keras_adapter.model import DPSequential as DPSequential
+  from tfdp_adaptive.keras_adapter.model import DPWrapper as DPWrapper
+  from tfdp_adaptive.keras_adapter.model import make_private as make_private
+  from tfdp_adaptive.keras_adapter.named_optimizers import AdaDPS as AdaDPS
+  from tfdp_adaptive.keras_adapter.named_optimizers import DP2AdaGrad as DP2AdaGrad
+  from tfdp_adaptive.keras_adapter.named_optimizers import DP2RMSprop as DP2RMSprop
+  from tfdp_adaptive.keras_adapter.named_optimizers import DP2Yogi as DP2Yogi
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGrad as DPAdaGrad
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradBC as DPAdaGradBC
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradIME as DPAdaGradIME
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradSTP as DPAdaGradSTP
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdam as DPAdam
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamBC as DPAdamBC
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamIME as DPAdamIME
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamJME as DPAdamJME
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamSTP as DPAdamSTP
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSprop as DPRMSprop
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropBC as DPRMSpropBC
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropSTP as DPRMSpropSTP
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPSGD as DPSGD
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPYogi as DPYogi
+  from tfdp_adaptive.keras_adapter.named_optimizers import NoisyAdaGrad as NoisyAdaGrad
+  from tfdp_adaptive.keras_adapter.named_optimizers import (
+    NonPrivateNoiselessAdam as NonPrivateNoiselessAdam,
+  )
+  from tfdp_adaptive.keras_adapter.named_optimizers import PAGAN as PAGAN
+  from tfdp_adaptive.keras_adapter.named_optimizers import PASAN as PASAN
+  from tfdp_adaptive.keras_adapter.named_optimizers import PDADPMD as PDADPMD
+  from tfdp_adaptive.keras_adapter.named_optimizers import PDPSGD as PDPSGD
+  from tfdp_adaptive.keras_adapter.named_optimizers import (
+    SideInformationAdam as SideInformationAdam,
+  )
+  from tfdp_adaptive.keras_adapter.optimizer import DPOptimizer as DPOptimizer
+  from tfdp_adaptive.keras_adapter.validation import validate_model as validate_model
+  from tfdp_adaptive.privacy import audit as audit
+  from tfdp_adaptive.privacy import sampling as sampling
+  from tfdp_adaptive.privacy.advice import advise as advise
+  from tfdp_adaptive.privacy.ledger import Ledger as Ledger
+  from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
 
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})

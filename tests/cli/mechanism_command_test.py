@@ -76,7 +76,8 @@ def test_streams_are_timed(capsys, tmp_path):
 @pytest.mark.parametrize('arguments', [
     ['--design', 'blt'], ['--design', 'blt:x'], ['--design', 'blt:\u00b2'],
     ['--design', 'blt:' + '9' * 30], ['--design', 'tree:3'], ['--design', 'fourier'],
-    ['--design', 'banded:30'], ['--design', 'blt:50'], ['--max-participations', '3'], ['--momentum', '1'],
+    ['--design', 'banded:30'], ['--design', 'blt:50'], ['--max-participations', '3'],
+    ['--momentum', '1'],
     ['--design', 'dense', '--objective', 'last'], ['--beside', 'tree,,']])
 def test_what_cannot_be_designed_is_refused(capsys, tmp_path, arguments):
   folder = tmp_path / 'out'

@@ -8,14 +8,8 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras_adapter import arguments
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.keras_adapter import signatures
 from tfdp_adaptive.privacy import plan as plan_lib
-
-_DOC = """{summary}
-
-Keras optimizer of `tfdp.rules.{factory}`, which documents the rule's own arguments
-({arguments}). All others, such as `learning_rate`, `l2_norm_clip`, `noise_multiplier`,
-`batch_size` and `plan`, are those of `tfdp.DPOptimizer`.
-"""
 
 
 class NamedOptimizer(optimizer_lib.DPOptimizer):
@@ -73,15 +67,12 @@ class _Delayed(NamedOptimizer):
 
 
 def _class(name, factory, delayed=False):
-  names = list(arguments.parameters(factory))
-  if delayed:
-    names += ['adaptive_l2_norm_clip', 'adaptive_learning_rate']
-  cls = type(name, (_Delayed if delayed else NamedOptimizer,), {
+  constructor = optimizer_lib.DPOptimizer.__init__
+  return compat.serializable(type(name, (_Delayed if delayed else NamedOptimizer,), {
       'factory': staticmethod(factory), '__module__': __name__,
-      '__doc__': _DOC.format(
-          summary=factory.__doc__.strip().splitlines()[0], factory=factory.__name__,
-          arguments=', '.join(f'`{a}`' for a in names) or 'none')})
-  return compat.serializable(cls)
+      '__signature__': signatures.signature(factory, constructor, extra=delayed),
+      '__doc__': signatures.docstring(
+          factory, optimizer_lib.DPOptimizer, extra=delayed, factories=vars(rules))}))
 
 
 DPSGD = _class('DPSGD', rules.dp_sgd)

@@ -68,8 +68,9 @@ class DPOptimizer(guard.GuardedOptimizer):
     diagnostics: Also report numbers that are NOT private, see `tfdp.diagnostics`.
     seed: Fixed noise, for tests: it protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
-    **kwargs: `name`, `weight_decay`, `use_ema`, `ema_momentum`,
-      `ema_overwrite_frequency` of the Keras optimizer.
+    name: Name of the optimizer; by default that of the class.
+    **kwargs: `weight_decay`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency` of the
+      Keras optimizer.
 
   Raises:
     ValueError: For missing or wrong arguments.

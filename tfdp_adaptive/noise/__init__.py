@@ -12,7 +12,7 @@ from tfdp_adaptive.noise.base import require_streams as _require_streams
 from tfdp_adaptive.noise.base import State as State
 from tfdp_adaptive.noise.base import stream as stream
 from tfdp_adaptive.noise.base import within as within
-from tfdp_adaptive.noise.filtered import FilteredVariance as FilteredVariance
 from tfdp_adaptive.noise.filtered import filtered_variance as filtered_variance
+from tfdp_adaptive.noise.filtered import FilteredVariance as FilteredVariance
 
 _require_streams(_KINDS.values())

@@ -70,7 +70,10 @@ def dp2_adagrad(
     epsilon=1e-7,
     ablation=None,
     subtract_bias=False):
-  """DP2 over AdaGrad: `dp2_rmsprop` with `v = v + a^2`; the arguments are the same."""
+  """DP2 over AdaGrad: `dp2_rmsprop` with `v = v + a^2`.
+
+  The arguments are those of `dp2_rmsprop`.
+  """
   return _dp2(moments.sum_of_squares(), 'dp2_adagrad', sgd_steps, adaptive_steps,
               relative_adaptive_clip, relative_adaptive_learning_rate, epsilon, ablation,
               subtract_bias)
@@ -87,7 +90,7 @@ def dp2_yogi(
     subtract_bias=False):
   """DP2 over Yogi: `dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2`.
 
-  The paper's appendix misplaces a square in it.
+  The paper's appendix misplaces a square in it. The arguments are those of `dp2_rmsprop`.
   """
   checks.decay(rho=rho)
   return _dp2(moments.yogi_squares(rho), 'dp2_yogi', sgd_steps, adaptive_steps,

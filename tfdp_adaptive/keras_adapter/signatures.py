@@ -1,0 +1,77 @@
+"""What people and editors see of a named optimizer: one signature, one docstring.
+
+Its arguments come from two places, the rule's factory and `DPOptimizer`; here they
+are put together, so that neither is written twice.
+"""
+
+import inspect
+import re
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+_EXTRA = {
+    'adaptive_l2_norm_clip': (
+        'Clip norm of the adaptive phase, instead of `relative_adaptive_clip`.'),
+    'adaptive_learning_rate': (
+        'Learning rate of the adaptive phase, instead of `relative_adaptive_learning_rate`.'),
+}
+_ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def signature(
+    factory: Callable[..., Any], base: Callable[..., Any], extra: bool) -> inspect.Signature:
+  """`learning_rate`, then the rule's arguments and the optimizer's, all by name.
+
+  Args:
+    factory: Makes the rule.
+    base: Constructor of the optimizer, which takes `self`, `rule` and the rest.
+    extra: Whether the absolute arguments of an adaptive phase are taken, too.
+  """
+  theirs = inspect.signature(base).parameters
+  found: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
+  for name, parameter in inspect.signature(factory).parameters.items():
+    found[name] = parameter.replace(kind=_KEYWORD)
+  for name in _EXTRA if extra else ():
+    found[name] = inspect.Parameter(name, _KEYWORD, default=None)
+  for name, parameter in theirs.items():
+    if name not in ('self', 'rule'):
+      found.setdefault(name, parameter)
+  return inspect.Signature(list(found.values()))
+
+
+def docstring(
+    factory: Callable[..., Any], base: type, extra: bool, factories: Mapping[str, Any]) -> str:
+  """The rule's docstring with the arguments of both, in the format of a Google docstring.
+
+  Args:
+    factory: Makes the rule.
+    base: The optimizer's class.
+    extra: As for `signature`.
+    factories: Others by name, for "The arguments are those of `name`."
+  """
+  text = inspect.getdoc(factory) or ''
+  named = _ELSEWHERE.search(text)
+  head, rule_arguments, _ = _sections(text)
+  if named:
+    head = _ELSEWHERE.sub('', head)
+    rule_arguments = {**_sections(inspect.getdoc(factories[named.group(1)]))[1], **rule_arguments}
+  _, arguments, raises = _sections(inspect.getdoc(base))
+  taken = signature(factory, base.__init__, extra).parameters  # type: ignore[misc]
+  entries = {**arguments, **rule_arguments,
+             **{name: f'  {name}: {text}\n' for name, text in _EXTRA.items()}}
+  return '\n'.join([
+      head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory.__name__}`.', '', 'Args:',
+      *(entries[name].rstrip() for name in taken if name in entries), '', raises.strip()])
+
+
+def _sections(text: Optional[str]) -> Tuple[str, Dict[str, str], str]:
+  """(head, {argument: its lines}, what is raised) of a docstring; what is returned is left out."""
+  parts = re.split(r'^(Args|Returns|Raises|Yields):\n', text or '', flags=re.M)
+  found = dict(zip(parts[1::2], parts[2::2]))
+  entries: Dict[str, str] = {}
+  for entry in re.split(r'^(?=  \S)', found.get('Args', ''), flags=re.M):
+    names, colon, rest = entry.partition(':')
+    for name in names.split(',') if colon else ():
+      entries[name.strip(' *')] = f'  {name.strip()}:{rest}'
+  raises = f'Raises:\n{found["Raises"]}' if 'Raises' in found else ''
+  return parts[0], entries, raises
