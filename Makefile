@@ -31,10 +31,10 @@ FULL = .venv$(SUFFIX)
 HAS_TFF := $(filter 3.9 3.10 3.11,$(VERSION))
 FULL_LOCK = requirements/$(if $(HAS_TFF),federated,current).lock
 
-# Runs the public interface, the rules, the noise, a model and the wheel: minutes, not half an hour.
-FAST = tests/layers_test.py tests/packaging_test.py tests/public_names_test.py \
-  tests/rules/rules_contract_test.py tests/mechanisms/storage_test.py \
-  tests/noise/noise_streams_test.py tests/privacy/plan_test.py tests/keras_adapter/classes_test.py
+# What a new Python breaks first: installation, imports, examples, the mathematics; two minutes.
+FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
+  tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
+  tests/public_names_test.py tests/rules/rules_contract_test.py
 
 .PHONY: help demo test test-federated test-current test-fast test-newer ci lint bench bench-peers lock
 

@@ -1,5 +1,7 @@
 """The class that every DPQuery of ours derives from."""
 
+from typing import Any
+
 from tfdp_adaptive import compat
 
 _dp_query = compat.privacy_module('dp_query')
@@ -8,4 +10,4 @@ if _dp_query is None:
                     'Install it with `pip install --no-deps --ignore-requires-python '
                     'tensorflow-privacy==0.9.0`.')
 
-SumAggregationDPQuery = _dp_query.SumAggregationDPQuery
+SumAggregationDPQuery: Any = _dp_query.SumAggregationDPQuery
