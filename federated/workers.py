@@ -123,7 +123,7 @@ class Workers:
     warnings.warn(
         'The TFF worker of this run listens on all networks of this machine, and runs the code '
         'of whoever reaches it: the system allows for no network namespace of its own. Use a '
-        'machine that no stranger reaches, or a firewall.')
+        'machine that no stranger reaches, or a firewall.', stacklevel=2)
     with socket.socket() as probe:
       probe.bind(('localhost', 0))
       port = probe.getsockname()[1]

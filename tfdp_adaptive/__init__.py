@@ -33,9 +33,11 @@ _EXPORTS = {
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'keras_adapter.named_optimizers'),
 }
-_SUBPACKAGES = ('audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+_SUBPACKAGES = (
+    'audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
 
 if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+  from tfdp_adaptive import audit as audit
   from tfdp_adaptive import clipping as clipping
   from tfdp_adaptive import estimates as estimates
   from tfdp_adaptive import federated as federated
@@ -82,7 +84,6 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   )
   from tfdp_adaptive.keras_adapter.optimizer import DPOptimizer as DPOptimizer
   from tfdp_adaptive.keras_adapter.validation import validate_model as validate_model
-  from tfdp_adaptive.privacy import audit as audit
   from tfdp_adaptive.privacy import sampling as sampling
   from tfdp_adaptive.privacy.advice import advise as advise
   from tfdp_adaptive.privacy.ledger import Ledger as Ledger

@@ -88,7 +88,8 @@ def _plant_in_engines(patch, bugs):
           for query, ours, other in zip(request.queries, clipped.sums, raw.sums))
       count = tf.maximum(tf.reduce_sum(tf.cast(batch.mask, tf.float32)), 1)
       sums = tuple(trees.map(
-          lambda t: bugs.where('the realised divisor', t * bugs.batch_size / tf.cast(count, t.dtype),
+          lambda t: bugs.where('the realised divisor',
+                               t * bugs.batch_size / tf.cast(count, t.dtype),
                               t), one)
                    for one in sums)
       return clipped._replace(sums=sums)
@@ -174,7 +175,7 @@ def _cyclic(self, plan, size, start_step=0):
 
 
 def _shuffled(self, plan, size, start_step=0):
-  rng, whole = np.random.default_rng(0), int(plan.batch_size)
+  rng, whole, order = np.random.default_rng(0), int(plan.batch_size), None
   for step in range(start_step, plan.steps):
     place = step % (size // whole)
     order = rng.permutation(size) if not place or step == start_step else order

@@ -2,7 +2,8 @@
 
 For theta > 0 and S the sum of the losses, the inverse Laplace transform says
 
-    delta(epsilon) = 1 / (2 pi i) * integral over theta + i R of exp(K(s) - s epsilon) / (s (s + 1)) ds,
+    delta(epsilon) = 1 / (2 pi i)
+        * integral over theta + i R of exp(K(s) - s epsilon) / (s (s + 1)) ds,
 
 since `1 / (s (s + 1))` is the transform of `(1 - exp(-u))_+`. It is exact. K is
 the log moment generating function, by trapezoids over z, which converge

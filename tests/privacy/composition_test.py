@@ -85,7 +85,8 @@ def test_one_step_at_any_delta(q, sigma, delta):
     assert single_step(q, sigma, 0) <= delta
 
 
-@pytest.mark.parametrize('sigma, count, delta', [(0.3, 1, 1e-15), (5.0, 40, 1e-12), (40., 1000, 1e-30)])
+@pytest.mark.parametrize(
+    'sigma, count, delta', [(0.3, 1, 1e-15), (5.0, 40, 1e-12), (40., 1000, 1e-30)])
 def test_whole_batches_are_the_closed_form(sigma, count, delta):
   steps = (((((1.0, losses.Pair('remove', 1.0, 1 / sigma)),), count)),)
   got = composition.Composition(steps).epsilon(delta, 1e-6)

@@ -43,8 +43,8 @@ def add_arguments(parser):
                      help='expected number of clients per round (default: %(default)s)')
   group.add_argument('--workers', type=lambda text: text.split(','), default=[],
                      metavar='HOST:PORT,HOST:PORT',
-                     help='running TFF workers to train on, through a tunnel, see README (default: one, '
-                          'started here, that no network reaches)')
+                     help='running TFF workers to train on, through a tunnel, see README '
+                          '(default: one, started here, that no network reaches)')
 
 
 def run(arguments):

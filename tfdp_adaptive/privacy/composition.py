@@ -42,7 +42,7 @@ class _Step(NamedTuple):
   """Nodes of one step's loss."""
 
   mixture: tuple
-  count: int
+  count: int  # type: ignore[assignment]  # Not `tuple.count`.
   loss: np.ndarray
   log_mass: np.ndarray
 

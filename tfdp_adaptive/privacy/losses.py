@@ -4,9 +4,9 @@ A pair (P, Q) is described on the line of one standard normal z, such that the
 loss `L(z) = log P/Q` grows with z. With m = sensitivity over noise, a = the
 sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
 
-    remove    P = (1 - a) N(0, 1) + a N(m, 1),  Q = N(0, 1)                            L = l(z)
-    add       P = N(0, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)                           L = -l(-z)
-    replace   P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)       L = l(z) - l(-z)
+    remove   P = (1 - a) N(0, 1) + a N(m, 1),  Q = N(0, 1)                       L = l(z)
+    add      P = N(0, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)                      L = -l(-z)
+    replace  P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)  L = l(z) - l(-z)
 """
 
 from typing import List, NamedTuple, Tuple
