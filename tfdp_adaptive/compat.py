@@ -113,6 +113,11 @@ def has_data_losses(model):
   return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
 
 
+def trained_variables(layer):
+  """Those that train, also where the layer itself is frozen around them (Keras 3)."""
+  return [v for v in layer.weights if v.trainable] if KERAS_3 else layer.trainable_variables
+
+
 def leaf_layers(model):
   """Every layer that has no layers inside, nested models included, once."""
   layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}

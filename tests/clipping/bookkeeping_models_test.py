@@ -163,9 +163,9 @@ def test_a_registered_layer_is_used():
     pass
 
   @bookkeeping.register(Gain)
-  def gain(layer, call, errors):
+  def gain(layer, call, cotangents):
     seen.append(layer)
-    yield layer.gain, factors.explicit(tf.reduce_sum(errors * tf.tanh(call.inputs), 1))
+    yield layer.gain, factors.explicit(tf.reduce_sum(cotangents * tf.tanh(call.inputs), 1))
 
   x = floats(5, 3, 4)
   model = built(keras.Sequential([layers.Dense(4), Gain()]), x)

@@ -12,6 +12,7 @@ from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.rules import statistics
@@ -261,7 +262,7 @@ def test_squares_that_underflow_are_charged(length):
 def test_weights_are_never_rounded_up():
   """Numbers below the smallest normal one have few digits, and could be rounded up by half."""
   weights = 10.0**np.arange(-50, 1, 0.125)
-  found = factors.narrow(tf.constant(weights), tf.float32).numpy().astype(np.float64)
+  found = protocol.narrow(tf.constant(weights), tf.float32).numpy().astype(np.float64)
   assert np.all(found <= weights * (1 + 1e-7))
   normal = weights > 1.2e-38
   np.testing.assert_allclose(found[normal], weights[normal], rtol=1e-7)
@@ -270,8 +271,8 @@ def test_weights_are_never_rounded_up():
 def test_steps_that_overflow_and_cancel_are_no_record():
   """The sum of +1e50 and -1e50 is zero, but not in float32: what rounding leaves is no gradient."""
   inputs = tf.constant([[[1e25], [1e25]], [[1.0], [2.0]]])
-  errors = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
-  factor, one = factors.Outer(inputs, errors, (1, 1)), tf.ones([1, 1])
+  cotangents = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
+  factor, one = factors.Outer(inputs, cotangents, (1, 1)), tf.ones([1, 1])
   norms = [tf.sqrt(norm) for norm in factor.squared_norms([one])]
   (norm,), (unit,), (size,) = overflow.checked(norms, [factor], [[one]])
   assert np.isinf(norm[0])
@@ -287,7 +288,7 @@ def test_a_table_tied_to_a_product_the_other_way_round():
   factor, scale = tied.add([table, product]), 1 + tf.abs(floats(7, 5))
   parts = [np.asarray(part.explicit().gradient(), np.float64) for part in (table, product)]
   np.testing.assert_allclose(
-      parts[1], np.einsum('ntp,ntd->ndp', product.inputs, product.errors), rtol=1e-5)
+      parts[1], np.einsum('ntp,ntd->ndp', product.inputs, product.cotangents), rtol=1e-5)
   for norm, s in zip(factor.squared_norms([(), scale]), (1.0, np.asarray(scale))):
     np.testing.assert_allclose(norm, np.sum(np.square(s * sum(parts)), (1, 2)), rtol=1e-5)
 
@@ -300,10 +301,10 @@ def test_cancelling_steps_are_not_underestimated(monkeypatch):
   e = rng.normal(size=(8, 1, 40)).astype(np.float32)
   small = (1e-4 * rng.normal(size=(8, 1, 40))).astype(np.float32)
   inputs = tf.constant(np.concatenate([a, a], 1))
-  errors = tf.constant(np.concatenate([e, small - e], 1))
-  factor = factors.Outer(inputs, errors, (30, 40))
+  cotangents = tf.constant(np.concatenate([e, small - e], 1))
+  factor = factors.Outer(inputs, cotangents, (30, 40))
   assert factor.route(False) == 'gram'
-  wide = [np.asarray(t, np.float64) for t in (inputs, errors)]
+  wide = [np.asarray(t, np.float64) for t in (inputs, cotangents)]
   true = np.sum(np.square(np.einsum('ntd,ntp->ndp', *wide)), (1, 2))
   norm, = factor.squared_norms([()])
   assert np.all(norm >= true * (1 - 1e-6))

@@ -46,14 +46,14 @@ def model():
 
 def register(gain=1.0):
   @tfdp.clipping.register(Mixture)
-  def mixture(layer, call, errors):
+  def mixture(layer, call, cotangents):
     x, ids = call.inputs
     matrix = tf.convert_to_tensor(layer.matrix)
-    back = tf.einsum('ntp,dp->ntd', errors, matrix)
+    back = tf.einsum('ntp,dp->ntd', cotangents, matrix)
     yield layer.gain, tfdp.clipping.explicit(gain * tf.reduce_sum(back * x, 1))
     yield layer.matrix, tfdp.clipping.Outer(
-        x * tf.convert_to_tensor(layer.gain), errors, tuple(layer.matrix.shape))
-    yield layer.table, tfdp.clipping.Rows(ids, errors, tuple(layer.table.shape))
+        x * tf.convert_to_tensor(layer.gain), cotangents, tuple(layer.matrix.shape))
+    yield layer.table, tfdp.clipping.Rows(ids, cotangents, tuple(layer.table.shape))
   return mixture
 
 
@@ -92,8 +92,8 @@ def test_products_of_a_batch_and_a_weight_in_the_materialized_engine():
 
 def test_every_variable_must_be_answered_for():
   @tfdp.clipping.register(Mixture)
-  def mixture(layer, call, errors):
-    yield layer.gain, tfdp.clipping.explicit(tf.reduce_sum(errors, 1)[:, :2])
+  def mixture(layer, call, cotangents):
+    yield layer.gain, tfdp.clipping.explicit(tf.reduce_sum(cotangents, 1)[:, :2])
 
   made, x = model()
   with pytest.raises(tfdp.clipping.Unsupported, match='must yield every trainable variable'):

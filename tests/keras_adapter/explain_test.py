@@ -10,7 +10,6 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
-from tfdp_adaptive.clipping import costs
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import rows
@@ -93,20 +92,20 @@ def test_what_pairs_of_steps_cost(scaled):
   """Gram matrices: a product and a sum per pair of steps and number."""
   n, t, u, d = 3, 8, 5, 4
   table = rows.Rows(tf.zeros([n, t], tf.int32), tf.zeros([n, t, d]), (50, d))
-  cost = costs.of(table, n, scaled)
+  cost = table.cost(n, scaled)
   touched = n * t * d
   assert cost.plain == touched + 50 * d
   assert cost.private - cost.plain == (3 + scaled) * touched + 2 * n * t * t * (d + 1)
   longer = rows.Rows(tf.zeros([n, 100], tf.int32), tf.zeros([n, 100, d]), (50, d))
-  merged = costs.of(longer, n, scaled)  # Every pair is compared, every number moved.
+  merged = longer.cost(n, scaled)  # Every pair is compared, every number moved.
   assert merged.private - merged.plain == n * 100 * ((4 + scaled) * d + 100)
   assert merged.formed == 4 * n * 100 * (100 + 2 * d)
   product = factors.Outer(tf.zeros([n, u, 50]), tf.zeros([n, u, d]), (50, d))
-  both = costs.of(tied.Mixed((table, product)), n, scaled)
-  alone = cost.private + costs.of(product, n, scaled).private
+  both = tied.Mixed((table, product)).cost(n, scaled)
+  alone = cost.private + product.cost(n, scaled).private
   assert both.private == alone + n * t * u * (2 * d + 2)
   turned = factors.Outer(tf.zeros([n, u, d]), tf.zeros([n, u, 50]), (50, d), (1, 0))
-  mixed = costs.of(tied.Mixed((table, turned)), n, scaled)  # Formed once, summed once.
+  mixed = tied.Mixed((table, turned)).cost(n, scaled)  # Formed once, summed once.
   assert mixed.private == 2 * mixed.plain + (2 + scaled) * n * 50 * d
 
 

@@ -1,11 +1,11 @@
 """Per-example gradients, clipped and summed: the only layer that sees private data.
 
 `register` teaches the book-keeping engine a layer of your own; its function yields
-`explicit` gradients, or an `Outer` product of inputs and errors:
+`explicit` gradients, or an `Outer` product of inputs and cotangents:
 
     @tfdp.clipping.register(MyScale)
-    def my_scale(layer, call, errors):
-      yield layer.gain, tfdp.clipping.explicit(tf.reduce_sum(errors * call.inputs, axis=1))
+    def my_scale(layer, call, cotangents):
+      yield layer.gain, tfdp.clipping.explicit(tf.reduce_sum(cotangents * call.inputs, axis=1))
 
 See `layers/registry.py` for what the function is given.
 """

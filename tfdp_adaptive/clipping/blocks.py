@@ -22,17 +22,17 @@ def rebuilt(factor, values):
   return _walk(factor, None, iter(values))[0]
 
 
-def _walk(node, found, values=None):
+def _walk(node, seen, values=None):
   if tf.is_tensor(node):
     if values is not None:
-      return next(values), found
-    found.append(node)
+      return next(values), seen
+    seen.append(node)
   elif isinstance(node, tuple):
-    node = tuple(_walk(one, found, values)[0] for one in node)
+    node = tuple(_walk(one, seen, values)[0] for one in node)
   elif dataclasses.is_dataclass(node):
     node = dataclasses.replace(node, **{
-        name: _walk(value, found, values)[0] for name, value in vars(node).items()})
-  return node, found
+        name: _walk(value, seen, values)[0] for name, value in vars(node).items()})
+  return node, seen
 
 
 def in_blocks(function, factor, count, numbers=None):

@@ -69,16 +69,16 @@ def engine(model, loss, batch, request):
   asks, queries, clips = request
   _check_asks(asks)
   variables = model.trainable_variables
-  found, outputs, losses = factors_of(model, loss, batch)
+  per_variable, outputs, losses = factors_of(model, loss, batch)
   scales = [_per_variable(query.scale, variables) for query in queries]
   norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in asks]
-  for factor, *of_asks in zip(found, *scales):
+  for factor, *of_asks in zip(per_variable, *scales):
     if factor is not None:
       norms = [a + b for a, b in zip(norms, factor.squared_norms(of_asks))]
   norms = [tf.sqrt(norm) for norm in norms]
-  norms, found, sizes = overflow.checked(norms, found, scales)
+  norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
   weights = [_weight(norm, clip, batch.mask) for norm, clip in zip(norms, clips)]
-  sums = _sums(variables, found, asks, scales, weights, sizes)
+  sums = _sums(variables, per_variable, asks, scales, weights, sizes)
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -91,33 +91,33 @@ def factors_of(model, loss, batch):
     outputs = recorder.run(model, batch.x)
     with tracing.no_reads(model):
       losses = loss(batch.y, outputs, batch.sample_weight)
-  errors = tape.gradient(losses, [record.taps for record in recorder.records])
-  reached = terms(recorder.records, proven, errors)
-  found = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
-  return found, outputs, losses
+  cotangents = tape.gradient(losses, [record.taps for record in recorder.records])
+  reached = terms(recorder.records, proven, cotangents)
+  per_variable = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
+  return per_variable, outputs, losses
 
 
-def terms(records, proven, errors):
-  """The factor of every variable of recorded calls that the errors reach, by variable key.
+def terms(records, proven, cotangents):
+  """The factor of every variable of recorded calls that the cotangents reach, by variable key.
 
-  Nothing is formed of a layer's inputs before its errors are there: it would be kept
+  Nothing is formed of a layer's inputs before its cotangents are there: it would be kept
   through the backward pass, of all layers at once.
   """
   parts, batched = {}, tracing.batched_as_proven(records, proven)
-  for record, flags, error in zip(records, batched, errors):
-    taps, error = tf.nest.flatten(record.taps), tf.nest.flatten(error)
-    if all(e is None for e in error):
+  for record, flags, mine in zip(records, batched, cotangents):
+    taps, mine = tf.nest.flatten(record.taps), tf.nest.flatten(mine)
+    if all(e is None for e in mine):
       continue
-    error = tf.nest.pack_sequence_as(record.taps, [
-        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, error)])
-    with tf.control_dependencies(tf.nest.flatten(error)):
-      for key, factor in tracing.factors_of(record, flags, error):
+    mine = tf.nest.pack_sequence_as(record.taps, [
+        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, mine)])
+    with tf.control_dependencies(tf.nest.flatten(mine)):
+      for key, factor in tracing.factors_of(record, flags, mine):
         parts.setdefault(key, []).append(factor)
-  found = {}
+  per_variable = {}
   for key, several in parts.items():
     with tf.control_dependencies(blocks.tensors(tuple(several))):
-      found[key] = tied.add(several).simplified()
-  return found
+      per_variable[key] = tied.add(several).simplified()
+  return per_variable
 
 
 def _weight(norm, clip, mask):
@@ -128,29 +128,26 @@ def _weight(norm, clip, mask):
   return tf.where(keep, tf.where(norm > 0, inside, tf.ones_like(norm)), tf.zeros_like(norm))
 
 
-def _sums(variables, found, asks, scales, weights, sizes):
+def _sums(variables, per_variable, asks, scales, weights, sizes):
   """One `contract.Sums` per ask, scaled."""
-  totals, squares = [], []
+  totals, squares = [[] for _ in asks], [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  for variable, factor, size in zip(variables, found, sizes):
+  for variable, factor, size, *of_asks in zip(variables, per_variable, sizes, *scales):
     if factor is None:
       zeros = tf.zeros(variable.shape, dense.wide(tf.as_dtype(variable.dtype)))
-      totals.append([zeros] * len(asks))
-      squares.append([zeros] * len(squared))
+      mine, of_squares = [zeros] * len(asks), [zeros] * len(squared)
     else:
       sized = [weight * size for weight in weights]
-      totals.append(factor.weighted_sums(sized))
-      squares.append(factor.weighted_squares([tf.square(sized[i]) for i in squared])
-                     if squared else [])
-  result = []
-  for i, scale in enumerate(scales):
-    total = [one[i] if factors.absent(s) else s * one[i] for one, s in zip(totals, scale)]
-    square = ()
-    if i in squared:
-      j = squared.index(i)
-      square = [one[j] if factors.absent(s) else s * s * one[j] for one, s in zip(squares, scale)]
-    result.append(contract.Sums(total, square))
-  return tuple(result)
+      mine = [total if factors.absent(scale) else scale * total
+              for total, scale in zip(factor.weighted_sums(sized), of_asks)]
+      of_squares = factor.squared_sums(
+          [sized[i] for i in squared], [of_asks[i] for i in squared]) if squared else []
+    for i, total in enumerate(mine):
+      totals[i].append(total)
+    for i, square in zip(squared, of_squares):
+      squares[i].append(square)
+  return tuple(contract.Sums(total, square if i in squared else ())
+               for i, (total, square) in enumerate(zip(totals, squares)))
 
 
 def _per_variable(scale, variables):

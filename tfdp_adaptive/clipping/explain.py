@@ -9,7 +9,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import costs
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import tracing
@@ -32,7 +31,7 @@ class Layer(NamedTuple):
   parameters: int  # Trainable ones that it owns.
   route: str  # Of each of its variables, the largest first; see README.
   flops: float  # Operations of norms and sums / of its plain weight gradient; nan if unknown.
-  bytes: float  # Memory with what they form / of its inputs, errors and weights; nan if unknown.
+  bytes: float  # Memory with what they form / of inputs, cotangents and weights; nan if unknown.
   reason: str = ''  # Why it goes another way than its kind does.
 
 
@@ -67,7 +66,8 @@ class Explanation(NamedTuple):
         + f'; at most {self.budget / 2**20:g} MiB of gradients of single examples at once '
         '(of one example at least).', '']
     foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights;',
-            'bytes: with what they form, relative to inputs, errors and weights; by static shapes.']
+            'bytes: with what they form, relative to inputs, cotangents and weights; by static '
+            'shapes.']
     return '\n'.join(head + rows + foot)
 
 
@@ -185,7 +185,7 @@ def _layers(model, records, specs, scaled, engine):
     factors = [(v, factor) for v, factor in factors if factor is not None]
     parameters = sum(map(_size, variables))
     plain, private, formed = (sum(column) for column in zip(
-        (0, 0, 0), *[costs.of(factor, n, scaled) for _, factor in factors]))
+        (0, 0, 0), *[factor.cost(n, scaled) for _, factor in factors]))
     routes = list(dict.fromkeys(factor.route(scaled) for _, factor in factors))
     if engine == 'layered':
       routes = ['records']

@@ -2,13 +2,11 @@
 
 A layer's file says what the factors of its gradient are; here is what the
 book-keeping engine does with them: norms in a diagonal geometry, sums weighted
-per example, sums of squares. A `scale` is `()` or a tensor of the variable's
-shape; several scales or weights share the work.
+per example, sums of squares; see `protocol`.
 
-Norms are returned squared, in float64, and are never below the truth by more
-than rounding: products of sums are formed in float64, squares that underflow are
-charged at the smallest normal number, and the Gram route adds a bound of its own
-cancellation. Squares that overflow give a norm that is not finite; see `overflow`.
+Norms are never below the truth by more than rounding: products of sums are formed
+in float64, squares that underflow are charged at the smallest normal number, and the
+Gram route adds a bound of its own cancellation.
 """
 
 import dataclasses
@@ -18,12 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import protocol
 
 # Per-example gradients are formed and kept when they take at most this many
 # times the memory of their factors, and this many steps or more make up one of
 # them: forming is as dear as multiplying by that many steps once more.
 KEEP = 2.0
 STEPS = 64
+# Beyond this, what a square loses by underflow can count when another multiplies it.
+LARGE = 2.0**80
 
 
 def absent(scale):
@@ -31,7 +32,7 @@ def absent(scale):
 
 
 @dataclasses.dataclass(frozen=True)
-class Explicit:
+class Explicit(protocol.Factor):
   """The gradients themselves.
 
   Attributes:
@@ -40,7 +41,7 @@ class Explicit:
     shape: The variable's shape.
     axes: A permutation, or () for none.
     view: Another shape for the variable, or () for its own.
-    terms: How many products each number sums up, for `costs`.
+    terms: How many products each number sums up, for `cost`.
   """
 
   parts: Tuple[Any, ...]
@@ -63,25 +64,51 @@ class Explicit:
 
   def weighted_sums(self, weights):
     flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
-    weights = narrow(tf.stack(weights), flat[0].dtype)
+    weights = protocol.narrow(tf.stack(weights), flat[0].dtype)
     sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
     return [tf.reshape(restored(one, self.view or self.shape, self.axes), self.shape)
             for one in tf.unstack(sums, weights.shape[0])]
 
-  def weighted_squares(self, weights):
-    squares = dataclasses.replace(self, parts=tuple(tf.square(part) for part in self.parts))
-    return squares.weighted_sums(weights)
+  def squared_sums(self, weights, scales):
+    sums = []
+    for weight, scale in zip(weights, scales):
+      squares = []
+      for part, piece in zip(self.parts, [()] * len(self.parts) if absent(scale)
+                             else self._cut(scale)):
+        weighted = part * protocol.along(weight, part)
+        weighted = weighted if absent(scale) else weighted * piece
+        squares.append(tf.reshape(tf.reduce_sum(tf.square(weighted), 0), [-1]))
+      flat = restored(tf.concat(squares, 0), self.view or self.shape, self.axes)
+      sums.append(tf.reshape(flat, self.shape))
+    return sums
 
   def folded(self, times):
     def fold(part):
       return tf.reduce_sum(tf.reshape(part, [-1, times] + part.shape[1:].as_list()), 1)
     return dataclasses.replace(self, parts=tuple(fold(part) for part in self.parts))
 
-  def simplified(self):
-    return self
-
   def explicit(self):
     return self
+
+  def cost(self, n, scaled):
+    size = n * protocol.numbers(self.shape)
+    plain = 2 * size * self.terms
+    return protocol.Cost(plain, plain + (4 + scaled) * size, 4 * size)
+
+  def kin(self):
+    return Explicit
+
+  def joined(self, others):
+    return explicit(tf.add_n([part.gradient() for part in (self, *others)]))
+
+  def unit(self):
+    size = tf.reduce_max(tf.stack([protocol.peak(part) for part in self.parts]), 0)
+    parts = tuple(protocol.divided(part, size) for part in self.parts)
+    return dataclasses.replace(self, parts=parts), protocol.wide(size)
+
+  def times(self, ratio):
+    return dataclasses.replace(self, parts=tuple(
+        part * protocol.along(ratio, part) for part in self.parts))
 
   def gradient(self):
     """[n, *shape]."""
@@ -112,24 +139,24 @@ def restored(flat, shape, axes):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outer:
-  """`sum_t inputs[:, t] (x) errors[:, t]`: layers that multiply by a matrix.
+class Outer(protocol.Factor):
+  """`sum_t inputs[:, t] (x) cotangents[:, t]`: layers that multiply by a matrix.
 
   Attributes:
     inputs: [n, T, d].
-    errors: [n, T, p], gradients of the loss by the product.
+    cotangents: [n, T, p], gradients of the loss by the product.
     shape: The variable's shape.
     axes: Order of the variable's axes in which it is a [d, p] matrix.
   """
 
   inputs: Any
-  errors: Any
+  cotangents: Any
   shape: Tuple[int, ...]
   axes: Tuple[int, ...] = ()
 
   def route(self, scaled):
     """'rank one', 'explicit', 'gram' or 'blocks', from static shapes."""
-    length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.errors.shape[2]
+    length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2]
     if length == 1:
       return 'rank one'
     if length is None:
@@ -156,30 +183,59 @@ class Outer:
     return [norms[i] for i in range(len(scales))]
 
   def weighted_sums(self, weights):
-    if self.inputs.shape[2] < self.errors.shape[2]:
-      return [self._product(self.inputs * along(w, self.inputs), self.errors) for w in weights]
-    return [self._product(self.inputs, self.errors * along(w, self.errors)) for w in weights]
+    if self.inputs.shape[2] < self.cotangents.shape[2]:
+      return [self._product(self.inputs * protocol.along(w, self.inputs), self.cotangents)
+              for w in weights]
+    return [self._product(self.inputs, self.cotangents * protocol.along(w, self.cotangents))
+            for w in weights]
 
-  def weighted_squares(self, weights):
+  def squared_sums(self, weights, scales):
     if self.route(True) == 'rank one':
-      squares = Outer(tf.square(self.inputs), tf.square(self.errors), self.shape, self.axes)
-      return squares.weighted_sums(weights)
-    return blocks.sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w),
-                      self, weights)
+      return self._rank_one_squares(weights, scales)
+    return blocks.sum_blocks(
+        lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times):
     return dataclasses.replace(
-        self, inputs=fold(self.inputs, times), errors=fold(self.errors, times))
+        self, inputs=fold(self.inputs, times), cotangents=fold(self.cotangents, times))
 
   def simplified(self):
     return self.explicit() if self.route(True) == 'explicit' else self
 
+  def cost(self, n, scaled):
+    sizes = self.inputs.shape[1:].as_list() + [self.cotangents.shape[2]]
+    length, d, p = (size or 1 for size in sizes)
+    plain = 2 * n * length * d * p
+    weighting = n * length * min(d, p)
+    route = self.route(scaled)
+    if route == 'rank one':
+      norms = 2 * n * (d * p + p) + d * p if scaled else 2 * n * (d + p)
+      formed = n * (d + 2 * p) + d * p if scaled else 0
+    elif route == 'gram':
+      norms, formed = n * length**2 * (2 * d + 2 * p + 2), 2 * n * length**2
+    else:
+      norms, formed = plain + (2 + scaled) * n * d * p, protocol.block(n, d * p)
+    return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
+
+  def kin(self):  # Steps of one sequence.
+    return Outer, self.axes, self.inputs.shape[2]
+
+  def unit(self):
+    """Step by step: that the largest inputs met the largest cotangents is not said."""
+    inputs, cotangents = protocol.peak(self.inputs, 2), protocol.peak(self.cotangents, 2)
+    sizes = protocol.wide(inputs) * protocol.wide(cotangents)  # [n, T]
+    size = tf.reduce_max(sizes, 1)
+    ratios = tf.cast(protocol.divided(sizes, size), self.cotangents.dtype)
+    return dataclasses.replace(
+        self, inputs=protocol.divided(self.inputs, inputs),
+        cotangents=protocol.divided(self.cotangents, cotangents) * ratios[..., tf.newaxis]), size
+
   def explicit(self):
     axes = self.axes or tuple(range(len(self.shape)))
-    if self.inputs.shape[2] <= self.errors.shape[2]:
-      product = tf.matmul(self.inputs, self.errors, transpose_a=True)
+    if self.inputs.shape[2] <= self.cotangents.shape[2]:
+      product = tf.matmul(self.inputs, self.cotangents, transpose_a=True)
     else:  # The product is faster with the short side first.
-      product = tf.matmul(self.errors, self.inputs, transpose_a=True)
+      product = tf.matmul(self.cotangents, self.inputs, transpose_a=True)
       axes = axes[self._rows():] + axes[:self._rows()]
     axes = () if axes == tuple(sorted(axes)) else axes
     return Explicit((product,), self.shape, axes, terms=self.inputs.shape[1] or 1)
@@ -189,41 +245,58 @@ class Outer:
     sizes = [self.shape[i] for i in self.axes or range(len(self.shape))]
     return next(i for i in range(len(sizes) + 1)
                 if int(np.prod(sizes[:i])) == self.inputs.shape[2]
-                and int(np.prod(sizes[i:])) == self.errors.shape[2])
+                and int(np.prod(sizes[i:])) == self.cotangents.shape[2])
 
   def _rank_one(self, scales):
-    a, e = self.inputs[:, 0], self.errors[:, 0]
+    a, e = self.inputs[:, 0], self.cotangents[:, 0]
     norms = []
     for scale in scales:
       if absent(scale):
-        norms.append(sum_squares(a) * sum_squares(e))
+        left, right = sum_squares(a), sum_squares(e)
+        norms.append(usable(left * right, left, right))
       else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
-        small, d, p = tiny(a.dtype), a.shape[1], e.shape[1]
-        squares = tf.square(a) + small
-        rows = tf.matmul(squares, tf.square(self._matrix(scale)))
-        rows += small * (tf.reduce_sum(squares, 1, keepdims=True) + d)
-        total = tf.reduce_sum(rows * (tf.square(e) + small), 1) + p * small
-        norms.append(tf.cast(total, tf.float64))
+        small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
+        left, right = tf.square(a) + small, tf.square(e) + small
+        curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
+        rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
+        total = tf.reduce_sum(rows * right, 1) + p * small
+        norms.append(usable(protocol.wide(total), sums, tf.reduce_sum(right, 1), *ends(curvature)))
     return norms
+
+  def _rank_one_squares(self, weights, scales):
+    """`sum_n (s w a e')^2 = (s top)^2 * sum_n (w / top)^2 (a^2)(e^2)'`, in units of examples."""
+    unit, size = self.unit()
+    squares = Outer(tf.square(unit.inputs), tf.square(unit.cotangents), self.shape, self.axes)
+    sums = []
+    for weight, scale in zip(weights, scales):
+      weight *= size
+      top = tf.maximum(tf.reduce_max(weight), 0)
+      product, = squares.weighted_sums([tf.square(tf.math.divide_no_nan(weight, top))])
+      root = top * protocol.wide(tf.sqrt(product))
+      root = root if absent(scale) else root * protocol.wide(scale)
+      sums.append(tf.cast(tf.square(root), product.dtype))
+    return sums
 
   def _gram(self):
     """||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)."""
     inner = tf.matmul(self.inputs, self.inputs, transpose_b=True)
-    outer = tf.matmul(self.errors, self.errors, transpose_b=True)
+    outer = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
     a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
     lengths = tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1)
-    size = self.inputs.shape[1] * (self.inputs.shape[2] + self.errors.shape[2])
-    lost = size * tiny(inner.dtype) * (wide_sum(a) + wide_sum(e) + 1)
-    return gram(inner, outer, tf.square(tf.cast(lengths, tf.float64))) + lost
+    size = self.inputs.shape[1] * (self.inputs.shape[2] + self.cotangents.shape[2])
+    a, e = wide_sum(a), wide_sum(e)
+    lost = size * protocol.tiny(inner.dtype) * (a + e + 1)
+    return usable(gram(inner, outer, tf.square(protocol.wide(lengths))) + lost, a, e)
 
-  def _product(self, inputs, errors):
-    d, p = inputs.shape[2], errors.shape[2]
-    product = tf.matmul(tf.reshape(inputs, [-1, d]), tf.reshape(errors, [-1, p]), transpose_a=True)
+  def _product(self, inputs, cotangents):
+    d, p = inputs.shape[2], cotangents.shape[2]
+    product = tf.matmul(
+        tf.reshape(inputs, [-1, d]), tf.reshape(cotangents, [-1, p]), transpose_a=True)
     return restored(product, self.shape, self.axes)
 
   def _matrix(self, scale):
     scale = tf.transpose(scale, self.axes) if self.axes else scale
-    return tf.reshape(scale, [self.inputs.shape[2], self.errors.shape[2]])
+    return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
 
 
 def gram(inner, outer, magnitude):
@@ -242,33 +315,32 @@ def sum_squares(x, scale=()):
   What underflows is charged: at most the smallest normal number for every product.
   """
   size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
-  axes = list(range(1, x.shape.rank))
+  axes, small = list(range(1, x.shape.rank)), protocol.tiny(x.dtype)
   if absent(scale):
-    return wide_sum(tf.square(x), axes) + size * tiny(x.dtype)
+    return wide_sum(tf.square(x), axes) + size * small
   if x.shape[0] == 1:  # A product with one row is slow.
-    return wide_sum(tf.square(x * scale), axes) + size * tiny(x.dtype)
-  curvature = tf.reshape(tf.square(scale) + tiny(x.dtype), [1, -1])  # (x^2)' s^2
+    return wide_sum(tf.square(x * scale), axes) + size * small
+  curvature = tf.reshape(tf.square(scale) + small, [1, -1])  # (x^2)' s^2
   squares = tf.reshape(tf.square(x), [-1, curvature.shape[1]])
   total = tf.matmul(curvature, squares, transpose_b=True)[0]
-  return tf.cast(total, tf.float64) + (wide_sum(curvature, None) + size) * tiny(x.dtype)
+  return usable(protocol.wide(total) + (wide_sum(curvature, None) + size) * small, *ends(curvature))
 
 
 def wide_sum(x, axes=1):
-  return tf.cast(tf.reduce_sum(x, axes), tf.float64)
+  return protocol.wide(tf.reduce_sum(x, axes))
 
 
-def tiny(dtype):
-  return float(np.finfo(dtype.as_numpy_dtype).tiny)
+def usable(norms, *sums):
+  """Squared norms [n], infinite where one of the sums they are made of is `LARGE`."""
+  for one in sums:
+    norms = tf.where(one < LARGE, norms, float('inf'))
+  return norms
 
 
-def along(weights, x):
-  """[n] weights shaped to multiply x [n, ...]."""
-  return tf.reshape(narrow(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
-
-
-def narrow(weights, dtype):
-  """float64 weights in `dtype`; zero where that would round them up by much."""
-  return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
+def ends(curvature):
+  """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
+  top = tf.reduce_max(curvature)
+  return top, 1 / top
 
 
 def fold(x, times):

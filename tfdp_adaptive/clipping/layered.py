@@ -23,7 +23,7 @@ RECORD_BYTES = 32 * 2**20
 
 def engine(model, loss, batch, request):
   """See `interface`: any projection, for models that `bookkeeping.supports`."""
-  found, outputs, losses = bookkeeping.factors_of(model, loss, batch)
+  per_variable, outputs, losses = bookkeeping.factors_of(model, loss, batch)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
   whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
@@ -32,12 +32,12 @@ def engine(model, loss, batch, request):
           scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
       for query in request.queries])
   n, parts = blocks.cut(
-      blocks.tensors(tuple(found)) + [batch.mask], whole.shape[0], RECORD_BYTES)
+      blocks.tensors(tuple(per_variable)) + [batch.mask], whole.shape[0], RECORD_BYTES)
   count = tf.shape(parts[-1])[0]
 
   def body(i, sums, arrays):
     *values, mask = [t[i] for t in parts]
-    gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(found), values), mask))
+    gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(per_variable), values), mask))
     more, norms = materialized.sum_records(request, gradients, mask)
     return (i + 1, interface.add_sums(sums, more),
             [array.write(i, norm) for array, norm in zip(arrays, norms)])
@@ -56,9 +56,9 @@ def engine(model, loss, batch, request):
 def record_gradients(model, loss, x, y):
   """[n, ...] gradients of every example, a list like the trainable variables."""
   mask = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1], tf.bool)
-  found, _, _ = bookkeeping.factors_of(model, loss, interface.Batch(x, y, (), mask))
+  per_variable, _, _ = bookkeeping.factors_of(model, loss, interface.Batch(x, y, (), mask))
   specs = _specs(model)
-  return _gradients(specs, found, mask)
+  return _gradients(specs, per_variable, mask)
 
 
 def _specs(model):
@@ -66,11 +66,11 @@ def _specs(model):
           for v in model.trainable_variables]
 
 
-def _gradients(specs, found, mask):
+def _gradients(specs, per_variable, mask):
   return [
       tf.zeros(tf.concat([tf.shape(mask), spec.shape], 0), spec.dtype)
       if factor is None else factor.explicit().gradient()
-      for spec, factor in zip(specs, found)]
+      for spec, factor in zip(specs, per_variable)]
 
 
 def _joined(tensors):

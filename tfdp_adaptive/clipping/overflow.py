@@ -2,41 +2,42 @@
 
 Their factors are brought to the size of one, example by example, and their norms
 are made of factors and sizes apart. That takes the norms once more, so it is done
-only for batches that need it. A factor is linear in each of its float tensors.
+only for batches that need it.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import tied
+from tfdp_adaptive.clipping import protocol
 
 # Norms below leave room for the squares and products they are made of.
 MODERATE = 2.0**56
 
 
-def checked(norms, found, scales):
+def checked(norms, per_variable, scales):
   """The same records, whatever their size.
 
   Args:
     norms: One [n] per ask, from the factors.
-    found: The factor of every variable, or None.
+    per_variable: The factor of every variable, or None.
     scales: For every ask, the scale of every variable.
 
   Returns:
-    `(norms, found, sizes)`: norms that are not finite where a record counts as none;
+    `(norms, per_variable, sizes)`: norms that are not finite where a record counts as none;
     factors that are finite; and for each an [n] float64 by which it is to be multiplied.
   """
-  present = [i for i, factor in enumerate(found) if factor is not None]
-  before = [found[i] for i in present]
+  present = [i for i, factor in enumerate(per_variable) if factor is not None]
+  before = [per_variable[i] for i in present]
   ones = tf.ones_like(norms[0])
   if not present:
-    return norms, found, [ones] * len(found)
+    return norms, per_variable, [ones] * len(per_variable)
 
   moderate = tf.reduce_all(tf.stack(norms) < MODERATE)  # False where NaN.
 
   def measured():
-    units, sizes = zip(*map(_unit, before))
+    units, sizes = zip(*[factor.unit() for factor in before])
     return tf.stack([_parts(units, sizes, [of_ask[i] for i in present]) for of_ask in scales])
 
   # In a condition of its own: XLA would form each part anew for all that is made of it.
@@ -45,7 +46,7 @@ def checked(norms, found, scales):
       measured)
 
   def carefully():
-    units, sizes = zip(*map(_unit, before))
+    units, sizes = zip(*[factor.unit() for factor in before])
     values = _tensors(units)
     largest = tf.cast(min(t.dtype.max for t in values if t.dtype.is_floating), tf.float64)
     # Beyond the largest number the gradient itself overflows: no record.
@@ -59,11 +60,11 @@ def checked(norms, found, scales):
 
   norms, sizes, values = tf.cond(
       moderate, lambda: (norms, [ones] * len(present), _tensors(before)), carefully)
-  found, all_sizes, values = list(found), [ones] * len(found), iter(values)
+  per_variable, all_sizes, values = list(per_variable), [ones] * len(per_variable), iter(values)
   for i, factor, size in zip(present, before, sizes):
-    found[i] = blocks.rebuilt(factor, [next(values) for _ in blocks.tensors(factor)])
+    per_variable[i] = blocks.rebuilt(factor, [next(values) for _ in blocks.tensors(factor)])
     all_sizes[i] = size
-  return norms, found, all_sizes
+  return norms, per_variable, all_sizes
 
 
 def _tensors(some):
@@ -74,56 +75,25 @@ def _like(x, tensor):
   return tf.reshape(x, [-1] + [1] * (tensor.shape.rank - 1))
 
 
-def _unit(factor):
-  """`(factor / size, size)`, the size [n] such that no square overflows."""
-  if isinstance(factor, tied.Mixed):
-    parts, sizes = zip(*[_unit(part) for part in factor.parts])
-    top = tf.reduce_max(tf.stack(sizes), 0)
-    return tied.Mixed(tuple(
-        _times(part, size / top) for part, size in zip(parts, sizes))), top
-  peaks = [_peak(t) for t in _floats(factor)]
-  if isinstance(factor, factors.Explicit):  # Pieces of one tensor.
-    size = tf.reduce_max(tf.stack(peaks), 0)
-    return _divided(factor, [size] * len(peaks)), _wide(size)
-  size = tf.ones_like(_wide(peaks[0]))
-  for peak in peaks:
-    size *= _wide(peak)
-  return _divided(factor, peaks), size
-
-
-def _floats(factor):
-  return [t for t in blocks.tensors(factor) if t.dtype.is_floating]
-
-
-def _divided(factor, peaks):
-  peaks = iter(peaks)
-  return blocks.rebuilt(factor, [
-      t / _like(next(peaks), t) if t.dtype.is_floating else t for t in blocks.tensors(factor)])
-
-
-def _times(factor, ratio):
-  """`ratio * factor`, for a factor that is not `Mixed`."""
-  linear = _floats(factor) if isinstance(factor, factors.Explicit) else _floats(factor)[-1:]
-  return blocks.rebuilt(factor, [
-      t * _like(tf.cast(ratio, t.dtype), t) if any(t is one for one in linear) else t
-      for t in blocks.tensors(factor)])
-
-
-def _peak(x):
-  """[n] largest magnitudes; one for zeros."""
-  peak = tf.reduce_max(tf.abs(x), list(range(1, x.shape.rank)))
-  return tf.where(peak > 0, peak, tf.ones_like(peak))
-
-
 def _parts(units, sizes, scales):
-  """[factors, n] norms of factors times sizes in a geometry."""
+  """[factors, n] norms of factors times sizes in a geometry.
+
+  Steps may cancel, and what rounding leaves of them is not less than rounding: a
+  weight must not bring back up what the sum adds up again, in another order.
+  """
   parts = []
   for factor, size, scale in zip(units, sizes, scales):
+    rounding = 1.0
     if not factors.absent(scale):
-      top = _peak(tf.reshape(scale, [1, -1]))[0]
-      scale, size = scale / top, size * _wide(top)
+      top = tf.reduce_max(scale)
+      top = tf.where(top > 0, top, tf.ones_like(top))
+      scale, size = scale / top, size * protocol.wide(top)
+      rounding = protocol.wide(tf.reduce_min(scale))
     square, = factor.squared_norms([scale])
-    parts.append(size * tf.sqrt(square))
+    dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
+                key=lambda one: one.size)
+    rounding *= float(np.finfo(dtype.as_numpy_dtype).eps)
+    parts.append(size * tf.maximum(tf.sqrt(square), rounding))
   return tf.stack(parts)
 
 
@@ -132,7 +102,3 @@ def _norms(parts):
   top = tf.reduce_max(parts, 1, keepdims=True)
   top = tf.where(top > 0, top, tf.ones_like(top))
   return top[:, 0] * tf.sqrt(tf.reduce_sum(tf.square(parts / top), 1))
-
-
-def _wide(x):
-  return tf.cast(x, tf.float64)

@@ -6,6 +6,7 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 
 # Equal rows of sequences up to this length meet in a Gram matrix; of longer ones
 # they are merged by a scatter.
@@ -13,17 +14,17 @@ SHORT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-  """`errors[:, t]` added to row `ids[:, t]`: embeddings.
+class Rows(protocol.Factor):
+  """`cotangents[:, t]` added to row `ids[:, t]`: embeddings.
 
   Attributes:
     ids: [n, T] integers.
-    errors: [n, T, d].
+    cotangents: [n, T, d].
     shape: The variable's shape, [rows, d].
   """
 
   ids: Any
-  errors: Any
+  cotangents: Any
   shape: Tuple[int, ...]
 
   def route(self, scaled):
@@ -36,57 +37,69 @@ class Rows:
 
   def squared_norms(self, scales):
     if self.route(True) == 'gram':
-      same = tf.cast(self._same(), self.errors.dtype)
-      return [self._gram(same, self._scaled(self.errors, scale)) for scale in scales]
+      same = tf.cast(self._same(), self.cotangents.dtype)
+      return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
     merged = self._merged()
     return [factors.sum_squares(self._scaled(merged, scale)) for scale in scales]
 
   def weighted_sums(self, weights):
-    return [self._scatter(self.errors * factors.along(w, self.errors)) for w in weights]
+    return [self._scatter(self.cotangents * protocol.along(w, self.cotangents)) for w in weights]
 
-  def weighted_squares(self, weights):
-    squares = tf.square(self._merged())
-    return [self._scatter(squares * factors.along(w, squares)) for w in weights]
+  def squared_sums(self, weights, scales):
+    merged = self._merged()
+    return [self._scatter(tf.square(self._scaled(merged * protocol.along(w, merged), scale)))
+            for w, scale in zip(weights, scales)]
 
   def folded(self, times):
     return dataclasses.replace(
-        self, ids=factors.fold(self.ids, times), errors=factors.fold(self.errors, times))
+        self, ids=factors.fold(self.ids, times), cotangents=factors.fold(self.cotangents, times))
 
-  def simplified(self):
-    return self
+  def cost(self, n, scaled):
+    length, d = self.ids.shape[1] or 1, self.shape[1]
+    touched = n * length * d
+    norms, formed = (2 + scaled) * touched, 0
+    if self.route(scaled) == 'gram':
+      norms, formed = norms + 2 * n * length**2 * (d + 1), 2 * n * length**2
+    elif self.route(scaled) == 'merge':
+      norms, formed = norms + n * length**2 + touched, n * length**2 + touched
+    plain = touched + protocol.numbers(self.shape)  # Rows no example touches become zeros.
+    return protocol.Cost(plain, plain + touched + norms, 4 * (formed + touched))
+
+  def kin(self):
+    return Rows
 
   def explicit(self):
     n = tf.shape(self.ids)[0]
     rows = self.ids + tf.cast(tf.range(n)[:, tf.newaxis] * self.shape[0], self.ids.dtype)
     flat = tf.math.unsorted_segment_sum(
-        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
+        tf.reshape(self.cotangents, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
     return factors.explicit(tf.reshape(flat, (-1,) + self.shape))
 
   def _scatter(self, values):
     return tf.math.unsorted_segment_sum(
         tf.reshape(values, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0])
 
-  def _scaled(self, errors, scale):
-    return errors if factors.absent(scale) else errors * tf.gather(scale, self.ids)
+  def _scaled(self, cotangents, scale):
+    return cotangents if factors.absent(scale) else cotangents * tf.gather(scale, self.ids)
 
   def _same(self):
     return tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis])
 
-  def _gram(self, same, errors):
+  def _gram(self, same, cotangents):
     """||sum_t 1_t e_t'||^2 = sum_{tu} [id_t = id_u] (e_t'e_u)."""
-    outer = tf.matmul(errors, errors, transpose_b=True)
+    outer = tf.matmul(cotangents, cotangents, transpose_b=True)
     lengths = tf.sqrt(tf.linalg.diag_part(outer))
     magnitude = factors.wide_sum(lengths * tf.linalg.matvec(same, lengths))
-    lost = self.ids.shape[1]**2 * self.shape[1] * factors.tiny(errors.dtype)
+    lost = self.ids.shape[1]**2 * self.shape[1] * protocol.tiny(cotangents.dtype)
     return factors.gram(same, outer, magnitude) + lost
 
   def _merged(self):
-    """[n, T, d]: errors of equal ids of an example summed at their first place."""
+    """[n, T, d]: cotangents of equal ids of an example summed at their first place."""
     if self.route(True) == 'once':
-      return self.errors
+      return self.cotangents
     n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
     first = tf.argmax(tf.cast(self._same(), tf.int32), 2, output_type=tf.int32)
     place = first + tf.range(n)[:, tf.newaxis] * length
     flat = tf.math.unsorted_segment_sum(
-        tf.reshape(self.errors, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
-    return tf.reshape(flat, tf.shape(self.errors))
+        tf.reshape(self.cotangents, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
+    return tf.reshape(flat, tf.shape(self.cotangents))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
 
 
@@ -15,31 +16,21 @@ def add(parts):
   """The factor of a sum of gradients of one variable (tied weights)."""
   alike = {}
   for part in parts:
-    key = id(part)
-    if isinstance(part, factors.Outer):  # Steps of one sequence.
-      key = (part.axes, part.inputs.shape[2])
-    elif isinstance(part, (rows.Rows, factors.Explicit)):
-      key = type(part)
-    alike.setdefault(key, []).append(part)
-  merged = [_merged(same) for same in alike.values()]
+    alike.setdefault(part.kin(), []).append(part)
+  merged = [_joined(same) for same in alike.values()]
   if len(merged) == 1:
     return merged[0]
   if any(isinstance(part, factors.Explicit) for part in merged):
-    return _merged([part.explicit() for part in merged])
+    return _joined([part.explicit() for part in merged])
   return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, rows.Rows))))
 
 
-def _merged(same):
-  if len(same) == 1:
-    return same[0]
-  if isinstance(same[0], factors.Explicit):
-    return factors.explicit(tf.add_n([part.gradient() for part in same]))
-  columns = zip(*map(blocks.tensors, same))
-  return blocks.rebuilt(same[0], [tf.concat(column, 1) for column in columns])
+def _joined(same):
+  return same[0] if len(same) == 1 else same[0].joined(same[1:])
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixed:
+class Mixed(protocol.Factor):
   """A sum of factors of different kinds, as of an embedding tied to a softmax."""
 
   parts: Tuple[Any, ...]
@@ -64,17 +55,35 @@ class Mixed:
     return [tf.add_n(list(sums))
             for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
 
-  def weighted_squares(self, weights):
-    return blocks.sum_blocks(lambda factor, w: factor.explicit().weighted_squares(w), self, weights)
+  def squared_sums(self, weights, scales):
+    return blocks.sum_blocks(
+        lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times):
     return Mixed(tuple(part.folded(times) for part in self.parts))
 
-  def simplified(self):
-    return self
+  def cost(self, n, scaled):
+    plain, private, formed = (sum(column) for column in zip(
+        *[part.cost(n, scaled) for part in self.parts]))
+    if self.route(scaled) == 'tied':
+      table, outer = self.parts
+      pairs = n * (table.ids.shape[1] or 1) * (outer.inputs.shape[1] or 1)
+      return protocol.Cost(plain, private + pairs * (2 * self.shape[1] + 2), formed + 8 * pairs)
+    size = protocol.numbers(self.shape)
+    return protocol.Cost(
+        plain, 2 * plain + (2 + scaled) * n * size, formed + 4 * protocol.block(n, size))
+
+  def unit(self):
+    parts, sizes = zip(*[part.unit() for part in self.parts])
+    top = tf.reduce_max(tf.stack(sizes), 0)
+    return Mixed(tuple(
+        part.times(protocol.divided(size, top)) for part, size in zip(parts, sizes))), top
+
+  def times(self, ratio):
+    return Mixed(tuple(part.times(ratio) for part in self.parts))
 
   def explicit(self):
-    return _merged([part.explicit() for part in self.parts])
+    return _joined([part.explicit() for part in self.parts])
 
   def _tied(self, scales):
     """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
@@ -82,10 +91,10 @@ class Mixed:
     reached = tf.gather(outer.inputs, table.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
     norms = []
     for scale, a, b in zip(scales, table.squared_norms(scales), outer.squared_norms(scales)):
-      errors = table.errors
+      cotangents = table.cotangents
       if not factors.absent(scale):
-        errors = errors * tf.square(tf.gather(scale, table.ids))
-      inner = tf.matmul(outer.errors, errors, transpose_b=True)
+        cotangents = cotangents * tf.square(tf.gather(scale, table.ids))
+      inner = tf.matmul(outer.cotangents, cotangents, transpose_b=True)
       cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
       rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * (a + b)
       norms.append(tf.maximum(a + b + cross, 0) + rounding)

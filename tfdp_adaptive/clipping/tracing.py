@@ -40,6 +40,9 @@ class Record(NamedTuple):
 def units(model):
   """The units that together own the model's trainable variables.
 
+  A layer may be frozen while layers inside it train (LoRA), so what counts is which
+  variables the model trains, not which a layer says it does.
+
   Raises:
     Unsupported: If a trainable variable belongs to no unit.
   """
@@ -53,13 +56,13 @@ def units(model):
           'LayerNormalization or GroupNormalization, or freeze it.')
 
   def visit(layer):
-    mine = {compat.variable_key(v): v for v in layer.trainable_variables
+    mine = {compat.variable_key(v): v for v in layer.weights
             if compat.variable_key(v) in trainable}
     if id(layer) in seen or not mine:
       return
     seen.add(id(layer))
     inside = list(layer._flatten_layers(include_self=False, recursive=False))
-    nested = {compat.variable_key(v) for one in inside for v in one.trainable_variables}
+    nested = {compat.variable_key(v) for one in inside for v in one.weights}
     own = {key: v for key, v in mine.items() if key not in nested}
     kind = registry.find(layer)
     if kind is None and layer is not model and (own or generic.is_opaque(layer)):
@@ -83,11 +86,11 @@ def units(model):
   return found
 
 
-def factors_of(record, batched, errors):
+def factors_of(record, batched, cotangents):
   """Yields `(variable key, factor)` for every variable of a recorded call."""
   owned = {compat.variable_key(v) for v in record.unit.variables}
   call = record.call._replace(batched=batched)
-  for variable, factor in record.unit.kind.gradients(record.unit.layer, call, errors):
+  for variable, factor in record.unit.kind.gradients(record.unit.layer, call, cotangents):
     key = compat.variable_key(variable)
     if key in owned:
       yield key, factor if call.times == 1 else factor.folded(call.times)
@@ -115,7 +118,7 @@ def probe(model, x):
     with tape:
       outputs = recorder.run(model, inputs)
     for record in recorder.records:
-      for output in tf.nest.flatten(record.call.outputs):
+      for output in registry.tensors(record.call.outputs):
         if output.shape.rank is None or output.shape[0] != _PROBE * record.call.times:
           raise registry.Unsupported(
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -21,19 +22,19 @@ CHANNELS, WINDOWS = 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Convolution:
+class Convolution(protocol.Factor):
   """The gradient of a kernel [*places, channels, filters], padding done.
 
   Attributes:
     inputs: [n, *spatial, channels].
-    errors: [n, *output, filters], gradients of the loss by the convolution.
+    cotangents: [n, *output, filters], gradients of the loss by the convolution.
     shape: The kernel's shape.
     strides: Per spatial axis.
     dilations: Per spatial axis.
   """
 
   inputs: Any
-  errors: Any
+  cotangents: Any
   shape: Tuple[int, ...]
   strides: Tuple[int, ...]
   dilations: Tuple[int, ...]
@@ -41,8 +42,8 @@ class Convolution:
   def route(self, scaled):
     """'explicit', 'gram' or 'blocks', from static shapes."""
     kernel = int(np.prod(self.shape))
-    points = int(np.prod(self.errors.shape[1:-1]))
-    stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.errors.shape[1:]))
+    points = int(np.prod(self.cotangents.shape[1:-1]))
+    stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.cotangents.shape[1:]))
     if kernel <= 2 * factors.KEEP * stored:  # Multiplying again is as dear as the patches.
       return 'explicit'
     patch = kernel // self.shape[-1]
@@ -54,44 +55,57 @@ class Convolution:
       chosen = [i for i, s in enumerate(scales) if factors.absent(s) != scaled]
       picked = [scales[i] for i in chosen]
       if chosen and self.route(scaled) == 'gram':
-        points = int(np.prod(self.errors.shape[1:-1]))
-        found = blocks.in_blocks(lambda one: one.patches().squared_norms(picked), self,
+        points = int(np.prod(self.cotangents.shape[1:-1]))
+        several = blocks.in_blocks(lambda one: one.patches().squared_norms(picked), self,
                                   len(picked), points * int(np.prod(self.shape[:-1])))
       elif chosen:
-        found = blocks.in_blocks(
+        several = blocks.in_blocks(
             lambda one: one.explicit().squared_norms(picked), self, len(picked))
-      norms.update(zip(chosen, found if chosen else []))
+      norms.update(zip(chosen, several if chosen else []))
     return [norms[i] for i in range(len(scales))]
 
   def weighted_sums(self, weights):
     return [self._product(w) for w in weights]
 
-  def weighted_squares(self, weights):
-    return blocks.sum_blocks(lambda one, w: one.explicit().weighted_squares(w), self, weights)
+  def squared_sums(self, weights, scales):
+    return blocks.sum_blocks(
+        lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times):
     return self.explicit().folded(times)
+
+  def cost(self, n, scaled):
+    points, size = protocol.numbers(self.cotangents.shape[1:-1]), protocol.numbers(self.shape)
+    filters = self.shape[-1]
+    patch = size // filters
+    plain, weighting = 2 * n * points * size, n * points * filters
+    if self.route(scaled) == 'gram':
+      norms = n * points**2 * (2 * patch + 2 * filters + 2)
+      formed = protocol.block(n, points * (patch + 2 * points))
+    else:
+      norms, formed = plain + (2 + scaled) * n * size, protocol.block(n, size)
+    return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
 
   def simplified(self):
     return self.explicit() if self.route(True) == 'explicit' else self
 
   def explicit(self):
-    errors, rank = dense.sequence(self.errors), len(self.strides)
-    parts = tuple(tf.matmul(errors, rows, transpose_a=True) for rows in self._rows())
+    cotangents, rank = dense.sequence(self.cotangents), len(self.strides)
+    parts = tuple(tf.matmul(cotangents, rows, transpose_a=True) for rows in self._rows())
     axes = (0, 2 * rank + 1) + tuple(range(2, 2 * rank, 2)) + tuple(
         range(1, 2 * rank, 2)) + (2 * rank,)
-    return factors.Explicit(parts, self.shape, axes, self._view(), errors.shape[1])
+    return factors.Explicit(parts, self.shape, axes, self._view(), cotangents.shape[1])
 
   def patches(self):
     """The factor of the kernel, in another order of its axes, as a matrix product."""
     patches = tf.concat(list(self._rows()), -1)
-    return factors.Outer(patches, dense.sequence(self.errors), self.shape)
+    return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
   def windows(self):
     """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
     phases = self._phases()
     for place in itertools.product(*[range(size) for size in self.shape[:-2]]):
-      yield self._window(phases, place, self.strides, self.errors.shape[1:-1])
+      yield self._window(phases, place, self.strides, self.cotangents.shape[1:-1])
 
   def _tile(self):
     """Places per axis whose inputs are channels of one: the stride, if it divides the kernel."""
@@ -106,7 +120,7 @@ class Convolution:
 
   def _rows(self):
     """Per row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
-    sizes, tile = self.errors.shape[1:-1].as_list(), self._tile()
+    sizes, tile = self.cotangents.shape[1:-1].as_list(), self._tile()
     strides = [s // t for s, t in zip(self.strides, tile)]
     inner, bands = int(np.prod(sizes[1:])), []
     for phase in self._phases(tile):  # Of rows; each with all other places side by side.
@@ -145,7 +159,7 @@ class Convolution:
 
   def _reach(self, axis):
     """How far the kernel gets along a spatial axis of the inputs."""
-    steps = self.errors.shape[1 + axis] - 1
+    steps = self.cotangents.shape[1 + axis] - 1
     return steps * self.strides[axis] + (self.shape[axis] - 1) * self.dilations[axis] + 1
 
   def _phases(self, tile=None):
@@ -176,31 +190,31 @@ class Convolution:
     return nested(x, 0)
 
   def _product(self, weights):
-    """The plain gradient of the kernel for weighted errors."""
-    weights = factors.along(weights, self.errors)
+    """The plain gradient of the kernel for weighted cotangents."""
+    weights = protocol.along(weights, self.cotangents)
     kernel = tf.zeros(self.shape, self.inputs.dtype)
     with tf.GradientTape() as tape:
       tape.watch(kernel)
       outputs = tf.nn.convolution(self.inputs, kernel, self.strides, 'VALID',
                                   dilations=self.dilations)
-    return tape.gradient(outputs, kernel, output_gradients=self.errors * weights)
+    return tape.gradient(outputs, kernel, output_gradients=self.cotangents * weights)
 
 
-def factor(layer, inputs, errors, shape):
-  """The `Convolution` of a layer's inputs and errors, channels last."""
+def factor(layer, inputs, cotangents, shape):
+  """The `Convolution` of a layer's inputs and cotangents, channels last."""
   if None in inputs.shape[1:].as_list():
     raise registry.Unsupported(
         f'Layer {layer.name!r} must get inputs of a fixed size. Received: {inputs.shape}. '
         "Fix the size, or use engine='materialized'.")
   pads = []
   for size, output, kernel, stride, dilation in zip(
-      inputs.shape[1:-1], errors.shape[1:-1], shape, layer.strides, layer.dilation_rate):
+      inputs.shape[1:-1], cotangents.shape[1:-1], shape, layer.strides, layer.dilation_rate):
     reach = (kernel - 1) * dilation
     missing = max((output - 1) * stride + reach + 1 - size, 0)
     before = {'valid': 0, 'causal': reach, 'same': missing // 2}[layer.padding]
     pads.append([before, max(missing - before, 0)])  # Strides may leave the last inputs out.
   return Convolution(
-      _fitted(inputs, pads), errors, shape, tuple(layer.strides), tuple(layer.dilation_rate))
+      _fitted(inputs, pads), cotangents, shape, tuple(layer.strides), tuple(layer.dilation_rate))
 
 
 def _fitted(x, more):
@@ -231,60 +245,60 @@ def _why(layer):
   return 'LoRA' if getattr(layer, 'lora_enabled', False) else ''
 
 
-def _bias(layer, errors):
+def _bias(layer, cotangents):
   if layer.bias is not None:
-    yield layer.bias, dense.summed_to(errors, tuple(layer.bias.shape))
+    yield layer.bias, dense.summed_to(cotangents, tuple(layer.bias.shape))
 
 
 @registry.register(
     layers.Conv1D, layers.Conv2D, layers.Conv3D, tap=registry.at_activation, why=_why)
-def convolution(layer, call, errors):
-  inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
+def convolution(layer, call, cotangents):
+  inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   shape = tuple(layer.kernel.shape)
   if layer.groups == 1:
-    yield layer.kernel, factor(layer, inputs, errors, shape)
+    yield layer.kernel, factor(layer, inputs, cotangents, shape)
   else:
     part = shape[:-1] + (shape[-1] // layer.groups,)
     yield layer.kernel, factors.explicit(tf.concat([
         factor(layer, x, e, part).explicit().gradient()
-        for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(errors, layer.groups, -1))
-    ], -1), int(np.prod(errors.shape[1:-1])))
-  yield from _bias(layer, errors)
+        for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(cotangents, layer.groups, -1))
+    ], -1), int(np.prod(cotangents.shape[1:-1])))
+  yield from _bias(layer, cotangents)
 
 
-def _depthwise(convolved, errors):
+def _depthwise(convolved, cotangents):
   """A kernel [*places, channels, multiplier]: every channel by itself."""
   shape = convolved.shape
-  errors = tf.reshape(errors, [-1, int(np.prod(errors.shape[1:-1]))] + list(shape[-2:]))
-  products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), errors)
+  cotangents = tf.reshape(cotangents, [-1, int(np.prod(cotangents.shape[1:-1]))] + list(shape[-2:]))
+  products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), cotangents)
               for window in convolved.windows()]
-  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape), errors.shape[1])
+  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape), cotangents.shape[1])
 
 
 @registry.register(
     layers.DepthwiseConv1D, layers.DepthwiseConv2D, tap=registry.at_activation, why=_why)
-def depthwise_convolution(layer, call, errors):
-  inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
+def depthwise_convolution(layer, call, cotangents):
+  inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   kernel = layer.kernel if compat.KERAS_3 else layer.depthwise_kernel
-  yield kernel, _depthwise(factor(layer, inputs, errors, tuple(kernel.shape)), errors)
-  yield from _bias(layer, errors)
+  yield kernel, _depthwise(factor(layer, inputs, cotangents, tuple(kernel.shape)), cotangents)
+  yield from _bias(layer, cotangents)
 
 
 @registry.register(
     layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=_why)
-def separable_convolution(layer, call, errors):
+def separable_convolution(layer, call, cotangents):
   """A depthwise convolution, then a matrix at every point."""
-  inputs, errors = channels_last(layer, call.inputs), channels_last(layer, errors)
+  inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   depthwise, pointwise = layer.depthwise_kernel, layer.pointwise_kernel
   shape = tuple(depthwise.shape)
-  wide = lambda v: tf.cast(tf.convert_to_tensor(v), errors.dtype)
+  wide = lambda v: tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
   matrix = tf.reshape(wide(pointwise), [shape[-2] * shape[-1], -1])
-  back = dense.times(errors, tf.transpose(matrix))
+  back = dense.times(cotangents, tf.transpose(matrix))
   convolved = factor(layer, inputs, back, shape)
   taps = tf.unstack(tf.reshape(wide(depthwise), (-1,) + shape[-2:]))
   middle = tf.add_n([window[..., tf.newaxis] * tap
                      for window, tap in zip(convolved.windows(), taps)])
-  middle = tf.reshape(middle, [-1, int(np.prod(errors.shape[1:-1])), shape[-2] * shape[-1]])
+  middle = tf.reshape(middle, [-1, int(np.prod(cotangents.shape[1:-1])), shape[-2] * shape[-1]])
   yield depthwise, _depthwise(convolved, back)
-  yield pointwise, factors.Outer(middle, dense.sequence(errors), tuple(pointwise.shape))
-  yield from _bias(layer, errors)
+  yield pointwise, factors.Outer(middle, dense.sequence(cotangents), tuple(pointwise.shape))
+  yield from _bias(layer, cotangents)

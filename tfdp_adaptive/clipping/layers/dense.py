@@ -23,13 +23,13 @@ def sequence(x):
   return tf.reshape(x, [-1, length, x.shape[-1]])
 
 
-def summed_to(errors, shape):
+def summed_to(cotangents, shape):
   """The factor of a variable of `shape` that is broadcast and added."""
-  errors = tf.cast(errors, wide(errors.dtype))
-  offset = errors.shape.rank - len(shape)
-  axes = [i for i in range(1, errors.shape.rank) if i < offset or shape[i - offset] == 1]
-  total = tf.reduce_sum(errors, axes) if axes else errors
-  return factors.explicit(tf.reshape(total, (-1,) + shape), numbers(errors) // numbers(total))
+  cotangents = tf.cast(cotangents, wide(cotangents.dtype))
+  offset = cotangents.shape.rank - len(shape)
+  axes = [i for i in range(1, cotangents.shape.rank) if i < offset or shape[i - offset] == 1]
+  total = tf.reduce_sum(cotangents, axes) if axes else cotangents
+  return factors.explicit(tf.reshape(total, (-1,) + shape), numbers(cotangents) // numbers(total))
 
 
 def numbers(x):
@@ -47,8 +47,8 @@ def quantized(layer):
 
 
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation, why=quantized)
-def dense(layer, call, errors):
-  inputs, flat = sequence(call.inputs), sequence(errors)
+def dense(layer, call, cotangents):
+  inputs, flat = sequence(call.inputs), sequence(cotangents)
   scale = lora_scale(layer)
   if scale is None:
     yield layer.kernel, factors.Outer(inputs, flat, tuple(layer.kernel.shape))
@@ -60,7 +60,7 @@ def dense(layer, call, errors):
     yield layer.lora_kernel_b, factors.Outer(
         times(inputs, a), flat, tuple(layer.lora_kernel_b.shape))
   if layer.bias is not None:
-    yield layer.bias, summed_to(errors, tuple(layer.bias.shape))
+    yield layer.bias, summed_to(cotangents, tuple(layer.bias.shape))
 
 
 def times(x, matrix):

@@ -31,20 +31,20 @@ def _why(layer):
 
 
 @registry.register(compat.keras.layers.EinsumDense, tap=registry.at_activation, why=_why)
-def einsum_dense(layer, call, errors):
-  inputs, errors = (tf.cast(x, dense.wide(x.dtype)) for x in (call.inputs, errors))
+def einsum_dense(layer, call, cotangents):
+  inputs, cotangents = (tf.cast(x, dense.wide(x.dtype)) for x in (call.inputs, cotangents))
   left, kernel, right = labels(layer.equation, inputs.shape.rank)
   scale = dense.lora_scale(layer)
   if scale is None:
-    yield layer.kernel, _factor(inputs, left, errors, right, kernel, layer.kernel.shape)
+    yield layer.kernel, _factor(inputs, left, cotangents, right, kernel, layer.kernel.shape)
   else:  # kernel + scale * a b, multiplied along the kernel's last axis
-    yield from _lora(layer, scale, inputs, left, errors, right, kernel)
+    yield from _lora(layer, scale, inputs, left, cotangents, right, kernel)
   if layer.bias is not None:
-    yield layer.bias, dense.summed_to(errors, tuple(layer.bias.shape))
+    yield layer.bias, dense.summed_to(cotangents, tuple(layer.bias.shape))
 
 
-def _lora(layer, scale, inputs, left, errors, right, kernel):
-  wide = lambda v: scale * tf.cast(tf.convert_to_tensor(v), errors.dtype)
+def _lora(layer, scale, inputs, left, cotangents, right, kernel):
+  wide = lambda v: scale * tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
   a, b = wide(layer.lora_kernel_a), wide(layer.lora_kernel_b)
   last, rank = kernel[-1], next(c for c in string.ascii_letters if c not in left + kernel + right)
   short = kernel[:-1] + rank
@@ -53,24 +53,24 @@ def _lora(layer, scale, inputs, left, errors, right, kernel):
   if last in right:
     mapped = right.replace(last, rank)
     yield layer.lora_kernel_a, _factor(
-        inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', errors, b), mapped,
+        inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', cotangents, b), mapped,
         short, layer.lora_kernel_a.shape)
     mapped = steps + others(right) + rank
     yield layer.lora_kernel_b, _factor(
-        tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, errors, right,
+        tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, cotangents, right,
         rank + last, layer.lora_kernel_b.shape)
   else:
     mapped = left.replace(last, rank)
     yield layer.lora_kernel_a, _factor(
-        tf.einsum(f'{left},{rank}{last}->{mapped}', inputs, b), mapped, errors, right,
+        tf.einsum(f'{left},{rank}{last}->{mapped}', inputs, b), mapped, cotangents, right,
         short, layer.lora_kernel_a.shape)
     mapped = steps + others(left) + rank
     yield layer.lora_kernel_b, _factor(
-        inputs, left, tf.einsum(f'{right},{short}->{mapped}', errors, a), mapped,
+        inputs, left, tf.einsum(f'{right},{short}->{mapped}', cotangents, a), mapped,
         rank + last, layer.lora_kernel_b.shape)
 
 
-def _factor(inputs, left, errors, right, kernel, shape):
+def _factor(inputs, left, cotangents, right, kernel, shape):
   """The factor of `kernel` in the product `left,kernel->right`, by its labels."""
   shape = tuple(shape)
   steps = [c for c in left if c in right and c not in kernel]
@@ -78,10 +78,11 @@ def _factor(inputs, left, errors, right, kernel, shape):
   if set(rows) & set(columns):  # A matrix of its own for every index they share.
     terms = [inputs.shape[left.index(c)] or 1 for c in steps[1:]]
     return factors.explicit(
-        tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, errors), int(np.prod(terms)))
+        tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents), int(np.prod(terms)))
   axes = tuple(kernel.index(c) for c in rows + columns)
-  return factors.Outer(_matrix(inputs, left, steps, rows), _matrix(errors, right, steps, columns),
-                       shape, axes if axes != tuple(range(len(shape))) else ())
+  return factors.Outer(
+      _matrix(inputs, left, steps, rows), _matrix(cotangents, right, steps, columns), shape,
+      axes if axes != tuple(range(len(shape))) else ())
 
 
 def _matrix(x, names, steps, features):

@@ -18,20 +18,20 @@ def _why(layer):
 
 
 @registry.register(layers.Embedding, why=_why)
-def embedding(layer, call, errors):
+def embedding(layer, call, cotangents):
   ids = tf.cast(call.inputs, tf.int32)
   ids = dense.sequence(tf.cast(ids, tf.int32)[..., tf.newaxis])[..., 0]
-  errors = dense.sequence(errors)
+  cotangents = dense.sequence(cotangents)
   scale = dense.lora_scale(layer)
   if scale is None:
-    yield layer.embeddings, rows.Rows(ids, errors, tuple(layer.embeddings.shape))
+    yield layer.embeddings, rows.Rows(ids, cotangents, tuple(layer.embeddings.shape))
   else:  # embeddings + scale * a b
-    a, b = (scale * tf.cast(tf.convert_to_tensor(v), errors.dtype)
+    a, b = (scale * tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
             for v in (layer.lora_embeddings_a, layer.lora_embeddings_b))
     yield layer.lora_embeddings_a, rows.Rows(
-        ids, tf.einsum('ntd,rd->ntr', errors, b), tuple(layer.lora_embeddings_a.shape))
+        ids, tf.einsum('ntd,rd->ntr', cotangents, b), tuple(layer.lora_embeddings_a.shape))
     yield layer.lora_embeddings_b, factors.Outer(
-        tf.gather(a, ids), errors, tuple(layer.lora_embeddings_b.shape))
+        tf.gather(a, ids), cotangents, tuple(layer.lora_embeddings_b.shape))
 
 
 if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
@@ -39,12 +39,12 @@ if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
   @registry.register(
       layers.ReversibleEmbedding,
       why=lambda layer: 'LoRA' if dense.lora_scale(layer) is not None else _why(layer))
-  def reversible_embedding(layer, call, errors):
+  def reversible_embedding(layer, call, cotangents):
     reverse = call.args[1] if len(call.args) > 1 else call.kwargs.get('reverse', False)
     if not reverse:
-      yield from embedding(layer, call, errors)
+      yield from embedding(layer, call, cotangents)
       return
-    inputs, flat = dense.sequence(call.inputs), dense.sequence(errors)
+    inputs, flat = dense.sequence(call.inputs), dense.sequence(cotangents)
     if layer.logit_soft_cap is not None:
       outputs = dense.sequence(call.outputs) / layer.logit_soft_cap
       flat *= 1 - tf.square(outputs)

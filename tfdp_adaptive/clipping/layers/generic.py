@@ -42,19 +42,21 @@ def tap(layer, function, tape, args, kwargs):
 
   with _dropout(layer, draw):
     outputs = function(*args, **kwargs)
-  tf.nest.map_structure(tape.watch, outputs)
-  return outputs, outputs, factors_drawn
+  taps = _floats(outputs)
+  tape.watch(taps)
+  return outputs, taps, factors_drawn
 
 
-def gradients(layer, call, errors):
+def gradients(layer, call, cotangents):
   """Yields the factor of each trainable variable of the layer, and of those inside."""
-  variables = [compat.raw_variable(v) for v in layer.trainable_variables]
+  trained = compat.trained_variables(layer)
+  variables = [compat.raw_variable(v) for v in trained]
   arguments = (call.args, call.kwargs)
   flat = tf.nest.flatten(arguments)
   batched = [t for t, each in zip(flat, call.batched) if each]
 
   def example(inputs):
-    own, drawn, error = inputs
+    own, drawn, cotangent = inputs
     own, drawn = iter(own), iter(drawn)
     args, kwargs = tf.nest.pack_sequence_as(arguments, [
         next(own)[tf.newaxis] if each else t for t, each in zip(flat, call.batched)])
@@ -62,18 +64,23 @@ def gradients(layer, call, errors):
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         for variable in variables:
           tape.watch(variable)
-        outputs = layer(*args, **kwargs)
-    error = tf.nest.map_structure(lambda e, o: tf.cast(e[tf.newaxis], o.dtype), error, outputs)
-    found = tape.gradient(outputs, variables, output_gradients=error,
-                          unconnected_gradients='zero')
-    return [tf.cast(tf.convert_to_tensor(g), dense.wide(g.dtype)) for g in found]
+        outputs = _floats(layer(*args, **kwargs))
+    cotangent = tf.nest.map_structure(
+        lambda e, o: tf.cast(e[tf.newaxis], o.dtype), cotangent, outputs)
+    by_variable = tape.gradient(outputs, variables, output_gradients=cotangent,
+                                unconnected_gradients='zero')
+    return [tf.cast(tf.convert_to_tensor(g), dense.wide(g.dtype)) for g in by_variable]
 
-  found = _each(example, (batched, call.saved, errors), layer)
-  for variable, gradient in zip(layer.trainable_variables, found):
+  by_variable = _each(example, (batched, call.saved, cotangents), layer)
+  for variable, gradient in zip(trained, by_variable):
     yield variable, factors.explicit(tf.ensure_shape(gradient, [None] + list(variable.shape)))
 
 
 KIND = registry.Kind(gradients, tap, whole=True)
+
+
+def _floats(outputs):
+  return [t for t in registry.tensors(outputs) if t.dtype.is_floating]
 
 
 def _dropped(inputs, drawn):
@@ -84,20 +91,25 @@ def _dropped(inputs, drawn):
 @contextlib.contextmanager
 def _dropout(layer, stand_in):
   """Has `stand_in(inputs, original call)` in place of every dropout layer's call."""
-  inside = [one for one in layer._flatten_layers() if type(one) in _DROPOUT]
+  inside = {id(one): one for one in layer._flatten_layers() if type(one) in _DROPOUT}
+  before = []  # A layer may have a `call` of its own already, from another wrapper.
 
   def wrapper(original):
     def call(inputs, *args, **kwargs):
       return stand_in(inputs, lambda x: original(x, *args, **kwargs))
     return call
 
-  for one in inside:
-    vars(one)['call'] = wrapper(one.call)
   try:
+    for one in inside.values():
+      before.append((one, 'call' in vars(one), vars(one).get('call')))
+      vars(one)['call'] = wrapper(one.call)
     yield
   finally:
-    for one in inside:
-      del vars(one)['call']
+    for one, own, call in before:
+      if own:
+        vars(one)['call'] = call
+      else:
+        del vars(one)['call']
 
 
 def _each(function, records, layer):

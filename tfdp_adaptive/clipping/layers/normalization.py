@@ -26,8 +26,8 @@ def _vectors(x, axes):
   return factors.explicit(total, dense.numbers(x) // dense.numbers(total))
 
 
-def _normalized(layer, call, **without):
-  """What the layer's own code gives without its scale and shift.
+def normalized(layer, call, **without):
+  """What the layer's own code gives with some attributes replaced: its scale and shift.
 
   These are the operations of the layer's call once more, which TensorFlow shares.
   """
@@ -35,44 +35,45 @@ def _normalized(layer, call, **without):
   before = {name: attributes[name] for name in without}
   attributes.update(without)
   try:
-    normalized = type(layer).call(layer, *call.args, **call.kwargs)
+    outputs = type(layer).call(layer, *call.args, **call.kwargs)
   finally:
     attributes.update(before)
-  return tf.cast(normalized, dense.wide(normalized.dtype))
+  return tf.cast(outputs, dense.wide(outputs.dtype))
 
 
 @registry.register(
     layers.LayerNormalization,
     why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')
-def layer_normalization(layer, call, errors):
-  errors = tf.cast(errors, dense.wide(errors.dtype))
-  axes = _axes(layer, errors.shape.rank)
+def layer_normalization(layer, call, cotangents):
+  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
-    yield layer.gamma, _vectors(errors * _normalized(layer, call, gamma=None, beta=None), axes)
+    yield layer.gamma, _vectors(cotangents * normalized(layer, call, gamma=None, beta=None), axes)
   if layer.beta is not None:
-    yield layer.beta, _vectors(errors, axes)
+    yield layer.beta, _vectors(cotangents, axes)
 
 
 @registry.register(layers.GroupNormalization)
-def group_normalization(layer, call, errors):
-  errors = tf.cast(errors, dense.wide(errors.dtype))
-  axes = _axes(layer, errors.shape.rank)
+def group_normalization(layer, call, cotangents):
+  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
-    yield layer.gamma, _vectors(errors * _normalized(layer, call, scale=False, center=False), axes)
+    without = normalized(layer, call, scale=False, center=False)
+    yield layer.gamma, _vectors(cotangents * without, axes)
   if layer.beta is not None:
-    yield layer.beta, _vectors(errors, axes)
+    yield layer.beta, _vectors(cotangents, axes)
 
 
 if hasattr(layers, 'RMSNormalization'):  # Keras 3.
 
   @registry.register(layers.RMSNormalization)
-  def rms_normalization(layer, call, errors):
-    errors = tf.cast(errors, dense.wide(errors.dtype))
+  def rms_normalization(layer, call, cotangents):
+    cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
     yield layer.scale, _vectors(
-        errors * _normalized(layer, call, scale=None), _axes(layer, errors.shape.rank))
+        cotangents * normalized(layer, call, scale=None), _axes(layer, cotangents.shape.rank))
 
 
 @registry.register(layers.PReLU)
-def prelu(layer, call, errors):
-  inputs = tf.cast(call.inputs, errors.dtype)
-  yield layer.alpha, dense.summed_to(tf.minimum(inputs, 0) * errors, tuple(layer.alpha.shape))
+def prelu(layer, call, cotangents):
+  inputs = tf.cast(call.inputs, cotangents.dtype)
+  yield layer.alpha, dense.summed_to(tf.minimum(inputs, 0) * cotangents, tuple(layer.alpha.shape))

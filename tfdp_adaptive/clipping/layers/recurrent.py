@@ -3,7 +3,7 @@
 The layer's own loop gives the result; a second one, with the products by the
 input kernel taken out of it, gives the derivatives: it is what the tape sees, and
 its tap is the sequence of pre-activations. The recurrent kernel's factors are the
-states before each step and the same errors.
+states before each step and the same cotangents.
 """
 
 import contextlib
@@ -96,32 +96,32 @@ def _scan(step, x, states, mask):
 
   Returns:
     Outputs [T, n, units] as Keras masks them, states [T, n, units] of the first
-    kind after each step, what else the step tells, and the last states.
+    kind after each step, what else the step yields, and the last states.
   """
   length = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
   array = lambda t: tf.TensorArray(t.dtype, length, element_shape=t.shape)
   x_array = array(x[0]).unstack(x)
   mask_array = None if mask is None else array(mask[0]).unstack(mask)
   output = tf.zeros_like(states[0])
-  told = step(x[0], states)[1]
-  arrays = tuple(array(t) for t in (output, states[0]) + tuple(told))
+  extras = step(x[0], states)[1]
+  arrays = tuple(array(t) for t in (output, states[0]) + tuple(extras))
 
   def body(t, states, output, arrays):
-    new, told = step(x_array.read(t), states)
+    new, extras = step(x_array.read(t), states)
     if mask_array is None:
       output = new[0]
     else:
       keep = mask_array.read(t)
       output = tf.where(keep, new[0], output)
       new = tuple(tf.where(keep, a, b) for a, b in zip(new, states))
-    values = (output, new[0]) + tuple(told)
+    values = (output, new[0]) + tuple(extras)
     return t + 1, new, output, tuple(a.write(t, v) for a, v in zip(arrays, values))
 
   _, states, _, arrays = tf.while_loop(
       lambda t, *_: t < length, body, (tf.constant(0), tuple(states), output, arrays),
       maximum_iterations=length)
-  outputs, after, *told = [a.stack() for a in arrays]
-  return outputs, after, told, states
+  outputs, after, *extras = [a.stack() for a in arrays]
+  return outputs, after, extras, states
 
 
 def _arguments(args, kwargs):
@@ -142,7 +142,7 @@ def _arguments(args, kwargs):
 
 
 def tap(layer, function, tape, args, kwargs):
-  """Runs the layer unseen and its twin, whose derivatives stand for the layer's."""
+  """Runs the layer unseen and its shadow, whose derivatives stand for the layer's."""
   cell = layer.cell
   x, mask, training, states = _arguments(args, kwargs)
   if tf.is_tensor(training):
@@ -171,28 +171,29 @@ def tap(layer, function, tape, args, kwargs):
     before += weights.bias[0] if weights.bias.shape.rank == 2 else weights.bias
   tape.watch(before)
   step = lambda x, s: _STEPS[type(cell)](cell, weights, x, s)
-  twin, after, told, last = _scan(step, before, tuple(tf.cast(s, x.dtype) for s in states), mask)
-  final = twin[-1]
+  start = tuple(tf.cast(s, x.dtype) for s in states)
+  shadow, after, extras, last = _scan(step, before, start, mask)
+  final = shadow[-1]
   if mask is not None and getattr(layer, 'zero_output_for_mask', False):
-    twin = tf.where(mask, twin, tf.zeros_like(twin))
-    final = twin[-1]
-  twins = [tf.transpose(twin, [1, 0, 2]) if layer.return_sequences else final]
+    shadow = tf.where(mask, shadow, tf.zeros_like(shadow))
+    final = shadow[-1]
+  shadows = [tf.transpose(shadow, [1, 0, 2]) if layer.return_sequences else final]
   if layer.return_state:
-    twins += list(last)
-  flat = [_graft(own, twin) for own, twin in zip(tf.nest.flatten(outputs), twins)]
+    shadows += list(last)
+  flat = [_graft(own, shadow) for own, shadow in zip(tf.nest.flatten(outputs), shadows)]
   previous = tf.concat([tf.cast(states[0], x.dtype)[tf.newaxis], after[:-1]], 0)
-  return tf.nest.pack_sequence_as(outputs, flat), before, (flow, previous, told, weights)
+  return tf.nest.pack_sequence_as(outputs, flat), before, (flow, previous, extras, weights)
 
 
 @tf.custom_gradient
-def _graft(value, twin):
-  """`value`, differentiated as `twin`."""
-  return tf.identity(value), lambda e: (None, tf.cast(e, twin.dtype))
+def _graft(value, shadow):
+  """`value`, differentiated as `shadow`."""
+  return tf.identity(value), lambda e: (None, tf.cast(e, shadow.dtype))
 
 
 @contextlib.contextmanager
 def _with_masks(layer, weights):
-  """Makes the layer drop what its twin drops."""
+  """Makes the layer drop what its shadow drops."""
   changed = []
 
   def replace(owner, name, function):
@@ -224,50 +225,51 @@ def _why(layer):
 
 @registry.register(layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN,
                    tap=tap, whole=True, why=_why)
-def recurrent(layer, call, errors):
-  flow, previous, told, weights = call.saved
+def recurrent(layer, call, cotangents):
+  flow, previous, extras, weights = call.saved
   wide = lambda t: tf.transpose(tf.cast(t, dense.wide(t.dtype)), [1, 0, 2])
-  errors, cell = wide(errors), layer.cell
-  yield cell.kernel, _outer(wide(flow), errors, weights.inputs, cell.kernel)
-  inner, states = errors, wide(previous)
-  if told and cell.reset_after:
-    # The reset gate lies between the product and the error.
-    z, r, h = tf.split(errors, 3, -1)
-    inner = tf.concat([z, r, h * wide(told[0])], -1)
-  if told and not cell.reset_after:
+  cotangents, cell = wide(cotangents), layer.cell
+  yield cell.kernel, _outer(wide(flow), cotangents, weights.inputs, cell.kernel)
+  inner, states = cotangents, wide(previous)
+  if extras and cell.reset_after:
+    # The reset gate lies between the product and its cotangent.
+    z, r, h = tf.split(cotangents, 3, -1)
+    inner = tf.concat([z, r, h * wide(extras[0])], -1)
+  if extras and not cell.reset_after:
     yield cell.recurrent_kernel, _reset_before(
-        states, wide(told[0]), errors, weights.states, cell.recurrent_kernel)
+        states, wide(extras[0]), cotangents, weights.states, cell.recurrent_kernel)
   else:
     yield cell.recurrent_kernel, _outer(states, inner, weights.states, cell.recurrent_kernel)
   if cell.bias is not None:
-    bias = tf.reduce_sum(errors, 1)
+    bias = tf.reduce_sum(cotangents, 1)
     if cell.bias.shape[0] == 2 and len(cell.bias.shape) == 2:
       bias = tf.stack([bias, tf.reduce_sum(inner, 1)], 1)
-    yield cell.bias, factors.explicit(bias, errors.shape[1])
+    yield cell.bias, factors.explicit(bias, cotangents.shape[1])
 
 
-def _outer(inputs, errors, masks, variable):
+def _outer(inputs, cotangents, masks, variable):
   """The factor of a product whose inputs were masked, for each gate or for all."""
   masks = [tf.cast(mask, inputs.dtype)[:, tf.newaxis] for mask in masks or []]
   if len(masks) <= 1:
     inputs = inputs * masks[0] if masks else inputs
-    return factors.Outer(inputs, errors, tuple(variable.shape))
-  return _by_gate([inputs * mask for mask in masks], errors, variable)
+    return factors.Outer(inputs, cotangents, tuple(variable.shape))
+  return _by_gate([inputs * mask for mask in masks], cotangents, variable)
 
 
-def _reset_before(states, reset, errors, masks, variable):
+def _reset_before(states, reset, cotangents, masks, variable):
   """GRU with `reset_after=False`: the candidate's product takes `reset * state`."""
   inputs = [states, states, reset * states]
   if masks:
     masks = [tf.cast(mask, states.dtype)[:, tf.newaxis] for mask in masks]
     masks = masks * 3 if len(masks) == 1 else masks
     inputs = [x * mask for x, mask in zip(inputs, masks)]
-  return _by_gate(inputs, errors, variable)
+  return _by_gate(inputs, cotangents, variable)
 
 
-def _by_gate(inputs, errors, variable):
+def _by_gate(inputs, cotangents, variable):
   """The factor of one product per gate, as steps that reach that gate alone."""
-  parts = tf.split(errors, len(inputs), -1)
-  errors = [tf.concat([part if i == j else tf.zeros_like(part) for j, part in enumerate(parts)], -1)
-            for i in range(len(inputs))]
-  return factors.Outer(tf.concat(inputs, 1), tf.concat(errors, 1), tuple(variable.shape))
+  parts = tf.split(cotangents, len(inputs), -1)
+  cotangents = [
+      tf.concat([part if i == j else tf.zeros_like(part) for j, part in enumerate(parts)], -1)
+      for i in range(len(inputs))]
+  return factors.Outer(tf.concat(inputs, 1), tf.concat(cotangents, 1), tuple(variable.shape))

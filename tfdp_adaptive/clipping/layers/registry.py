@@ -1,11 +1,12 @@
 """Which layers the book-keeping engine knows, and how to teach it another.
 
-A layer is known by its exact class; a subclass may compute something else. What
-is not known goes through `generic`, one example at a time.
+A layer is known by its class, or by a class above it from which it inherits all that
+computes; a subclass that overrides more may compute something else. What is not known
+goes through `generic`, one example at a time.
 
     @registry.register(MyScale)
-    def my_scale(layer, call, errors):
-      yield layer.gamma, factors.explicit(tf.reduce_sum(errors * call.inputs, axis=1))
+    def my_scale(layer, call, cotangents):
+      yield layer.gamma, factors.explicit(tf.reduce_sum(cotangents * call.inputs, axis=1))
 
 The function gets the layer, one recorded call (`inputs`, its first argument;
 `args`; `kwargs`; `outputs`) and the gradients of the loss by the tap, shaped like
@@ -13,6 +14,7 @@ it; it yields a factor per trainable variable of the layer. Examples lie along t
 first axis of everything, and no example may look at another.
 """
 
+import importlib
 from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import tensorflow as tf
@@ -41,7 +43,7 @@ class Kind(NamedTuple):
   """How the engine treats a class of layers.
 
   Attributes:
-    gradients: `(layer, call, errors) -> (variable, factor), ...`.
+    gradients: `(layer, call, cotangents) -> (variable, factor), ...`.
     tap: `(layer, function, tape, args, kwargs) -> (outputs, taps, saved)`: runs the
       layer's own `function(*args, **kwargs)`, and names the tensors whose
       gradients it needs, after `tape.watch(tensor)`. The result must be the function's.
@@ -59,14 +61,27 @@ class Kind(NamedTuple):
 
 
 _KINDS: Dict[type, Any] = {}
+# Libraries whose layers have a file of their own here, read when one of them is met.
+_LIBRARIES = {'keras_hub': 'tfdp_adaptive.clipping.layers.keras_hub'}
+# What a subclass may define and still compute the same with the same weights.
+_HARMLESS = {
+    '__init__', '__module__', '__qualname__', '__doc__', '__annotations__', '__firstlineno__',
+    '__static_attributes__', '_api_export_path', '_api_export_symbol_id', 'get_config',
+    'from_config', 'compute_output_shape', 'compute_output_spec'}
 
 
 def at_output(layer, function, tape, args, kwargs):
   """Tap: what the layer returns."""
   del layer
   outputs = function(*args, **kwargs)
-  tf.nest.map_structure(tape.watch, outputs)
-  return outputs, outputs, ()
+  watched = tensors(outputs)
+  tape.watch(watched)
+  return outputs, outputs if len(watched) == len(tf.nest.flatten(outputs)) else watched, ()
+
+
+def tensors(nest):
+  """The flat tensors of what a layer returned, which may hold None."""
+  return [t for t in tf.nest.flatten(nest) if tf.is_tensor(t)]
 
 
 def at_activation(layer, function, tape, args, kwargs):
@@ -103,7 +118,7 @@ def register(*classes, tap=at_output, whole=False, why=lambda layer: '', folds=F
 
 def why_unknown(layer):
   """Why `find` has no kind for a layer that has one of its own."""
-  kind = _KINDS.get(type(layer))
+  kind = _kind(type(layer))
   if kind is None:
     return f'{type(layer).__name__} is not registered, see tfdp.clipping.register'
   return f'not known for {type(layer).__name__}: {kind.why(layer)}'
@@ -111,5 +126,18 @@ def why_unknown(layer):
 
 def find(layer):
   """The kind of a layer, or None: containers and what only `generic` can treat."""
-  kind = _KINDS.get(type(layer))
+  kind = _kind(type(layer))
   return None if kind is None or kind.why(layer) else kind
+
+
+def _kind(layer_class):
+  """Of the class itself, or of the next above it if all classes between are `_HARMLESS`."""
+  library = layer_class.__module__.partition('.')[0]
+  if library in _LIBRARIES:
+    importlib.import_module(_LIBRARIES[library])
+  for one in layer_class.__mro__:
+    if one in _KINDS:
+      return _KINDS[one]
+    if not set(vars(one)) <= _HARMLESS:
+      return None
+  return None

@@ -6,7 +6,7 @@ from tfdp_adaptive.clipping.layers import registry
 if not compat.KERAS_3:
 
   @registry.register(compat.keras.layers.TimeDistributed, folds=True)
-  def time_distributed(layer, call, errors):
+  def time_distributed(layer, call, cotangents):
     """Has no variables but those of the layer inside."""
-    del layer, call, errors
+    del layer, call, cotangents
     return ()

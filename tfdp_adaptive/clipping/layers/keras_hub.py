@@ -1,0 +1,141 @@
+"""KerasHub's own layers; read when one of them is met, so KerasHub is no dependency.
+
+All others of its models are made of Keras layers, which have files of their own.
+"""
+
+import sys
+
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import rows
+from tfdp_adaptive.clipping.layers import convolution
+from tfdp_adaptive.clipping.layers import dense
+from tfdp_adaptive.clipping.layers import normalization
+from tfdp_adaptive.clipping.layers import registry
+
+# Module of a model -> (class, name of its scale, what the scale is without effect).
+_NORMALIZATIONS = {
+    'gemma.rms_normalization': ('RMSNormalization', 'scale', 0.0),
+    'llama.llama_layernorm': ('LlamaLayerNorm', 'scale', 1.0),
+    'mistral.mistral_layer_norm': ('MistralLayerNormalization', 'scale', 1.0),
+    'mixtral.mixtral_layer_norm': ('MixtralLayerNormalization', 'scale', 1.0),
+    'phi3.phi3_layernorm': ('Phi3LayerNorm', 'scale', 1.0),
+    'qwen.qwen_layernorm': ('QwenLayerNorm', 'scale', 1.0),
+    't5.t5_layer_norm': ('T5LayerNorm', 'weight', 1.0),
+}
+
+
+def _register(module, name, **kwargs):
+  """`registry.register` for a class that this version may not have."""
+  layer_class = getattr(sys.modules.get(f'keras_hub.src.{module}'), name, None)
+  return (lambda gradients: gradients) if layer_class is None else registry.register(
+      layer_class, **kwargs)
+
+
+def _normalization(scale, neutral):
+  def gradients(layer, call, cotangents):
+    cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+    normalized = normalization.normalized(layer, call, **{scale: neutral})
+    yield getattr(layer, scale), dense.summed_to(
+        cotangents * normalized, tuple(getattr(layer, scale).shape))
+  return gradients
+
+
+for _module, (_name, _scale, _neutral) in _NORMALIZATIONS.items():
+  _register(f'models.{_module}', _name)(_normalization(_scale, _neutral))
+
+
+def _argument(call, position, name, default=None):
+  return call.args[position] if len(call.args) > position else call.kwargs.get(name, default)
+
+
+@_register('layers.modeling.position_embedding', 'PositionEmbedding')
+def position_embedding(layer, call, cotangents):
+  """Rows of a table from `start_index` on, or at given `positions`."""
+  table, cotangents = layer.position_embeddings, dense.sequence(cotangents)
+  positions = _argument(call, 2, 'positions')
+  if positions is None:
+    start, length = _argument(call, 1, 'start_index', 0), tf.shape(cotangents)[1]
+    rest = table.shape[0] - start - length
+    whole = tf.pad(cotangents, [[0, 0], [start, rest], [0, 0]])
+    yield table, factors.explicit(tf.ensure_shape(whole, [None, *table.shape]))
+  else:
+    positions = tf.cast(positions, tf.int32) + tf.zeros(tf.shape(cotangents)[:2], tf.int32)
+    yield table, rows.Rows(positions, cotangents, tuple(table.shape))
+
+
+@_register('layers.modeling.masked_lm_head', 'MaskedLMHead', tap=registry.at_activation)
+def masked_lm_head(layer, call, cotangents):
+  """The layers inside, the table among them, answer for themselves."""
+  flat = dense.sequence(cotangents)
+  if layer.token_embedding is None:
+    places = _argument(call, 1, 'mask_positions')
+    inputs = tf.gather(call.inputs, tf.cast(places, tf.int32), batch_dims=1)
+    inputs = layer._intermediate_layer_norm(layer._intermediate_dense(inputs))
+    yield layer._kernel, factors.Outer(
+        dense.sequence(inputs), flat, tuple(layer._kernel.shape))
+  yield layer._bias, dense.summed_to(flat, tuple(layer._bias.shape))
+
+
+def _at_bias(layer, function, tape, args, kwargs):
+  """Taps the bias by relative position, a copy for each example."""
+  taps, compute = [], layer.compute_bias
+
+  def tapped(*positions, **more):
+    bias = compute(*positions, **more)
+    bias = tf.tile(bias, [tf.shape(args[0])[0]] + [1] * (bias.shape.rank - 1))
+    bias.set_shape([args[0].shape[0]] + bias.shape[1:].as_list())
+    tape.watch(bias)
+    taps.append((bias, positions, more))
+    return bias
+
+  attributes = vars(layer)
+  attributes['compute_bias'] = tapped
+  try:
+    outputs = function(*args, **kwargs)
+  finally:
+    del attributes['compute_bias']
+  if len(taps) != 1:
+    raise registry.Unsupported(
+        f'Layer {layer.name!r} must compute its bias by relative position when it is called. '
+        f"Received: a call that did so {len(taps)} times. Use engine='materialized'.")
+  (bias, *where), = taps
+  return outputs, bias, where
+
+
+def _no_bias(layer):
+  return '' if layer.use_relative_attention_bias else 'no bias of its own'
+
+
+@_register('models.t5.t5_multi_head_attention', 'T5MultiHeadAttention', tap=_at_bias,
+           why=_no_bias)
+def t5_attention(layer, call, cotangents):
+  """A number per bucket of relative positions and head; the projections are `Dense`."""
+  positions, more = call.saved
+  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  table = layer.relative_attention_bias
+  attributes = vars(layer)
+  attributes['relative_attention_bias'] = tf.eye(table.shape[0], dtype=cotangents.dtype)
+  try:
+    buckets = layer.compute_bias(*positions, **more)[0]  # [buckets, queries, keys], of 0 and 1.
+  finally:
+    attributes['relative_attention_bias'] = table
+  yield table, factors.explicit(tf.einsum('nhqk,bqk->nbh', cotangents, buckets))
+
+
+@_register('models.vit.vit_layers', 'ViTPatchingAndEmbedding', whole=True)
+def vit_embedding(layer, call, cotangents):
+  """A class token and patches, with a table of positions that no example has for itself."""
+  cotangents = dense.sequence(cotangents)
+  positions = layer.position_embedding.embeddings
+  yield positions, factors.explicit(cotangents)
+  if layer.use_class_token:
+    yield layer.class_token, dense.summed_to(cotangents[:, :1], tuple(layer.class_token.shape))
+    cotangents = cotangents[:, 1:]
+  patches = layer.patch_embedding
+  grid = [size // patch for size, patch in zip(layer.image_size, layer.patch_size)]
+  cotangents = tf.reshape(cotangents, [-1, *grid, patches.filters])
+  if layer.data_format == 'channels_first':
+    cotangents = tf.transpose(cotangents, [0, 3, 1, 2])
+  yield from convolution.convolution(patches, registry.Call(call.args, {}, None), cotangents)

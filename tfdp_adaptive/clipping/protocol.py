@@ -1,0 +1,143 @@
+"""What the engine asks of the factored gradient of a variable: the protocol of factors.
+
+A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis,
+and static fields. The kinds are `factors.Explicit`, `factors.Outer`, `rows.Rows`,
+`tied.Mixed` and `layers.convolution.Convolution`; whoever adds one writes down these
+members, and nothing else in the engine has to know of it.
+
+A `scale` is `()` or a tensor of the variable's shape; several scales or weights share
+the work. Weights are [n] float64.
+"""
+
+import abc
+from typing import NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import blocks
+
+
+class Cost(NamedTuple):
+  """What clipping one variable takes beside its plain gradient, from static shapes.
+
+  Estimates for comparing routes, per batch: floating-point operations, where a product
+  and its addition are two, and bytes of what is formed on the way, at four per number.
+  Sizes known only at run time count as one.
+  """
+
+  plain: float  # Operations of the plain gradient.
+  private: float  # Operations of norms and weighted sum.
+  formed: float  # Bytes formed by them.
+
+
+class Factor(abc.ABC):
+  """The gradients of n examples by one variable of shape `shape`."""
+
+  shape: Tuple[int, ...]
+
+  @abc.abstractmethod
+  def route(self, scaled: bool) -> str:
+    """By which way norms are computed, from static shapes."""
+
+  @abc.abstractmethod
+  def squared_norms(self, scales):
+    """One [n] float64 per scale, never below the truth by more than rounding.
+
+    Squares that overflow give what is not finite, and so do those so large that what
+    underflows beside them could count; see `overflow`.
+    """
+
+  @abc.abstractmethod
+  def weighted_sums(self, weights):
+    """One tensor of the variable's shape per weights: `sum_n weights[n] * gradient[n]`."""
+
+  @abc.abstractmethod
+  def squared_sums(self, weights, scales):
+    """Per pair: `sum_n (scale * weights[n] * gradient[n])**2`; no other square is formed."""
+
+  @abc.abstractmethod
+  def folded(self, times):
+    """The factor whose examples are `times` consecutive ones of this, added up."""
+
+  @abc.abstractmethod
+  def explicit(self):
+    """The same as `factors.Explicit`."""
+
+  @abc.abstractmethod
+  def cost(self, n: int, scaled: bool) -> Cost:
+    """For n examples, records scaled by a geometry or not."""
+
+  def simplified(self):
+    """The same, formed at once if that is the fastest way for all that follows."""
+    return self
+
+  def kin(self):
+    """What factors of one variable must share to be `joined`; see `tied`."""
+    return id(self)
+
+  def joined(self, others):
+    """The sum of this and its kin: theirs are more steps."""
+    columns = zip(*map(blocks.tensors, (self, *others)))
+    return blocks.rebuilt(self, [tf.concat(column, 1) for column in columns])
+
+  def unit(self):
+    """`(factor, size)`: brought to a largest magnitude of about one; size is [n] float64.
+
+    Zero for examples whose gradient is zero because one of their tensors is: the
+    others say nothing of its size.
+    """
+    tensors = blocks.tensors(self)
+    peaks = [peak(t) if t.dtype.is_floating else None for t in tensors]
+    size = tf.ones(tf.shape(tensors[0])[:1], tf.float64)
+    for one in peaks:
+      size = size if one is None else size * wide(one)
+    return blocks.rebuilt(self, [
+        t if one is None else divided(t, one) for t, one in zip(tensors, peaks)]), size
+
+  def times(self, ratio):
+    """The gradients of each example multiplied by `ratio` [n]."""
+    tensors = blocks.tensors(self)
+    last = max(i for i, t in enumerate(tensors) if t.dtype.is_floating)
+    tensors[last] *= along(ratio, tensors[last])
+    return blocks.rebuilt(self, tensors)
+
+
+def wide(x):
+  return tf.cast(x, tf.float64)
+
+
+def peak(x, first=1):
+  """Largest magnitudes over all axes but the `first` ones."""
+  return tf.reduce_max(tf.abs(x), list(range(first, x.shape.rank)))
+
+
+def divided(x, peaks):
+  """`x` by its peaks, zeros where these are zero."""
+  peaks = tf.reshape(peaks, tf.concat([
+      tf.shape(peaks), tf.ones([x.shape.rank - peaks.shape.rank], tf.int32)], 0))
+  return x / tf.where(peaks > 0, peaks, tf.ones_like(peaks))
+
+
+def tiny(dtype):
+  return float(np.finfo(dtype.as_numpy_dtype).tiny)
+
+
+def along(weights, x):
+  """[n] weights shaped to multiply x [n, ...]."""
+  return tf.reshape(narrow(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
+
+
+def narrow(weights, dtype):
+  """float64 weights in `dtype`; zero where that would round them up by much."""
+  return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
+
+
+def numbers(shape) -> int:
+  """How many numbers a shape has; unknown sizes count as one."""
+  return int(np.prod([size or 1 for size in shape]))
+
+
+def block(n, size):
+  """Numbers formed at once where `size` per example are worked through in blocks."""
+  return min(n, max(1, blocks.BLOCK_BYTES // (4 * size))) * size
