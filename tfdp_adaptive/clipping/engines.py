@@ -4,6 +4,7 @@ import warnings
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import ids
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
 
@@ -46,7 +47,7 @@ def choose(name, model, asks, x):
     warnings.warn(
         f'Gradients of single examples are formed {how}, which takes more time and memory than '
         f'book-keeping: {reason} See tfdp.explain_clipping(model).', stacklevel=2)
-  return _ENGINES[decided]
+  return ids.guarded(_ENGINES[decided])
 
 
 def record_gradients(model, loss, x, y):

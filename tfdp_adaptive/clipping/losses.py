@@ -17,8 +17,8 @@ from tfdp_adaptive.clipping import mapping
 # hinge losses decide by all labels of a batch whether these are zeros and ones.
 _named = lambda *names: [
     getattr(compat.keras.losses, name) for name in names if hasattr(compat.keras.losses, name)]
-_SPARSE = _named(  # Of integers.
-    'sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy', 'ctc', 'CTC')
+_CLASSES = _named('sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy')
+_SPARSE = _CLASSES + _named('ctc', 'CTC')  # Of integers.
 _DENSE = _named(
     'mean_squared_error', 'MeanSquaredError', 'mean_absolute_error', 'MeanAbsoluteError',
     'mean_absolute_percentage_error', 'MeanAbsolutePercentageError',
@@ -77,6 +77,7 @@ def _example_values(loss, target, output, sample_weight):
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # As Keras does: [n] targets for [n, 1] outputs.
+  target, outside = _classes_in_range(loss, target, output)
   values = _unreduced(loss, target, output)
   weights = tf.ones_like(values)
   count = tf.ones_like(values)
@@ -87,6 +88,9 @@ def _example_values(loss, target, output, sample_weight):
     weights *= _align(tf.cast(sample_weight, values.dtype), values)
   axes = list(range(1, values.shape.rank))
   total = tf.reduce_sum(tf.math.multiply_no_nan(values, weights), axes)
+  if outside is not None:  # No loss at all, so that the example counts as no record.
+    outside = tf.reduce_any(tf.reshape(outside, tf.shape(values)) & (weights != 0), axes)
+    total *= tf.where(outside, tf.constant(float('nan'), total.dtype), tf.ones_like(total))
   if _reduction(loss) == 'sum':
     return total
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
@@ -115,9 +119,28 @@ def _unreduced(loss, target, output):
   return mapping.vectorized(alone, (target, output))
 
 
+def _classes_in_range(loss, target, output):
+  """Labels brought into the range of classes, and which were outside; None if it has no classes.
+
+  A label out of range aborts the program on a CPU: one record could stop a training.
+  """
+  if not any(_kind(loss) is one for one in _CLASSES) or not _keeps_apart(loss, target, output):
+    return target, None
+  classes = tf.cast(target, tf.int64)
+  outside = (classes < 0) | (classes >= tf.cast(tf.shape(output)[-1], tf.int64))
+  ignored = getattr(loss, 'ignore_class', getattr(loss, '_fn_kwargs', {}).get('ignore_class'))
+  if ignored is not None:
+    outside &= classes != ignored
+  return tf.where(outside, tf.zeros_like(target), target), outside
+
+
+def _kind(loss):
+  return type(loss) if isinstance(loss, compat.keras.losses.Loss) else loss
+
+
 def _keeps_apart(loss, target, output):
   """Whether a loss is known to look at one example at a time."""
-  kind = type(loss) if isinstance(loss, compat.keras.losses.Loss) else loss
+  kind = _kind(loss)
   sparse, dense = (any(kind is one for one in known) for known in (_SPARSE, _DENSE))
   if output.shape.rank < 2 or getattr(loss, '_fn_kwargs', {}).get('axis', -1) != -1:
     return False

@@ -19,6 +19,7 @@ from tfdp_adaptive.clipping.layers import registry
 
 # A batch size that no layer's width or sequence length is likely to equal.
 _PROBE = 1009
+_SAME_VALUES = {'Cast', 'Identity', 'Reshape', 'ExpandDims', 'Squeeze', 'EnsureShape'}
 
 
 class Unit(NamedTuple):
@@ -35,6 +36,19 @@ class Record(NamedTuple):
   unit: Unit
   call: registry.Call
   taps: Any  # Nest of tensors, watched by the tape.
+
+
+class Proof(NamedTuple):
+  """What `probe` found of a model and a kind of input.
+
+  Attributes:
+    calls: For each call of a unit, in order: the layer's id, and which tensors of its
+      arguments have the batch as first axis.
+    limits: {position of a flat input: number of rows} of inputs that embeddings take.
+  """
+
+  calls: Tuple[Any, ...]
+  limits: Any
 
 
 def units(model):
@@ -104,15 +118,14 @@ def probe(model, x):
     x: Nest of inputs or of their specs; the values are not used.
 
   Returns:
-    For each call of a unit, in order: the layer's id, and which tensors of its
-    arguments have the batch as first axis.
+    A `Proof`.
 
   Raises:
     Unsupported: As the module says.
   """
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = Recorder(units(model), tape)
-  flags = []
+  flags, limits = [], {}
 
   def run(inputs):
     with tape:
@@ -124,6 +137,7 @@ def probe(model, x):
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
               f'Received: a result of shape {output.shape} for a batch of {_PROBE}. Broadcast its '
               "input to the batch first, or use engine='materialized'.")
+    limits.update(_limits(recorder.records, tf.nest.flatten(inputs)))
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
         raise registry.Unsupported(
@@ -154,7 +168,22 @@ def probe(model, x):
     raise registry.Unsupported(
         "Layers must do without Python conditions and loops on tensors. Received one's refusal: "
         f"{str(error).splitlines()[0]} Use tf.cond, or engine='materialized'.") from error
-  return flags
+  return Proof(tuple(flags), limits)
+
+
+def _limits(records, inputs):
+  """`Proof.limits`: of inputs whose values go to an embedding unchanged."""
+  positions, limits = {id(t): i for i, t in enumerate(inputs)}, {}
+  for record in records:
+    if not isinstance(record.unit.layer, compat.keras.layers.Embedding):
+      continue
+    ids = record.call.args[0] if record.call.args else None
+    while tf.is_tensor(ids) and id(ids) not in positions and ids.op.type in _SAME_VALUES:
+      ids = ids.op.inputs[0]
+    if id(ids) in positions and ids.dtype.is_integer:
+      i = positions[id(ids)]
+      limits[i] = min(limits.get(i, record.unit.layer.input_dim), record.unit.layer.input_dim)
+  return limits
 
 
 def batched_as_proven(records, proven):
@@ -163,12 +192,12 @@ def batched_as_proven(records, proven):
   Raises:
     Unsupported: If the model has not called the same layers as then.
   """
-  if [id(record.unit.layer) for record in records] != [layer for layer, _ in proven]:
+  if [id(record.unit.layer) for record in records] != [layer for layer, _ in proven.calls]:
     raise registry.Unsupported(
         'The model must call the same layers every time. Received: '
         f"{[record.unit.layer.name for record in records]}, which are not those of the model's "
         'check. Let no Python variable decide what is called, or make the model anew.')
-  return [batched for _, batched in proven]
+  return [batched for _, batched in proven.calls]
 
 
 @contextlib.contextmanager

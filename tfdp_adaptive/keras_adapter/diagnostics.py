@@ -31,10 +31,12 @@ def of_step(clipped, clips, mask, batch_size, rule_state):
   clip = tf.cast(clips[0], tf.float32)
   finite = mask & tf.math.is_finite(norms)
   count = tf.reduce_sum(tf.cast(mask, tf.float32))
-  # Non-finite gradients were clipped to zero, so they count as clipped.
+  # Records without a finite gradient, ids and labels out of range among them, were clipped to
+  # zero, so they count as clipped.
   clipped_count = tf.reduce_sum(tf.cast(mask & ~(finite & (norms <= clip)), tf.float32))
   ratio, peak = projection.norm_and_peak(clipped.sums[0].total)
   values = {
+      'private/records_left_out': tf.reduce_sum(tf.cast(mask & ~finite, tf.float32)),
       'private/fraction_clipped': tf.math.divide_no_nan(clipped_count, count),
       'private/mean_norm_over_clip_norm': tf.cast(ratio * peak, tf.float32) / batch_size / clip,
   }

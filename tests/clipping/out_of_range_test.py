@@ -1,0 +1,81 @@
+"""Ids and labels that do not exist: such a record counts as none, and stops no training."""
+
+import bookkeeping_oracle as oracle
+import numpy as np
+import pytest
+import tensorflow as tf
+import tfdp_adaptive as tfdp
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses
+
+keras = compat.keras
+layers = keras.layers
+CLASSES, WORDS = 3, 7
+
+
+def language_model():
+  keras.utils.set_random_seed(0)
+  return keras.Sequential([
+      keras.Input((2,), dtype='int32'), layers.Embedding(WORDS, 4), layers.Dense(CLASSES)])
+
+
+def sums(engine, loss, x, y, keep=None, weight=()):
+  model, keep = language_model(), np.arange(len(x)) if keep is None else keep
+  cut = lambda t: tf.constant(t[keep]) if len(t) else ()
+  batch = interface.Batch(cut(x), cut(y), cut(weight), tf.ones([len(keep)], tf.bool))
+  run = engines.choose(engine, model, oracle.request().asks, batch.x)
+  return tf.function(
+      lambda: run(model, losses.ExampleLoss(loss), batch, oracle.request()), autograph=False)()
+
+
+def data():
+  rng = np.random.default_rng(0)
+  return (rng.integers(0, WORDS, (4, 2)).astype(np.int32),
+          rng.integers(0, CLASSES, (4, 2)).astype(np.int32))
+
+
+@pytest.mark.parametrize('engine', ['bookkeeping', 'layered', 'materialized'])
+@pytest.mark.parametrize('where', ['id', 'label'])
+@pytest.mark.parametrize('value', [-1, WORDS, 2**31 - 1, -2**31])
+def test_the_record_counts_as_none(engine, where, value):
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  x, y = data()
+  (x if where == 'id' else y)[1, 1] = value
+  clipped = sums(engine, loss, x, y)
+  without = sums(engine, loss, x, y, keep=[0, 2, 3])
+  for got, want in zip(clipped.sums[0].total, without.sums[0].total):
+    assert np.any(want)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+  np.testing.assert_array_equal(np.isfinite(clipped.norms[0]), [True, False, True, True])
+
+
+def test_the_label_that_is_ignored_is_no_such_label():
+  x, y = data()
+  y[1, 1] = -1
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+  assert np.all(np.isfinite(sums('bookkeeping', loss, x, y).norms[0]))
+  y[1, 1] = -2
+  assert not np.isfinite(sums('bookkeeping', loss, x, y).norms[0][1])
+
+
+def test_a_label_of_weight_zero_is_not_looked_at():
+  x, y = data()
+  y[1, 1] = -100
+  weight = np.array([[1, 1], [1, 0], [1, 1], [1, 1]], np.float32)
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  assert np.all(np.isfinite(sums('bookkeeping', loss, x, y, weight=weight).norms[0]))
+
+
+def test_training_goes_on_and_counts_them():
+  x, y = data()
+  x[0, 0], y[2, 1] = WORDS, CLASSES
+  model = tfdp.make_private(language_model())
+  model.compile(
+      tfdp.DPAdam(0.1, l2_norm_clip=1.0, noise_multiplier=0.1, batch_size=4, diagnostics=True),
+      keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  history = model.fit(x, y, batch_size=4, verbose=0).history
+  assert history['private/records_left_out'] == [2.0]
+  assert all(np.all(np.isfinite(w)) for w in model.get_weights())

@@ -1,0 +1,41 @@
+"""Token ids out of range: their examples count as no record, like gradients not finite.
+
+On a CPU such an id aborts the program, so that one record could stop a training.
+"""
+
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping.layers import registry
+
+
+def guarded(engine):
+  """The same engine, given ids that its embeddings have."""
+
+  def run(model, loss, batch, request):
+    x, inside = in_range(model, batch.x)
+    if inside is None:
+      return engine(model, loss, batch, request)
+    clipped = engine(model, loss, batch._replace(x=x, mask=batch.mask & inside), request)
+    return clipped._replace(norms=tuple(
+        tf.where(inside, norm, tf.constant(float('inf'), norm.dtype)) for norm in clipped.norms))
+
+  return run
+
+
+def in_range(model, x):
+  """`(x, inside)`: ids out of range replaced by zero, and [n] which examples had none.
+
+  `inside` is None where no input is known to go to an embedding as it is.
+  """
+  try:
+    limits = bookkeeping.prove(model, x).limits
+  except registry.Unsupported:
+    limits = {}
+  flat, inside = tf.nest.flatten(x), None
+  for i, limit in limits.items():
+    good = (flat[i] >= 0) & (flat[i] < tf.cast(limit, flat[i].dtype))
+    flat[i] = tf.where(good, flat[i], tf.zeros_like(flat[i]))
+    good = tf.reduce_all(good, list(range(1, good.shape.rank)))
+    inside = good if inside is None else inside & good
+  return tf.nest.pack_sequence_as(x, flat), inside
