@@ -6,20 +6,20 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
-from tfdp_adaptive.rules import base
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
 layers = keras.layers
 SIZES = (0.0, 1e-45, 1e-38, 1e-30, 1e-19, 1e-9, 1.0, 1e9, 1e17, 1e20, 1e30, 3e38)
 CLIPS = (0.5, 0.3, 0.7)
-SQUARES = base.Ask(second=statistics.mean_of_squares())
+SQUARES = contract.Ask(second=statistics.mean_of_squares())
 
 
 @keras.utils.register_keras_serializable('magnitudes')
@@ -82,7 +82,8 @@ def request(model):
   scale = oracle.geometry(model)
   return interface.Request(
       (SQUARES, SQUARES, SQUARES),
-      (base.Query(), base.Query(scale=scale), base.Query(scale=[1e25 * s for s in scale])), CLIPS)
+      (contract.Query(), contract.Query(scale=scale),
+       contract.Query(scale=[1e25 * s for s in scale])), CLIPS)
 
 
 def expected(gradient, query, clip):

@@ -17,13 +17,12 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
-from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
-from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
 register = registry.register
@@ -134,11 +133,11 @@ def _sums(variables, per_variable, asks, scales, weights, sizes):
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
   for variable, factor, size, *of_asks in zip(variables, per_variable, sizes, *scales):
     if factor is None:
-      zeros = tf.zeros(variable.shape, dense.wide(tf.as_dtype(variable.dtype)))
+      zeros = tf.zeros(variable.shape, trees.wide(tf.as_dtype(variable.dtype)))
       mine, of_squares = [zeros] * len(asks), [zeros] * len(squared)
     else:
       sized = [weight * size for weight in weights]
-      mine = [total if factors.absent(scale) else scale * total
+      mine = [total if trees.absent(scale) else scale * total
               for total, scale in zip(factor.weighted_sums(sized), of_asks)]
       of_squares = factor.squared_sums(
           [sized[i] for i in squared], [of_asks[i] for i in squared]) if squared else []
@@ -151,7 +150,7 @@ def _sums(variables, per_variable, asks, scales, weights, sizes):
 
 
 def _per_variable(scale, variables):
-  return [()] * len(variables) if factors.absent(scale) else list(tf.nest.flatten(scale))
+  return [()] * len(variables) if trees.absent(scale) else list(tf.nest.flatten(scale))
 
 
 def _check_asks(asks):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import engines
@@ -150,7 +151,7 @@ def _is_scaled(rule, model):
     return True
   specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in model.trainable_variables]
   with tf.Graph().as_default():
-    return any(not (isinstance(query.scale, tuple) and not query.scale)
+    return any(not trees.absent(query.scale)
                for query in rule.query(rule.init(specs), ()))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import protocol
 
@@ -25,10 +26,6 @@ KEEP = 2.0
 STEPS = 64
 # Beyond this, what a square loses by underflow can count when another multiplies it.
 LARGE = 2.0**80
-
-
-def absent(scale):
-  return isinstance(scale, tuple) and not scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Explicit(protocol.Factor):
   def squared_norms(self, scales):
     norms = []
     for scale in scales:
-      pieces = [()] * len(self.parts) if absent(scale) else self._cut(scale)
+      pieces = [()] * len(self.parts) if trees.absent(scale) else self._cut(scale)
       norms.append(tf.add_n([sum_squares(part, piece)
                              for part, piece in zip(self.parts, pieces)]))
     return norms
@@ -73,10 +70,10 @@ class Explicit(protocol.Factor):
     sums = []
     for weight, scale in zip(weights, scales):
       squares = []
-      for part, piece in zip(self.parts, [()] * len(self.parts) if absent(scale)
+      for part, piece in zip(self.parts, [()] * len(self.parts) if trees.absent(scale)
                              else self._cut(scale)):
         weighted = part * protocol.along(weight, part)
-        weighted = weighted if absent(scale) else weighted * piece
+        weighted = weighted if trees.absent(scale) else weighted * piece
         squares.append(tf.reshape(tf.reduce_sum(tf.square(weighted), 0), [-1]))
       flat = restored(tf.concat(squares, 0), self.view or self.shape, self.axes)
       sums.append(tf.reshape(flat, self.shape))
@@ -170,7 +167,7 @@ class Outer(protocol.Factor):
       return self._rank_one(scales)
     norms = {}
     for scaled in (False, True):
-      chosen = [i for i, s in enumerate(scales) if absent(s) != scaled]
+      chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
       if not chosen:
         continue
       if self.route(scaled) == 'gram':
@@ -251,7 +248,7 @@ class Outer(protocol.Factor):
     a, e = self.inputs[:, 0], self.cotangents[:, 0]
     norms = []
     for scale in scales:
-      if absent(scale):
+      if trees.absent(scale):
         left, right = sum_squares(a), sum_squares(e)
         norms.append(usable(left * right, left, right))
       else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
@@ -273,7 +270,7 @@ class Outer(protocol.Factor):
       top = tf.maximum(tf.reduce_max(weight), 0)
       product, = squares.weighted_sums([tf.square(tf.math.divide_no_nan(weight, top))])
       root = top * protocol.wide(tf.sqrt(product))
-      root = root if absent(scale) else root * protocol.wide(scale)
+      root = root if trees.absent(scale) else root * protocol.wide(scale)
       sums.append(tf.cast(tf.square(root), product.dtype))
     return sums
 
@@ -316,7 +313,7 @@ def sum_squares(x, scale=()):
   """
   size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
   axes, small = list(range(1, x.shape.rank)), protocol.tiny(x.dtype)
-  if absent(scale):
+  if trees.absent(scale):
     return wide_sum(tf.square(x), axes) + size * small
   if x.shape[0] == 1:  # A product with one row is slow.
     return wide_sum(tf.square(x * scale), axes) + size * small

@@ -13,7 +13,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 
@@ -28,7 +27,7 @@ def engine(model, loss, batch, request):
   # One vector per record: what is done to records is then traced once, not per variable.
   whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
   request = request._replace(queries=[
-      query if factors.absent(query.scale) else query._replace(
+      query if trees.absent(query.scale) else query._replace(
           scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
       for query in request.queries])
   n, parts = blocks.cut(
@@ -80,7 +79,7 @@ def _joined(tensors):
 
 def _divided(vector, specs):
   """A flat vector as a list like `specs`; what is absent stays so."""
-  if factors.absent(vector):
+  if trees.absent(vector):
     return ()
   parts = tf.split(vector, [spec.shape.num_elements() for spec in specs])
   return [tf.reshape(part, spec.shape) for part, spec in zip(parts, specs)]

@@ -11,6 +11,7 @@ import re
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import mapping
 
 # What Keras has and no other example can change, if it reduces the last axis. Of the others,
@@ -72,8 +73,8 @@ def _example_values(loss, target, output, sample_weight):
   """[n]: the mean (or sum, as the loss reduces) within every example."""
   mask = getattr(output, '_keras_mask', None)
   output = tf.convert_to_tensor(output)
-  if output.dtype in (tf.float16, tf.bfloat16):
-    output = tf.cast(output, tf.float32)
+  if output.dtype.is_floating:
+    output = tf.cast(output, trees.wide(output.dtype))
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # As Keras does: [n] targets for [n, 1] outputs.
@@ -221,4 +222,4 @@ def _flat(value, names):
 
 
 def _absent(tree):
-  return tree is None or (isinstance(tree, tuple) and not tree)
+  return tree is None or trees.absent(tree)

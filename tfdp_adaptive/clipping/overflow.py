@@ -8,8 +8,8 @@ only for batches that need it.
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
-from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 
 # Norms below leave room for the squares and products they are made of.
@@ -84,7 +84,7 @@ def _parts(units, sizes, scales):
   parts = []
   for factor, size, scale in zip(units, sizes, scales):
     rounding = 1.0
-    if not factors.absent(scale):
+    if not trees.absent(scale):
       top = tf.reduce_max(scale)
       top = tf.where(top > 0, top, tf.ones_like(top))
       scale, size = scale / top, size * protocol.wide(top)

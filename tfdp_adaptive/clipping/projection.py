@@ -113,7 +113,7 @@ def euclidean(scale, clip_norm, gradient):
   Newton from zero, which is monotone here (Asi et al. 2021, Algorithm 1). A last
   rescaling makes the bound hold whatever the rounding.
   """
-  if _absent(scale):
+  if trees.absent(scale):
     return clip(gradient, clip_norm)
   leaves = tf.nest.flatten(gradient)
   x = tf.concat([tf.reshape(leaf, [-1]) for leaf in leaves], 0)
@@ -146,6 +146,3 @@ def euclidean(scale, clip_norm, gradient):
   return tf.nest.pack_sequence_as(
       gradient, [tf.reshape(p, leaf.shape) for p, leaf in zip(parts, leaves)])
 
-
-def _absent(tree):
-  return isinstance(tree, tuple) and not tree

@@ -5,6 +5,7 @@ from typing import Any, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 
@@ -80,7 +81,7 @@ class Rows(protocol.Factor):
         tf.reshape(values, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0])
 
   def _scaled(self, cotangents, scale):
-    return cotangents if factors.absent(scale) else cotangents * tf.gather(scale, self.ids)
+    return cotangents if trees.absent(scale) else cotangents * tf.gather(scale, self.ids)
 
   def _same(self):
     return tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis])

@@ -6,6 +6,7 @@ from typing import Any, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
@@ -92,7 +93,7 @@ class Mixed(protocol.Factor):
     norms = []
     for scale, a, b in zip(scales, table.squared_norms(scales), outer.squared_norms(scales)):
       cotangents = table.cotangents
-      if not factors.absent(scale):
+      if not trees.absent(scale):
         cotangents = cotangents * tf.square(tf.gather(scale, table.ids))
       inner = tf.matmul(outer.cotangents, cotangents, transpose_b=True)
       cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
@@ -52,7 +53,7 @@ class Convolution(protocol.Factor):
   def squared_norms(self, scales):
     norms = {}
     for scaled in (False, True):
-      chosen = [i for i, s in enumerate(scales) if factors.absent(s) != scaled]
+      chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
       picked = [scales[i] for i in chosen]
       if chosen and self.route(scaled) == 'gram':
         points = int(np.prod(self.cotangents.shape[1:-1]))
@@ -235,7 +236,7 @@ def _fitted(x, more):
 
 def channels_last(layer, x):
   """[n, *spatial, channels], float32 at least."""
-  x = tf.cast(x, dense.wide(x.dtype))
+  x = tf.cast(x, trees.wide(x.dtype))
   if layer.data_format == 'channels_first':
     x = tf.transpose(x, [0] + list(range(2, x.shape.rank)) + [1])
   return x

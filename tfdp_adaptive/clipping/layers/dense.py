@@ -4,17 +4,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import registry
 
 
-def wide(dtype):
-  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
-
-
 def sequence(x):
-  """[n, ..., d] as [n, T, d], float32 at least."""
-  x = tf.cast(x, wide(x.dtype))
+  """[n, ..., d] as [n, T, d], floats as float32 at least."""
+  x = tf.cast(x, trees.wide(x.dtype)) if x.dtype.is_floating else x
   if x.shape.rank == 2:
     return x[:, tf.newaxis]
   length = 1
@@ -25,7 +22,7 @@ def sequence(x):
 
 def summed_to(cotangents, shape):
   """The factor of a variable of `shape` that is broadcast and added."""
-  cotangents = tf.cast(cotangents, wide(cotangents.dtype))
+  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   offset = cotangents.shape.rank - len(shape)
   axes = [i for i in range(1, cotangents.shape.rank) if i < offset or shape[i - offset] == 1]
   total = tf.reduce_sum(cotangents, axes) if axes else cotangents

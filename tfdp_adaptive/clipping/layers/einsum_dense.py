@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
@@ -32,7 +33,7 @@ def _why(layer):
 
 @registry.register(compat.keras.layers.EinsumDense, tap=registry.at_activation, why=_why)
 def einsum_dense(layer, call, cotangents):
-  inputs, cotangents = (tf.cast(x, dense.wide(x.dtype)) for x in (call.inputs, cotangents))
+  inputs, cotangents = (tf.cast(x, trees.wide(x.dtype)) for x in (call.inputs, cotangents))
   left, kernel, right = labels(layer.equation, inputs.shape.rank)
   scale = dense.lora_scale(layer)
   if scale is None:

@@ -11,9 +11,9 @@ import re
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import mapping
-from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
 # Operations that draw numbers, or change something that outlives the call.
@@ -69,7 +69,7 @@ def gradients(layer, call, cotangents):
         lambda e, o: tf.cast(e[tf.newaxis], o.dtype), cotangent, outputs)
     by_variable = tape.gradient(outputs, variables, output_gradients=cotangent,
                                 unconnected_gradients='zero')
-    return [tf.cast(tf.convert_to_tensor(g), dense.wide(g.dtype)) for g in by_variable]
+    return [tf.cast(tf.convert_to_tensor(g), trees.wide(g.dtype)) for g in by_variable]
 
   by_variable = _each(example, (batched, call.saved, cotangents), layer)
   for variable, gradient in zip(trained, by_variable):

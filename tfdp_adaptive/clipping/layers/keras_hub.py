@@ -7,6 +7,7 @@ import sys
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import convolution
@@ -35,7 +36,7 @@ def _register(module, name, **kwargs):
 
 def _normalization(scale, neutral):
   def gradients(layer, call, cotangents):
-    cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+    cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
     normalized = normalization.normalized(layer, call, **{scale: neutral})
     yield getattr(layer, scale), dense.summed_to(
         cotangents * normalized, tuple(getattr(layer, scale).shape))
@@ -113,7 +114,7 @@ def _no_bias(layer):
 def t5_attention(layer, call, cotangents):
   """A number per bucket of relative positions and head; the projections are `Dense`."""
   positions, more = call.saved
-  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
   attributes = vars(layer)
   attributes['relative_attention_bias'] = tf.eye(table.shape[0], dtype=cotangents.dtype)

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
@@ -38,14 +39,14 @@ def normalized(layer, call, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)
   finally:
     attributes.update(before)
-  return tf.cast(outputs, dense.wide(outputs.dtype))
+  return tf.cast(outputs, trees.wide(outputs.dtype))
 
 
 @registry.register(
     layers.LayerNormalization,
     why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')
 def layer_normalization(layer, call, cotangents):
-  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
     yield layer.gamma, _vectors(cotangents * normalized(layer, call, gamma=None, beta=None), axes)
@@ -55,7 +56,7 @@ def layer_normalization(layer, call, cotangents):
 
 @registry.register(layers.GroupNormalization)
 def group_normalization(layer, call, cotangents):
-  cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
     without = normalized(layer, call, scale=False, center=False)
@@ -68,7 +69,7 @@ if hasattr(layers, 'RMSNormalization'):  # Keras 3.
 
   @registry.register(layers.RMSNormalization)
   def rms_normalization(layer, call, cotangents):
-    cotangents = tf.cast(cotangents, dense.wide(cotangents.dtype))
+    cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
     yield layer.scale, _vectors(
         cotangents * normalized(layer, call, scale=None), _axes(layer, cotangents.shape.rank))
 

@@ -11,6 +11,7 @@ import contextlib
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
@@ -227,7 +228,7 @@ def _why(layer):
                    tap=tap, whole=True, why=_why)
 def recurrent(layer, call, cotangents):
   flow, previous, extras, weights = call.saved
-  wide = lambda t: tf.transpose(tf.cast(t, dense.wide(t.dtype)), [1, 0, 2])
+  wide = lambda t: tf.transpose(tf.cast(t, trees.wide(t.dtype)), [1, 0, 2])
   cotangents, cell = wide(cotangents), layer.cell
   yield cell.kernel, _outer(wide(flow), cotangents, weights.inputs, cell.kernel)
   inner, states = cotangents, wide(previous)
