@@ -101,17 +101,29 @@ def test_every_variable_must_be_answered_for():
   assert not bookkeeping.supports(made, x)[0]
 
 
-def test_a_subclass_is_not_its_parent():
+def test_a_subclass_that_computes_by_itself_is_not_its_parent():
   """It may compute something else."""
   register(gain=2.0)
 
   class Other(Mixture):
-    pass
+    def call(self, *args, **kwargs):
+      return super().call(*args, **kwargs)
 
   made, x = model()
   inputs = made.inputs
   made = keras.Model(inputs, Other(name='other')(inputs))
   oracle.check(oracle.randomized(made), x)
+
+
+def test_a_subclass_that_inherits_all_that_computes_is_its_parent():
+  register()
+  kind = lambda **attributes: registry._kind(type('Alike', (Mixture,), attributes))
+  function = lambda self, *args, **kwargs: None
+  for attributes in ({}, {'get_config': function}, {'__init__': function}, {'__doc__': 'A name.'}):
+    assert kind(**attributes) is registry._KINDS[Mixture]
+  for name in ('call', '__call__', 'build', 'add_weight', 'anything', '__getattribute__'):
+    assert kind(**{name: function}) is None, name
+  assert kind(gain=property(function)) is None
 
 
 def test_public_names():
