@@ -66,8 +66,9 @@ _LIBRARIES = {'keras_hub': 'tfdp_adaptive.clipping.layers.keras_hub'}
 # What a subclass may define and still compute the same with the same weights.
 _HARMLESS = {
     '__init__', '__module__', '__qualname__', '__doc__', '__annotations__', '__firstlineno__',
-    '__static_attributes__', '__abstractmethods__', '_abc_impl', '_api_export_path', '_api_export_symbol_id', 'get_config',
-    'from_config', 'compute_output_shape', 'compute_output_spec'}
+    '__static_attributes__', '__abstractmethods__', '_abc_impl', '_api_export_path',
+    '_api_export_symbol_id', 'get_config', 'from_config', 'compute_output_shape',
+    'compute_output_spec'}
 
 
 def at_output(layer, function, tape, args, kwargs):
