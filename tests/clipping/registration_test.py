@@ -106,8 +106,8 @@ def test_a_subclass_that_computes_by_itself_is_not_its_parent():
   register(gain=2.0)
 
   class Other(Mixture):
-    def call(self, *args, **kwargs):
-      return super().call(*args, **kwargs)
+    def call(self, inputs):
+      return super().call(inputs)
 
   made, x = model()
   inputs = made.inputs
