@@ -113,7 +113,7 @@ def test_book_keeping(name):
   step = tf.function(lambda mask: bookkeeping.engine(
       model, linear, batch._replace(mask=mask), wanted).sums, autograph=False)
   records = oracle.gradients(model, linear, batch)
-  n, whole, open_ended = len(records), [0.0] * 3, 0
+  n, open_ended = len(records), 0
   for i, record in enumerate(records):
     sums = step(tf.range(n) == i)
     for j, (query, clip) in enumerate(zip(wanted.queries, CLIPS)):

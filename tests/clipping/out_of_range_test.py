@@ -4,8 +4,8 @@ import bookkeeping_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
-import tfdp_adaptive as tfdp
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
