@@ -5,6 +5,7 @@
 # make lint    check style, imports and types
 # make bench   measure clipping beside the peers (QUICK=1: fewer rounds) into benchmarks/results
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
+# make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
 # make lock    resolve requirements/*.lock again (LOCK_FLAGS=--upgrade for newer versions)
 
 SHELL = /bin/sh
@@ -36,7 +37,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint bench bench-peers lock
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint bench bench-peers audit-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -96,6 +97,9 @@ $(FULL)/installed $(CURRENT)/installed:
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-compile -r $(LOCK)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+audit-table: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/audit/audit_table.py
 
 bench: bench-peers $(CURRENT)/installed
 	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
+from tfdp_adaptive.audit import changes
+from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.privacy import sampling
@@ -34,6 +36,13 @@ def applying(name):
   return [bug for bug in SWITCHED
           if not (bug == 'clipped unscaled' and name not in SCALED
                   or bug == 'an unprojected square' and name not in SQUARED_MEAN)]
+
+
+def caught(subject, by, allowed=5e-5):
+  """Whether one look finds what is planted in `subject`."""
+  if by == 'noise':
+    return noise_rows.measure(subject, 3, steps=4).p_value < allowed
+  return changes.largest(subject, 3, history=(0, 2)).violated
 
 
 class Bugs:
@@ -87,12 +96,9 @@ def _plant_in_engines(patch, bugs):
                                          ours.total))
           for query, ours, other in zip(request.queries, clipped.sums, raw.sums))
       count = tf.maximum(tf.reduce_sum(tf.cast(batch.mask, tf.float32)), 1)
-      sums = tuple(trees.map(
-          lambda t: bugs.where('the realised divisor',
-                               t * bugs.batch_size / tf.cast(count, t.dtype),
-                              t), one)
-                   for one in sums)
-      return clipped._replace(sums=sums)
+      divided = lambda t: bugs.where(
+          'the realised divisor', t * bugs.batch_size / tf.cast(count, t.dtype), t)
+      return clipped._replace(sums=tuple(trees.map(divided, one) for one in sums))
 
     return faulty
 
@@ -175,11 +181,10 @@ def _cyclic(self, plan, size, start_step=0):
 
 
 def _shuffled(self, plan, size, start_step=0):
-  rng, whole, order = np.random.default_rng(0), int(plan.batch_size), None
-  for step in range(start_step, plan.steps):
-    place = step % (size // whole)
-    order = rng.permutation(size) if not place or step == start_step else order
-    yield order[place * whole:(place + 1) * whole]
+  rng, whole = np.random.default_rng(0), int(plan.batch_size)
+  steps = plan.steps - start_step
+  epochs = np.stack([rng.permutation(size) for _ in range(-(-steps * whole // size))])
+  yield from epochs.reshape(-1)[:steps * whole].reshape(steps, whole)
 
 
 def _same(self, plan, size, start_step=0):

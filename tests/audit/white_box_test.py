@@ -22,12 +22,6 @@ def optimizer(name, steps=24, seed=5):
   return white_box.make(name, (), 4.0, 1e-6, 128, steps, 16, seed)
 
 
-def caught(subject, by, seed=3):
-  if by == 'noise':
-    return noise_rows.measure(subject, seed, steps=4).p_value < SMALL
-  return changes.largest(subject, seed, history=(0, 2)).violated
-
-
 def test_every_class_is_audited():
   public = {name for name, value in vars(named_optimizers).items()
             if getattr(value, 'factory', None) is not None}
@@ -53,11 +47,11 @@ def test_planted_bugs_are_caught(name):
     missed = []
     for bug in planted.applying(name):
       bugs.only(bug)
-      if not caught(subject, planted.SWITCHED[bug]):
+      if not planted.caught(subject, planted.SWITCHED[bug]):
         missed.append(bug)
     bugs.only(None)
     assert not missed
-    assert not caught(subject, 'noise') and not caught(subject, 'changes')
+    assert not planted.caught(subject, 'noise') and not planted.caught(subject, 'changes')
 
 
 @pytest.mark.parametrize('name', planted.SQUARED_MEAN)
@@ -106,7 +100,7 @@ def test_queries_are_audited_and_their_bugs_caught(name):
         ['clipped unscaled'] if name == 'scale_then_privatize' else []), *(
             ['an unprojected square'] if name == 'dp_adam_ime' else [])):
       bugs.only(bug)
-      assert caught(subject, planted.SWITCHED[bug]), bug
+      assert planted.caught(subject, planted.SWITCHED[bug]), bug
 
 
 def test_a_query_with_a_plan_of_users():

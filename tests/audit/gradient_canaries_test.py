@@ -1,0 +1,84 @@
+"""Scores of canaries have the mean that the accounting says, whatever the noise."""
+
+import math
+
+import numpy as np
+import planted
+import pytest
+from scipy import stats
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive.audit import gradient_canaries
+from tfdp_adaptive.audit import subjects
+from tfdp_adaptive.privacy import accounting
+
+SIGMA, SIZE = 2.0, 400
+
+
+def run(plan, seed=0, **kwargs):
+  subject = subjects.of(tfdp.DPSGD(plan=plan, **kwargs), SIZE)
+  return gradient_canaries.run(subject, plan, SIZE, seed)
+
+
+def plan_of(**kwargs):
+  return tfdp.PrivacyPlan(**{**dict(
+      population_size=SIZE, batch_size=100, steps=8, l2_norm_clip=0.5, noise_multiplier=SIGMA,
+      target_delta=1e-6, sampling=tfdp.sampling.FixedOrder(), seed=1), **kwargs})
+
+
+@pytest.mark.parametrize('plan', [
+    plan_of(), plan_of(adjacency='replace'), plan_of(mechanism=tfdp.mechanisms.Tree(steps=8)),
+    plan_of(mechanism=tfdp.mechanisms.BandedToeplitz(bands=3, steps=8), steps=4),
+    plan_of(mechanism=tfdp.mechanisms.SquareRoot(steps=8))], ids=[
+        'independent', 'replace', 'tree', 'banded', 'square root'])
+def test_the_difference_is_what_a_plan_without_amplification_accounts_for(plan):
+  """Of the most exposed canaries; all others move by less."""
+  scores, included = run(plan)
+  np.testing.assert_allclose(scores[~included].std(), 1, atol=0.2)
+  mu = 1 / plan.event().noise_multiplier
+  found = gradient_canaries.bounds.gaussian_estimate(scores[included], scores[~included], 1e-6)
+  assert found.mu < mu + 4 * found.standard_error
+  if not isinstance(plan.mechanism, (tfdp.mechanisms.Tree, tfdp.mechanisms.SquareRoot)):
+    assert found.mu > mu - 4 * found.standard_error  # Every record is as exposed as any.
+  assert stats.kstest(scores[~included] - scores[~included].mean(), 'norm').pvalue > 1e-4
+
+
+def test_likelihood_ratios_of_coins_are_calibrated():
+  """E[exp(score)] is one for canaries that are out, as of any likelihood ratio."""
+  plan = plan_of(sampling=tfdp.sampling.Poisson(), batch_size=40, steps=10)
+  scores, included = run(plan)
+  out = np.exp(scores[~included])
+  assert abs(out.mean() - 1) < 4 * out.std() / math.sqrt(len(out))
+  assert scores[included].mean() > scores[~included].mean()
+
+
+def test_a_run_is_a_function_of_its_seeds():
+  first, included = run(plan_of())
+  second, again = run(plan_of())
+  np.testing.assert_array_equal(included, again)
+  np.testing.assert_allclose(first, second)
+
+
+def test_guesses_of_right_scores_are_right_as_often_as_stated():
+  rng, truth = np.random.default_rng(0), accounting.gaussian_epsilon(1 / 1.5, 1e-6)
+  lower, gaussian = [], []
+  for _ in range(60):
+    included = rng.random(300) < 0.5
+    found = gradient_canaries.guess(
+        rng.standard_normal(300) + 1.5 * included, included, 1e-6, 0.95)
+    lower.append(found.epsilon_lower)
+    gaussian.append(found.gaussian_lower)
+    assert found.provable >= found.epsilon_lower
+  for bounds_found in (lower, gaussian):
+    refuted = np.mean(np.array(bounds_found) > truth)
+    assert refuted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
+  assert np.mean(gaussian) > np.mean(lower) > 0.1
+
+
+def test_little_noise_is_convicted_by_canaries_alone():
+  plan = plan_of(noise_multiplier=8.0)
+  with planted.switched(batch_size=100) as bugs:
+    bugs.only('no clipping')
+    scores, included = run(plan)
+  found = gradient_canaries.guess(scores, included, 1e-6, 0.95)
+  assert found.gaussian_lower > plan.epsilon()
