@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The packages of tfdp_adaptive; pyproject.toml says everything else."""
 
 import setuptools

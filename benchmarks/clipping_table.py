@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What private steps cost, beside plain ones and beside every peer: `make bench`.
 
     python benchmarks/clipping_table.py [--models mlp,cnn] [--only isotropic] [--seconds 0.8]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a private round grows with the cohort, out of 100,000 users of Zipf sizes.
 
     python benchmarks/federated_population.py [--users 100000] [--cohorts 10,30,100,300,1000]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A private round beside TFF's own non-private FedAvg round on the same clients.
 
     python benchmarks/federated_round.py [--parameters 1000000] [--clients 48] [--rounds 8]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Next words of real users under user-level privacy: server optimizers and mechanisms.
 
     python benchmarks/federated_stackexchange.py POSTS [--runs FOLDER]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long mechanisms take to design, and how good they are, beside jax_privacy.
 
     make bench-peers  # an environment with requirements/peers-jax.in

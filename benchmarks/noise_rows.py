@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a row of noise costs, beside one Gaussian row and the bytes that must move.
 
     python benchmarks/noise_rows.py [--sizes 1e5,1e6,1e7] [--gigabytes 12] [--only BLT] [--jit]

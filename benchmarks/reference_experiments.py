@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers' synthetic experiments, run with this library's rules, beside the printed numbers.
 
     PYTHONPATH=. python benchmarks/reference_experiments.py [--quick] [EXPERIMENT ...]

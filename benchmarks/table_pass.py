@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A noised Adam step on a large embedding table: what one fused pass gains, and what is the limit.
 
     python benchmarks/table_pass.py [--words 50000] [--size 64] [--batch 2000]

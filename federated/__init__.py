@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """User-level differential privacy with adaptive server optimizers, in TensorFlow Federated."""
 
 from .evaluation import evaluator as evaluator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of the global model on held-out users, computed centrally."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many clients trained in one call: their examples as tensors, and a loop inside TensorFlow.
 
 A data set per client is a graph of its own that is made, sent, parsed and run: for small

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must be the same when a saved run goes on, as data that another process can compare.
 
 A run's noise, cohorts and accounting belong to one plan, one rule and one order of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs TFF's worker where no network reaches it, behind a socket in the file system.
 
     python isolated_worker.py SOCKET WORKER_BINARY [FLAG ...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras classes as they were before a model was made inside a graph.
 
 Keras 2 changes the bases of a model's class, for good and for all of its objects, when

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Federated averaging with user-level privacy and an adaptive server optimizer.
 
 Clients train from the server's weights and answer with `initial - final`, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where released numbers go: TFF release managers, driven from ordinary Python."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clients of one round: spread over workers, failing one by one and not together."""
 
 import collections

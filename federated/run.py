@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State and history of a run: in memory and, where it has a folder, on disk."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private server of a round, as pure TensorFlow functions.
 
     broadcast(state) -> what a client needs to clip its answer; public

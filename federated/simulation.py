@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a private process over simulated users, as its plan says."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plan's statement says, and what is particular to federated users."""
 
 

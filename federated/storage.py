@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run on disk: one state, replaced atomically, readable by its owner alone.
 
 Only the LAST state is kept, and it is written before anything of its round is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Users, a model and held-out users: next words, and tags of questions.
 
 A task knows nothing of privacy but one thing: whether its vocabulary was given,

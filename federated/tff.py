@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every name of TensorFlow Federated that this package uses, for release 0.87.
 
 A port to another release is this file: later ones have the language of computations in a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose data there is: anything with `client_ids` and a data set for each.
 
 `tff.simulation.datasets.ClientData` is one, a `Users` another: it keeps arrays

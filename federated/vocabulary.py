@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A vocabulary chosen privately from the users' own words.
 
 Differentially private set union with Gaussian weights (Gopi et al., ICML 2020,

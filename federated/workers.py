@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF worker processes: started here or elsewhere, driven by gRPC, never left behind.
 
 TFF's default context starts a worker that shares Python's output and often

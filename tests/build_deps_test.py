@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BUILD states what every package depends on; it must be what its files import.
 
 A directory of `tfdp_adaptive` is one target, and so is each module beside them.

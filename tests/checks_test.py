@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One set of argument checks: what is a number, and what every error says."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all tests share: the checkout's import path, slow and TFF tests, TFF's worker."""
 
 import gc

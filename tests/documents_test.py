@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documents show is run: the notebook, and the examples of the README."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports point one way, and only one file knows which Keras and TFP there are."""
 
 import ast

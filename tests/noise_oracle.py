@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise rows in float64 NumPy, from the definitions in mechanisms/README.md and the keys alone."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wheel holds every module, `federated` in its place, and starts `tfdp`."""
 
 import importlib.metadata
@@ -72,6 +73,15 @@ def test_one_version_everywhere(capsys):
     main.main(['--version'])
   assert not stopped.value.code and capsys.readouterr().out.startswith(
       f'tfdp-adaptive {version.__version__}, ')
+
+
+def test_every_source_file_names_its_licence():
+  folders = (*build_deps_test.PACKAGES, 'tests', 'benchmarks')
+  paths = [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
+  assert len(paths) > 100
+  for path in paths:
+    head = path.read_text(encoding='utf-8').splitlines()[:2]
+    assert '# SPDX-License-Identifier: Apache-2.0' in head, path
 
 
 def test_pinned_lists_name_versions_and_no_addresses():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The privatizer as an attacker sees it: noise on everything, of the right size, or nothing."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public names: loaded when they are first used, and all of them there."""
 
 import ast

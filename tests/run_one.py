@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main module of Bazel's test targets: pytest on the one file that is named."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differentially private adaptive optimizers for TensorFlow, Keras and TFF.
 
 Public names are imported when they are first used: the NumPy parts (mechanisms,

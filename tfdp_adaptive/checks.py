@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Argument checks of the whole library; each error names what came and what was expected."""
 
 import math

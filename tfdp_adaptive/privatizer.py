@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipped sums to releases: the only home of sigma, B, adjacency and row index.
 
 Both adapters (Keras, DPQuery) hand their sums to the same `Privatizer`, so the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees: anything `tf.nest` maps over. `()` stands for "absent", since TFF rejects `None`."""
 
 from typing import Any, Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models of the clipping benchmark, for whichever Keras they are given."""
 
 from typing import Callable, NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """jax_privacy 2.0.0 on the same Keras models, compiled; gradients only."""
 
 import functools

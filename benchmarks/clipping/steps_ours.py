@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This library's steps, and plain Keras' ones, on whichever stack runs this."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tensorflow_privacy 0.9.0, three ways, as whole training steps with noise and update."""
 
 import functools

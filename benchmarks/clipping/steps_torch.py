@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opacus 1.6 on the same models in PyTorch: gradients, and whole steps with noise and Adam."""
 
 import functools

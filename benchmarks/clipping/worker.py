@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process of one framework that takes steps when told to, so that frameworks can take turns.
 
     python worker.py ours|tfp|torch|jax GIGABYTES

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of the law pass as often as they should; those of another are caught."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds agree with published values, and refute true claims as rarely as they say."""
 
 import math

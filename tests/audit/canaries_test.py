@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds are valid where the truth is known, and find what is broken."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise that is as announced passes as often as stated; noise that is not is caught."""
 
 import math

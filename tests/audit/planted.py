@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bugs to be caught, planted into the real code, each switched on and off as it runs."""
 
 import contextlib

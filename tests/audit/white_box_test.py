@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every class passes its audit, and every bug planted into it is caught."""
 
 import json

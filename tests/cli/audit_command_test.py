@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp audit`: what it reports, and its exit status."""
 
 import dataclasses

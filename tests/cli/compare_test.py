@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp compare` on a small text: what it prints, writes, claims and refuses."""
 
 import argparse

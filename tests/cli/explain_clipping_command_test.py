@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp explain-clipping`: models from files and from functions."""
 
 import json

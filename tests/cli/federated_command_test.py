@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp federated` and `tfdp demo` on a few users."""
 
 import importlib.util

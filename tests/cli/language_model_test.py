@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss and evaluation count every word once, and padding never."""
 
 import numpy as np

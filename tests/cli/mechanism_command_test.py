@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp mechanism` prints what the mechanisms answer, and saves the one it designed."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp privacy` answers what dp_accounting says, both ways round."""
 
 import json

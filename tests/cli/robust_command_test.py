@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever is wrong with a command line is said early, in one line, and leaves nothing behind."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp train`: what it saves, and that it goes on where it was interrupted."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine taps it does not change: the model's results, bit for bit.
 
 The graph of a tapped model computes the same expressions of variables and inputs as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers without a formula of their own: one example at a time, exactly, or refused."""
 
 import bookkeeping_oracle as oracle

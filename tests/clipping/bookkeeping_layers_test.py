@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kind of layer at once, in every precision, compiled or not, masked and unmasked."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which models the book-keeping engine takes, and how it looks at them."""
 
 import bookkeeping_oracle as oracle

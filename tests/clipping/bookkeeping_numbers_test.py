@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The book-keeping engine at the limits of arithmetic, and every route of its algebra."""
 
 import bookkeeping_oracle as oracle

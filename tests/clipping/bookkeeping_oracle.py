@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the book-keeping tests: the definition, one example at a time."""
 
 import numpy as np

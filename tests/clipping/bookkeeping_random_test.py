@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random small models, layer by layer, against the gradients of single examples."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the book-keeping engine refuses: all that it cannot see."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers are left as found, wherever a pass breaks off and whoever else calls them."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The book-keeping engine against the gradients of single examples."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chunks give the sums of the whole batch, and are as large as a budget of memory allows."""
 
 import numpy as np

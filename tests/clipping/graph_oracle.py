@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the tests of what is traced: what a graph computes, apart from its names.
 
 Two tensors of equal expressions are made by the same operations with the same

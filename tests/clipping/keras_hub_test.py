@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KerasHub's models, small and random: sums of single records, and no layer one by one."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layered engine: projections that need every record, and which engine is taken when."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-example losses equal what Keras computes on a batch of that example alone."""
 
 import numpy as np

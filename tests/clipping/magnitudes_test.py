@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A finite record of any magnitude, beside any other: sums are finite, and those of float64."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The materialized engine against one batch of one after the other, through Keras' own loss."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ids and labels that do not exist: such a record counts as none, and stops no training."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The per-record map: radial clipping and the Euclidean projection, against SciPy."""
 
 import numpy as np

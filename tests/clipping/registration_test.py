@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer of one's own, taught to the engine through public names alone."""
 
 import bookkeeping_oracle as oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences come out as documented, whatever the source, and errors name the line."""
 
 import gzip

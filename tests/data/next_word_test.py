@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows, vocabulary and the frequency baseline, by hand."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags of words and tags by hand, and errors that name the line."""
 
 import json

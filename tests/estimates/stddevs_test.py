@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private standard deviations: calibration, sensitivity, and what they are for."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that are killed go on: no noise row for two batches, no step lost, none twice in the end."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records which noise protected which batch, outliving kills, and judges the record.
 
 Run as a script it is the victim: `ledger.py LEDGER LIFE train ...` runs `tfdp train ...`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One TFF worker for all tests."""
 
 import pytest

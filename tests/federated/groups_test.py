@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients trained in groups give what each of them gives alone in TFF's own client work."""
 
 import collections

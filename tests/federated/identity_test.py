@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A saved run goes on with its own clients, plan, rule and optimizer, and says what differs."""
 
 import functools

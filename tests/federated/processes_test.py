@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """build_private_fed_avg equals float64 NumPy over per-user deltas, and refuses the rest."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A federated regression that is small enough for NumPy."""
 
 import collections

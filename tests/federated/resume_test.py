@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that ends at whatever point goes on as if it had not, and never with old noise."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of a round: in any number of calls, on any number of workers, failing alone."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No byte of a saved run can change unnoticed, and nobody else can read it."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private server of a round: one budget for everything that it releases."""
 
 import dp_accounting

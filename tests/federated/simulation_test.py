@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """simulate draws the cohorts of the plan, and leaves nothing behind."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every task trains privately for a round and has metrics that are right by hand."""
 
 import collections

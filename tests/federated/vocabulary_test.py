@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words of one user alone stay in, words of many come out, and both are paid for."""
 
 import dp_accounting

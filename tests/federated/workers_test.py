@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers end with whoever started them, and a lost one is an error."""
 
 import os

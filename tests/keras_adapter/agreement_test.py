@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Keras optimizer and the DPQuery of a rule take the same steps, noise included."""
 
 import classes_test

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rule says about its settings reaches the user, once, when the model is built."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line per public class: it compiles, fits, resumes from a file and states its privacy."""
 
 import dataclasses

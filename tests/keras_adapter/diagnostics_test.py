@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The non-private numbers, against NumPy on batches of one."""
 
 import numpy as np

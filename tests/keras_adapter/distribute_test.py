@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two replicas (logical CPU devices): sums first, one noise, the single device's result."""
 
 import subprocess

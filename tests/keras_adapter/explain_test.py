@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp.explain_clipping`: engine, routes, reasons and costs, against sums made by hand."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users of Keras expect of a model and an optimizer, privately."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Without noise and clipping every class is the non-private optimizer it comes from."""
 
 import numpy as np

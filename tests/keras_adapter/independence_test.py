@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No example may depend on others in training, and no step may keep data (architecture, 5.14).
 
 A table of models that break it, each to be refused, and one of models that keep it, each to

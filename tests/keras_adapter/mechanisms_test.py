@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Correlated noise in optimizer variables: C times what reached the weights is white."""
 
 import numpy as np

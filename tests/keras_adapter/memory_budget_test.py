@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training within a budget of memory is training: the same steps, whatever the chunks."""
 
 import functools

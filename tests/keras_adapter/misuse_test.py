@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that would train without the privacy it claims raises first (architecture, 5.1)."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two processes under MultiWorkerMirroredStrategy: one sum, one noise, one device's steps."""
 
 import json

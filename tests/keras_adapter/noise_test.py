@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The noise that reaches the weights: its law, and that it never comes twice."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Designs of these tests are made anew: nothing is read from the user's cache."""
 
 import pytest

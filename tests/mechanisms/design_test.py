@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The designs: gradients, optimality, certificates, workloads."""
 
 # pylint: disable=protected-access

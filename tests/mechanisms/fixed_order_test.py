@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records with one place in every epoch: sensitivity, the best C, accounting."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the designs against published and independently computed values."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Designs for very many steps: the work done, by counting, and the values, by brute force."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every mechanism keeps to, on one table: its answers against dense matrices."""
 
 import numpy as np

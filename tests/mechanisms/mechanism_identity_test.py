@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equality, hashes and everything that is kept by them go by the numbers that run."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One registration makes a mechanism known everywhere; lists that could disagree are compared."""
 
 import importlib

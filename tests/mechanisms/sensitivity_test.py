@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sensitivities against all participation patterns, written out."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and the cache on disk: never trusted blindly, never needed."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees against tensorflow_privacy's and dp_accounting's own analyses of them."""
 
 import importlib

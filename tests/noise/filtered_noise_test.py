@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The variance of filtered noise, against published values, dense matrices and drawn noise."""
 
 import numpy as np

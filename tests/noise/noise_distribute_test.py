@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise on several replicas: made once, or the same on each of them without a word between them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Standard normals from integers: exact to rounding, tails included, the same under XLA."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys: 128 bits, fresh at every execution, and never used twice."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams: C^-1 z to rounding, everywhere; fresh noise whatever happens to the state."""
 
 import types

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An accountant that shares nothing with the library's: no grid of losses, no transform.
 
 For theta > 0 and S the sum of the losses, the inverse Laplace transform says

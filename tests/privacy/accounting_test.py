@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden values, independent oracles, and the wrong variants that must not be what comes out."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Advice computes the papers' formulas; fractions are checked by simulation."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padded, masked batches: nothing dropped, nothing invented, nothing seen twice."""
 
 import numpy as np

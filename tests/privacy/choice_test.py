@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is chosen for a plan, can be accounted for, and is the best of the candidates."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Composed losses against accountants that share nothing with ours, at any delta.
 
 `ACCOUNTING_PLANS=1000 pytest tests/privacy/composition_test.py` runs the whole sweep.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several runs on the same weights cost together."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batches that run are the ones that were accounted for."""
 
 import collections

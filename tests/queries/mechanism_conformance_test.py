@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tensorflow_privacy's own tests of its queries, run on ours.
 
 The test modules come with its wheel. Their queries are replaced while a test

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The queries inside TensorFlow Federated: same numbers, fresh keys, states that travel."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MechanismSumQuery and the adaptive clip: clipped sums plus rows of the mechanism, no more."""
 
 import math

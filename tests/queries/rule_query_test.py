@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RuleQuery: the same numbers as float64 NumPy, bounded records, honest noise."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Factories refuse what makes no sense, and say what they want."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subspaces, constraint sets and ellipsoids."""
 
 import math

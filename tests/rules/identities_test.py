@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The limits in which one algorithm is another (algorithms.md, section 19, in its order)."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole of DP training in a few lines: record -> sum -> noise -> release -> update.
 
 It stands in for engine, privatizer and optimizer, takes its noise from the

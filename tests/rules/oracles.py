@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every algorithm once more, in plain NumPy on one flat vector, from the formulas.
 
 Each function returns `problem -> [T + 1, 5] iterates`. Nothing is shared with

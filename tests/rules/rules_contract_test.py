@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every rule promises, whatever its algorithm: one line of table.RULES buys it all."""
 
 import loop

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every rule, several steps with explicit noise, against NumPy (batches of 3, 4, 5, 0; B = 4)."""
 
 import dataclasses

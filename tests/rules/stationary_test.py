@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where second moments settle: the papers' one-coordinate analyses, statistically.
 
 A constant gradient c and independent noise; 20,000 copies of each coordinate.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far one record moves a release: searched over neighbouring batches, bound and attained.
 
 Distances are joint and in units of the noise: sqrt(|d mean|^2 / std_mean^2 +

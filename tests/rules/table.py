@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line per rule. It alone drives the oracle and the contract tests."""
 
 from typing import Any, Callable, NamedTuple

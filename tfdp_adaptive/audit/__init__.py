@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Audits: what privacy is shown to be lost, by an attack or by looking inside."""
 
 from tfdp_adaptive.audit.bounds import canaries_to_refute as canaries_to_refute

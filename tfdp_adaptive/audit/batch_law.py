@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do the batches follow the law that is accounted for? Exact tails, by kind of scheme.
 
 What is claimed of fixed schemes (who takes part when, how far apart) holds always or is

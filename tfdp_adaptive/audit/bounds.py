@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lower bounds on epsilon from what an attack got right, each valid with its confidence.
 
 `one_run_epsilon` and `one_run_gaussian_epsilon` are for one run with many canaries,

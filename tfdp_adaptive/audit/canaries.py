@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Audits: how much privacy a training run can be PROVEN to have lost.
 
 Canaries are records that a coin includes or leaves out. Whoever can tell from

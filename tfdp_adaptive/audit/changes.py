@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The largest change of any release by one record, searched over neighbouring batches.
 
 A release of noise multiplier sigma costs what is claimed if, and only if, no record

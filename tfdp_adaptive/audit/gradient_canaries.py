@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Canaries whose gradients are chosen, guessed from every release of one run.
 
 Canary i is a record with a gradient of its own, huge and along coordinate i, which is

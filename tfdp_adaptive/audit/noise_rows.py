@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is the noise of the releases what was announced: large enough, and new at every step?
 
 Empty batches release pure noise, announced as `unit * C^-1 Z`. Taken apart again, with

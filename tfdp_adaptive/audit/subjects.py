@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is audited, as a pure function: state and records in, releases and state out.
 
 The gradient of a record is the record itself, so every gradient can be made, and

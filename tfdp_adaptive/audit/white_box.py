@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An audit that sees everything, and can convict.
 
 Four looks at what really runs, each of which refutes the claim or does not:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp audit`: what privacy is lost, by an attack on a model or by looking inside.
 
 Without --white-box it trains a language model with canaries and ends with status 1 if

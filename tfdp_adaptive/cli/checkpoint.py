@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an unfinished run goes on from: one file, replaced at once, believed only if whole.
 
 SECRET: the optimizer's state holds what the noise to come depends on. The key of the

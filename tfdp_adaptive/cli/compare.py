@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp compare`: the same model with each private optimizer, sentence by sentence."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp demo`: the main job, `tfdp compare` and `tfdp federated` on one text into one table.
 
 Where TensorFlow Federated is not installed it is `tfdp compare` alone, and says so.

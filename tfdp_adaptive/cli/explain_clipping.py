@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp explain-clipping`: which way each layer of a model is clipped, and what that costs."""
 
 import importlib

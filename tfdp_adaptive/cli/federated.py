@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp federated`: the same model over users, who keep their text, with a private server.
 
 A run that was interrupted, or lost a worker, goes on when the command is given again

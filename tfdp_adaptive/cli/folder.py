@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a run's results: usable before the work begins, and one command's at a time."""
 
 import fcntl

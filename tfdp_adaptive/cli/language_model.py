@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small next-word model in Keras, its loss and its evaluation."""
 
 import numpy as np

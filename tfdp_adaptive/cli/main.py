@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry point of `tfdp`: reads the arguments and runs one subcommand."""
 
 import argparse

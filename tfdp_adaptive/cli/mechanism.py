@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp mechanism`: design a noise mechanism and see it beside the alternatives."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp privacy`: epsilon of a plan, or the noise multiplier for a target epsilon."""
 
 import tfdp_adaptive as tfdp

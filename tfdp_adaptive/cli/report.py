@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One table of results, as text, JSON and curves, and the privacy statement beside it."""
 
 import io

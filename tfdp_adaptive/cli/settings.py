@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of the main job and their settings, chosen once and recorded here.
 
 All on the default text, which is public: the federated ones are what `tfdp federated

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job itself: which sentences train, which are held out, which words are known."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp train`: one private model, saved with what may be said of it.
 
 A run that was interrupted goes on when the command is given again with the same

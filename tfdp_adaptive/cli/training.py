@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras training with a progress bar, a learning curve and the time of a step."""
 
 import statistics

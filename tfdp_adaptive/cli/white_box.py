@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp audit --white-box`: which optimizers, and by which plans."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-example gradients, clipped and summed: the only layer that sees private data.
 
 `register` teaches the book-keeping engine a layer of your own; its function yields

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Working through the examples of a factor in blocks, to bound memory.
 
 A factor is a dataclass of [n, ...] tensors and static fields; see `factors`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The book-keeping engine: clipping in any diagonal geometry at about the price of a gradient.
 
 One forward and one backward pass give, for every layer, its inputs and the

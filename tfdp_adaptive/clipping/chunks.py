@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Working through a logical batch in equal chunks, one after the other."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that a tape finds, as the layers above take them."""
 
 import tensorflow as tf

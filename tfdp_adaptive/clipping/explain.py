@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says how a model's gradients will be clipped, layer by layer, and what it costs."""
 
 from typing import NamedTuple, Tuple

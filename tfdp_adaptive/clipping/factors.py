@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-example gradients of one variable, kept in factored form.
 
 A layer's file says what the factors of its gradient are; here is what the

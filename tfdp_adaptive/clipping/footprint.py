@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory a computation needs, told from its graph and static shapes.
 
 Operations are walked through in the order they were traced in; a tensor lives from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token ids out of range: their examples count as no record, like gradients not finite.
 
 On a CPU such an id aborts the program, so that one record could stop a training.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every engine is given and what it returns.
 
     engine(model, loss, batch, request) -> Clipped

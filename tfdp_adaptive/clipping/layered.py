@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layered engine: every record's gradient, layer by layer, then `project_record`.
 
 For projections that need the records themselves, as that on an ellipsoid: they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of one example: what Keras computes on a batch of that example alone.
 
 Keras reduces losses over the batch, and with masks or weights it normalises by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A function of one record, for all records: at once where that is safe, or in a loop."""
 
 import tensorflow as tf

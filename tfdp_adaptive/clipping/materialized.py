@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The materialized engine: every record's gradient, then `project_record`.
 
 Works for any model whose single examples TensorFlow can differentiate, at the

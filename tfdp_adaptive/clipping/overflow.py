@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records whose gradients are finite while the squares of their norms are not.
 
 Their factors are brought to the size of one, example by example, and their norms

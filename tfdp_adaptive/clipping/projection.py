@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From one record's gradient to its clipped contribution: the definition of clipping."""
 
 import tensorflow as tf

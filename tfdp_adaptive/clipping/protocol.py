@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine asks of the factored gradient of a variable: the protocol of factors.
 
 A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis,

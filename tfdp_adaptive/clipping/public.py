@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of public data at the current parameters: no clipping, no noise, no privacy."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-example gradients that lie in a few rows of a table: embeddings."""
 
 import dataclasses

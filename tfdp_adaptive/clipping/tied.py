@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables used more than once: their gradients add up before any norm."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a model once and records what its layers saw, without changing what they do.
 
 While a model is traced, the `call` of every layer that owns trainable variables

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences with the client they belong to, from the standard library or a file.
 
 Tokenisation, the same for every source: a text is cut into sentences at blank

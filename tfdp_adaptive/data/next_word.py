@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Next-word prediction: vocabulary, and sentences as windows of a few words.
 
 Word ids: 0 is padding (before a sentence and after it), 1 is every word that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tag prediction: bags of words in, any number of tags out (Li et al., ICLR 2023, section 5)."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private estimates that are made before training, with a budget of their own.
 
 Besides the privatizer these are the only places that add noise to what they saw of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private estimates of standard deviations, for ellipsoids (NumPy)."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of private optimizers: what is required, what is refused, how they are saved."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a researcher wants to see of a private optimizer. PRIVATE: never publish it.
 
 Numbers of one step come straight from the records, without noise: they are for

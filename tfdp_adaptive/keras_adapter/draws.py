@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds the random draws of a traced function fixed, so that its values can be compared.
 
 Every operation that draws numbers is replaced, in the traced graph and all functions it

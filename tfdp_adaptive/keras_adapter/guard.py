@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Keras optimizer that takes no gradients from anywhere but its own private step."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares what examples get, in training, in batches whose other examples differ.
 
 What an example contributes must not depend on what else is in the batch. Some examples of

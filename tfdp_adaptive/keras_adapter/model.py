@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures

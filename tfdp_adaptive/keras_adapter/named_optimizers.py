@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One Keras class per rule; the rule's factory documents its arguments and source.
 
 Every class takes the arguments of its factory and those of `DPOptimizer`.

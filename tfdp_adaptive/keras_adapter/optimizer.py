@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Keras adapter: any rule as a Keras optimizer.
 
 It knows no algorithm: it reads the rule's state, hands the query to a clipping

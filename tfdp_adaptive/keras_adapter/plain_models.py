@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras 2: models that are not `DPModel`s, compiled with a loss of reduction 'none'.
 
 Their `train_step` hands unreduced losses and the tape to `optimizer.minimize`, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the forward and backward pass of training on batches made up, leaving no trace.
 
 The pass is traced once, as the engine runs it. Runs are on copies of all variables, weights

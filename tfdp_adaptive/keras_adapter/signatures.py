@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What people and editors see of a named optimizer: one signature, one docstring.
 
 Its arguments come from two places, the rule's factory and `DPOptimizer`; here they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what would let one example change the gradients of another."""
 
 from typing import Any, MutableSet

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what a traced function writes of its inputs into anything that outlives the call.
 
 Follows every value of the graph, through functions, conditions and loops, from the data to

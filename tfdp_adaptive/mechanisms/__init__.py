@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise mechanisms, designed offline (NumPy and SciPy, float64, no TensorFlow)."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Banded strategies that are not Toeplitz: unit columns to the last step."""
 
 import math

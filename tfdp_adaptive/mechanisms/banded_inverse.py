@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies with a banded inverse: noise from the last few rows of Z, kept nowhere.
 
 Since C^-1 is banded, step t needs z_t, ..., z_{t-p+1} only, which can be drawn

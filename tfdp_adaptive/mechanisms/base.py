@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every noise mechanism answers, offline, in float64 NumPy.
 
 A mechanism is a factorization of a workload A (prefix sums by default) into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buffered linear Toeplitz (BLT) strategies: a few decaying buffers, for any number of steps.
 
 McMahan, Xu, Zhang 2024 (arXiv:2408.08868); Dvijotham et al. 2024

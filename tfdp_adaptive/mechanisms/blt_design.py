@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a BLT: error and sensitivity in O(d^2 log T), and their minimum.
 
 Decays theta of C and phi of C^-1 interlace, 1 > theta_1 > phi_1 > theta_2 > ...

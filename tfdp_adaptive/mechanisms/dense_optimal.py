@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best lower-triangular strategy of all, for small T, with a certificate.
 
 `min ||B||_F` over `A = B C` of sensitivity one, for one participation (Denisov

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two shapes most strategies have: Toeplitz, and any lower-triangular matrix."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that cannot be changed once they are made."""
 
 import functools

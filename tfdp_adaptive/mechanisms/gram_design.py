@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C of least mean error whose Gram matrix has given zeros.
 
 Convex in X = C^T C: `tr(A^T A X^-1)`, gradient `-X^-1 A^T A X^-1`; O(T^3) per

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Independent Gaussian noise at every step: C is the identity (DP-SGD)."""
 
 import math

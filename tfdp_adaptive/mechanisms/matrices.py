@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lower-triangular matrices, whole or by their Toeplitz coefficients."""
 
 from typing import Optional

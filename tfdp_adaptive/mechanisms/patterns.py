@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often, and how far apart, a record may take part: an argument that mechanisms share."""
 
 from typing import Optional, Tuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of designs that take more than a moment."""
 
 import tqdm

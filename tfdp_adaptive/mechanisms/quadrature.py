@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of smooth functions over very long ranges of integers."""
 
 import functools

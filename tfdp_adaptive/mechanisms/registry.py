@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every noise mechanism, registered once, above its class.
 
 Files name a mechanism by its class, the command line by its designs; both are

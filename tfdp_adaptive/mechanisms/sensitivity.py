@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far one record moves C G, for every way in which it may take part.
 
 A record takes part in at most k steps, any two of them at least b apart

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The square-root factorization B = C = A^(1/2) (arXiv:2202.11205).
 
 Fichtenberger, Henzinger, Upadhyay 2022.

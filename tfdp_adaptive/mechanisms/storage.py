@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mechanisms as JSON, and the cache of designs on disk.
 
 Only numbers are stored, never a sensitivity: whatever a file says, the

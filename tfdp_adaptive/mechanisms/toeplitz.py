@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Banded Toeplitz strategies: the design with the least error for any number of steps.
 
 The matrices C with coefficients c_0, ..., c_{b-1} (Choquette-Choo et al. 2023,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree aggregation: one noise for every dyadic interval of steps.
 
 Dwork et al. 2010; Honaker 2015 for the estimates from the whole subtree; as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workloads A: which linear function of the noised gradients must be accurate."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Online noise streams of the mechanisms (TensorFlow)."""
 
 # Importing a file of streams registers them with `stream`.

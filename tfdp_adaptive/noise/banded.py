@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise of a banded C: past OUTPUTS are kept, C^-1 itself is not banded.
 
     x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Online noise: unit rows (C^-1 Z)_t of a mechanism, one per step.
 
 A stream is a set of pure functions, so the same one runs in optimizer variables,

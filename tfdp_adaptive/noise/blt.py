@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise of a buffered linear Toeplitz C (arXiv:2404.16706, 2408.08868): d rows of memory.
 
     x_t = z_t / c_0 - sum_i w_i s_i,    s_i <- theta_i s_i + x_t

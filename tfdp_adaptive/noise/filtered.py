@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact variance of a mechanism's noise after a linear filter of the releases.
 
 A low pass, momentum or any other recursion over releases

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Element-wise functions that go through memory once."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Standard normal rows from a key: one flat vector per dtype, split into the tree's leaves.
 
 Own Box-Muller on full-range integers, because TensorFlow's `stateless_normal`

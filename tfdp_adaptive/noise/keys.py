@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """128-bit keys from the operating system, and chains of them.
 
 A key is used once, for children or for numbers: every draw uses up a row key and

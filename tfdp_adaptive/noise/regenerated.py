@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise of an explicit C^-1: past z are drawn again from their keys, none is stored.
 
     x_t = sum_k C^-1[t, t-k] z_{t-k}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise of binary trees, computed online (Kairouz et al. 2021; Honaker 2015).
 
 A finished node of level l covers 2^l steps and has the estimate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training run costs in privacy, decided before it starts and stated after it."""
 
 from tfdp_adaptive.privacy import sampling as sampling

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a plan to a dp_accounting event, and from an event to epsilon and delta.
 
 Convention of the whole library: the noise on the clipped sum of step t is

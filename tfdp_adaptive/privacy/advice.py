@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which private adaptive optimizer fits a batch size, a noise level and a model size.
 
 Formulas of "On Design Principles for Private Adaptive Optimizers"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batches of a plan as a `tf.data.Dataset`, padded and masked for Keras."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which mechanism to take for a plan."""
 
 from tfdp_adaptive import mechanisms

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Upper bounds of epsilon and delta of composed steps, at any delta.
 
 The loss S of all steps is a sum. Weighted by `exp(theta (S - K))`, with K its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model's weights have cost in privacy so far, over all runs they went through.
 
 A ledger is a public constant like a plan: `begin` and `done` return a new one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The privacy loss of one step, exactly: the pairs of distributions that dominate it.
 
 A pair (P, Q) is described on the line of one standard normal z, such that the

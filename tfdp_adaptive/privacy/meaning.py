@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an epsilon and a delta mean to people: how well the best attacker can tell."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The privacy of a training run as one public constant: what runs is what is accounted."""
 
 import dataclasses

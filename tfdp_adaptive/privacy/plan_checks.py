@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan refuses: sizes that are not public, and what cannot be accounted for."""
 
 import warnings

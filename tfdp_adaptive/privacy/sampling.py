@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How records are chosen for the steps of a run, and what that choice may claim.
 
 A scheme is a public constant. It knows the adjacencies it can be accounted

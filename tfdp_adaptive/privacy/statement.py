@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The privacy statement: what can honestly be said of a trained model.
 
 Follows the reporting list of "How to DP-fy ML" (arXiv 2303.00654, section 5.3):

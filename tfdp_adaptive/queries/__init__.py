@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters to tensorflow_privacy's DPQuery, which TensorFlow Federated builds on."""
 
 from tfdp_adaptive.queries.adaptive_clip import AdaptiveClipSumQuery as AdaptiveClipSumQuery

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A clip norm that follows a quantile of the records' norms, at no extra cost."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The class that every DPQuery of ours derives from."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipped sums with the noise of any mechanism, as a DPQuery."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole private optimizer as a DPQuery: records in, update direction out.
 
 The geometry of every round (scales and clip norms, functions of past releases)
@@ -96,7 +97,8 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '
                        f'needs independent noise. Received: mechanism={self._mechanism!r}.')
     self._privatizer = privatizer.Privatizer(
-        rule.asks, specs, **numbers, adjacency=adjacency or 'zero_out', mechanism=self._mechanism, steps=steps,
+        rule.asks, specs, **numbers, adjacency=adjacency or 'zero_out',
+        mechanism=self._mechanism, steps=steps,
         seed=seed, allow_non_private=allow_non_private)
 
   @property

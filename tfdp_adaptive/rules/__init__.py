@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private optimizers as pure update rules, one factory each."""
 
 from tfdp_adaptive.contract import Ask as Ask

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdaDPS: a preconditioner from public gradients, applied before clipping."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive optimizers that subtract the noise from their second moment (DP-AdamBC)."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings in which a rule is known to go wrong, said in words (algorithms.md, sections 3 to 6)."""
 
 import math

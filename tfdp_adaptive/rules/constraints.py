@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Projections of parameters onto boxes and balls, in the metric of a preconditioner."""
 
 import tensorflow as tf

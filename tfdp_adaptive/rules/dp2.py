@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DP2: a preconditioner from averages over many steps, applied with a delay."""
 
 from typing import NamedTuple

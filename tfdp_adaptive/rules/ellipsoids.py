@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ellipsoids for PASAN and PAGAN from standard deviations of gradients (NumPy)."""
 
 import math

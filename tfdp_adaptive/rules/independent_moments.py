@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Independent moment estimation: the second moment gets a query of its own (DP-Adam-IME)."""
 
 import tensorflow as tf

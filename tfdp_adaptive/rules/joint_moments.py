@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joint moment estimation: one block (x, sqrt(lambda) x^2), noised together (DP-Adam-JME)."""
 
 from tfdp_adaptive import checks

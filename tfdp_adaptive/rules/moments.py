@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running moments: the part every adaptive rule shares.
 
 A `Method` is a first moment (what the parameters follow) and a second moment

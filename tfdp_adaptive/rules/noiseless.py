@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A diagnostic WITHOUT privacy: Adam with a preconditioner that sees no noise."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noisy AdaGrad: full-matrix or diagonal, with noise on the preconditioner itself.
 
 The preconditioner is a function of all past CLEAN gradients, kept as a secret

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PASAN and PAGAN: clip and noise in a fixed ellipsoid that fits the gradients."""
 
 from typing import NamedTuple

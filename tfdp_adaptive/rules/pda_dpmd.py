@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PDA-DPMD: descent along a mixture of the private and the public gradient."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PDP-SGD: private gradients projected onto a subspace of public ones."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive optimizers fed with the privatized mean gradient, and nothing else."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The statistic of noisy AdaGrad: the root of all past clean second moments."""
 
 import math

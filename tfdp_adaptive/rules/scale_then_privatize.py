@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scale-then-privatize: clip and noise in the geometry the optimizer divides by."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DP-SGD with momentum; with a correlated mechanism, DP-FTRL / DP-MF."""
 
 from typing import NamedTuple

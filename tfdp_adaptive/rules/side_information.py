@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side information: Adam whose second moment comes from public data."""
 
 from typing import NamedTuple

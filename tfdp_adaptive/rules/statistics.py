@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rule may have released besides the mean, and how much noise it takes.
 
 `zeta` is the clip norm, `B` the batch size, `D1` the sensitivity of the mean.
@@ -97,7 +98,8 @@ def joint_square_of_mean(relative_lambda=0.5):
     distance = contract.mean_sensitivity(1.0, batch_size, adjacency)
     joint = joint_sensitivity(distance, relative_lambda)
     if distance > math.sqrt(2):
-      # Batches may have any size, and only the square is projected: means may be further apart than the ball is wide.
+      # Batches may have any size, and only the square is projected: means may be further
+      # apart than the ball is wide.
       joint = math.sqrt(distance**2 + 2 * relative_lambda)
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 

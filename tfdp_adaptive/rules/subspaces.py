@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Top subspaces of public gradients. Nothing here is private."""
 
 import numpy as np

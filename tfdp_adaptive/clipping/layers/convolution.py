@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolutions: per-example gradients of small kernels, patches for Gram matrices."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dense: a matrix, a bias, and an activation after the tap."""
 
 import numpy as np

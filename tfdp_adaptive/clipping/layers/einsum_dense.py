@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EinsumDense, and with it every attention layer that is made of it."""
 
 import string

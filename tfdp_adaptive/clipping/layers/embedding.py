@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding: rows of a table, which a softmax may share."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any other layer: its own gradients, one example at a time.
 
 The layer is run again for each example alone, so it must be a deterministic

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KerasHub's own layers; read when one of them is met, so KerasHub is no dependency.
 
 All others of its models are made of Keras layers, which have files of their own.

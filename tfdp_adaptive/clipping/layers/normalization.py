@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that scale and shift what they computed: a vector per example."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LSTM, GRU and SimpleRNN.
 
 The layer's own loop gives the result; a second one, with the products by the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers the book-keeping engine knows, and how to teach it another.
 
 A layer is known by its class, or by a class above it from which it inherits all that

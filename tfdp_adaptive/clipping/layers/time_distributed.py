@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TimeDistributed: on Keras 3 a call per step; on Keras 2 steps joined with the batch."""
 
 from tfdp_adaptive import compat
