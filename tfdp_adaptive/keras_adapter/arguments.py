@@ -41,6 +41,18 @@ def check_choices(rule, engine, accumulation_steps, memory_budget, average_itera
                      'Received: average_iterates=True, use_ema=True.')
 
 
+def check_own_sampler(plan, own_sampler):
+  """A sentence, for plans only."""
+  if own_sampler is None:
+    return
+  if plan is None:
+    raise ValueError('`own_sampler` is about the batches of a plan. Received: '
+                     f'own_sampler={own_sampler!r} without a plan. Leave it out.')
+  if not isinstance(own_sampler, str) or not own_sampler.strip():
+    raise ValueError('`own_sampler` must say in words how records are chosen; the statement '
+                     f'repeats it. Received: own_sampler={own_sampler!r}.')
+
+
 def privatizer_arguments(
     rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
   """Arguments of the privatizer, from the plan or from the call, never from both."""

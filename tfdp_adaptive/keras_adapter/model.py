@@ -2,7 +2,6 @@
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures
-import math
 from typing import Any
 import warnings
 
@@ -10,15 +9,12 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import derivatives
-from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
-from tfdp_adaptive.clipping import public
-from tfdp_adaptive.keras_adapter import diagnostics
+from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.keras_adapter import step
 from tfdp_adaptive.keras_adapter import validation
 
 keras: Any = compat.keras
@@ -64,6 +60,24 @@ class DPModel:
   def get_compile_config(self):
     return super().get_compile_config()
 
+  @property
+  def ledger(self):
+    """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
+    optimizer = getattr(self, 'optimizer', None)
+    return history.ledger(self.variables, getattr(optimizer, 'run', None))
+
+  def save_own_variables(self, store):
+    super().save_own_variables(store)
+    optimizer = getattr(self, 'optimizer', None)
+    history.save(self.variables, getattr(optimizer, 'run', None), store)
+
+  def load_own_variables(self, store):
+    store = {key: store[key] for key in store.keys()}
+    record = store.pop(history.STORED, None)
+    super().load_own_variables(store)
+    if record is not None:
+      history.load(self.variables, record)
+
   def compile_from_config(self, config):
     self.compile(**keras.saving.deserialize_keras_object(config))
     if self.built:
@@ -72,7 +86,7 @@ class DPModel:
   def fit(self, x=None, y=None, **kwargs):
     """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
     compat.check_strategy(self)
-    check_fit(self.optimizer, x, y, kwargs)
+    x = admission.check_fit(self.optimizer, x, y, kwargs)
     if self.distribute_strategy.num_replicas_in_sync > 1:
       # Here and now: replicas cannot probe themselves.
       specs = None if validation.tells_inputs(self) else _specs(x)
@@ -83,49 +97,15 @@ class DPModel:
     return super().fit(x, y, **kwargs)
 
   def train_step(self, data):
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    batch = _batch(x, y, sample_weight)
-    optimizer = self.optimizer
-    with tf.control_dependencies(
-        [] if sample_weight is not None
-        else optimizer.check_batch(tf.shape(batch.mask)[0], batch.mask.shape[0])):
-      batch = batch._replace(mask=tf.identity(batch.mask))
-    loss, loss_weights = self._compiled_loss_arguments
-    example_loss = losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
+    return step.train_step(self, data)
+
+  def prepare_step(self, x):
+    """Builds and validates the model, once per kind of input; returns the loss of each example."""
     if not self.built:
       self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
     self._validate(x)
-    result = []
-
-    def collect(request):
-      engine = engines.choose(optimizer.engine, self, request.asks, x)
-      arguments = self, example_loss, batch, request
-      rows = None
-      if optimizer.memory_budget is not None:
-        size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
-        rows = chunks.rows_within(optimizer.memory_budget, engine, *arguments, size)
-      clipped = chunks.chunked(
-          engine, optimizer.accumulation_steps, rows, self._reads_outputs())(*arguments)
-      result.append((clipped, request.clips))
-      return clipped.sums
-
-    gradients = ()
-    if optimizer.rule.public is not None:
-      gradients = public.gradients(
-          optimizer.rule.public, self, example_loss, *optimizer.public_batch())
-    optimizer.private_step(collect, self.trainable_variables, gradients,
-                           self._regularization_gradients())
-    (clipped, clips), = result
-    outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
-    if self._reads_outputs():
-      outputs = trees.map(lambda t: _blank(t, batch.mask), outputs)
-    keep = tf.cast(batch.mask, tf.float32)
-    compat.loss_tracker(self, outputs).update_state(losses, sample_weight=keep)
-    logs = dict(self.compute_metrics(x, y, outputs, keep) or {})
-    if optimizer.diagnostics:
-      logs.update(diagnostics.of_step(
-          clipped, clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
-    return logs
+    loss, loss_weights = self._compiled_loss_arguments
+    return losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
 
   @tf.autograph.experimental.do_not_convert
   def _validate(self, x):
@@ -143,11 +123,11 @@ class DPModel:
         thread.submit(validation.validate_model, self, specs).result()
       self._validated = signature
 
-  def _reads_outputs(self):
+  def reads_outputs(self):
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
     return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics
 
-  def _regularization_gradients(self):
+  def regularization_gradients(self):
     """Gradients of the weight-only losses, or None."""
     with tf.GradientTape() as tape:
       penalties = compat.weight_regularization(self)
@@ -234,44 +214,6 @@ def _refuse_own(model, *methods):
           '`call` and the compiled `loss`.')
 
 
-def check_fit(optimizer, x, y, kwargs):
-  """Refuses data whose sampling is not what the plan accounts for."""
-  plan = optimizer.plan
-  if plan is not None:
-    if getattr(x, 'tfdp_plan', None) != plan:
-      raise errors.PrivacyError(
-          'The optimizer has a plan, so the batches must come from it: the sampling that is '
-          f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
-          'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it).')
-    if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
-      raise errors.PrivacyError(
-          f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
-          'take part sooner than they are accounted for. Use '
-          f'`plan.batches(data, start_step={optimizer.steps_done})`. '
-          f'Received: start_step={x.tfdp_start_step}.')
-    if kwargs.get('validation_split'):
-      raise errors.PrivacyError('`validation_split` changes the population after the plan was '
-                                'made. Split first, then pass `validation_data`.')
-    epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
-    wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
-    if optimizer.steps_done + wanted > plan.steps:
-      raise errors.PrivacyError(
-          f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
-          f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
-          'plan, or plan more steps.')
-  elif y is not None and hasattr(x, 'shape') and optimizer.adjacency != 'add_remove':
-    batch = kwargs.get('batch_size') or 32
-    if batch != optimizer.batch_size:
-      raise errors.PrivacyError(
-          f'The optimizer divides by batch_size={optimizer.batch_size}. '
-          f'Received: fit(batch_size={batch}). Make them equal.')
-    count = int(x.shape[0] * (1 - (kwargs.get('validation_split') or 0)))
-    if count % batch:
-      raise errors.PrivacyError(
-          f'The last batch of an epoch would have {count % batch} of {batch} examples. '
-          f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
-
-
 def _specs(x):
   """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
   if isinstance(x, tf.data.Dataset):
@@ -283,22 +225,3 @@ def _specs(x):
         '`Input`, or pass a `tf.data.Dataset` or arrays.')
   return tf.nest.map_structure(lambda t: tf.TensorSpec(
       t.shape, keras.backend.floatx() if tf.as_dtype(t.dtype).is_floating else t.dtype), x)
-
-
-def _batch(x, y, sample_weight):
-  """`interface.Batch`; the mask is where some weight of the example is not zero."""
-  size = tf.shape(tf.nest.flatten(x)[0])[0]
-  if sample_weight is None:
-    static = tf.nest.flatten(x)[0].shape[0]
-    return interface.Batch(x, y, (), tf.ones([static if static is not None else size], tf.bool))
-  mask = None
-  for weight in tf.nest.flatten(sample_weight):
-    used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
-    mask = used if mask is None else mask | used
-  return interface.Batch(x, y, sample_weight, mask)
-
-
-def _blank(tensor, mask):
-  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
-  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
-  return tf.where(mask, tensor, tf.zeros_like(tensor))

@@ -30,7 +30,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
     config.update(self._hidden.private, accumulation_steps=self.accumulation_steps,
                   memory_budget=self.memory_budget, engine=self.engine,
-                  average_iterates=self.average_iterates,
+                  average_iterates=self.average_iterates, own_sampler=self.own_sampler,
                   diagnostics=self.diagnostics)
     if self.plan is not None:
       config['plan'] = self.plan.to_json()

@@ -16,12 +16,11 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
-from tfdp_adaptive import errors
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.keras_adapter import arguments
 from tfdp_adaptive.keras_adapter import guard
+from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.rules import moments as rules_moments
@@ -66,6 +65,9 @@ class DPOptimizer(guard.GuardedOptimizer):
       private data is not.
     average_iterates: Also keep the mean of all iterates; `finalize_variable_values`
       puts it into the model.
+    own_sampler: With a plan whose batches you choose yourself: how records are chosen, in
+      a sentence. Nothing checks it; the statement repeats it as your word. By default
+      a step under a plan takes the batch that the plan drew for it, and no other.
     diagnostics: Also report numbers that are NOT private, see `tfdp.diagnostics`.
     seed: Fixed noise, for tests: it protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
@@ -81,7 +83,8 @@ class DPOptimizer(guard.GuardedOptimizer):
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
                batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
                memory_budget=None, engine='auto', public_data=None, average_iterates=False,
-               diagnostics=False, seed=None, allow_non_private=False, name=None, **kwargs):
+               own_sampler=None, diagnostics=False, seed=None, allow_non_private=False, name=None,
+               **kwargs):
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
     arguments.check_choices(
@@ -89,11 +92,14 @@ class DPOptimizer(guard.GuardedOptimizer):
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+    arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
                            update=fusion.one_pass(rule.update) if rule.elementwise else rule.update,
-                           privatizer=None, state=None, average=None, public_data=None)
+                           privatizer=None, state=None, average=None, public_data=None,
+                           run=None, moved=())
     self.average_iterates = average_iterates
+    self.own_sampler = own_sampler
     self.diagnostics = diagnostics
     self.public_data = public_data
     self.accumulation_steps = int(accumulation_steps)
@@ -162,8 +168,21 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   # What may be said.
 
+  @property
+  def run(self):
+    """Its line in the history of the weights; None before it is built."""
+    return self._hidden.run
+
+  @property
+  def ledger(self):
+    """The `tfdp.Ledger` of the weights that it moves: all runs they went through, so far."""
+    return history.ledger(self._hidden.moved, self._hidden.run)
+
   def epsilon(self, steps=None):
     """Epsilon at the plan's delta after `steps` steps (default: all planned).
+
+    Runs of other optimizers on the same weights are added. What is spent so far is
+    `optimizer.ledger.epsilon()`.
 
     Raises:
       ValueError: Without a plan, since nothing is accounted for.
@@ -171,21 +190,43 @@ class DPOptimizer(guard.GuardedOptimizer):
     if self.plan is None:
       raise ValueError('Without a plan there is no epsilon: sampling and number of steps are '
                        'unknown. Make a `tfdp.PrivacyPlan` and pass `plan=`.')
-    return self.plan.epsilon(steps, rule=self.rule)
+    before = self._before()
+    if not before.entries:
+      return self.plan.epsilon(steps, rule=self.rule)
+    now = before.begin(self.plan, self.rule).done(self.plan.steps if steps is None else steps)
+    return now.epsilon(self.plan.target_delta)
 
   def statement(self, steps=None):
     """What may honestly be said of a model trained with this optimizer, in plain text."""
     if self.plan is None:
-      return (f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
+      text = (f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
               f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. '
               'There is no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor '
               'steps are known.\n')
-    text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
-        steps=steps, rule=self.rule)
-    if self.seed is not None:
-      text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise away, '
-               'so this run is a test and the guarantee above does not hold against them.\n')
-    return text
+    else:
+      text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
+          steps=steps, rule=self.rule)
+      if self.own_sampler is not None:
+        text += ('\nTHE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of '
+                 f'them: {self.own_sampler!r}. The guarantee above holds only if this is the '
+                 'sampling it describes; nothing checked it.\n')
+      if self.seed is not None:
+        text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise '
+                 'away, so this run is a test and the guarantee above does not hold against '
+                 'them.\n')
+    before = self._before()
+    if before.entries:
+      text += ('\nTHE WEIGHTS WERE TRAINED BEFORE, and what they lost then adds up with the '
+               'above.')
+      if self.plan is not None:
+        text += (' Together, all steps taken: epsilon '
+                 f'{self.epsilon(steps):.6g} at delta {self.plan.target_delta:g}.')
+      text += '\n'
+    return text + ('\nCounted are the runs that left their record on these weights. Values copied '
+                   'by hand, and training without this library, leave none.\n')
+
+  def _before(self):
+    return history.before(self._hidden.moved, self._hidden.run)
 
   # State.
 
@@ -209,6 +250,9 @@ class DPOptimizer(guard.GuardedOptimizer):
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
       self._hidden.privatizer = privatizer
+      self._hidden.moved = tuple(var_list)
+      self._hidden.run = history.Run(self.plan, self.rule, self._hidden.state[1].noise.row)
+      history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     if not compat.KERAS_3:
@@ -224,11 +268,13 @@ class DPOptimizer(guard.GuardedOptimizer):
   def _add_state(self, value):
     return compat.add_optimizer_variable(self, value.numpy())
 
-  def _read(self):
+  def read_state(self):
+    """`(rule's, privatizer's)` state; the second is SECRET."""
     return trees.map(tf.convert_to_tensor, self._hidden.state)
 
-  def _write(self, state):
-    trees.map(lambda variable, value: variable.assign(value), self._hidden.state, state)
+  def write_state(self, rule_state, private_state):
+    trees.map(lambda variable, value: variable.assign(value), self._hidden.state,
+              (rule_state, private_state))
 
   @property
   def rule_state(self):
@@ -240,42 +286,36 @@ class DPOptimizer(guard.GuardedOptimizer):
     """Number of noised steps taken so far (a Python int; eager only)."""
     return 0 if self._hidden.state is None else int(np.asarray(self._hidden.state[1].noise.row))
 
-  # The step.
+  # The step, see `step.py`.
 
-  def private_step(self, collect, variables, public=(), regularization=None):
-    """One step: the only way data reaches the parameters.
+  @property
+  def privatizer(self):
+    """The `Privatizer` of a built optimizer."""
+    return self._hidden.privatizer
+
+  def update_rule(self, state, releases, public=()):
+    """The rule's `(direction, state)`, compiled into one pass where that is exact."""
+    return self._hidden.update(state, releases, public)
+
+  def move(self, variables, direction, rule_state, row):
+    """Moves the weights along a direction that the rule made of releases.
 
     Args:
-      collect: `interface.Request -> (Sums, ...)`, an engine's sums over this
-        replica's part of the logical batch, all chunks of it.
-      variables: The trainable variables, in the order of the sums.
-      public: Public gradients, for rules that ask for them.
-      regularization: None, or gradients of losses that depend on the weights
-        alone; they are public, hence added after clipping and noise.
+      variables: The trainable variables.
+      direction: A list like them.
+      rule_state: State of the rule after the step, for projections.
+      row: [] int64, steps done with this one, for the average of iterates.
     """
-    variables = list(variables)
-    with tf.init_scope():
-      self.build(variables)
-    rule_state, private_state = self._read()
-    queries = self.rule.query(rule_state, public)
-    sums = collect(interface.Request(
-        self.rule.asks, queries, self._hidden.privatizer.resolve(queries)))
-    # Over replicas too, sums come first: every replica then draws the same noise.
-    sums = compat.sum_over_replicas(sums)
-    releases, private_state = self._hidden.privatizer.release(private_state, queries, sums)
-    if regularization is not None:
-      releases = tuple(
-          release._replace(mean=_add_scaled(release.mean, query.scale, regularization))
-          for release, query in zip(releases, queries))
-    direction, rule_state = self._hidden.update(rule_state, releases, public)
-    self._write((rule_state, private_state))
     with self._allow_apply():
       compat.apply_direction(
           self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
-    self._constrain(rule_state, variables)
+    if self.rule.project is not None:
+      projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
+      for variable, value in zip(variables, projected):
+        variable.assign(tf.cast(value, variable.dtype))
     if self.average_iterates:
       averages = rules_moments.average_iterates(
-          [tf.convert_to_tensor(v) for v in self._hidden.average], private_state.noise.row,
+          [tf.convert_to_tensor(v) for v in self._hidden.average], row,
           [tf.convert_to_tensor(v) for v in variables])
       for average, value in zip(self._hidden.average, averages):
         average.assign(value)
@@ -287,13 +327,8 @@ class DPOptimizer(guard.GuardedOptimizer):
       for variable, average in zip(var_list, self._hidden.average):
         variable.assign(tf.convert_to_tensor(average))
 
-  def _constrain(self, rule_state, variables):
-    if self.rule.project is not None:
-      projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
-      for variable, value in zip(variables, projected):
-        variable.assign(tf.cast(value, variable.dtype))
-
   def update_step(self, gradient, variable, learning_rate=None):
+    self._refuse_gradients()
     rate = self.learning_rate if learning_rate is None else learning_rate
     variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
 
@@ -305,26 +340,14 @@ class DPOptimizer(guard.GuardedOptimizer):
       var_list: Trainable variables.
       tape: The tape the losses were recorded on.
     """
-    variables = list(var_list)
-    self.private_step(plain_models.collector(self, loss, variables, tape), variables)
-
-  def check_batch(self, size, static_size=None):
-    """Assertions that a batch has the declared size, where sizes are fixed."""
-    if self.adjacency == 'add_remove':
-      return []
-    message = (
-        f'Batches must have exactly batch_size={self.batch_size} examples under {self.adjacency} '
-        'adjacency. Received: {} examples. Drop the remainder, feed `plan.batches(data)`, or use '
-        "Poisson sampling with adjacency='add_remove'.")
-    if static_size is not None and not compat.has_replicas():
-      if static_size != self.batch_size:
-        raise errors.PrivacyError(message.format(static_size))
-      return []
-    return [tf.debugging.assert_equal(
-        compat.sum_over_replicas(tf.cast(size, tf.float32)), float(self.batch_size),
-        message=message.format('other'))]
+    plain_models.train_step(self, loss, list(var_list), tape)
 
   # Saving.
+
+  def load_own_variables(self, store):
+    super().load_own_variables(store)
+    if self._hidden.run is not None:
+      self._hidden.run.restored = True
 
   def get_config(self):
     raise NotImplementedError(
@@ -334,10 +357,3 @@ class DPOptimizer(guard.GuardedOptimizer):
 
 class _Hidden(types.SimpleNamespace):
   """Hides its attributes from Keras' and TensorFlow's automatic tracking."""
-
-
-def _add_scaled(mean, scale, gradients):
-  """Brings public gradients into the space of the release."""
-  if isinstance(scale, tuple) and not scale:
-    return trees.map(tf.add, mean, gradients)
-  return trees.map(lambda m, s, g: m + s * g, mean, scale, gradients)

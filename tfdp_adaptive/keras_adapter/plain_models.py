@@ -12,10 +12,12 @@ import tensorflow as tf
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import step
 
 
-def collector(optimizer, loss, variables, tape):
-  """What `DPOptimizer.private_step` collects clipped sums with.
+def train_step(optimizer, loss, variables, tape):
+  """The same line as `step.train_step`, with other sums.
 
   Args:
     optimizer: The `DPOptimizer`.
@@ -24,8 +26,29 @@ def collector(optimizer, loss, variables, tape):
     tape: The tape the losses were recorded on.
 
   Raises:
-    PrivacyError: If the losses of single examples cannot be told apart.
+    PrivacyError: If the losses of single examples cannot be told apart, or under a plan,
+      whose batches cannot be told from others here.
   """
+  admission.refuse_unseen(optimizer)
+  losses = _per_example(loss, tape)
+  opened = step.query(optimizer, variables)
+  sums = _clip(optimizer, losses, variables, tape, opened.request)
+  releases, private_state = step.release(optimizer, opened, sums)
+  direction, rule_state = optimizer.update_rule(opened.rule_state, releases)
+  step.apply(optimizer, variables, direction, rule_state, private_state)
+
+
+def _clip(optimizer, losses, variables, tape, request):
+  n = tf.shape(losses)[0]
+  with tf.control_dependencies(admission.check_size(optimizer, n, losses.shape[0])):
+    mask = tf.ones([n], tf.bool)
+  gradients = tape.jacobian(losses, variables,
+                            unconnected_gradients=tf.UnconnectedGradients.ZERO)
+  return materialized.sum_records(request, trees.map(trees.widen, gradients), mask)[0]
+
+
+def _per_example(loss, tape):
+  """[n] losses, on the tape."""
   if tape is None or callable(loss):
     raise errors.PrivacyError('`minimize` needs the tape on which unreduced losses were recorded. '
                               f'Received: tape={tape}, loss={loss!r}. {errors.FIX}')
@@ -35,18 +58,7 @@ def collector(optimizer, loss, variables, tape):
         f"Received: a scalar. Compile with a loss of reduction='none', or better: {errors.FIX}")
   _refuse_batch_statistics(loss)
   with tape:
-    losses = tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
-
-  def collect(request):
-    n = tf.shape(losses)[0]
-    with tf.control_dependencies(optimizer.check_batch(n, losses.shape[0])):
-      mask = tf.ones([n], tf.bool)
-    gradients = tape.jacobian(losses, variables,
-                              unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    gradients = trees.map(trees.widen, gradients)
-    return materialized.sum_records(request, gradients, mask)[0]
-
-  return collect
+    return tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
 
 
 def _refuse_batch_statistics(loss):

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.privacy import marks
 
 
 def dataset(plan, data, *, start_step=0, pad_to=None):
@@ -32,9 +33,11 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
     elements; its attributes `tfdp_plan` and `tfdp_start_step` say what it is
-    for. Every iteration draws new coins, so use one pass: `fit(batches,
-    steps_per_epoch=..., epochs=...)` continues through it. A later `fit` needs
-    a new call with `start_step`, or fixed orders would start over.
+    for. Every batch is marked for its step (see `marks`), which takes no other:
+    use them in their order, in `fit`, `train_on_batch` or a loop of your own.
+    Every iteration draws new coins, so use one pass: `fit(batches,
+    steps_per_epoch=..., epochs=...)` continues through it. A later pass needs
+    a new call with `start_step=optimizer.steps_done`.
 
   Raises:
     ValueError: If the number of examples is not the plan's population size, if
@@ -55,12 +58,12 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
   passes = _passes(first, lambda: plan.index_batches(size, start_step))
 
   def generate():
-    for indices in next(passes):
-      yield _batch(arrays, indices, multiple)
+    for step, indices in enumerate(next(passes), start_step):
+      yield _marked(_batch(arrays, indices, multiple), plan, step)
 
   signature = _map(
       lambda a: tf.TensorSpec((None,) + a.shape[1:], tf.as_dtype(a.dtype)),
-      _batch(arrays, np.zeros([0], np.int64), 1))
+      _marked(_batch(arrays, np.zeros([0], np.int64), 1), plan, start_step))
   result = tf.data.Dataset.from_generator(generate, output_signature=signature)
   result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - start_step))
   if not _is_pair(arrays):
@@ -68,6 +71,7 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
   result = result.prefetch(2)
   result.tfdp_plan = plan
   result.tfdp_start_step = start_step
+  result.tfdp_from = lambda step: dataset(plan, arrays, start_step=step, pad_to=pad_to)
   return result
 
 
@@ -96,6 +100,11 @@ def _batch(arrays, indices, multiple):
     weight = _map(lambda w: w.astype(np.float32) * weight.reshape((-1,) + (1,) * (w.ndim - 1)),
                   batch[2])
   return batch[0], batch[1], weight
+
+
+def _marked(batch, plan, step):
+  *rest, weight = batch
+  return (*rest, _map(lambda w: marks.write(w, plan, step), weight))
 
 
 def _is_pair(data):

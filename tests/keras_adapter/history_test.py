@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger belongs to the weights: another optimizer, plan, model or file adds up."""
+
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+
+keras = compat.keras
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 3)).astype('float32')
+Y = X.sum(1, keepdims=True)
+
+
+def make_plan(**changes):
+  return tfdp.PrivacyPlan(**dict(dict(
+      batch_size=8, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
+      population_size=64), **changes))
+
+
+def trained(plan, model=None, steps=4, rule=None):
+  model = model or tfdp.make_private(keras.Sequential([
+      keras.layers.Input([3]), keras.layers.Dense(1)]))
+  model.compile((rule or tfdp.DPAdam)(0.1, plan=plan), loss='mse')
+  model.fit(plan.batches((X, Y)), steps_per_epoch=steps, verbose=0)
+  return model
+
+
+def both(plan):
+  return (plan + plan).epsilon(plan.target_delta)
+
+
+def test_a_second_optimizer_adds_up():
+  plan = make_plan()
+  model = trained(plan)
+  assert model.optimizer.epsilon() == pytest.approx(plan.epsilon())
+  assert 'TRAINED BEFORE' not in model.optimizer.statement()
+  trained(plan, model, rule=tfdp.DPSGD)
+  assert [(e.steps, e.rule) for e in model.ledger.entries] == [(4, 'dp_adam'), (4, 'dp_sgd')]
+  assert model.optimizer.epsilon() == pytest.approx(both(plan))
+  assert both(plan) > plan.epsilon()
+  assert model.ledger.epsilon() == pytest.approx(both(plan))
+  assert 'TRAINED BEFORE' in model.optimizer.statement()
+
+
+def test_spent_is_less_than_planned():
+  model = trained(make_plan(), steps=1)
+  assert model.ledger.epsilon() == pytest.approx(make_plan().epsilon(1))
+  assert model.ledger.epsilon() < model.optimizer.epsilon()
+
+
+def test_wrapping_again_or_sharing_a_layer_hides_nothing():
+  plan, inner = make_plan(), keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+  trained(plan, tfdp.make_private(inner))
+  again = trained(plan, tfdp.make_private(inner))
+  assert again.optimizer.epsilon() == pytest.approx(both(plan))
+  head = tfdp.make_private(keras.Sequential([
+      keras.layers.Input([3]), inner.layers[-1], keras.layers.Dense(1)]))
+  assert trained(plan, head).optimizer.epsilon() > both(plan)
+
+
+def test_a_run_without_plan_leaves_no_epsilon():
+  model = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
+  model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8), loss='mse')
+  model.fit(X, Y, batch_size=8, verbose=0)
+  plan = make_plan()
+  assert trained(plan, model).optimizer.epsilon() == float('inf')
+
+
+@pytest.mark.parametrize('compiled', [True, False])
+def test_files_carry_it(tmp_path, compiled):
+  plan = make_plan()
+  model = trained(plan, steps=2)
+  model.save(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras', compile=compiled)
+  assert [e.steps for e in loaded.ledger.entries] == [2]
+  if compiled:  # It is one run, that goes on.
+    loaded.fit(plan.batches((X, Y), start_step=2), verbose=0)
+    assert [e.steps for e in loaded.ledger.entries] == [4]
+    assert loaded.optimizer.epsilon() == pytest.approx(plan.epsilon())
+  else:  # Another optimizer is another run.
+    trained(plan, loaded)
+    assert [e.steps for e in loaded.ledger.entries] == [2, 4]
+  loaded.save(tmp_path / 'again.keras')
+  again = keras.models.load_model(tmp_path / 'again.keras')
+  assert again.ledger == loaded.ledger
+  weights = str(tmp_path / 'model.weights.h5')
+  loaded.save_weights(weights)
+  fresh = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
+  fresh.load_weights(weights)
+  if compat.KERAS_3:
+    assert fresh.ledger == loaded.ledger

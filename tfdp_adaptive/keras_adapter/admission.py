@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which batches a step takes: those that its plan drew for it, or of the declared size."""
+
+from typing import Any, Optional, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.privacy import marks
+
+_DRAWN = (
+    'The optimizer has a plan, so a step takes the batch that `plan.batches(data)` drew for it, '
+    'as it came: `fit(plan.batches(data))`, or each `(x, y, sample_weight)` of it in its order, '
+    'from `start_step=optimizer.steps_done` on. Received: {}. If the sampling is your own, say so: '
+    "`own_sampler='how records were chosen'`; the statement then says it too.")
+
+
+def unpack(data: Any) -> interface.Batch:
+  """The batch of `(x, y, sample_weight)`; masked is where all weights of an example are zero."""
+  x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
+  first = tf.nest.flatten(x)[0]
+  if sample_weight is None:
+    size = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+    return interface.Batch(x, y, (), tf.ones([size], tf.bool))
+  sample_weight = trees.map(tf.convert_to_tensor, sample_weight)
+  mask = None
+  for weight in tf.nest.flatten(sample_weight):
+    used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
+    mask = used if mask is None else mask | used
+  return interface.Batch(x, y, sample_weight, mask)
+
+
+def admit(optimizer, batch: interface.Batch, noise: noise_lib.State
+          ) -> Tuple[interface.Batch, noise_lib.State]:
+  """The batch, if it is one that this step may take.
+
+  Assertions vanish under XLA: there, what may not be taken is taken as empty.
+
+  Args:
+    optimizer: A `DPOptimizer`.
+    batch: As `unpack` returns it.
+    noise: The noise's state before the step, whose row counts the steps done so far.
+
+  Returns:
+    Both again. All that the step writes depends on the noise, hence on the check: where
+    that fails, nothing was written.
+  """
+  weights = batch.sample_weight
+  if optimizer.plan is not None and optimizer.own_sampler is None:
+    drawn, *checks = _is_drawn(optimizer.plan, weights, noise.row)
+    mask = batch.mask & drawn
+  else:
+    size = tf.reduce_sum(tf.cast(batch.mask, tf.float32))
+    exact = trees.absent(weights)
+    checks = check_size(optimizer, size, batch.mask.shape[0] if exact else None, exact)
+    mask = batch.mask
+  with tf.control_dependencies([check for check in checks if check is not None]):
+    mask, key, row = (tf.identity(t) for t in (mask, noise.key, noise.row))
+  weights = trees.map(lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights)
+  return batch._replace(sample_weight=weights, mask=mask), noise._replace(key=key, row=row)
+
+
+def _is_drawn(plan, weights, row):
+  """`([] bool, assertion)`: whether all weights have the mark of this step."""
+  if trees.absent(weights) or any(w.dtype != tf.float64 for w in tf.nest.flatten(weights)):
+    raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
+  expected = marks.mark(plan, tf.cast(row, tf.int64))
+  drawn = tf.reduce_all(tf.stack([
+      tf.reduce_all((w == 0) | (marks.read(tf.bitcast(w, tf.int64)) == expected))
+      for w in tf.nest.flatten(weights)]))
+  return drawn, tf.debugging.assert_equal(drawn, True, message=_DRAWN.format(
+      'a batch of another step or plan, used before, or changed'))
+
+
+def check_size(optimizer, size: tf.Tensor, static: Optional[int], exact: bool = True) -> list:
+  """Assertions that a batch has the declared size, where sizes are fixed.
+
+  Args:
+    optimizer: A `DPOptimizer`.
+    size: [] number of examples of this replica's part.
+    static: The same, where it is known without running.
+    exact: Whether fewer examples are wrong, too: rows of weight zero are no records.
+  """
+  if optimizer.adjacency == 'add_remove':
+    return []
+  message = (
+      f'Batches must have exactly batch_size={optimizer.batch_size} examples under '
+      f'{optimizer.adjacency} adjacency. Received: {{}} examples. Drop the remainder, feed '
+      "`plan.batches(data)`, or use Poisson sampling with adjacency='add_remove'.")
+  if static is not None and not compat.has_replicas():
+    if static != optimizer.batch_size:
+      raise errors.PrivacyError(message.format(static))
+    return []
+  check = tf.debugging.assert_equal if exact else tf.debugging.assert_less_equal
+  return [check(compat.sum_over_replicas(tf.cast(size, tf.float32)), float(optimizer.batch_size),
+                message=message.format('other' if exact else 'more'))]
+
+
+def refuse_unseen(optimizer) -> None:
+  """For steps that cannot see the marks: a plan's batches cannot be told from others."""
+  if optimizer.plan is not None and optimizer.own_sampler is None:
+    raise errors.PrivacyError(_DRAWN.format(
+        'losses of a model that is not private, which do not tell their batch. '
+        + errors.FIX))
+
+
+def check_fit(optimizer, x, y, kwargs):
+  """Refuses data whose sampling is not what the plan accounts for, before anything is read.
+
+  Returns:
+    `x`, or its batches from the step on that comes next.
+  """
+  plan = optimizer.plan
+  if plan is not None and optimizer.own_sampler is None:
+    if getattr(x, 'tfdp_plan', None) != plan:
+      raise errors.PrivacyError(
+          'The optimizer has a plan, so the batches must come from it: the sampling that is '
+          f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
+          'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it); or '
+          "`own_sampler='how records were chosen'`, which the statement repeats.")
+    if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
+      raise errors.PrivacyError(
+          f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
+          'take part sooner than they are accounted for. Use '
+          f'`plan.batches(data, start_step={optimizer.steps_done})`. '
+          f'Received: start_step={x.tfdp_start_step}.')
+    if kwargs.get('validation_split'):
+      raise errors.PrivacyError('`validation_split` changes the population after the plan was '
+                                'made. Split first, then pass `validation_data`.')
+    if kwargs.get('class_weight') is not None:
+      raise errors.PrivacyError(
+          '`class_weight` and the weights of `plan.batches` cannot be combined by Keras. Received: '
+          'class_weight. Give every example its weight: `plan.batches((x, y, weights))`.')
+    epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
+    wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
+    if optimizer.steps_done + wanted > plan.steps:
+      raise errors.PrivacyError(
+          f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
+          f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
+          'plan, or plan more steps.')
+    if x.tfdp_start_step != optimizer.steps_done:
+      return x.tfdp_from(optimizer.steps_done)  # Coins are drawn anew, for the steps that are left.
+  elif y is not None and hasattr(x, 'shape') and optimizer.adjacency != 'add_remove':
+    batch = kwargs.get('batch_size') or 32
+    if batch != optimizer.batch_size:
+      raise errors.PrivacyError(
+          f'The optimizer divides by batch_size={optimizer.batch_size}. '
+          f'Received: fit(batch_size={batch}). Make them equal.')
+    count = int(x.shape[0] * (1 - (kwargs.get('validation_split') or 0)))
+    if count % batch:
+      raise errors.PrivacyError(
+          f'The last batch of an epoch would have {count % batch} of {batch} examples. '
+          f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
+  return x

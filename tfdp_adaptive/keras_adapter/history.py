@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose weights were trained how often: the ledger hangs on the variables themselves.
+
+Two optimizers, two models that share layers, a model wrapped again: whoever moves a
+variable leaves a line on it. The lines are saved with a private model's weights
+(`.keras` and `.weights.h5`). Values that are copied by hand, or restored from a
+TensorFlow checkpoint, carry the line of the optimizer restored with them, and no older
+ones: `statement` says so.
+"""
+
+from typing import Any, List, Optional, Sequence
+
+import numpy as np
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.privacy import ledger as ledger_lib
+
+_NAME = '_tfdp_runs'
+STORED = 'tfdp_ledger'  # Its name among a model's saved values.
+
+
+class Run:
+  """One optimizer's steps on some weights."""
+
+  def __init__(self, plan: Any, rule: Any, row: Any = None,
+               entry: Optional[ledger_lib.Entry] = None):
+    self._plan, self._rule, self._row, self._entry = plan, rule, row, entry
+    self.restored = False  # Whether its steps were read from a file, history and all.
+
+  @property
+  def steps(self) -> int:
+    return self._entry.steps if self._row is None else int(np.asarray(self._row))
+
+  def entry(self, steps: Optional[int] = None) -> ledger_lib.Entry:
+    if self._entry is not None:
+      return self._entry
+    begun = ledger_lib.Ledger().begin(self._plan, self._rule)
+    done = self.steps if steps is None else steps
+    if self._plan is not None:
+      done = min(done, self._plan.steps)  # Later steps release nothing of the data.
+    return begun.done(done).entries[0]
+
+
+def begin(variables: Sequence[Any], run: Run) -> None:
+  """Leaves a line on every variable."""
+  for variable in variables:
+    raw = compat.raw_variable(variable)
+    setattr(raw, _NAME, getattr(raw, _NAME, []) + [run])
+
+
+def runs(variables: Sequence[Any]) -> List[Run]:
+  """All runs on any of the variables, in order, each once."""
+  found = []
+  for variable in variables:
+    for run in getattr(compat.raw_variable(variable), _NAME, []):
+      if not any(run is other for other in found):
+        found.append(run)
+  return found
+
+
+def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
+  """What the weights have cost apart from `run`."""
+  if run is None:
+    return ledger(variables)
+  entries = [(other, other.entry()) for other in runs(variables) if other is not run]
+  if run.restored:  # The file tells of it twice: in the history, and as the optimizer's state.
+    mine = run.entry()
+    same = [i for i, (_, entry) in enumerate(entries)
+            if (entry.plan, entry.rule) == (mine.plan, mine.rule) and entry.steps <= mine.steps]
+    if same:
+      del entries[same[-1]]
+  return ledger_lib.Ledger(tuple(entry for _, entry in entries if entry.steps))
+
+
+def ledger(variables: Sequence[Any], current: Optional[Run] = None) -> ledger_lib.Ledger:
+  """Everything the weights have cost so far."""
+  if current is None:
+    return ledger_lib.Ledger(tuple(
+        run.entry() for run in runs(variables) if run.steps))
+  so_far = before(variables, current)
+  mine = current.entry()
+  return ledger_lib.Ledger(so_far.entries + ((mine,) if mine.steps else ()))
+
+
+def save(variables: Sequence[Any], current: Optional[Run], store: Any) -> None:
+  """Puts the ledger among a model's own saved values, as bytes."""
+  text = ledger(variables, current).to_json()
+  store[STORED] = np.frombuffer(text.encode(), np.uint8)
+
+
+def load(variables: Sequence[Any], values: Any) -> None:
+  """Hangs what `save` wrote on the variables, in the place of what hung there."""
+  text = bytes(np.asarray(values, np.uint8)).decode()
+  entries = ledger_lib.Ledger.from_json(text).entries
+  found = [Run(entry.plan, None, entry=entry) for entry in entries]
+  for variable in variables:
+    raw = compat.raw_variable(variable)
+    living = [run for run in getattr(raw, _NAME, []) if run._row is not None]
+    setattr(raw, _NAME, found + living)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One private step, from batch to weights: query, clip, release, update, apply, observe.
+
+    fit -> train_step -> clip -> an engine -> release -> apply -> assign
+
+Nothing here draws noise or clips by itself: `clipping` does the one, the privatizer
+the other, and the rule sees releases only.
+"""
+
+import math
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import privatizer
+from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import chunks
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import diagnostics
+
+
+class Opened(NamedTuple):
+  """A step that has asked and was not answered yet."""
+
+  rule_state: trees.Tree
+  private_state: privatizer.State  # SECRET.
+  request: interface.Request
+  public: Any  # Public gradients, or ().
+
+
+def train_step(model, data: Any) -> Dict[str, tf.Tensor]:
+  """What Keras calls for every batch of a private model.
+
+  Args:
+    model: A compiled `DPModel`.
+    data: `(x, y)` or `(x, y, sample_weight)`.
+
+  Returns:
+    Logs by name; exact numbers of private data.
+  """
+  optimizer, batch = model.optimizer, admission.unpack(data)
+  loss = model.prepare_step(batch.x)
+  variables = model.trainable_variables
+  public = ()
+  if optimizer.rule.public is not None:
+    public = public_lib.gradients(optimizer.rule.public, model, loss, *optimizer.public_batch())
+  opened = query(optimizer, variables, public)
+  batch, noise = admission.admit(optimizer, batch, opened.private_state.noise)
+  opened = opened._replace(private_state=opened.private_state._replace(noise=noise))
+  clipped = clip(model, loss, batch, opened.request)
+  releases, private_state = release(
+      optimizer, opened, clipped.sums, model.regularization_gradients())
+  direction, rule_state = optimizer.update_rule(opened.rule_state, releases, public)
+  apply(optimizer, variables, direction, rule_state, private_state)
+  return observe(model, batch, clipped, opened.request)
+
+
+def query(optimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
+  """Reads the state and asks in the rule's geometry."""
+  with tf.init_scope():
+    optimizer.build(variables)
+  rule_state, private_state = optimizer.read_state()
+  queries = optimizer.rule.query(rule_state, public)
+  request = interface.Request(
+      optimizer.rule.asks, queries, optimizer.privatizer.resolve(queries))
+  return Opened(rule_state, private_state, request, public)
+
+
+def clip(model, loss, batch: interface.Batch, request: interface.Request) -> interface.Clipped:
+  """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
+  optimizer = model.optimizer
+  engine = engines.choose(optimizer.engine, model, request.asks, batch.x)
+  rows = None
+  if optimizer.memory_budget is not None:
+    size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
+    rows = chunks.rows_within(
+        optimizer.memory_budget, engine, model, loss, batch, request, size)
+  return chunks.chunked(engine, optimizer.accumulation_steps, rows, model.reads_outputs())(
+      model, loss, batch, request)
+
+
+def release(
+    optimizer, opened: Opened, sums: Tuple[contract.Sums, ...], penalties: Any = None
+) -> Tuple[Tuple[contract.Release, ...], privatizer.State]:
+  """Noised means, to which public gradients of losses on the weights alone are added.
+
+  Over replicas, sums come first: every replica then draws the same noise.
+  """
+  sums = compat.sum_over_replicas(sums)
+  queries = opened.request.queries
+  releases, private_state = optimizer.privatizer.release(opened.private_state, queries, sums)
+  if penalties is not None:
+    releases = tuple(
+        one._replace(mean=trees.map(tf.add, one.mean, trees.rescale(penalties, query.scale)))
+        for one, query in zip(releases, queries))
+  return releases, private_state
+
+
+def apply(optimizer, variables: Sequence[Any], direction: trees.Tree, rule_state: trees.Tree,
+          private_state: privatizer.State) -> None:
+  """Writes the states and moves the weights; the only place that does."""
+  optimizer.write_state(rule_state, private_state)
+  optimizer.move(variables, direction, rule_state, private_state.noise.row)
+
+
+def observe(model, batch: interface.Batch, clipped: interface.Clipped,
+            request: interface.Request) -> Dict[str, tf.Tensor]:
+  """Loss, metrics and diagnostics: exact, NOT private."""
+  outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
+  if model.reads_outputs():
+    outputs = trees.map(lambda t: _blank(t, batch.mask), outputs)
+  keep = tf.cast(batch.mask, tf.float32)
+  compat.loss_tracker(model, outputs).update_state(losses, sample_weight=keep)
+  logs = dict(model.compute_metrics(batch.x, batch.y, outputs, keep) or {})
+  optimizer = model.optimizer
+  if optimizer.diagnostics:
+    logs.update(diagnostics.of_step(
+        clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
+  return logs
+
+
+def _blank(tensor, mask):
+  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
+  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
+  return tf.where(mask, tensor, tf.zeros_like(tensor))
