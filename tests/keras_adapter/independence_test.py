@@ -205,6 +205,15 @@ def test_mixing_is_found(name):
   print(name, '|', found.value)
 
 
+@pytest.mark.parametrize('name', [
+    'ranks', 'kept if above the median', 'trimmed to the longest, averaged', 'mixed at times',
+    'experts of limited capacity', 'zeros if any is not finite'])
+def test_mixing_is_found_in_large_models_by_fewer_runs(name, monkeypatch):
+  monkeypatch.setattr(independence, '_HEAVY', 0)
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example'):
+    tfdp.validate_model(MIXING[name]())
+
+
 class Sampling(layers.Layer):
   """A latent variable, drawn."""
 
