@@ -76,9 +76,10 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
       try:
         with reading:
           data = read(client)
-        yield client, data
       except Exception as error:  # pylint: disable=broad-except
         failed[client] = error
+      else:
+        yield client, data
 
   def work(context, mine):
     with tff.get_context_stack().install(context):

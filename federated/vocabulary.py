@@ -55,9 +55,6 @@ class PrivateVocabulary(NamedTuple):
             'differential privacy, and not the figure above.')
 
 
-PUBLIC_FACT = 'Vocabulary: given, and taken to be public; the guarantee does not cover its choice.'
-
-
 def private_vocabulary(words_of_users: Mapping[str, Sequence[str]], size, *, noise_multiplier,
                        delta, words_per_user=100, seed=None):
   """Chooses the words of a model without betraying any user's.
