@@ -1,0 +1,116 @@
+"""`tfdp federated`, killed at random moments: it goes on, and no noise row serves two batches."""
+
+import csv
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+ROUNDS = 12
+# Runs the command and writes down, before each round, which noise its batch will get.
+SCRIPT = """
+import hashlib, json, os, sys
+root, ledger, *arguments = sys.argv[1:]
+import tfdp_adaptive as tfdp
+if not hasattr(tfdp, '__path__') or not any(
+    os.path.isdir(os.path.join(path, 'federated')) for path in tfdp.__path__):
+  tfdp.__path__.append(root)
+import numpy as np
+from tfdp_adaptive import noise
+from tfdp_adaptive.cli import main
+from tfdp_adaptive.federated import rounds
+original = rounds.run
+
+def rows(tree):
+  if isinstance(tree, noise.State):
+    return [[np.asarray(tree.key).tolist(), int(tree.row)]]
+  return [row for child in tree for row in rows(child)] if isinstance(tree, tuple) else []
+
+def spy(process, workers, state, cohort, *args, **kwargs):
+  with open(ledger, 'a', encoding='utf-8') as file:
+    batch = hashlib.sha256(repr([int(state.round), list(cohort)]).encode()).hexdigest()
+    print(json.dumps([int(state.round), rows(state), batch]), file=file, flush=True)
+    os.fsync(file.fileno())
+  return original(process, workers, state, cohort, *args, **kwargs)
+
+rounds.run = spy
+sys.exit(main.main(arguments))
+"""
+
+
+def read(ledger):
+  """The whole lines; the last one may be half of one."""
+  text = ledger.read_text(encoding='utf-8') if ledger.exists() else ''
+  return [json.loads(line) for line in text.split('\n')[:-1]]
+
+
+def write_data(folder):
+  rng = np.random.default_rng(0)
+  words = ('the', 'cat', 'dog', 'sees', 'hears', 'it', 'and', 'runs', 'away')
+  with open(folder / 'text.jsonl', 'w', encoding='utf-8') as stream:
+    for client in range(40):
+      for _ in range(1 + client % 4):
+        text = f'The {rng.choice(words[1:3])} {rng.choice(words[3:5])} it and runs away.'
+        stream.write(json.dumps({'client': f'c{client}', 'text': text}) + '\n')
+  (folder / 'words.txt').write_text('\n'.join(words) + '\n', encoding='utf-8')
+
+
+@pytest.mark.slow
+@pytest.mark.federated
+def test_a_command_that_is_killed_again_and_again(tmp_path):
+  kills = int(os.environ.get('TFDP_KILLS', 10))
+  write_data(tmp_path)
+  out, ledger = tmp_path / 'out', tmp_path / 'ledger'
+  command = [
+      sys.executable, '-c', SCRIPT, str(ROOT), str(ledger), 'federated', '--data',
+      str(tmp_path / 'text.jsonl'), '--vocabulary', str(tmp_path / 'words.txt'), '--rounds',
+      str(ROUNDS), '--clients-per-round', '5', '--methods', 'dp_adam', '--out', str(out)]
+  released = out / 'federated.state' / 'dp_adam' / 'metrics.csv'
+  rng, killed, released_rounds = np.random.default_rng(), 0, 0
+  while True:
+    begun = len(read(ledger))
+    with open(tmp_path / 'output', 'w', encoding='utf-8') as output:
+      process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    if killed < kills:
+      # Somewhere in the next rounds, evaluations and writes; at times in the start.
+      wanted = begun + rng.integers(0, 3)
+      while process.poll() is None and len(read(ledger)) < wanted:
+        time.sleep(0.01)
+      time.sleep(rng.exponential(0.2))
+    else:
+      process.wait(timeout=600)
+    if process.poll() is not None:
+      break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed += 1
+    if released.exists():
+      with open(released, encoding='utf-8') as file:
+        found = [int(row['round']) for row in csv.DictReader(file)]
+      assert found == list(range(1, len(found) + 1)) and len(found) >= released_rounds
+      released_rounds = len(found)
+  assert process.returncode == 0, (tmp_path / 'output').read_text(encoding='utf-8')[-3000:]
+  entries = read(ledger)
+  order = [round_ for round_, _, _ in entries]
+  # No round is lost or skipped, and one is begun again only where a process was killed.
+  assert order == sorted(order) and set(order) == set(range(ROUNDS))
+  assert len(order) <= ROUNDS + killed
+  # No noise row, which a key and a number fix, is there for two batches.
+  used = {}
+  for _, rows, batch in entries:
+    assert rows
+    for row in rows:
+      assert used.setdefault(json.dumps(row), batch) == batch, f'{row} was used twice.'
+  assert len(used) == len(entries) * len(entries[0][1])
+  result = json.loads((out / 'results.json').read_text(encoding='utf-8'))
+  (row,) = [row for row in result['rows'] if row['epsilon'] is not None]
+  assert row['steps'] == ROUNDS and row['curve'][-1][0] == ROUNDS
+  assert not (out / 'federated.state').exists()
+  print(f'{killed} kills, {len(entries)} rounds begun, {len(used)} noise rows')
