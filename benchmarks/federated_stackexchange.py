@@ -132,9 +132,9 @@ def main():
         f'rounds; {WORDS} words of {public.name};\nprivate rows: epsilon {arguments.epsilon:g} at '
         f'delta {DELTA:g} for a user; banded: {BANDS} bands. Loss and accuracy per word of '
         f'{len(corpus.by_client(test))} held-out users.\n')
-  baseline = next_word.frequency_baseline(
-      next_word.examples(parts.train, vocabulary)[1], next_word.examples(test, vocabulary)[1],
-      task.items[0])
+  frequencies = next_word.log_frequencies(
+      next_word.examples(parts.train, vocabulary)[1], task.items[0])
+  baseline = next_word.frequency_baseline(frequencies, next_word.examples(test, vocabulary)[1])
   print(f'{"server":18} {"noise":12} {"sigma":>6} {"epsilon":>7} {"loss":>7} {"accuracy":>8} '
         f'{"s/round":>8}')
   print(f'{"word frequencies":18} {"exact":12} {"-":>6} {"none":>7} {baseline[0]:7.4f} '

@@ -53,14 +53,14 @@ def test_every_method_is_in_the_table(finished):
   found = {row['method']: row for row in rows(finished)}
   private = {m.label for m in settings.CENTRALIZED.values() if m.optimizer}
   assert {'DP-SGD', 'DP-Adam', 'DP-AdamBC', 'DP-AdamIME', 'DP-AdamSTP'} == private
-  assert set(found) == private | {'Adam, not private', 'word frequencies, not private'}
+  assert set(found) == private | {'Adam, not private', 'public word frequencies'}
   for label, row in found.items():
     assert np.isfinite(row['loss']) and 0 <= row['accuracy'] <= 1
     if label in private:
       assert row['unit'] == 'sentence' and row['settings']['l2_norm_clip'] > 0
     else:
       assert row['epsilon'] is None
-    if label != 'word frequencies, not private':
+    if label != 'public word frequencies':
       assert [point[0] for point in row['curve']] == [0, 1, 2, 3, 4]
       assert row['seconds_per_step'] > 0 and row['curve'][-1][1] == row['loss']
 

@@ -40,9 +40,11 @@ def test_an_example_depends_on_its_own_sentence_only():
 
 
 def test_frequency_baseline_by_hand():
-  train = np.array([[2, 2, 2, 3, 0]])  # Counts 0, 0, 3, 1, 0, plus one each: 0, 1, 4, 2, 1.
-  loss, accuracy = next_word.frequency_baseline(train, np.array([[2, 4, 0]]), 5)
-  assert loss == pytest.approx(-np.log(4 / 8) / 2 - np.log(1 / 8) / 2)
+  train = np.array([[2, 2, 2, 3, 0]])  # Counts 0, 0, 3, 1, 0, plus one each: .001, 1, 4, 2, 1.
+  frequencies = next_word.log_frequencies(train, 5)
+  np.testing.assert_allclose(np.exp(frequencies) * 8.001, [.001, 1, 4, 2, 1])
+  loss, accuracy = next_word.frequency_baseline(frequencies, np.array([[2, 4, 0]]))
+  assert loss == pytest.approx(-np.log(4 / 8.001) / 2 - np.log(1 / 8.001) / 2)
   assert accuracy == .5
 
 

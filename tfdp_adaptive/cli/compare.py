@@ -49,7 +49,7 @@ def run(arguments):
 
 def train_all(arguments, task, plan, methods, report):
   """Trains with every method and reports it."""
-  report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
+  report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
   private_runs = 0
   for method in methods.values():
     settings = method.settings
@@ -92,7 +92,7 @@ def make_plan(arguments, task):
 
 def prepare(task, method, settings, plan):
   """(compiled model, its batches, its optimizer if that is private)."""
-  model = language_model.build(task.num_ids)
+  model = language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
   settings = dict(settings)
   if method.optimizer is None:
     private, optimizer = None, tf.keras.optimizers.Adam(**settings)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp demo`: the main job, `tfdp compare` and `tfdp federated` on one text into one table.
+"""`tfdp demo`: what the library is for, in one table and one picture.
 
-Where TensorFlow Federated is not installed it is `tfdp compare` alone, and says so.
+`tfdp compare` and `tfdp federated` on one text, and two tasks of seconds on data made
+up for them: inputs of very different scale, where the noise must have the geometry of
+the optimizer, and rare classes, where the noise of the steps must cancel.
+Where TensorFlow Federated is not installed its part is missing, and that is said.
 """
 
 import importlib.util
@@ -13,6 +16,7 @@ from tfdp_adaptive.cli import federated
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import report as report_lib
 from tfdp_adaptive.cli import settings as settings_lib
+from tfdp_adaptive.cli import showcases
 from tfdp_adaptive.cli import tasks
 
 _LEFT_OUT = (
@@ -28,7 +32,7 @@ def add_parser(subparsers):
   options.add_data_arguments(parser)
   options.add_privacy_arguments(
       parser, f'{compare.EPSILON:g} per sentence, {federated.EPSILON:g} per client')
-  parser.set_defaults(tune=False)
+  options.add_tune_argument(parser)
   return parser
 
 
@@ -43,9 +47,12 @@ def run(arguments):
     report.describe(task, arguments)
     report.state(*report_lib.preamble(task, arguments))
     compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
+    for case in (showcases.SCALES, showcases.NOISE):
+      showcases.run(case, report, arguments.tune)
+    report.state('The parts "scales" and "noise" used data made up for them.')
     if has_federated:
       federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-      report.state('Both parts used the same text. The models of the centralized part promise '
+      report.state('Both parts on text used the same. The models of the centralized part promise '
                    'nothing for a client as a whole, so neither do both parts together.')
     else:
       report.state(_LEFT_OUT)

@@ -73,7 +73,7 @@ def require(workers):
 def train_all(arguments, task, plan, methods, report):
   """Trains with every method and reports it."""
   report.begin(task.identity())
-  report.add(report_lib.Row('word frequencies, not private', PART, *task.baseline))
+  report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
   private_runs = 0
   for method in methods.values():
     settings = method.settings
@@ -139,14 +139,14 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
 
   def model_fn():
     return tff.model_from_keras(
-        language_model.build(task.num_ids), loss=SentenceLoss(),
+        language_model.build(task.num_ids, log_frequencies=task.log_frequencies), loss=SentenceLoss(),
         input_spec=users.element_type_structure)
 
   process = tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
       server_learning_rate=rates[0],
       client_optimizer_fn=tff.build_sgdm(rates[1]))
-  model = language_model.build(task.num_ids)
+  model = language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
   evaluator = language_model.Evaluator(model, held_out)
   start = evaluator()
 

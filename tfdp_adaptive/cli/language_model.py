@@ -10,18 +10,31 @@ WIDTH = 16  # Of the word embedding and of the hidden layer.
 _BATCH = 512
 
 
-def build(num_ids, length=next_word.LENGTH, context=next_word.CONTEXT):
-  """Embeds the context words, one hidden layer, logits; equal weights at every call."""
+def build(num_ids, length=next_word.LENGTH, context=next_word.CONTEXT, log_frequencies=None):
+  """Embeds the context words, one hidden layer, logits; equal weights at every call.
+
+  Args:
+    num_ids: Vocabulary, unknown word and padding.
+    length: Words of a sentence.
+    context: Words that the next one is predicted from.
+    log_frequencies: [num_ids] PUBLIC log frequencies, the fixed bias of the logits: how
+      often words come need then not be learned, and no noise goes into it. None: a
+      bias that is learned.
+  """
   layers, initializers = tf.keras.layers, tf.keras.initializers
-  return tf.keras.Sequential([
+  model = tf.keras.Sequential([
       layers.Input([length, context], dtype='int32'),
       layers.Embedding(
           num_ids, WIDTH, embeddings_initializer=initializers.RandomUniform(-.05, .05, seed=1)),
       layers.Reshape([length, context * WIDTH]),
       layers.Dense(
           WIDTH, activation='tanh', kernel_initializer=initializers.GlorotUniform(seed=2)),
-      layers.Dense(num_ids, kernel_initializer=initializers.GlorotUniform(seed=3)),
+      layers.Dense(num_ids, use_bias=log_frequencies is None,
+                   kernel_initializer=initializers.GlorotUniform(seed=3)),
   ])
+  if log_frequencies is not None:
+    model.add(layers.Rescaling(1.0, offset=[float(value) for value in log_frequencies]))
+  return model
 
 
 def sentence_loss(targets, logits):

@@ -98,8 +98,12 @@ def add_method_arguments(parser, methods):
   group = parser.add_argument_group('methods')
   group.add_argument('--methods', metavar='NAME,...',
                      help=f'some of {", ".join(methods)} (default: all)')
+  add_tune_argument(group)
+
+
+def add_tune_argument(group):
   group.add_argument('--tune', action='store_true',
-                     help='choose the settings again, on held-out validation sentences')
+                     help='choose the settings again, on held-out validation examples')
 
 
 def add_one_method_arguments(parser, methods, more=()):

@@ -4,12 +4,13 @@
 import io
 import itertools
 import json
+import math
 import pathlib
 import platform
 import shutil
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -184,14 +185,18 @@ class Report:
     return options.to_json(dict(self._about, rows=[row._asdict() for row in self._rows]))
 
   def table(self) -> str:
-    """The rows as aligned text, best loss first within each part."""
-    rows = sorted(self._rows, key=lambda row: (row.part, row.loss))
+    """The rows as aligned text, part by part, best loss first."""
+    parts = list(dict.fromkeys(row.part for row in self._rows))
+    rows = sorted(self._rows, key=lambda row: (parts.index(row.part), row.loss))
     cells = [_COLUMNS] + [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ['  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
                        for i, (cell, width) in enumerate(zip(line, widths))) for line in cells]
-    lines.insert(1, '-' * len(lines[0]))
-    return '\n'.join(lines)
+    result = lines[:1]
+    for part in parts:
+      result.append(f'-- {part} '.ljust(len(lines[0]), '-'))
+      result += [line for row, line in zip(rows, lines[1:]) if row.part == part]
+    return '\n'.join(result)
 
   def finish(self, as_json: bool):
     """Draws the curves, prints the results and the paths of all files."""
@@ -199,7 +204,7 @@ class Report:
     if _draw(self._rows, self.path('curves.png')):
       paths.append(self.path('curves.png'))
     print(self.json() if as_json else '\n' + self.table())
-    notes = ['', 'Loss and accuracy are per held-out word and exact numbers: they are not private.',
+    notes = ['', 'Loss and accuracy are exact numbers on held-out data: they are not private.',
              'Every epsilon is for its model alone; privacy.txt says what several cost together.',
              ''] + [str(path) for path in paths]
     print('\n'.join(notes), file=sys.stderr if as_json else sys.stdout)
@@ -227,9 +232,30 @@ def _versions():
   return {name: version for name, version in found if version}
 
 
+class _Panel(NamedTuple):
+  """How one part is drawn."""
+
+  title: str
+  quantity: str
+  value: Callable[[float, float, float], float]  # Of loss, accuracy and the baseline's loss.
+  steps: str = 'step'
+  fewer: str = ''  # What the best private method has, against the first.
+
+
+_GAIN = 'gain over word frequencies, nats per word'
+_PANELS = {
+    'scales': _Panel('Inputs in very different units', 'wrong answers on new examples',
+                     lambda l, a, b: 1 - a, fewer='fewer errors'),
+    'noise': _Panel('Many classes, most of them rare', 'loss on new examples, nats',
+                    lambda l, a, b: l, fewer='less loss'),
+    'centralized': _Panel('Next words, sentence by sentence', _GAIN, lambda l, a, b: b - l),
+    'federated': _Panel('Next words, over users', _GAIN, lambda l, a, b: b - l, 'round'),
+}
+
+
 def _draw(rows, path):
-  """Saves learning curves, one row of panels per part; False where there are none."""
-  parts = sorted({row.part for row in rows if len(row.curve) > 1})
+  """Saves learning curves, one panel per part; False where there are none."""
+  parts = [part for part in _PANELS if any(row.part == part and len(row.curve) > 1 for row in rows)]
   if not parts:
     return False
   try:
@@ -238,32 +264,43 @@ def _draw(rows, path):
     print('No curves.png: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
           file=sys.stderr)
     return False
-  canvas = figure.Figure(figsize=(10, 4.5 * len(parts)), layout='constrained')
-  for part, subfigure in zip(parts, np.atleast_1d(canvas.subfigures(len(parts), 1))):
-    _draw_part(subfigure, part, [row for row in rows if row.part == part])
+  columns = min(2, len(parts))
+  canvas = figure.Figure(figsize=(6.5 * columns, 5 * -(-len(parts) // columns)),
+                         layout='constrained')
+  panels = np.ravel(canvas.subplots(-(-len(parts) // columns), columns))
+  for part, panel in zip(parts, panels):
+    _draw_part(panel, _PANELS[part], [row for row in rows if row.part == part])
+  for panel in panels[len(parts):]:
+    panel.set_axis_off()
   picture = io.BytesIO()
-  canvas.savefig(picture, dpi=110)
+  canvas.savefig(picture, dpi=90)
   folder.replace(path, picture.getvalue())
   return True
 
 
-def _draw_part(subfigure, part, rows):
-  """Loss and accuracy side by side, one line per method."""
-  panels = subfigure.subplots(1, 2)
+def _draw_part(panel, how, rows):
+  """One line per method, named in the order they end in; gray and dotted without privacy."""
+  baseline = next((row.loss for row in rows if not row.curve), 0.0)
+  lines, ends = [], {}
   for row in rows:
     if len(row.curve) > 1:
-      steps, *values = np.transpose(row.curve)
-      for panel, series in zip(panels, values):
-        panel.plot(steps, series, label=row.method)
-    else:
-      for panel, value in zip(panels, (row.loss, row.accuracy)):
-        panel.axhline(value, color='gray', linestyle=':', label=row.method)
-  for panel, name in zip(panels, ('loss', 'accuracy')):
-    panel.set(title=f'{part}: {name} on held-out words', ylabel=name,
-              xlabel='step' if part == 'centralized' else 'round')
-    panel.grid(alpha=.3)
-  # The common fall from the start would flatten the differences.
-  late = [loss for row in rows for _, loss, _ in row.curve[2:]] or [row.loss for row in rows]
-  panels[0].set_ylim(top=1.02 * max(late))
-  subfigure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', ncols=4,
-                   fontsize='small')
+      values = [how.value(loss, accuracy, baseline) for _, loss, accuracy in row.curve]
+      style = dict(color='0.4', linestyle=':') if row.epsilon is None else {}
+      lines += panel.plot([step for step, *_ in row.curve], values, linewidth=2,
+                          label=f'{row.method}: {values[-1]:.3g}', **style)
+      ends.update({row.method: values[-1]} if row.epsilon is not None else {})
+  late = [line.get_ydata()[len(line.get_ydata()) // 5:] for line in lines]
+  low, high = min(map(min, late)), max(map(max, late))  # The common start would flatten the rest.
+  panel.set_ylim(low - .1 * (high - low) - 1e-9, high + .15 * (high - low) + 1e-9)
+  private = next((row for row in rows if row.epsilon is not None), None)
+  title = how.title
+  if private is not None:
+    title += f' (epsilon {math.ceil(100 * private.epsilon) / 100:g} per {private.unit})'
+  if how.fewer and len(ends) > 1:
+    best, plain = min(ends, key=ends.get), next(iter(ends))
+    title += f'\n{best}: {1 - ends[best] / ends[plain]:.0%} {how.fewer} than {plain}'
+  panel.set_title(title)
+  panel.set(xlabel=how.steps, ylabel=how.quantity)
+  panel.grid(alpha=.3)
+  lines.sort(key=lambda line: -line.get_ydata()[-1])
+  panel.legend(handles=lines, fontsize='small')

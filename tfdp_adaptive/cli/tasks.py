@@ -23,7 +23,8 @@ class Task(NamedTuple):
   validation: Examples  # For choosing settings.
   test: Examples  # For the table.
   clients: Dict[str, Examples]  # Of the training sentences.
-  baseline: Tuple[float, float]  # Loss and accuracy of the word frequencies.
+  log_frequencies: np.ndarray  # [num_ids] of PUBLIC words.
+  baseline: Tuple[float, float]  # Loss and accuracy of these frequencies alone.
   notes: List[str]  # For the privacy statement.
 
   @property
@@ -53,6 +54,7 @@ def load(arguments, need_client=False) -> Task:
   corpus = (corpus_lib.read(arguments.data, need_client) if arguments.data
             else corpus_lib.standard_library())
   vocabulary, source = _vocabulary(arguments)
+  public = corpus_lib.standard_library().sentences
   parts = corpus_lib.split(corpus.sentences)
   if not (parts.train and parts.validation and parts.test):
     raise corpus_lib.DataError(
@@ -60,7 +62,8 @@ def load(arguments, need_client=False) -> Task:
         f'{len(corpus_lib.by_client(corpus.sentences))} clients are too few to hold some out.')
   train = next_word.examples(parts.train, vocabulary)
   test = next_word.examples(_spread(parts.test), vocabulary)
-  num_ids = len(vocabulary) + next_word.FIRST_WORD
+  log_frequencies = next_word.log_frequencies(
+      next_word.examples(public, vocabulary)[1], len(vocabulary) + next_word.FIRST_WORD)
   by_client = corpus_lib.by_client(parts.train)
   return Task(
       name=corpus.name,
@@ -70,7 +73,8 @@ def load(arguments, need_client=False) -> Task:
       test=test,
       clients={client: next_word.examples(sentences, vocabulary)
                for client, sentences in by_client.items()},
-      baseline=next_word.frequency_baseline(train[1], test[1], num_ids),
+      log_frequencies=log_frequencies,
+      baseline=next_word.frequency_baseline(log_frequencies, test[1]),
       notes=_notes(corpus, parts, source, len(vocabulary)))
 
 
@@ -93,7 +97,9 @@ def _notes(corpus, parts, source, size):
       f'{len(parts.validation)} and {len(parts.test)} ({held_out}, by a fixed hash) are held out '
       'for choosing settings and for the table.',
       f'Vocabulary: {size} words from {source}, taken to be public. It is not covered by any '
-      'epsilon below.']
+      'epsilon below.',
+      'The frequencies of the words, which every model starts from, are those in '
+      f'{corpus_lib.standard_library().name}.']
   if corpus.public:
     notes.append('This text is public: the run shows what the methods do, it protects nobody.')
   else:

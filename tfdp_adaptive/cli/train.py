@@ -42,12 +42,12 @@ def run(arguments):
                   'settings': settings, **task.identity()})
     try:
       measured = _train(model, task, method, report, arguments.save_every)
-      _publish(model, task.vocabulary, report)
+      _publish(model, task, report)
     except KeyboardInterrupt:
       print(f'\nGive the same command with --out {report.path("")} to go on.', file=sys.stderr)
       raise
     report.state(*report_lib.preamble(task, arguments), optimizer.statement())
-    report.add(report_lib.Row('word frequencies, not private', compare.PART, *task.baseline))
+    report.add(report_lib.Row('public word frequencies', compare.PART, *task.baseline))
     report.add(report_lib.Row(
         method.label, compare.PART, measured.loss, measured.accuracy, steps=plan.steps,
         seconds_per_step=measured.seconds_per_step, settings=settings, curve=measured.curve,
@@ -69,9 +69,10 @@ def _train(model, task, method, report, save_every):
   return training.fit(model, left, recorder)
 
 
-def _publish(model, vocabulary, report):
+def _publish(model, task, report):
   """Saves the weights in a plain model: no optimizer, so nothing secret."""
-  plain = language_model.build(model.output_shape[-1])
+  plain = language_model.build(
+      task.num_ids, log_frequencies=task.log_frequencies)
   plain.set_weights(model.get_weights())
   path = report.file('model.keras')
   new = path.with_name('new.model.keras')  # The suffix says which format.
@@ -81,4 +82,4 @@ def _publish(model, vocabulary, report):
   except BaseException:
     new.unlink(missing_ok=True)
     raise
-  folder.replace(report.file('vocabulary.txt'), ('\n'.join(vocabulary) + '\n').encode())
+  folder.replace(report.file('vocabulary.txt'), ('\n'.join(task.vocabulary) + '\n').encode())
