@@ -12,6 +12,7 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.cli import settings
+from tfdp_adaptive.cli import showcases
 
 WORDS = ('the', 'cat', 'dog', 'sees', 'hears', 'and', 'runs', 'away')
 
@@ -43,9 +44,12 @@ def results(path):
 def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
   monkeypatch.setattr(settings, 'CENTRALIZED', few)
+  shown = []
+  monkeypatch.setattr(showcases, 'run', lambda case, report, tune: shown.append(case.part))
   out = folder / 'demo'
   assert main.main(arguments(
       'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0
+  assert shown == ['scales', 'noise']
   found = results(out)
   private = {(row['part'], row['method']): row for row in found['rows']
              if row['epsilon'] is not None}
@@ -112,6 +116,8 @@ def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
 def test_without_tensorflow_federated_the_demo_is_its_centralized_part(folder, capsys, monkeypatch):
   few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
   monkeypatch.setattr(settings, 'CENTRALIZED', few)
+  shown = []
+  monkeypatch.setattr(showcases, 'run', lambda case, report, tune: shown.append(case.part))
   out = folder / 'alone'
   assert main.main(arguments(
       'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0

@@ -66,27 +66,27 @@ FEDERATED = {
 
 SCALES = {
     'adam': Method(
-        'Adam, not private', None, dict(learning_rate=2.),
+        'Adam, not private', None, dict(learning_rate=1., beta_2=.99),
         dict(learning_rate=(.3, .6, 1., 2., 3., 6.), beta_2=(.99, .999))),
     'dp_sgd': Method(
-        'DP-SGD', 'DPSGD', dict(learning_rate=1., l2_norm_clip=3., momentum=.9),
+        'DP-SGD', 'DPSGD', dict(learning_rate=3., l2_norm_clip=1., momentum=.9),
         dict(learning_rate=(.3, 1., 3., 10.), l2_norm_clip=(1., 3., 10.))),
     'dp_adam': Method(
-        'DP-Adam', 'DPAdam', dict(learning_rate=3., l2_norm_clip=.3, epsilon=1e-8),
+        'DP-Adam', 'DPAdam', dict(learning_rate=1., l2_norm_clip=1., epsilon=1e-3),
         dict(learning_rate=(1., 3., 6.), l2_norm_clip=(.3, 1.), epsilon=(1e-8, 1e-3))),
     'dp_adam_bc': Method(
         'DP-AdamBC', 'DPAdamBC', dict(learning_rate=.3, l2_norm_clip=.3, epsilon=1e-4),
         dict(learning_rate=(.1, .3, 1.), l2_norm_clip=(.3, 1.), epsilon=(1e-4, 3e-4))),
     'dp_adam_stp': Method(
         'DP-AdamSTP', 'DPAdamSTP',
-        dict(learning_rate=3., l2_norm_clip=60., scale_epsilon=1e-3, epsilon=1e-8),
+        dict(learning_rate=3., l2_norm_clip=120., scale_epsilon=1e-3, epsilon=1e-8),
         dict(learning_rate=(1., 3., 6.), l2_norm_clip=(60., 120.), scale_epsilon=(1e-3, 3e-3))),
 }
 
 _NOISE_GRID = dict(learning_rate=(.3, 1., 3., 10.), l2_norm_clip=(.5, 1., 2.))
 NOISE = {
     'sgd': Method(
-        'SGD, not private', None, dict(learning_rate=10., momentum=.9),
+        'SGD, not private', None, dict(learning_rate=30., momentum=.9),
         dict(learning_rate=(.3, 1., 3., 10., 30., 100.), momentum=(0., .9))),
     'independent': Method(
         'DP-SGD, independent noise', 'DPSGD',

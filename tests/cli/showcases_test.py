@@ -1,0 +1,63 @@
+"""The two showcases of the demo: their data, their privacy and what they show."""
+
+import numpy as np
+import pytest
+
+from tfdp_adaptive.cli import report as report_lib
+from tfdp_adaptive.cli import showcases
+
+
+def test_inputs_of_every_scale_tell_equally_much():
+  x, y = showcases.make_scales(100_000, 5)
+  assert x.std(0)[0] == pytest.approx(3, rel=.01) and x.std(0)[-1] == pytest.approx(.003, rel=.01)
+  correlations = np.abs(np.corrcoef(np.concatenate([x, y], 1).T)[-1, :-1])
+  assert correlations.min() > .8 * correlations.max() > .05
+  again, other = showcases.make_scales(10, 5), showcases.make_scales(10, 6)
+  np.testing.assert_array_equal(again[0], showcases.make_scales(10, 5)[0])
+  assert not np.array_equal(again[0], other[0])
+
+
+def test_class_k_comes_one_kth_as_often():
+  _, y = showcases.make_classes(200_000, 5)
+  counts = np.bincount(y, minlength=100)
+  np.testing.assert_allclose(counts[:5] / counts[0], 1 / np.arange(1, 6), rtol=.05)
+
+
+@pytest.mark.parametrize('case', [showcases.SCALES, showcases.NOISE], ids=lambda case: case.part)
+def test_every_method_has_a_grid_of_one_size_that_holds_its_settings(case):
+  sizes = {int(np.prod([len(values) for values in method.grid.values()]))
+           for method in case.methods.values()}
+  assert sizes == {12}
+  for method in case.methods.values():
+    for name, values in method.grid.items():
+      assert method.settings[name] in values, (method.label, name)
+
+
+@pytest.mark.parametrize('case, names', [
+    (showcases.SCALES, ['adam', 'dp_adam_stp']), (showcases.NOISE, ['independent', 'banded'])],
+                         ids=['scales', 'noise'])
+def test_what_is_reported_is_within_epsilon(case, names, tmp_path):
+  few = case._replace(steps=40, methods={name: case.methods[name] for name in names})
+  with report_lib.Report(tmp_path / 'out') as report:
+    showcases.run(few, report)
+    report.finish(as_json=False)
+  rows = report._rows
+  assert [row.method for row in rows] == [few.methods[name].label for name in names]
+  for row, name in zip(rows, names):
+    if few.methods[name].optimizer:
+      assert .98 * case.epsilon <= row.epsilon <= case.epsilon and row.unit == 'example'
+    else:
+      assert row.epsilon is None
+    assert row.curve[-1][0] == 40 and row.accuracy > row.curve[0][2] + .05
+  assert (tmp_path / 'out' / 'curves.png').exists()
+
+
+@pytest.mark.slow
+def test_they_show_what_they_should():
+  for case, better, worse in [(showcases.SCALES, 'dp_adam_stp', 'dp_sgd'),
+                              (showcases.NOISE, 'banded', 'independent')]:
+    train, test = case.make(case.population_size, 1), case.make(5000, 3)
+    results = [case.measure(showcases.fit(
+        case, case.methods[name], case.methods[name].settings, train, test)[0])
+               for name in (better, worse)]
+    assert results[0] < .85 * results[1], case.part
