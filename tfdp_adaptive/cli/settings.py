@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods of the main job and their settings, chosen once and recorded here.
 
-All on public or made-up data. What `tfdp demo --tune` chose by validation loss: the
-settings of the two showcases, from grids of twelve for each method. What `tfdp federated
---tune` chose: the federated ones. The centralized ones on text were chosen by hand
-within the grids that `tfdp compare --tune` searches.
+All on public or made-up data. Those of the two showcases are the best of the twelve in
+each method's grid, by the mean of several runs on validation examples; the federated
+ones are what `tfdp federated --tune` chose by validation loss; the centralized ones on
+text were chosen by hand within the grids that `tfdp compare --tune` searches.
 """
 
 import itertools
@@ -66,20 +66,20 @@ FEDERATED = {
 
 SCALES = {
     'adam': Method(
-        'Adam, not private', None, dict(learning_rate=1., beta_2=.99),
+        'Adam, not private', None, dict(learning_rate=.6, beta_2=.99),
         dict(learning_rate=(.3, .6, 1., 2., 3., 6.), beta_2=(.99, .999))),
     'dp_sgd': Method(
         'DP-SGD', 'DPSGD', dict(learning_rate=3., l2_norm_clip=1., momentum=.9),
         dict(learning_rate=(.3, 1., 3., 10.), l2_norm_clip=(1., 3., 10.))),
     'dp_adam': Method(
-        'DP-Adam', 'DPAdam', dict(learning_rate=1., l2_norm_clip=1., epsilon=1e-3),
+        'DP-Adam', 'DPAdam', dict(learning_rate=3., l2_norm_clip=.3, epsilon=1e-8),
         dict(learning_rate=(1., 3., 6.), l2_norm_clip=(.3, 1.), epsilon=(1e-8, 1e-3))),
     'dp_adam_bc': Method(
         'DP-AdamBC', 'DPAdamBC', dict(learning_rate=.3, l2_norm_clip=.3, epsilon=1e-4),
         dict(learning_rate=(.1, .3, 1.), l2_norm_clip=(.3, 1.), epsilon=(1e-4, 3e-4))),
     'dp_adam_stp': Method(
         'DP-AdamSTP', 'DPAdamSTP',
-        dict(learning_rate=3., l2_norm_clip=120., scale_epsilon=1e-3, epsilon=1e-8),
+        dict(learning_rate=3., l2_norm_clip=60., scale_epsilon=1e-3, epsilon=1e-8),
         dict(learning_rate=(1., 3., 6.), l2_norm_clip=(60., 120.), scale_epsilon=(1e-3, 3e-3))),
 }
 
@@ -93,7 +93,7 @@ NOISE = {
         dict(learning_rate=3., l2_norm_clip=1., momentum=.9), _NOISE_GRID),
     'banded': Method(
         'DP-SGD, banded noise', 'DPSGD',
-        dict(learning_rate=3., l2_norm_clip=1., momentum=.9, bands=16), _NOISE_GRID),
+        dict(learning_rate=10., l2_norm_clip=.5, momentum=.9, bands=16), _NOISE_GRID),
 }
 
 

@@ -146,7 +146,10 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def rounded(self, dtype='float32') -> 'Mechanism':
     """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
-    name = np.dtype(dtype).name
+    try:
+      name = np.dtype(dtype).name
+    except (TypeError, ValueError):
+      name = None
     if name not in ('float64', 'float32', 'float16'):
       raise ValueError('`dtype` must be float16, float32 or float64 (a run in bfloat16 keeps its '
                        f'noise in float32). Received: dtype={dtype}.')

@@ -42,8 +42,7 @@ class BLT(families.ToeplitzMechanism):
   def __init__(self, buffers, steps, *, weights=None, decays=None, min_sep=None,
                max_participations=1, workload=None, objective='mean'):
     super().__init__(steps=steps, workload=workload, objective=objective)
-    if buffers:
-      checks.whole(buffers=buffers)
+    checks.whole(0, buffers=buffers)
     self.buffers = int(buffers)
     self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)

@@ -41,8 +41,9 @@ def from_json(text: str):
   try:
     content = json.loads(text)
     found = content['format'], content['version']
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'`text` must be the JSON of a mechanism. Received: {text[:60]!r}.') from error
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise ValueError(
+        f'`text` must be the JSON of a mechanism. Received: {str(text)[:60]!r}.') from error
   if found[0] != FORMAT or found[1] != VERSION:
     raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {found[0]} of '
                      f'version {found[1]}. Save it again with this version of the library.')
@@ -154,6 +155,14 @@ def _encode(array):
 
 
 def _decode(value):
+  try:
+    return _array(value)
+  except (ValueError, OverflowError) as error:  # binascii's is one as well.
+    raise ValueError('The numbers of a mechanism must be lists, or a shape and base64. '
+                     f'Received: {str(value)[:60]} ({error}).') from error
+
+
+def _array(value):
   if isinstance(value, dict):
     flat = np.frombuffer(base64.b64decode(value['float64']), '<f8').astype(np.float64)
     value = flat.reshape(value['shape'])

@@ -252,8 +252,11 @@ def check_coefficients(values, length):
   """A tuple of floats with a positive first one, or None."""
   if values is None:
     return None
-  result = tuple(float(v) for v in values)
-  if len(result) != length or not np.all(np.isfinite(result)) or result[0] <= 0:
-    raise ValueError(f'`coefficients` must be {length} finite numbers, the first one positive. '
-                     f'Received: {values!r}.')
-  return result
+  try:
+    result = tuple(float(v) for v in values)
+    if len(result) == length and np.all(np.isfinite(result)) and result[0] > 0:
+      return result
+  except (TypeError, ValueError, OverflowError):
+    pass
+  raise ValueError(f'`coefficients` must be {length} finite numbers, the first one positive. '
+                   f'Received: {values!r}.')

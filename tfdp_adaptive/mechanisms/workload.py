@@ -7,6 +7,8 @@ from typing import Optional, Tuple, Union
 import numpy as np
 from scipy import signal
 
+from tfdp_adaptive import checks
+
 OBJECTIVES = ('mean', 'max', 'last')
 
 
@@ -25,8 +27,11 @@ class Workload:
   learning_rates: Tuple[float, ...] = ()
 
   def __post_init__(self):
-    if not 0 <= self.momentum < 1:
-      raise ValueError(f'`momentum` must be in [0, 1). Received: momentum={self.momentum}.')
+    checks.decay(momentum=self.momentum)
+    if (not isinstance(self.learning_rates, (tuple, list, np.ndarray))
+        or not all(map(checks.is_number, self.learning_rates))):
+      raise ValueError('`learning_rates` must be a sequence of numbers. '
+                       f'Received: learning_rates={self.learning_rates!r}.')
     rates = tuple(float(r) for r in self.learning_rates)
     if not np.all(np.isfinite(rates)) or any(r < 0 for r in rates) or (rates and not any(rates)):
       raise ValueError('`learning_rates` must be finite and >= 0, and not all zero. '

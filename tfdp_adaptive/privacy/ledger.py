@@ -94,6 +94,10 @@ class Ledger:
   entries: Tuple[Entry, ...] = ()
 
   def __post_init__(self):
+    if not isinstance(self.entries, (tuple, list)) or not all(
+        isinstance(entry, Entry) for entry in self.entries):
+      raise ValueError('`entries` must be a tuple of `tfdp.privacy.ledger.Entry`. '
+                       f'Received: entries={self.entries!r}.')
     object.__setattr__(self, 'entries', tuple(self.entries))
 
   def begin(self, plan: Optional[Accounted], rule=None) -> 'Ledger':
@@ -212,8 +216,9 @@ class Ledger:
       content = json.loads(text)
       found = content['format'], content['version']
       entries = [dict(entry) for entry in content['entries']]
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(f'`text` must be the JSON of a ledger. Received: {text[:60]!r}.') from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+      raise ValueError(
+          f'`text` must be the JSON of a ledger. Received: {str(text)[:60]!r}.') from error
     if found != (_FORMAT, _VERSION):
       raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
                        f'Received: {found[0]} of version {found[1]}.')
@@ -229,11 +234,15 @@ def _entry_to_dict(entry):
 
 
 def _entry_from_dict(found):
-  plan = found['plan']
-  if plan is not None:
-    checks.one_of(sorted(_KINDS), kind=plan['kind'])
-    plan = _KINDS[plan['kind']].from_json(json.dumps(plan['content']))
-  return Entry(**dict(found, plan=plan))
+  try:
+    plan = found['plan']
+    if plan is not None:
+      checks.one_of(sorted(_KINDS), kind=plan['kind'])
+      plan = _KINDS[plan['kind']].from_json(json.dumps(plan['content']))
+    return Entry(**dict(found, plan=plan))
+  except (KeyError, TypeError) as error:
+    raise ValueError('An entry of a ledger must be what `to_json` wrote. Received: '
+                     f'{str(found)[:60]} ({error!r}).') from error
 
 
 def _ledger(value: Any) -> Optional[Ledger]:

@@ -94,6 +94,9 @@ class PrivacyPlan(ledger.Accounted):
                        f'`IndependentGaussian()`. Received: mechanism={self.mechanism!r}.')
     if self.seed is not None:
       checks.whole(0, seed=self.seed)
+    if not isinstance(self.extra_releases, (tuple, list)):
+      raise ValueError('`extra_releases` must be a tuple of noise multipliers. '
+                       f'Received: extra_releases={self.extra_releases!r}.')
     object.__setattr__(self, 'extra_releases', tuple(self.extra_releases))
     for relative_noise in self.extra_releases:
       checks.positive(extra_releases=relative_noise)
@@ -252,14 +255,19 @@ class PrivacyPlan(ledger.Accounted):
     try:
       content = json.loads(text)
       found = content['format'], content['version']
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(f'`text` must be the JSON of a plan. Received: {text[:60]!r}.') from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+      raise ValueError(
+          f'`text` must be the JSON of a plan. Received: {str(text)[:60]!r}.') from error
     if found != (_FORMAT, _VERSION):
       raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
                        f'Received: {found[0]} of version {found[1]}.')
-    fields = dict(content['plan'])
-    scheme = fields['sampling']
-    checks.one_of(sampling_lib.SCHEMES, kind=scheme['kind'])
-    fields['sampling'] = sampling_lib.SCHEMES[scheme['kind']](**scheme['config'])
-    fields['mechanism'] = mechanisms.from_config(fields['mechanism'])
-    return cls(**fields)
+    try:
+      fields = {**content['plan']}  # A mapping, or a TypeError.
+      kind, config = fields['sampling']['kind'], fields['sampling']['config']
+      checks.one_of(list(sampling_lib.SCHEMES), kind=kind)
+      fields['sampling'] = sampling_lib.SCHEMES[kind](**config)
+      fields['mechanism'] = mechanisms.from_config(fields['mechanism'])
+      return cls(**fields)
+    except (KeyError, TypeError) as error:
+      raise ValueError('The plan in `text` must be what `to_json` wrote. Received: '
+                       f'{str(content["plan"])[:60]} ({error!r}).') from error

@@ -90,7 +90,8 @@ class Poisson(Sampling):
   sampling_probability: Optional[float] = None
 
   def __post_init__(self):
-    if self.sampling_probability is not None and self.sampling_probability != 1:
+    q = self.sampling_probability
+    if q is not None and not (checks.is_number(q) and q == 1):
       checks.probability(sampling_probability=self.sampling_probability)
 
   def check(self, plan):
