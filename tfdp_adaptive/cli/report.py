@@ -299,7 +299,7 @@ def _draw_part(panel, how, rows):
   if how.fewer and len(ends) > 1:
     best, plain = min(ends, key=ends.get), next(iter(ends))
     title += f'\n{best}: {1 - ends[best] / ends[plain]:.0%} {how.fewer} than {plain}'
-  panel.set_title(title)
+  panel.set_title(title, fontsize='medium')
   panel.set(xlabel=how.steps, ylabel=how.quantity)
   panel.grid(alpha=.3)
   lines.sort(key=lambda line: -line.get_ydata()[-1])

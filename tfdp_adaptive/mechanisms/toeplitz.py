@@ -236,7 +236,7 @@ def pull(c, pulled, x):
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
   if len(c) <= _FEW_LAGS:
-    return np.array([-(adjoint[k:] @ x[:len(x) - k]) for k in range(len(c))])
+    return np.array([-(adjoint[k:] @ x[:max(0, len(x) - k)]) for k in range(len(c))])
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
 
