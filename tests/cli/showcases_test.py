@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two showcases of the demo: their data, their privacy and what they show."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever a person passes to a constructor or a reader works, or is refused in our own words."""
 
 import json

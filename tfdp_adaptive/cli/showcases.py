@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two tasks of seconds on which a method decides, on data made up for it.
 
 *Scales*: 31 inputs tell equally much of a yes or no, in units from 3 to .003. One step
