@@ -223,3 +223,21 @@ def test_missing_and_unknown_losses_are_refused():
 def test_sample_weight_normalisation_is_refused():
   with pytest.raises(ValueError, match='sum of sample weights'):
     losses.ExampleLoss(keras.losses.MeanSquaredError(reduction='mean_with_sample_weight'))
+
+
+def test_a_loss_of_ones_own_is_computed_once_per_example():
+  """Not for the whole batch besides, though its size is not known when tracing."""
+  calls = []
+
+  def counted(x):
+    calls.append(len(x))
+    return x
+
+  def loss(y, outputs):
+    difference = tf.numpy_function(counted, [outputs - y], tf.float32, stateful=False)
+    return tf.reduce_mean(tf.square(tf.ensure_shape(difference, outputs.shape)), -1)
+
+  run = tf.function(losses.ExampleLoss(loss), autograph=False, input_signature=[
+      tf.TensorSpec([None, 2]), tf.TensorSpec([None, 2])])
+  np.testing.assert_allclose(run(tf.zeros([3, 2]), tf.ones([3, 2])), np.ones(3))
+  assert calls == [1, 1, 1]

@@ -109,7 +109,8 @@ def _unreduced(loss, target, output):
     raise _not_per_example(loss, values, output)
   if known or output.shape[0] == 1:
     return values
-  sizes = tf.shape(values)[1:]
+  # Of static sizes nothing reads `values`, and graphs leave its computation out.
+  sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
   def alone(record):
     value = function(*[t[tf.newaxis] for t in record])
