@@ -14,10 +14,12 @@ every part errs upwards:
     every divergence. What lies beyond the grid above counts as a loss without
     bound, what lies below it as the lowest loss there is.
   * Sums wrap around a window; what Chernoff's bound leaves outside is added.
-  * Rounding: a fast Fourier transform errs by at most `8 log2(n)` units of the
-    sum of what it transforms in every entry, and powers by `count` times that;
-    the bound is added to every entry. Losses, moments and masses are off by a
-    few units per step, which is added in epsilon and delta.
+  * Rounding: a fast Fourier transform errs by at most three units per level of
+    the sum of what it transforms in every entry, and powers by `count` times
+    that; what this may change in delta, by the largest error of an entry or by
+    their sum of squares, is added, and if it is much, numbers are taken longer.
+    Losses, moments and masses are off by some units per step, which is added in
+    epsilon and delta.
 """
 
 import math
@@ -37,6 +39,7 @@ _OUTSIDE = 30.0  # -log of the (weighted) mass left outside the window, per side
 _LARGEST = 2**22  # Entries of a window, and of one step's grid.
 _CHUNK = 2**17
 _PASSES = 4
+_ROUNDED = 1e-3  # Of delta: the share of rounding at which longer numbers are worth it.
 
 
 class _Step(NamedTuple):
@@ -110,11 +113,11 @@ class Composition:
     """An upper bound of epsilon at `delta`."""
     log_delta = math.log(delta)
     theta, bound = self.chernoff_epsilon(delta)
-    widest = math.inf
+    widest, number = math.inf, np.float64
     for _ in range(_PASSES):
       if bound <= 0:
         return 0.0
-      law = self._law(theta, log_delta, tolerance * theta * bound, widest)
+      law = self._law(theta, log_delta, tolerance * theta * bound, widest, number)
       gap = lambda epsilon: law.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
       if gap(bound) > 0:
         return bound
@@ -123,18 +126,26 @@ class Composition:
       before, bound = bound, min(bound, (1 + 2e-9) * optimize.brentq(
           gap, 0.0, bound, xtol=1e-9 * bound, rtol=1e-11))
       # Where Chernoff's bound is far off, theta and the grid were chosen for another epsilon.
-      if bound > 0.5 * before and law.interval < bound / 50 or law.interval >= widest:
+      fits = bound > 0.5 * before and law.interval < bound / 50 or law.interval >= widest
+      rounded = law.rounding > _ROUNDED and number is np.float64
+      if fits and not rounded:
         return bound
+      number = np.longdouble if rounded else number
       theta, widest = self.chernoff_log_delta(bound)[0], bound / 500
     return bound
 
   def log_delta(self, epsilon, tolerance):
     """An upper bound of the logarithm of delta at `epsilon`."""
     theta, bound = self.chernoff_log_delta(epsilon)
-    law = self._law(theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf)
-    return min(0.0, bound, law.log_delta(epsilon))
+    for number in (np.float64, np.longdouble):
+      law = self._law(
+          theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf, number)
+      bound = min(0.0, bound, law.log_delta(epsilon))
+      if law.rounding <= _ROUNDED:
+        break
+    return bound
 
-  def _law(self, theta, log_delta, excess, widest):
+  def _law(self, theta, log_delta, excess, widest, number):
     """The weighted law of S, on a grid up to `widest` that adds at most `excess` to K."""
     low, high = self._window(theta)
     log_mass = 25 - log_delta + math.log(self._count)
@@ -143,7 +154,8 @@ class Composition:
                for step in self._steps for _, pair in step.mixture)
     interval = max(interval, (high - low) / (_LARGEST - 4), span / _LARGEST)
     size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
-    return _Law(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass)
+    return _Law(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass,
+                number)
 
   def _window(self, theta):
     """Where all but `exp(-_OUTSIDE)` of the weighted mass is, on either side."""
@@ -182,41 +194,43 @@ class Composition:
 class _Law:
   """The weighted law of S on `interval * (first + [0, size))`."""
 
-  def __init__(self, steps, theta, interval, first, size, log_mass):
+  def __init__(self, steps, theta, interval, first, size, log_mass, number):
     self._theta, self.interval, self._first = theta, interval, first
     self._beyond, self._log_moment, self._shift = 0.0, 0.0, 0.0
-    spectrum, rounding = None, 0.0
+    spectrum = None
     count = sum(step.count for step in steps)
-    unit = 8 * math.log2(size) * _UNIT
+    own = float(np.finfo(number).eps)
+    unit = 3 * (math.log2(size) + 2) * own
+    self._slack, self.rounding = count * _ROUNDING, 0.0
     bins = fft.rfftfreq(size)
     twice = np.where((bins > 0) & (bins < 0.5), 2.0, 1.0)  # Entries that stand for two.
-    relative = np.zeros(len(bins))
+    relative = np.zeros(len(bins), number)
     for step in steps:
-      mass, log_moment, beyond, largest = _one_step(
+      mass, log_moment, beyond, largest, off = _one_step(
           step, theta, interval, size, log_mass)
       self._beyond += step.count * beyond
       self._log_moment += step.count * log_moment
       exponent = max((pair.shift * (pair.shift + max(map(abs, pair.range(log_mass))))
                       for _, pair in step.mixture))
       self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + exponent)
-      once = fft.rfft(mass)
-      # Masses of large theta * loss are exponentials of large numbers.
-      error = unit + 4 * _UNIT * (10 + theta * largest + abs(log_moment))
+      self._slack += step.count * off
+      once = fft.rfft(mass.astype(number))
       size_once = np.maximum(np.abs(once), 1e-300)
       logarithm = np.log(np.where(np.abs(once) > 0, once, 1e-300))
       power = np.exp(step.count * logarithm)
       # (x + e)^n - x^n is at most n e (|x| + e)^(n - 1); relative to |x|^n where that is exact.
       relative += step.count * (
-          np.log1p(error / size_once) + 4 * _UNIT * (1 + np.abs(logarithm)))
+          np.log1p(unit / size_once) + 2 * own * (1 + np.abs(logarithm)))
       spectrum = power if spectrum is None else spectrum * power
     with np.errstate(over='ignore', invalid='ignore'):
       upper = np.abs(spectrum) * np.expm1(np.minimum(relative, 700))
     upper = np.where(np.isfinite(upper), np.minimum(upper, 2.0), 2.0)
-    rounding = (twice @ upper + unit * (twice @ np.abs(spectrum))) / size
+    self._largest_error = float((twice * upper).sum()) / size
+    self._error_norm = math.sqrt(float((twice * upper**2).sum()) / size)  # By Parseval's identity.
+    self._last_error = unit * float((twice * np.abs(spectrum)).sum()) / size
     law = np.roll(fft.irfft(spectrum, size), -(first % size))
-    self._law = np.maximum(law, 0.0) + rounding
+    self._law = np.maximum(law.astype(np.float64) * (1 + _UNIT), 0.0)
     self._outside = 2 * math.exp(-_OUTSIDE) * (1 + count * _ROUNDING)
-    self._slack = count * _ROUNDING
 
   def log_delta(self, epsilon):
     theta, interval = self._theta, self.interval
@@ -229,15 +243,23 @@ class _Law:
     above = (self._first + start + np.arange(len(law))) * interval - epsilon
     weight = np.exp(-theta * above) * -np.expm1(-above)
     peak = math.exp(float(_log_peak(np.array([theta]))[0]))
-    total = law @ weight + self._outside * peak + math.exp(-60)
+    rounding = self._last_error * weight.sum() + min(
+        self._largest_error * weight.sum(), self._error_norm * math.sqrt(weight @ weight))
+    total = law @ weight + rounding + self._outside * peak + math.exp(-60)
+    self.rounding = rounding / total
     log_weighted = (self._log_moment - theta * epsilon + math.log(total) + self._slack)
     return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))
 
 
 def _one_step(step, theta, interval, size, log_mass):
-  """`(weighted masses modulo size, log of their sum before, mass beyond, largest |loss|)`."""
+  """One step on the grid.
+
+  Returns:
+    Weighted masses modulo `size`, the logarithm of their sum before, the mass
+    beyond, the largest |loss|, and the largest relative error of a mass.
+  """
   reference = _log_sum(step.log_mass + theta * step.loss)
-  result, beyond, largest = np.zeros(size), 0.0, 0.0
+  result, beyond, largest, exponents = np.zeros(size), 0.0, 0.0, 0.0
   for weight, pair in step.mixture:
     low, high = pair.range(log_mass)
     beyond += weight * pair.above(high)
@@ -266,14 +288,18 @@ def _one_step(step, theta, interval, size, log_mass):
       index = of[index]
       lower = (begin + index) * interval
       upper = _upper_share(pair.loss(z) - lower, interval)
-      with np.errstate(divide='ignore'):
-        tilted = np.exp(np.log(mass * weight) + theta * lower - reference)
+      logarithm = np.log(np.maximum(mass * weight, 1e-300))
+      tilted = np.exp(logarithm + theta * lower - reference)
+      # Exponentials of large numbers, and sums of many, are off by as many units.
+      exponents = max(exponents, float(np.max(
+          40 + theta * interval - logarithm + theta * np.abs(lower))))
       here = np.bincount(index, tilted * (1 - upper), end - begin + 1)
       there = np.bincount(index + 1, tilted * upper, end - begin + 1)
       both = here + math.exp(min(700.0, theta * interval)) * there
       np.add.at(result, np.arange(begin, end + 1) % size, both)
   total = result.sum()
-  return result / total, reference + math.log(total), beyond, largest
+  off = 2 * _UNIT * (exponents + abs(reference))
+  return result / total, reference + math.log(total), beyond, largest, off
 
 
 def _upper_share(above, interval):
