@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """User-level differential privacy with adaptive server optimizers, in TensorFlow Federated."""
 
+from tfdp_adaptive.estimates import vocabulary as vocabulary
+
 from .evaluation import evaluator as evaluator
 from .processes import build_private_fed_avg as build_private_fed_avg
 from .processes import build_private_fed_sgd as build_private_fed_sgd

@@ -12,9 +12,9 @@ import pytest
 FLOORS = (
     ('version', 'errors', 'checks', 'compat', 'trees', 'data'),
     ('contract',),
-    ('mechanisms', 'rules', 'estimates'),
+    ('mechanisms', 'rules'),
     ('noise', 'privacy', 'clipping'),
-    ('privatizer',),
+    ('privatizer', 'estimates'),
     ('keras_adapter', 'queries'),
     ('audit',),
     ('federated',),

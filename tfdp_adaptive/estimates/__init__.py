@@ -6,3 +6,4 @@ records: their cost comes on top of that of training.
 """
 
 from tfdp_adaptive.estimates.stddevs import private_stddevs as private_stddevs
+from tfdp_adaptive.estimates.vocabulary import private_vocabulary as private_vocabulary

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy proof is short because few functions draw noise or see records: here they are.
+
+Whoever adds one must put it on the list, and so say why it may.
+"""
+
+import ast
+
+import build_deps_test
+import pytest
+
+# What calls a source of random numbers that are used as noise, or as coins.
+NOISE = {
+    'the rows of a mechanism, on flat vectors': {
+        'noise.base.independent_gaussian', 'noise.banded._recursion.advance',
+        'noise.blt.buffered.advance', 'noise.regenerated._regenerated.advance.term',
+        'noise.tree.online.advance.draw'},
+    'the noise of everything a rule sees': {'privatizer.Privatizer.release'},
+    'sums for aggregators of other libraries': {
+        'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
+    'estimates before training, with their own cost': {
+        'estimates.stddevs.private_stddevs', 'estimates.vocabulary.private_vocabulary'},
+    'which records take part': {'privacy.sampling._bernoulli'},
+}
+# What turns records, or gradients of single records, into sums.
+RECORDS = {
+    'engines and their parts': {
+        'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
+        'clipping.chunks.rows_within.needed', 'clipping.ids.guarded.run',
+        'clipping.engines.record_gradients', 'clipping.layered.engine.body',
+        'clipping.materialized._project'},
+    'public records, which rules may see': {'clipping.public.gradients'},
+    'the step of a private model, and of a plain one': {
+        'keras_adapter.step.clip', 'keras_adapter.plain_models._clip'},
+    'one record of a query, at its owner\'s': {
+        'queries.rule_query.RuleQuery.preprocess_record', 'federated.server.Server.record'},
+}
+_NOISE_CALLS = {'standard_normal', 'normal', 'vectors', 'stateless_normal', 'random_normal',
+                'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial', 'uniform'}
+_RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
+                 'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
+# Made-up examples of checks, sketches of public data, searches: no record, no release.
+_NOT_OF_A_RUN = ('audit.', 'rules.subspaces.', 'keras_adapter.independence.',
+                 'keras_adapter.probes.', 'keras_adapter.validation.')
+
+
+def functions(names, also=()):
+  """Dotted names of the library's functions that call something of one of these names."""
+  found = set()
+
+  def visit(node, inside):
+    for child in ast.iter_child_nodes(node):
+      named = isinstance(child, (ast.FunctionDef, ast.ClassDef))
+      if isinstance(child, ast.Call):
+        called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(
+            child.func, 'id', '')
+        if called in names or ast.unparse(child.func).endswith(tuple(also) or ('\0',)):
+          found.add(inside)
+      visit(child, f'{inside}.{child.name}' if named else inside)
+
+  for module, path in build_deps_test.modules().items():
+    text = (build_deps_test.ROOT / path).read_text(encoding='utf-8')
+    visit(ast.parse(text), module.partition('.')[2])
+  return {name for name in found if not name.startswith(_NOT_OF_A_RUN)}
+
+
+@pytest.mark.parametrize('expected, found', [
+    (NOISE, functions(_NOISE_CALLS, ('_noise.next',))),
+    (RECORDS, functions(_RECORD_CALLS))], ids=['noise', 'records'])
+def test_the_list_is_complete(expected, found):
+  listed = {name for names in expected.values() for name in names}
+  assert not found - listed, 'New functions: add them with their reason, or do without.'
+  assert not listed - found, 'These are gone: take them off the list.'
+
+
+def test_rules_neither_draw_nor_see_records():
+  every = functions(_NOISE_CALLS | _RECORD_CALLS, ('_noise.next',))
+  assert every and not [name for name in every if name.startswith('rules.')]
