@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`tfdp federated`, killed at random moments: it goes on, and no noise row serves two batches."""
 
 import csv
