@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes docs/audit.md: `make audit-table`, some minutes on one core."""
 
 import argparse

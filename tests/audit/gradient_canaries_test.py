@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of canaries have the mean that the accounting says, whatever the noise."""
 
 import math

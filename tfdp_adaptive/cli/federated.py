@@ -139,8 +139,8 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
 
   def model_fn():
     return tff.model_from_keras(
-        language_model.build(task.num_ids, log_frequencies=task.log_frequencies), loss=SentenceLoss(),
-        input_spec=users.element_type_structure)
+        language_model.build(task.num_ids, log_frequencies=task.log_frequencies),
+        loss=SentenceLoss(), input_spec=users.element_type_structure)
 
   process = tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,

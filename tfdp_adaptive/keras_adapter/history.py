@@ -29,7 +29,10 @@ class Run:
 
   @property
   def steps(self) -> int:
-    return self._entry.steps if self._row is None else int(np.asarray(self._row))
+    if self._row is not None:
+      return int(np.asarray(self._row))
+    assert self._entry is not None  # A run has one or the other.
+    return self._entry.steps
 
   def entry(self, steps: Optional[int] = None) -> ledger_lib.Entry:
     if self._entry is not None:
@@ -50,7 +53,7 @@ def begin(variables: Sequence[Any], run: Run) -> None:
 
 def runs(variables: Sequence[Any]) -> List[Run]:
   """All runs on any of the variables, in order, each once."""
-  found = []
+  found: List[Run] = []
   for variable in variables:
     for run in getattr(compat.raw_variable(variable), _NAME, []):
       if not any(run is other for other in found):
