@@ -11,7 +11,7 @@ delta, which adds to that of the training.
 
 import collections
 import math
-from typing import Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
@@ -77,7 +77,7 @@ def private_vocabulary(words_of_users: Mapping[str, Sequence[str]], size, *, noi
       raise ValueError(f'`{name}` must be positive. Received: {name}={value}.')
   if not 0 < delta < 1:
     raise ValueError(f'`delta` must be in (0, 1). Received: delta={delta}.')
-  counts = collections.defaultdict(float)
+  counts: Dict[str, float] = collections.defaultdict(float)
   for words in words_of_users.values():
     for word, weight in _votes(words, words_per_user):
       counts[word] += weight
