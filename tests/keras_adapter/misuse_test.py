@@ -343,6 +343,10 @@ def test_more_steps_than_planned_are_refused(chunks):
   assert model.optimizer.steps_done == 4
   with pytest.raises(tfdp.PrivacyError, match='4 are done'):
     model.fit(_plan().batches((X, Y)), verbose=0)
+  model = _compiled(optimizer=tfdp.DPAdam(
+      plan=_plan(), accumulation_steps=chunks, own_sampler='the same batch, to count steps'))
+  for _ in range(4):
+    model.train_on_batch(X[:8], Y[:8])
   before = model.get_weights()[0]
   with pytest.raises(tf.errors.InvalidArgumentError, match='used up'):
     model.train_on_batch(X[:8], Y[:8])
