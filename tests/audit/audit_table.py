@@ -34,7 +34,8 @@ the claim at delta = {delta:g}.
   of Gaussian shape (nothing amplified) `one_run_gaussian_epsilon` if that is more.
 * estimate: what their scores suggest if they are normal; no bound.
 * bugs: planted into the real code, one at a time, and caught / planted.
-* seconds: of one core, for the audit of the class as it is.
+* seconds: of one core, for the audit of the class as it is; some 11 more for the first class of a
+  process, which loads TensorFlow.
 
 | class | claim | change | noise | bound | estimate | refuted | bugs | seconds |
 |---|---|---|---|---|---|---|---|---|
