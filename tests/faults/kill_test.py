@@ -28,14 +28,15 @@ def live(path, life, *arguments):
 
 
 def live_some_time(seconds, path, *arguments):
-  """The same, killed from outside at any moment after its first line."""
-  before = path.stat().st_size if path.exists() else 0
+  """The same, killed from outside at any moment after its first step, which is the long one."""
+  before = path.read_text().count('"row"') if path.exists() else 0
   victim = subprocess.Popen(
       [sys.executable, str(VICTIM), str(path), '0', *map(str, arguments)],
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
       env={'PYTHONPATH': str(pathlib.Path(tfdp_adaptive.__file__).parent.parent),
            'TF_CPP_MIN_LOG_LEVEL': '3'})
-  while victim.poll() is None and (not path.exists() or path.stat().st_size == before):
+  while victim.poll() is None and (
+      not path.exists() or path.read_text().count('"row"') < before + 2):
     time.sleep(.001)
   time.sleep(seconds)
   victim.kill()
@@ -81,7 +82,7 @@ def test_25_kills_at_any_moment(kind, tmp_path):
   command = ['fit', tmp_path] if kind == 'fit' else [
       *text(tmp_path), '--steps', str(steps), '--save-every', '1']
   for _ in range(25):
-    status, said = live_some_time(rng.expovariate(1 / .2), path, *command)
+    status, said = live_some_time(rng.expovariate(1 / .05), path, *command)
     if status != -9:
       break
   else:
@@ -89,7 +90,7 @@ def test_25_kills_at_any_moment(kind, tmp_path):
   assert status == 0, said
   runs, again = ledger.judge(path, steps)
   print(f'{kind}: {runs} runs, {again} steps taken again')
-  assert runs > 5
+  assert runs > 5 and again > 0
 
 
 def test_the_ledger_would_notice(tmp_path):
