@@ -109,6 +109,8 @@ def _at(subject, state, found, when):
   for direction, shape in ((basis, 'one-sparse'), (dense, 'dense')):
     target = _HUGE * direction
     for count in sorted({0, 1, whole - 1, whole, 3 * whole - 1}):
+      if count >= max(1, subject.largest_batch):
+        continue
       kinds = {'equal': target, 'opposite': -target, 'small': _SMALL * direction}
       for kind, other in kinds.items() if count else (('no', target),):
         if kind != 'equal' and (shape == 'dense' or count > whole):

@@ -19,6 +19,7 @@ from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import base as noise_base
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.privacy import marks
 
 keras = compat.keras
 _FAR = -1e30  # A target that no output reaches: the absolute error's gradient is the record.
@@ -96,7 +97,7 @@ class Subject:
     tensors, row = state
     records = np.asarray(records, np.float32)
     weights = np.ones(len(records)) if weights is None else weights
-    seen, tensors = self._run.step(tensors, records, np.asarray(weights, np.float32))
+    seen, tensors = self._run.step(tensors, records, np.asarray(weights, np.float32), row)
     norm = self._row_norm(row)
     parts = []
     for i, (ask, (mean, variance, second, second_variance, clip)) in enumerate(
@@ -118,6 +119,12 @@ class Subject:
     """[steps, steps] C^-1 C^-T of the noise that is claimed."""
     inverse = noise_base.as_run(self.claims.mechanism).materialize_inverse(steps)
     return inverse @ inverse.T
+
+  @property
+  def largest_batch(self):
+    """How many records a step takes: without a plan, no more than the divisor says."""
+    sized = self._run.sized and self.claims.plan is None and self.claims.adjacency != 'add_remove'
+    return self.claims.batch_size if sized else float('inf')
 
   @property
   def separate_releases(self):
@@ -175,8 +182,9 @@ class _Watched:
 
 class _Run(NamedTuple):
   fresh: Any  # key -> tensors
-  step: Any  # (tensors, records, weights) -> (seen, tensors)
+  step: Any  # (tensors, records, weights, row) -> (seen, tensors)
   with_secret_of: Any  # (tensors, tensors) -> tensors
+  sized: bool  # Whether it refuses batches of other sizes than were said.
 
 
 def _of_optimizer(optimizer, size):
@@ -221,7 +229,8 @@ def _of_optimizer(optimizer, size):
   claims = claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
                            batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
   return Subject(claims, size, optimizer.rule.asks,
-                 _Run(fresh, _with_shapes(step, initial, size), with_secret_of))
+                 _Run(fresh, _with_shapes(step, initial, size, optimizer.plan), with_secret_of,
+                      sized=True))
 
 
 def _of_query(query):
@@ -236,7 +245,8 @@ def _of_query(query):
     noise = state.privatizer.noise._replace(key=key)
     return state._replace(privatizer=state.privatizer._replace(noise=noise))
 
-  def step(state, records, weights):
+  def step(state, records, weights, row):
+    del row
     return run(state, tf.constant(records * (weights != 0)[:, np.newaxis]))
 
   @tf.function(reduce_retracing=True)
@@ -257,16 +267,21 @@ def _of_query(query):
     return state._replace(privatizer=state.privatizer._replace(secret=secret))
 
   claims = _claims(f'RuleQuery({rule.name})', privatizer, query._mechanism, rule)
-  return Subject(claims, sum(sizes), rule.asks, _Run(fresh, step, with_secret_of))
+  return Subject(claims, sum(sizes), rule.asks, _Run(fresh, step, with_secret_of, sized=False))
 
 
-def _with_shapes(step, initial, size):
-  """`step` traced once, for any number of records."""
+def _with_shapes(step, initial, size, plan):
+  """`step` traced once, for any number of records; a plan's batches carry its marks."""
+  weight = tf.float32 if plan is None else tf.float64
   traced = step.get_concrete_function(
       [tf.TensorSpec(t.shape, t.dtype) for t in initial],
-      tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], tf.float32))
-  return lambda tensors, records, weights: traced(
-      tensors, tf.constant(records), tf.constant(weights))
+      tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], weight))
+
+  def run(tensors, records, weights, row):
+    weights = weights if plan is None else marks.write(weights, plan, row)
+    return traced(tensors, tf.constant(records), tf.constant(weights, weight))
+
+  return run
 
 
 def _flat(tree):
