@@ -108,7 +108,8 @@ def test_a_query_with_a_plan_of_users():
   plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=10, l2_norm_clip=0.5,
                           noise_multiplier=2.0, target_delta=1e-5, unit='user')
   found = tfdp.audit.white_box(
-      query('dp_adam', l2_norm_clip=None, noise_multiplier=None, batch_size=None, plan=plan),
+      query('dp_adam', l2_norm_clip=None, noise_multiplier=None, batch_size=None, adjacency=None,
+            plan=plan),
       plan=plan, seed=1)
   assert not found.violated and found.claimed == plan.epsilon() and found.batches.steps == 10
 
