@@ -41,6 +41,43 @@ def imports(module):
     yield ours[-1] if ours else candidates[-1]
 
 
+PAGE = build_deps_test.ROOT / 'docs' / 'architecture.md'
+BEGIN, END = '<!-- drawn from the imports: python tests/layers_test.py -->', '<!-- end -->'
+
+
+def picture():
+  """The house from top to bottom, as Mermaid: a box a room, an arrow an import.
+
+  Left out are the files of the ground floor, which everybody uses, and arrows that follow
+  from others.
+  """
+  below = {room: set() for room in FLOOR_OF}
+  for module in MODULES:
+    mine = layer(module)
+    below.setdefault(mine, set()).update(
+        layer(name) for name in imports(module)
+        if mine and name.startswith('tfdp_adaptive') and layer(name) not in ('', mine))
+  rooms = [room for floor in reversed(FLOORS[1:]) for room in floor]
+
+  def reach(room):
+    return below[room].union(*(reach(other) for other in below[room]))
+
+  lines = ['```mermaid', 'flowchart TD']
+  for floor in reversed(FLOORS[1:]):
+    lines += [f'  {room}' for room in floor]
+  for room in rooms:
+    direct = {other for other in below[room] if other in rooms}
+    implied = set().union(*(reach(other) for other in direct)) if direct else set()
+    lines += [f'  {room} --> {other}' for other in sorted(direct - implied)]
+  return '\n'.join(lines + ['```'])
+
+
+def test_the_page_shows_the_house_as_it_is():
+  text = PAGE.read_text(encoding='utf-8')
+  drawn = text[text.index(BEGIN) + len(BEGIN):text.index(END)].strip()
+  assert drawn == picture(), 'Run `python tests/layers_test.py`.'
+
+
 def test_every_room_has_a_floor():
   rooms = {layer(module) for module in MODULES} - {''}
   assert len(rooms) > 10 and not rooms - set(FLOOR_OF)
@@ -79,3 +116,9 @@ def test_test_modules_have_names_of_their_own():
   names = [path.name for path in pathlib.Path(__file__).parent.rglob('*_test.py')]
   assert len(names) > 40 and len(names) == len(set(names)), sorted(
       name for name in set(names) if names.count(name) > 1)
+
+
+if __name__ == '__main__':
+  page = PAGE.read_text(encoding='utf-8')
+  start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
+  PAGE.write_text(f'{page[:start]}\n{picture()}\n{page[stop:]}', encoding='utf-8')
