@@ -39,8 +39,8 @@ _NOISE_CALLS = {'standard_normal', 'normal', 'vectors', 'stateless_normal', 'ran
                 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial', 'uniform'}
 _RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
                  'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
-# Made-up examples of checks, sketches of public data, searches: no record, no release.
-_NOT_OF_A_RUN = ('audit.', 'rules.subspaces.', 'keras_adapter.independence.',
+# Made-up examples and data sets, sketches of public data: no record, no release.
+_NOT_OF_A_RUN = ('audit.', 'cli.showcases.', 'rules.subspaces.', 'keras_adapter.independence.',
                  'keras_adapter.probes.', 'keras_adapter.validation.')
 
 

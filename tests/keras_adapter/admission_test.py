@@ -135,11 +135,12 @@ def test_own_sampling_is_said_in_the_statement():
   with pytest.raises(ValueError, match='in words'):
     tfdp.DPAdam(0.1, plan=make_plan(), own_sampler=' ')
   model = make_model(own_sampler='Poisson, drawn by our data service')
-  model.train_on_batch(X[:8], Y[:8])
+  model.train_on_batch(X[:11], Y[:11])  # Of any size.
   assert model.optimizer.steps_done == 1
   text = model.optimizer.statement()
   assert 'NOT DRAWN BY THE PLAN' in text and "'Poisson, drawn by our data service'" in text
   assert 'NOT DRAWN' not in make_model().optimizer.statement()
+  assert 'NOT DRAWN BY THE PLAN' in model.ledger.statement()
   again = tfdp.DPAdam.from_config(model.optimizer.get_config())
   assert again.own_sampler == model.optimizer.own_sampler
 

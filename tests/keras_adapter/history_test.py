@@ -60,6 +60,15 @@ def test_wrapping_again_or_sharing_a_layer_hides_nothing():
   assert trained(plan, head).optimizer.epsilon() > both(plan)
 
 
+def test_neighbours_of_two_kinds_have_no_common_epsilon():
+  model = trained(make_plan())
+  other = make_plan(adjacency='replace', sampling=tfdp.sampling.FixedOrder())
+  trained(other, model)
+  with pytest.raises(ValueError, match='same `adjacency`'):
+    model.optimizer.epsilon()
+  assert 'No epsilon of both together can be stated' in model.optimizer.statement()
+
+
 def test_a_run_without_plan_leaves_no_epsilon():
   model = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
   model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8), loss='mse')

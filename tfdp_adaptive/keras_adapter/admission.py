@@ -53,6 +53,8 @@ def admit(optimizer, batch: interface.Batch, noise: noise_lib.State
   if optimizer.plan is not None and optimizer.own_sampler is None:
     drawn, *checks = _is_drawn(optimizer.plan, weights, noise.row)
     mask = batch.mask & drawn
+  elif optimizer.plan is not None:  # The caller's word, whatever sizes it means.
+    checks, mask = [], batch.mask
   else:
     size = tf.reduce_sum(tf.cast(batch.mask, tf.float32))
     exact = trees.absent(weights)
@@ -85,7 +87,7 @@ def check_size(optimizer, size: tf.Tensor, static: Optional[int], exact: bool = 
     static: The same, where it is known without running.
     exact: Whether fewer examples are wrong, too: rows of weight zero are no records.
   """
-  if optimizer.adjacency == 'add_remove':
+  if optimizer.adjacency == 'add_remove' or optimizer.own_sampler is not None:
     return []
   message = (
       f'Batches must have exactly batch_size={optimizer.batch_size} examples under '
@@ -144,7 +146,8 @@ def check_fit(optimizer, x, y, kwargs):
           'plan, or plan more steps.')
     if x.tfdp_start_step != optimizer.steps_done:
       return x.tfdp_from(optimizer.steps_done)  # Coins are drawn anew, for the steps that are left.
-  elif y is not None and hasattr(x, 'shape') and optimizer.adjacency != 'add_remove':
+  elif plan is None and y is not None and hasattr(x, 'shape') and (
+      optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32
     if batch != optimizer.batch_size:
       raise errors.PrivacyError(

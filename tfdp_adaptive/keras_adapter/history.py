@@ -22,10 +22,16 @@ STORED = 'tfdp_ledger'  # Its name among a model's saved values.
 class Run:
   """One optimizer's steps on some weights."""
 
-  def __init__(self, plan: Any, rule: Any, row: Any = None,
+  def __init__(self, plan: Any, rule: Any, row: Any = None, own_sampler: str = '',
                entry: Optional[ledger_lib.Entry] = None):
     self._plan, self._rule, self._row, self._entry = plan, rule, row, entry
+    self._own_sampler = own_sampler
     self.restored = False  # Whether its steps were read from a file, history and all.
+
+  @property
+  def living(self) -> bool:
+    """Whether its optimizer may still take steps; else it is what a file told."""
+    return self._row is not None
 
   @property
   def steps(self) -> int:
@@ -37,7 +43,7 @@ class Run:
   def entry(self, steps: Optional[int] = None) -> ledger_lib.Entry:
     if self._entry is not None:
       return self._entry
-    begun = ledger_lib.Ledger().begin(self._plan, self._rule)
+    begun = ledger_lib.Ledger().begin(self._plan, self._rule, self._own_sampler)
     done = self.steps if steps is None else steps
     if self._plan is not None:
       done = min(done, self._plan.steps)  # Later steps release nothing of the data.
@@ -98,5 +104,5 @@ def load(variables: Sequence[Any], values: Any) -> None:
   found = [Run(entry.plan, None, entry=entry) for entry in entries]
   for variable in variables:
     raw = compat.raw_variable(variable)
-    living = [run for run in getattr(raw, _NAME, []) if run._row is not None]
+    living = [run for run in getattr(raw, _NAME, []) if run.living]
     setattr(raw, _NAME, found + living)

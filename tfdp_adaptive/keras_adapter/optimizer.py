@@ -23,6 +23,7 @@ from tfdp_adaptive.keras_adapter import guard
 from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
+from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.rules import moments as rules_moments
 
 
@@ -193,7 +194,8 @@ class DPOptimizer(guard.GuardedOptimizer):
     before = self._before()
     if not before.entries:
       return self.plan.epsilon(steps, rule=self.rule)
-    now = before.begin(self.plan, self.rule).done(self.plan.steps if steps is None else steps)
+    now = before.begin(self.plan, self.rule, self.own_sampler or '').done(
+        self.plan.steps if steps is None else steps)
     return now.epsilon(self.plan.target_delta)
 
   def statement(self, steps=None):
@@ -206,10 +208,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     else:
       text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
           steps=steps, rule=self.rule)
-      if self.own_sampler is not None:
-        text += ('\nTHE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of '
-                 f'them: {self.own_sampler!r}. The guarantee above holds only if this is the '
-                 'sampling it describes; nothing checked it.\n')
+      text += statement_lib.own_sampling(self.own_sampler)
       if self.seed is not None:
         text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise '
                  'away, so this run is a test and the guarantee above does not hold against '
@@ -217,10 +216,13 @@ class DPOptimizer(guard.GuardedOptimizer):
     before = self._before()
     if before.entries:
       text += ('\nTHE WEIGHTS WERE TRAINED BEFORE, and what they lost then adds up with the '
-               'above.')
-      if self.plan is not None:
-        text += (' Together, all steps taken: epsilon '
-                 f'{self.epsilon(steps):.6g} at delta {self.plan.target_delta:g}.')
+               'above. ')
+      try:
+        if self.plan is not None:
+          text += (f'Together: epsilon {statement_lib.rounded_up(self.epsilon(steps))} at delta '
+                   f'{self.plan.target_delta:g}.')
+      except ValueError as error:  # Plans of different neighbours have no common epsilon.
+        text += f'No epsilon of both together can be stated: {error}'
       text += '\n'
     return text + ('\nCounted are the runs that left their record on these weights. Values copied '
                    'by hand, and training without this library, leave none.\n')
@@ -251,7 +253,8 @@ class DPOptimizer(guard.GuardedOptimizer):
                      else self._add_state(t)), initial)
       self._hidden.privatizer = privatizer
       self._hidden.moved = tuple(var_list)
-      self._hidden.run = history.Run(self.plan, self.rule, self._hidden.state[1].noise.row)
+      self._hidden.run = history.Run(
+          self.plan, self.rule, self._hidden.state[1].noise.row, self.own_sampler or '')
       history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]

@@ -48,12 +48,14 @@ class Entry:
     steps: Steps done.
     rule: Name of the update rule, for people.
     private: Whether everything that the rule saw of the data was noised.
+    own_sampler: Where the plan did not draw the batches: how the caller says they were.
   """
 
   plan: Optional[Accounted]
   steps: int
   rule: str = ''
   private: bool = True
+  own_sampler: str = ''
 
   def __post_init__(self):
     if self.plan is not None and not isinstance(self.plan, Accounted):
@@ -100,18 +102,19 @@ class Ledger:
                        f'Received: entries={self.entries!r}.')
     object.__setattr__(self, 'entries', tuple(self.entries))
 
-  def begin(self, plan: Optional[Accounted], rule=None) -> 'Ledger':
+  def begin(self, plan: Optional[Accounted], rule=None, own_sampler: str = '') -> 'Ledger':
     """The ledger when another run begins, with nothing done.
 
     Args:
       plan: The run's plan; None if it has none.
       rule: A rule of `tfdp.rules`, which the plan checks, or its name.
+      own_sampler: How records are chosen, where the plan does not draw the batches.
     """
     private = True
     if rule is not None and not isinstance(rule, str):
       private = _serves(plan, rule)
       rule = rule.name
-    return Ledger(self.entries + (Entry(plan, 0, rule or '', private),))
+    return Ledger(self.entries + (Entry(plan, 0, rule or '', private, own_sampler),))
 
   def done(self, steps: int) -> 'Ledger':
     """The ledger when the last run has done `steps` steps in all."""
@@ -229,6 +232,7 @@ def _entry_to_dict(entry):
   plan = entry.plan
   return {
       'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
+      'own_sampler': entry.own_sampler,
       'plan': None if plan is None else {
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 

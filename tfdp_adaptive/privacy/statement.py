@@ -91,7 +91,8 @@ def of_ledger(ledger, target_delta, accountant):
   """Plain text of all runs of the same weights together."""
   entries = [entry for entry in ledger.entries if entry.steps]
   if len(entries) == 1 and entries[0].guaranteed and target_delta is None:
-    return statement(entries[0].plan, entries[0].steps, None, accountant)
+    return (statement(entries[0].plan, entries[0].steps, None, accountant)
+            + own_sampling(entries[0].own_sampler))
   lines = [_guarantee_of_ledger(ledger, entries, target_delta, accountant)]
   for number, entry in enumerate(entries, 1):
     text = f'Run {number} of {len(entries)}: {entry.steps} steps'
@@ -102,13 +103,23 @@ def of_ledger(ledger, target_delta, accountant):
     plan = entry.plan
     lines.append(
         f'{text} of {plan.steps} planned. {_population(plan)} {plan.sampling.describe(plan)} '
-        + _mechanism(plan, None) + (f' Update rule: {entry.rule}.' if entry.rule else ''))
+        + _mechanism(plan, None) + (f' Update rule: {entry.rule}.' if entry.rule else '')
+        + own_sampling(entry.own_sampler).rstrip())
   lines.append(
       'Accounting: ' + ('no release.' if not entries else
                         f'dp_accounting {metadata.version("dp-accounting")}, '
                         f'of {ledger.event()} under {ledger.relation().name}.'))
   lines.append('Not covered: ' + '; '.join(_LEFT_OUT) + '.')
   return '\n\n'.join(lines) + '\n'
+
+
+def own_sampling(words):
+  """What to say of batches that the plan did not draw; nothing if it did."""
+  if not words:
+    return ''
+  return ('\nTHE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of them: '
+          f'{words!r}. The guarantee above holds only if this is the sampling it describes; '
+          'nothing checked it.\n')
 
 
 def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
