@@ -11,7 +11,7 @@ from tfdp_adaptive.clipping.layers import registry
 
 
 def guarded(engine):
-  """The same engine, given ids that its embeddings have."""
+  """The same engine, which it holds as `engine`, given ids that its embeddings have."""
 
   def run(model, loss, batch, request):
     x, inside = in_range(model, batch.x)
@@ -21,6 +21,7 @@ def guarded(engine):
     return clipped._replace(norms=tuple(
         tf.where(inside, norm, tf.constant(float('inf'), norm.dtype)) for norm in clipped.norms))
 
+  run.engine = engine
   return run
 
 
