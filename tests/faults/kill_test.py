@@ -54,9 +54,6 @@ def text(folder):
           '--batch-size', '32', '--method', 'dp_adam', '--out', folder / 'out']
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'BackupAndRestore restores after `fit` has chosen its batches: the restored step refuses them, '
-    'since they are marked for the first ones. Closed, but not resumed.'))
 def test_fit_with_backups_survives_kills(tmp_path):
   path = tmp_path / 'ledger'
   assert live(path, 25, 'fit', tmp_path)[0] == -9

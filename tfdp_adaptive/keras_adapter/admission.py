@@ -144,6 +144,9 @@ def check_fit(optimizer, x, y, kwargs):
           f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
           f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
           'plan, or plan more steps.')
+    restores = compat.keras.callbacks.BackupAndRestore
+    if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
+      return x.tfdp_from(lambda: optimizer.steps_done)  # It restores after this.
     if x.tfdp_start_step != optimizer.steps_done:
       return x.tfdp_from(optimizer.steps_done)  # Coins are drawn anew, for the steps that are left.
   elif plan is None and y is not None and hasattr(x, 'shape') and (

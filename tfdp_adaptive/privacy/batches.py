@@ -24,7 +24,8 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
       tuples and dicts of arrays whose leading axis is the example; or a finite,
       unbatched `tf.data.Dataset` of such elements, which is read into memory
       once (twice its size for a moment).
-    start_step: Steps that the optimizer has done already.
+    start_step: Steps that the optimizer has done already, or a function that tells when
+      a pass begins; the number of batches is then not known before.
     pad_to: Default: two standard deviations of the batch size, so that a
       handful of shapes occurs; for a single one under XLA choose a few standard
       deviations (square roots of `batch_size`) above `batch_size`. Fixed-order
@@ -54,23 +55,28 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
   size = _common_length(arrays)
   multiple = _default_multiple(plan) if pad_to is None else pad_to
   checks.whole(pad_to=multiple)
-  first = plan.index_batches(size, start_step)  # Fails here, not in a tf.data thread.
-  passes = _passes(first, lambda: plan.index_batches(size, start_step))
+  later = callable(start_step)  # Known when a pass begins: a run may be restored before.
+  now = start_step() if later else start_step
+  first = plan.index_batches(size, now)  # Fails here, not in a tf.data thread.
+  passes = _passes(first, lambda: plan.index_batches(size, now))
 
   def generate():
-    for step, indices in enumerate(next(passes), start_step):
+    start = start_step() if later else now
+    indices_of_steps = plan.index_batches(size, start) if later else next(passes)
+    for step, indices in enumerate(indices_of_steps, start):
       yield _marked(_batch(arrays, indices, multiple), plan, step)
 
   signature = _map(
       lambda a: tf.TensorSpec((None,) + a.shape[1:], tf.as_dtype(a.dtype)),
-      _marked(_batch(arrays, np.zeros([0], np.int64), 1), plan, start_step))
+      _marked(_batch(arrays, np.zeros([0], np.int64), 1), plan, now))
   result = tf.data.Dataset.from_generator(generate, output_signature=signature)
-  result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - start_step))
+  if not later:
+    result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - now))
   if not _is_pair(arrays):
     result = result.map(lambda x, weight: (x, None, weight))
   result = result.prefetch(2)
   result.tfdp_plan = plan
-  result.tfdp_start_step = start_step
+  result.tfdp_start_step = now
   result.tfdp_from = lambda step: dataset(plan, arrays, start_step=step, pad_to=pad_to)
   return result
 
