@@ -32,15 +32,17 @@ dtype of the specs it was built from.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import checks
 
 if TYPE_CHECKING:  # The privacy layer reads adjacencies without waiting for TensorFlow.
   import tensorflow as tf
 
+  from tfdp_adaptive.trees import Scalar
   from tfdp_adaptive.trees import Tree
 
+Stddevs = Tuple['Scalar', 'Scalar']  # On the mean, and on what is released besides.
 ADJACENCIES = ('add_remove', 'zero_out', 'replace')
 
 
@@ -72,7 +74,7 @@ class Statistic(NamedTuple):
   specs: Callable[[Tree], Tree]
   init: Callable[[Tree], Tree]
   measure: Callable[..., Tuple[Tree, Tree]]
-  stddevs: Callable[[Any, float, str], Tuple[Any, Any]]
+  stddevs: Callable[[Scalar, float, str], Stddevs]
   amplifiable: bool = True
   private: bool = True
   participations: int = 0
@@ -90,8 +92,11 @@ class Query(NamedTuple):
   """The geometry of one ask at one step; a public function of past releases."""
 
   scale: Tree = ()  # s_t > 0: records are clipped and noised as s_t * g.
-  relative_clip: Any = 1.0  # [] times `l2_norm_clip`, in scaled units.
-  share: Any = 1.0  # [] of the step's privacy budget; 0 = not asked now.
+  relative_clip: Scalar = 1.0  # [] times `l2_norm_clip`, in scaled units.
+  share: Scalar = 1.0  # [] of the step's privacy budget; 0 = not asked now.
+
+
+Queries = Tuple[Query, ...]  # One per ask, as are sums and releases.
 
 
 class Sums(NamedTuple):
@@ -112,10 +117,13 @@ class Release(NamedTuple):
   mean: Tree
   variance: tf.Tensor  # []
   second: Tree = ()
-  second_variance: Any = ()  # []
+  second_variance: Scalar = ()  # []
 
 
-def isotropic(state: Tree, public: Tree = ()) -> Tuple[Query, ...]:
+Releases = Tuple[Release, ...]
+
+
+def isotropic(state: Tree, public: Tree = ()) -> Queries:
   """The `query` of a rule that clips raw gradients in the plain L2 norm."""
   del state, public
   return (Query(),)
@@ -149,7 +157,7 @@ class Rule(NamedTuple):
   """
 
   init: Callable[[Tree], Tree]
-  query: Callable[..., Tuple[Query, ...]]
+  query: Callable[..., Queries]
   update: Callable[..., Tuple[Tree, Tree]]
   asks: Tuple[Ask, ...] = (Ask(),)
   public: Optional[str] = None
@@ -174,7 +182,7 @@ def record_distance(adjacency: str) -> float:
   return 2.0 if adjacency == 'replace' else 1.0
 
 
-def mean_sensitivity(clip_norm: Any, batch_size: float, adjacency: str) -> Any:
+def mean_sensitivity(clip_norm: Scalar, batch_size: float, adjacency: str) -> Scalar:
   """L2 sensitivity of the mean (sum over B) of records of norm at most `clip_norm`."""
   return record_distance(adjacency) * clip_norm / batch_size
 

@@ -6,6 +6,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 Tree = Any  # A nest of tensors, or of their specs.
+Scalar = Any  # A number, or a tensor of shape [].
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:  # pylint: disable=redefined-builtin

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaDPS: a preconditioner from public gradients, applied before clipping."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -17,7 +17,9 @@ class State(NamedTuple):
   second: trees.Tree  # Second moment of public gradients, >= 0.
 
 
-def adadps(preconditioner='rmsprop', rho=0.9, epsilon=1e-3, epsilon_inside=False):
+def adadps(
+    preconditioner: str = 'rmsprop', rho: float = 0.9, epsilon: float = 1e-3,
+    epsilon_inside: bool = False) -> contract.Rule:
   """AdaDPS: private gradients preconditioned by public ones, before clipping.
 
   Li et al. (ICML 2022), with the public gradient at the current parameters:
@@ -39,20 +41,22 @@ def adadps(preconditioner='rmsprop', rho=0.9, epsilon=1e-3, epsilon_inside=False
   checks.one_of(('rmsprop', 'adagrad'), preconditioner=preconditioner)
   second = (moments.rmsprop(rho) if preconditioner == 'rmsprop' else moments.adagrad()).second
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), second.init(specs))
 
-  def updated(state, public):
+  def updated(state: State, public: trees.Tree) -> trees.Tree:
     contract.check_public(public, 'adadps')
     return second.add(state.second, moments.squared(public))
 
-  def query(state, public=()):
-    def scale(v):
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    def scale(v: tf.Tensor) -> tf.Tensor:
       return 1 / (tf.sqrt(v + epsilon) if epsilon_inside else tf.sqrt(v) + epsilon)
 
     return (contract.Query(trees.map(scale, updated(state, public))),)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     (release,) = releases
     return release.mean, State(state.step + 1, updated(state, public))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive optimizers that subtract the noise from their second moment (DP-AdamBC)."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ class State(NamedTuple):
   bias: tf.Tensor  # [] the noise's part of it: public.
 
 
-def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
+def dp_adam_bc(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4) -> contract.Rule:
   """Adam that subtracts the noise from its second moment (DP-AdamBC).
 
   Tang and Lecuyer, Algorithm 1; Ganesh et al. (2025), arXiv:2507.01129, Algorithm 7:
@@ -45,7 +45,7 @@ def dp_adam_bc(beta_1=0.9, beta_2=0.999, epsilon=1e-4):
   return corrected(moments.adam(beta_1, beta_2), epsilon, 'dp_adam_bc')
 
 
-def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
+def dp_adagrad_bc(initial_accumulator_value: float = 0.0, epsilon: float = 1e-4) -> contract.Rule:
   """AdaGrad that subtracts the noise from its second moment, as `dp_adam_bc` does.
 
   `b += w; direction = g / sqrt(max{nu - b, epsilon^2})`.
@@ -60,7 +60,7 @@ def dp_adagrad_bc(initial_accumulator_value=0.0, epsilon=1e-4):
   return corrected(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad_bc')
 
 
-def dp_rmsprop_bc(rho=0.9, epsilon=1e-4):
+def dp_rmsprop_bc(rho: float = 0.9, epsilon: float = 1e-4) -> contract.Rule:
   """RMSProp that subtracts the noise from its second moment, as `dp_adam_bc` does.
 
   `b = rho * b + (1 - rho) * w; direction = g / sqrt(max{nu - b, epsilon^2})`.
@@ -75,7 +75,7 @@ def dp_rmsprop_bc(rho=0.9, epsilon=1e-4):
   return corrected(moments.rmsprop(rho), epsilon, 'dp_rmsprop_bc')
 
 
-def corrected(method, epsilon, name):
+def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rule:
   """Any `moments.Method` with a linear second moment, as a `contract.Rule`."""
   checks.positive(epsilon=epsilon)
   first, second = method
@@ -83,11 +83,13 @@ def corrected(method, epsilon, name):
     raise ValueError('`method` must have a linear second moment: the noise in any other one '
                      f'(Yogi) has no known bias. Received: {name}.')
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), first.init(specs), second.init(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
     step = state.step + 1

@@ -2,12 +2,13 @@
 """Settings in which a rule is known to go wrong, said in words (algorithms.md, sections 3 to 6)."""
 
 import math
+from typing import Callable, Tuple
 
 
-def epsilon(value):
+def epsilon(value: float) -> Callable[[float, float, int], Tuple[str, ...]]:
   """`Rule.cautions` of a rule that divides by at least `value` where noise may dominate."""
 
-  def check(clip_norm, noise_std, size):
+  def check(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
     del clip_norm, size
     if not noise_std:
       return ()
@@ -24,7 +25,7 @@ def epsilon(value):
   return check
 
 
-def scaled(clip_norm, noise_std, size):
+def scaled(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
   """`Rule.cautions` of scale-then-privatize."""
   found = []
   if noise_std >= 0.9:

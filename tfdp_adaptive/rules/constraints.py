@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Projections of parameters onto boxes and balls, in the metric of a preconditioner."""
 
+from typing import Optional, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 
+Box = Tuple[float, float]  # Lowest and highest value of every parameter.
 
-def check(box, radius):
+
+def check(box: Optional[Box], radius: Optional[float]) -> None:
   """Raises unless at most one of them is given, and it makes sense."""
   if box is not None and radius is not None:
     raise ValueError('At most one of `box` and `radius` may be given. '
@@ -19,19 +23,19 @@ def check(box, radius):
     raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box}.')
 
 
-def into_box(box, params):
+def into_box(box: Box, params: trees.Tree) -> trees.Tree:
   """The nearest point with all coordinates in [low, high], in any diagonal metric."""
   return trees.map(lambda y: tf.clip_by_value(
       y, tf.constant(box[0], y.dtype), tf.constant(box[1], y.dtype)), params)
 
 
-def into_ball(radius, y):
+def into_ball(radius: float, y: tf.Tensor) -> tf.Tensor:
   """[m] the nearest point of norm at most `radius`."""
   norm = tf.norm(y)
   return y * (radius / tf.maximum(norm, radius))
 
 
-def into_ball_weighted(radius, weights, y):
+def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """[m] argmin of `sum h_j (x_j - y_j)^2` over `||x|| <= radius`, for h >= 0.
 
   Where h is zero, the limit of h + eps: such coordinates share what the others
@@ -45,10 +49,10 @@ def into_ball_weighted(radius, weights, y):
   rest *= arithmetic.safe_divide(tf.minimum(rest_norm, room), rest_norm)
   h = arithmetic.safe_divide(weights, tf.reduce_max(weights))
 
-  def shrunk(lam):
+  def shrunk(lam: tf.Tensor) -> tf.Tensor:
     return arithmetic.safe_divide(h * inner, h + lam)
 
-  def newton(step, lam):
+  def newton(step: tf.Tensor, lam: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     x = shrunk(lam)
     norm = tf.norm(x)
     slope = arithmetic.safe_divide(

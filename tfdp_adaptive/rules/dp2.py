@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP2: a preconditioner from averages over many steps, applied with a delay."""
 
-from typing import NamedTuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -22,14 +22,14 @@ class State(NamedTuple):
 
 
 def dp2_rmsprop(
-    sgd_steps,
-    adaptive_steps,
-    relative_adaptive_clip=1.0,
-    relative_adaptive_learning_rate=1.0,
-    rho=0.9,
-    epsilon=1e-7,
-    ablation=None,
-    subtract_bias=False):
+    sgd_steps: int,
+    adaptive_steps: int,
+    relative_adaptive_clip: float = 1.0,
+    relative_adaptive_learning_rate: float = 1.0,
+    rho: float = 0.9,
+    epsilon: float = 1e-7,
+    ablation: Optional[str] = None,
+    subtract_bias: bool = False) -> contract.Rule:
   """DP2 over RMSProp: a preconditioner of averaged gradients, applied with a delay.
 
   Li et al. (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
@@ -64,13 +64,13 @@ def dp2_rmsprop(
 
 
 def dp2_adagrad(
-    sgd_steps,
-    adaptive_steps,
-    relative_adaptive_clip=1.0,
-    relative_adaptive_learning_rate=1.0,
-    epsilon=1e-7,
-    ablation=None,
-    subtract_bias=False):
+    sgd_steps: int,
+    adaptive_steps: int,
+    relative_adaptive_clip: float = 1.0,
+    relative_adaptive_learning_rate: float = 1.0,
+    epsilon: float = 1e-7,
+    ablation: Optional[str] = None,
+    subtract_bias: bool = False) -> contract.Rule:
   """DP2 over AdaGrad: `dp2_rmsprop` with `v = v + a^2`.
 
   The arguments are those of `dp2_rmsprop`.
@@ -81,14 +81,14 @@ def dp2_adagrad(
 
 
 def dp2_yogi(
-    sgd_steps,
-    adaptive_steps,
-    relative_adaptive_clip=1.0,
-    relative_adaptive_learning_rate=1.0,
-    rho=0.9,
-    epsilon=1e-7,
-    ablation=None,
-    subtract_bias=False):
+    sgd_steps: int,
+    adaptive_steps: int,
+    relative_adaptive_clip: float = 1.0,
+    relative_adaptive_learning_rate: float = 1.0,
+    rho: float = 0.9,
+    epsilon: float = 1e-7,
+    ablation: Optional[str] = None,
+    subtract_bias: bool = False) -> contract.Rule:
   """DP2 over Yogi: `dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2`.
 
   The paper's appendix misplaces a square in it. The arguments are those of `dp2_rmsprop`.
@@ -99,14 +99,17 @@ def dp2_yogi(
               subtract_bias)
 
 
-def dp2(preconditioner='rmsprop', **arguments):
+def dp2(preconditioner: str = 'rmsprop', **arguments: Any) -> contract.Rule:
   """The `dp2_*` factory of that name: 'rmsprop', 'adagrad' or 'yogi'."""
-  factories = {'rmsprop': dp2_rmsprop, 'adagrad': dp2_adagrad, 'yogi': dp2_yogi}
+  factories: Dict[str, Callable[..., contract.Rule]] = {
+      'rmsprop': dp2_rmsprop, 'adagrad': dp2_adagrad, 'yogi': dp2_yogi}
   checks.one_of(tuple(factories), preconditioner=preconditioner)
   return factories[preconditioner](**arguments)
 
 
-def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation, subtract_bias):
+def _dp2(
+    second: moments.SecondMoment, name: str, sgd_steps: int, adaptive_steps: int, clip: float,
+    rate: float, epsilon: float, ablation: Optional[str], subtract_bias: bool) -> contract.Rule:
   checks.whole(sgd_steps=sgd_steps)
   if adaptive_steps:
     checks.whole(adaptive_steps=adaptive_steps)
@@ -117,14 +120,16 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
     raise ValueError("`adaptive_steps` must equal `sgd_steps` with `ablation='extra_query'`, which "
                      f'has one delay. Received: {sgd_steps} and {adaptive_steps}.')
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), second.init(specs), trees.zeros(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
-  def roots(state):
+  def roots(state: State) -> trees.Tree:
     return trees.map(lambda v: tf.sqrt(v) + epsilon, state.second)
 
-  def collect(state, release, active, due, count):
+  def collect(
+      state: State, release: contract.Release, active: tf.Tensor, due: tf.Tensor,
+      count: int) -> State:
     """Adds a release to `total` if `active`; if `due`, turns it into `v`."""
     count = tf.cast(count, state.variance.dtype)
     total = trees.map(lambda a, d: a + _where(active, d), state.total, release.mean)
@@ -140,17 +145,19 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
         trees.map(lambda a: _where(~due, a), total),
         _where(~due, variance))
 
-  def phase(state):
+  def phase(state: State) -> tf.Tensor:
     return state.step % (sgd_steps + adaptive_steps)
 
-  def query(state, public=()):
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     del public
     adaptive = phase(state) >= sgd_steps
     scale = trees.map(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
     relative_clip = tf.where(adaptive, tf.constant(clip, state.variance.dtype), 1)
     return (contract.Query(scale, relative_clip),)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
     adaptive = phase(state) >= sgd_steps
@@ -162,14 +169,16 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
     return direction, collect(
         state, release, ~adaptive, tf.equal(phase(state), sgd_steps - 1), sgd_steps)
 
-  def query_twice(state, public=()):
+  def query_twice(state: State, public: trees.Tree = ()) -> contract.Queries:
     del public
     due = tf.equal(state.step % sgd_steps, 0)
     scale = trees.map(lambda d: 1 / d, roots(state))
     return (contract.Query(share=tf.where(due, 1.0, 0.5)),
             contract.Query(scale, clip, tf.where(due, 0.0, 0.5)))
 
-  def update_twice(state, releases, public=()):
+  def update_twice(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     raw, preconditioned = releases
     due = tf.equal(state.step % sgd_steps, 0)
@@ -185,5 +194,5 @@ def _dp2(second, name, sgd_steps, adaptive_steps, clip, rate, epsilon, ablation,
                    independent_noise=subtract_bias)
 
 
-def _where(condition, tensor):
+def _where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
   return tf.where(condition, tensor, tf.zeros_like(tensor))

@@ -2,13 +2,15 @@
 """Ellipsoids for PASAN and PAGAN from standard deviations of gradients (NumPy)."""
 
 import math
+from typing import Any, Optional
 
 import numpy as np
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import trees
 
 
-def pagan_ellipsoid(stddevs, bound=None):
+def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
   """The ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
 
   Minimizes the error bound of Asi et al. (2021) for sub-Gaussian coordinates.
@@ -26,12 +28,12 @@ def pagan_ellipsoid(stddevs, bound=None):
   return _ellipsoid(stddevs, -4 / 3, bound)
 
 
-def pasan_ellipsoid(stddevs, bound=None):
+def pasan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
   """As `pagan_ellipsoid` for `rules.pasan`: C = 1 / stddevs."""
   return _ellipsoid(stddevs, -1.0, bound)
 
 
-def _ellipsoid(stddevs, power, bound):
+def _ellipsoid(stddevs: trees.Tree, power: float, bound: Optional[float]) -> Any:
   arrays = [np.asarray(s, np.float64) for s in (
       stddevs if isinstance(stddevs, (list, tuple)) else [stddevs])]
   for s in arrays:

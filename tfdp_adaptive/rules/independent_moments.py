@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Independent moment estimation: the second moment gets a query of its own (DP-Adam-IME)."""
 
+from typing import Optional, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -14,14 +16,14 @@ from tfdp_adaptive.rules import statistics
 
 
 def dp_adam_ime(
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-4,
-    floor=False,
-    share=0.5,
-    square_then_average=False,
-    printed_2B_plus_1=False,
-    update_clip=None):
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-4,
+    floor: bool = False,
+    share: float = 0.5,
+    square_then_average: bool = False,
+    printed_2B_plus_1: bool = False,
+    update_clip: Optional[float] = None) -> contract.Rule:
   """Adam whose second moment is queried by itself, and so is unbiased (DP-Adam-IME).
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 6:
@@ -51,13 +53,13 @@ def dp_adam_ime(
 
 
 def dp_adagrad_ime(
-    initial_accumulator_value=0.0,
-    epsilon=1e-4,
-    floor=False,
-    share=0.5,
-    square_then_average=False,
-    printed_2B_plus_1=False,
-    update_clip=None):
+    initial_accumulator_value: float = 0.0,
+    epsilon: float = 1e-4,
+    floor: bool = False,
+    share: float = 0.5,
+    square_then_average: bool = False,
+    printed_2B_plus_1: bool = False,
+    update_clip: Optional[float] = None) -> contract.Rule:
   """AdaGrad whose squares are queried by themselves, as in `dp_adam_ime`.
 
   Args:
@@ -77,8 +79,9 @@ def dp_adagrad_ime(
                       square_then_average, printed_2B_plus_1, update_clip, 'dp_adagrad_ime')
 
 
-def _independent(method, epsilon, floor, share, square_then_average, printed_2B_plus_1,
-                 update_clip, name):
+def _independent(
+    method: moments.Method, epsilon: float, floor: bool, share: float, square_then_average: bool,
+    printed_2B_plus_1: bool, update_clip: Optional[float], name: str) -> contract.Rule:
   if square_then_average and printed_2B_plus_1:
     raise ValueError('`printed_2B_plus_1` must be False with `square_then_average=True`, whose '
                      'sensitivity is one clip norm squared. Received: printed_2B_plus_1=True.')
@@ -87,21 +90,25 @@ def _independent(method, epsilon, floor, share, square_then_average, printed_2B_
   return two_moments(method, statistic, epsilon, floor, update_clip, name)
 
 
-def two_moments(method, statistic, epsilon, floor, update_clip, name):
+def two_moments(
+    method: moments.Method, statistic: contract.Statistic, epsilon: float, floor: bool,
+    update_clip: Optional[float], name: str) -> contract.Rule:
   """A rule over two releases: the mean, and the `statistic` as its square."""
   checks.positive(epsilon=epsilon)
   if update_clip is not None:
     checks.positive(update_clip=update_clip)
   first, second = method
 
-  def init(specs):
+  def init(specs: trees.Tree) -> post_processing.State:
     return post_processing.State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
-  def root(v):
+  def root(v: tf.Tensor) -> tf.Tensor:
     clean = tf.sqrt(tf.maximum(v, 0))
     return tf.maximum(clean, epsilon) if floor else clean + epsilon
 
-  def update(state, releases, public=()):
+  def update(
+      state: post_processing.State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
     del public
     (release,) = releases
     step = state.step + 1

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint moment estimation: one block (x, sqrt(lambda) x^2), noised together (DP-Adam-JME)."""
 
+from typing import Optional
+
 from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive.rules import independent_moments
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import statistics
 
 
 def dp_adam_jme(
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-4,
-    floor=False,
-    square_then_average=True,
-    relative_lambda=0.5,
-    update_clip=None):
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-4,
+    floor: bool = False,
+    square_then_average: bool = True,
+    relative_lambda: float = 0.5,
+    update_clip: Optional[float] = None) -> contract.Rule:
   """Adam whose two moments are noised jointly, the second at no cost (DP-Adam-JME).
 
   Kalinin, Upadhyay and Lampert (2025), for mini-batches.

@@ -5,7 +5,7 @@ A `Method` is a first moment (what the parameters follow) and a second moment
 (what the step is divided by); the rules differ in what they feed to them.
 """
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -44,25 +44,27 @@ class Method(NamedTuple):
   second: SecondMoment
 
 
-def gradient_itself():
+def gradient_itself() -> FirstMoment:
   """No first moment, and no state."""
   return FirstMoment(lambda specs: (), lambda state, gradient, step: (gradient, state))
 
 
-def average(beta, normalized):
+def average(beta: float, normalized: bool) -> FirstMoment:
   """`m = beta * m + (1 - beta) * g`, divided by `1 - beta**step` if `normalized`."""
 
-  def update(moment, gradient, step):
+  def update(
+      moment: trees.Tree, gradient: trees.Tree, step: tf.Tensor) -> Tuple[trees.Tree, trees.Tree]:
     moment = arithmetic.decayed(beta, moment, gradient)
     return (_normalize(beta, moment, step) if normalized else moment), moment
 
   return FirstMoment(trees.zeros, update)
 
 
-def heavy_ball(momentum, nesterov):
+def heavy_ball(momentum: float, nesterov: bool) -> FirstMoment:
   """`m = momentum * m + g`, undamped; Nesterov follows `g + momentum * m`."""
 
-  def update(moment, gradient, step):
+  def update(
+      moment: trees.Tree, gradient: trees.Tree, step: tf.Tensor) -> Tuple[trees.Tree, trees.Tree]:
     del step
     moment = trees.map(lambda m, g: momentum * m + g, moment, gradient)
     if not nesterov:
@@ -72,66 +74,66 @@ def heavy_ball(momentum, nesterov):
   return FirstMoment(trees.zeros, update)
 
 
-def average_of_squares(beta, normalized):
+def average_of_squares(beta: float, normalized: bool) -> SecondMoment:
   """Of Adam if `normalized`, else of RMSProp."""
 
-  def estimate(nu, step):
+  def estimate(nu: trees.Tree, step: tf.Tensor) -> trees.Tree:
     return _normalize(beta, nu, step) if normalized else nu
 
   return SecondMoment(
       trees.zeros, lambda nu, square: arithmetic.decayed(beta, nu, square), estimate)
 
 
-def sum_of_squares(initial_value=0.0):
+def sum_of_squares(initial_value: float = 0.0) -> SecondMoment:
   return SecondMoment(
       _filled(initial_value), lambda nu, square: trees.map(tf.add, nu, square), _as_it_is)
 
 
-def yogi_squares(beta, initial_value=0.0):
+def yogi_squares(beta: float, initial_value: float = 0.0) -> SecondMoment:
   """`v - (1 - beta) * sign(v - g^2) * g^2` (Zaheer et al. 2018)."""
 
-  def add(nu, square):
+  def add(nu: trees.Tree, square: trees.Tree) -> trees.Tree:
     return trees.map(lambda v, q: v - (1 - beta) * tf.sign(v - q) * q, nu, square)
 
   return SecondMoment(_filled(initial_value), add, _as_it_is, linear=False)
 
 
-def adam(beta_1, beta_2):
+def adam(beta_1: float, beta_2: float) -> Method:
   checks.decay(beta_1=beta_1, beta_2=beta_2)
   return Method(average(beta_1, normalized=True), average_of_squares(beta_2, normalized=True))
 
 
-def adagrad(initial_accumulator_value=0.0):
+def adagrad(initial_accumulator_value: float = 0.0) -> Method:
   checks.not_negative(initial_accumulator_value=initial_accumulator_value)
   return Method(gradient_itself(), sum_of_squares(initial_accumulator_value))
 
 
-def rmsprop(rho):
+def rmsprop(rho: float) -> Method:
   checks.decay(rho=rho)
   return Method(gradient_itself(), average_of_squares(rho, normalized=False))
 
 
-def yogi(beta_1, beta_2, initial_accumulator_value):
+def yogi(beta_1: float, beta_2: float, initial_accumulator_value: float) -> Method:
   checks.decay(beta_1=beta_1, beta_2=beta_2)
   checks.not_negative(initial_accumulator_value=initial_accumulator_value)
   return Method(average(beta_1, normalized=False), yogi_squares(beta_2, initial_accumulator_value))
 
 
-def squared(tree):
+def squared(tree: trees.Tree) -> trees.Tree:
   return trees.map(tf.square, tree)
 
 
-def divide(first, root):
+def divide(first: trees.Tree, root: trees.Tree) -> trees.Tree:
   """`first / root` with 0/0 := 0, for roots that may be zero."""
   return trees.map(arithmetic.safe_divide, first, root)
 
 
-def average_iterates(average, step, iterate):
+def average_iterates(average: trees.Tree, step: tf.Tensor, iterate: trees.Tree) -> trees.Tree:
   """Mean of iterates 1 to `step` from that of 1 to `step - 1`, for any rule."""
   return trees.map(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
 
 
-def negative_fraction(nu, bias=0.0):
+def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:
   """[] share of the coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
   leaves = tf.nest.flatten(nu)
   below = tf.add_n([
@@ -140,15 +142,15 @@ def negative_fraction(nu, bias=0.0):
   return tf.cast(below, leaves[0].dtype) / tf.cast(total, leaves[0].dtype)
 
 
-def _normalize(beta, moment, step):
+def _normalize(beta: float, moment: trees.Tree, step: tf.Tensor) -> trees.Tree:
   return trees.map(
       lambda m: arithmetic.safe_divide(m, arithmetic.normalizer(beta, step, m.dtype)), moment)
 
 
-def _filled(value):
+def _filled(value: float) -> Callable[[trees.Tree], trees.Tree]:
   return lambda specs: trees.map(lambda s: tf.fill(s.shape, tf.constant(value, s.dtype)), specs)
 
 
-def _as_it_is(nu, step):
+def _as_it_is(nu: trees.Tree, step: tf.Tensor) -> trees.Tree:
   del step
   return nu

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A diagnostic WITHOUT privacy: Adam with a preconditioner that sees no noise."""
 
+from typing import Optional, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -13,7 +15,8 @@ from tfdp_adaptive.rules import statistics
 
 
 def non_private_noiseless_adam(
-    beta_1=0.9, beta_2=0.999, epsilon=1e-8, scale_epsilon=None, allow_non_private=False):
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
+    scale_epsilon: Optional[float] = None, allow_non_private: bool = False) -> contract.Rule:
   """NOT differentially private: Adam with a preconditioner that sees no noise.
 
   The diagnostic of Ganesh et al. (2025), arXiv:2507.01129, section 4.2. Its first
@@ -40,16 +43,18 @@ def non_private_noiseless_adam(
     checks.positive(scale_epsilon=scale_epsilon)
   first, second = moments.adam(beta_1, beta_2)
 
-  def init(specs):
+  def init(specs: trees.Tree) -> post_processing.State:
     return post_processing.State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
-  def query(state, public=()):
+  def query(state: post_processing.State, public: trees.Tree = ()) -> contract.Queries:
     if scale_epsilon is None:
       return contract.isotropic(state, public)
     return (contract.Query(trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon),
                                      second.estimate(state.second, state.step))),)
 
-  def update(state, releases, public=()):
+  def update(
+      state: post_processing.State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
     del public
     (release,), (asked,) = releases, query(state)
     step = state.step + 1

@@ -7,9 +7,10 @@ never amplified by sampling, and is paid for at every step (`running_root`).
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -31,16 +32,16 @@ class State(NamedTuple):
 
 
 def noisy_adagrad(
-    participations,
-    dimension=None,
-    basis=None,
-    diagonal=False,
-    mode='truncate',
-    epsilon=1e-8,
-    relative_noise=1.0,
-    method='exact',
-    box=None,
-    radius=None):
+    participations: int,
+    dimension: Optional[int] = None,
+    basis: Optional[npt.ArrayLike] = None,
+    diagonal: bool = False,
+    mode: str = 'truncate',
+    epsilon: float = 1e-8,
+    relative_noise: float = 1.0,
+    method: str = 'exact',
+    box: Optional[constraints.Box] = None,
+    radius: Optional[float] = None) -> contract.Rule:
   """AdaGrad with noise on its preconditioner, in a public subspace.
 
   Kairouz et al. (2021), Algorithm 1, in k x k; for convex models of few parameters:
@@ -80,13 +81,15 @@ def noisy_adagrad(
   if not diagonal and mode == 'pinv' and radius is not None:
     raise ValueError("`mode` must be 'truncate' or 'floor' with a `radius`: 'pinv' is not a "
                      "metric. Received: mode='pinv'.")
-  free = diagonal and dimension is None and basis is None
-  find = None if free else subspaces.finder(dimension, basis, method, 'noisy_adagrad')
-  update, project = (_diagonal(find, epsilon, box, radius) if diagonal
-                     else _full(find, mode, radius))
+  if diagonal and dimension is None and basis is None:
+    update, project = _diagonal(None, epsilon, box, radius)
+  else:
+    find = subspaces.finder(dimension, basis, method, 'noisy_adagrad')
+    update, project = (_diagonal(find, epsilon, box, radius) if diagonal
+                       else _full(find, mode, radius))
   constrained = box is not None or radius is not None
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     size, dtype = subspaces.size(specs), trees.dtype_of(specs)
     if basis is not None and np.shape(basis)[0] != size:
       raise ValueError(f'`basis` must have one row per parameter, {size}. '
@@ -98,7 +101,9 @@ def noisy_adagrad(
     k = dimension if basis is None else np.shape(basis)[1]
     return State(arithmetic.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
 
-  def update_(state, releases, public=()):
+  def update_(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     (release,) = releases
     direction, metric, root = update(release, public)
     kept = (metric, root) if constrained else ((), ())
@@ -112,8 +117,10 @@ def noisy_adagrad(
       project=project if constrained else None, name='noisy_adagrad', independent_noise=True)
 
 
-def _full(find, mode, radius):
-  def update(release, public):
+def _full(
+    find: subspaces.Finder, mode: str,
+    radius: Optional[float]) -> Tuple[Callable[..., Any], Callable[..., Any]]:
+  def update(release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, Any, Any]:
     gradient = subspaces.flatten(release.mean)
     v = find(public, gradient.dtype)
     noised = release.second  # Its noise is [m, m] independent: symmetrized, the GOE.
@@ -135,7 +142,9 @@ def _full(find, mode, radius):
         basis, inverse * tf.linalg.matvec(basis, gradient, transpose_a=True))
     return subspaces.unflatten(direction, release.mean), basis, root
 
-  def project(state, params):
+  def project(state: State, params: trees.Tree) -> trees.Tree:
+    if radius is None:
+      return params
     y = subspaces.flatten(params)
     inner = tf.linalg.matvec(state.basis, y, transpose_a=True)
     kept = tf.where(state.root > 0, inner, tf.zeros_like(inner))
@@ -151,8 +160,10 @@ def _full(find, mode, radius):
   return update, project
 
 
-def _diagonal(find, epsilon, box, radius):
-  def update(release, public):
+def _diagonal(
+    find: Optional[subspaces.Finder], epsilon: float, box: Optional[constraints.Box],
+    radius: Optional[float]) -> Tuple[Callable[..., Any], Callable[..., Any]]:
+  def update(release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, Any, Any]:
     h = subspaces.flatten(release.second)
     if find is not None:
       v = find(public, h.dtype)
@@ -160,9 +171,11 @@ def _diagonal(find, epsilon, box, radius):
     root = subspaces.unflatten(tf.maximum(h, 0) + epsilon, release.mean)
     return moments.divide(release.mean, root), (), root
 
-  def project(state, params):
+  def project(state: State, params: trees.Tree) -> trees.Tree:
     if box is not None:
       return constraints.into_box(box, params)
+    if radius is None:
+      return params
     return subspaces.unflatten(constraints.into_ball_weighted(
         radius, subspaces.flatten(state.root), subspaces.flatten(params)), params)
 

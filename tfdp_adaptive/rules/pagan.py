@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PASAN and PAGAN: clip and noise in a fixed ellipsoid that fits the gradients."""
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,9 @@ class State(NamedTuple):
   scale: trees.Tree  # A^(1/2), public; or () for a ball.
 
 
-def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
+def pasan(
+    ellipsoid: trees.Tree = None, projection: str = 'euclidean',
+    box: Optional[constraints.Box] = None, radius: Optional[float] = None) -> contract.Rule:
   """PASAN: private SGD with an adaptive step size, in an ellipsoid that fits the gradients.
 
   Asi et al. (ICML 2021), Algorithm 1:
@@ -44,21 +46,23 @@ def pasan(ellipsoid=None, projection='euclidean', box=None, radius=None):
     A `contract.Rule` whose direction has no unit and a norm of at most one.
   """
 
-  def add(total, mean):
+  def add(total: tf.Tensor, mean: trees.Tree) -> tf.Tensor:
     return total + tf.add_n([tf.reduce_sum(tf.square(g)) for g in tf.nest.flatten(mean)])
 
-  def direction(mean, total):
+  def direction(mean: trees.Tree, total: tf.Tensor) -> trees.Tree:
     return trees.map(lambda g: arithmetic.safe_divide(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
 
-  def project(state, params):
+  def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
     del state
     return constraints.into_ball(radius, params)
 
-  return _ellipsoidal(lambda specs: tf.zeros([], trees.dtype_of(specs)), add, direction, project,
+  return _ellipsoidal(lambda specs: tf.zeros([], trees.dtype_of(specs)), add, direction, into_ball,
                       ellipsoid, projection, box, radius, 'pasan')
 
 
-def pagan(ellipsoid=None, projection='euclidean', box=None, radius=None):
+def pagan(
+    ellipsoid: trees.Tree = None, projection: str = 'euclidean',
+    box: Optional[constraints.Box] = None, radius: Optional[float] = None) -> contract.Rule:
   """PAGAN: private AdaGrad in an ellipsoid that fits the gradients.
 
   Asi et al. (ICML 2021), Algorithm 2:
@@ -69,21 +73,26 @@ def pagan(ellipsoid=None, projection='euclidean', box=None, radius=None):
   The arguments are those of `pasan`. A ball is private AdaGrad.
   """
 
-  def add(total, mean):
+  def add(total: trees.Tree, mean: trees.Tree) -> trees.Tree:
     return trees.map(lambda s, g: s + tf.square(g), total, mean)
 
-  def direction(mean, total):
+  def direction(mean: trees.Tree, total: trees.Tree) -> trees.Tree:
     return trees.map(lambda g, s: arithmetic.safe_divide(g, tf.sqrt(s)), mean, total)
 
-  def project(state, params):
+  def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
     return constraints.into_ball_weighted(
         radius, tf.sqrt(subspaces.flatten(state.total)), params)
 
-  return _ellipsoidal(trees.zeros, add, direction, project, ellipsoid, projection, box, radius,
+  return _ellipsoidal(trees.zeros, add, direction, into_ball, ellipsoid, projection, box, radius,
                       'pagan')
 
 
-def _ellipsoidal(zero, add, direction, into_ball, ellipsoid, projection, box, radius, name):
+def _ellipsoidal(
+    zero: Callable[[trees.Tree], trees.Tree], add: Callable[[trees.Tree, trees.Tree], trees.Tree],
+    direction: Callable[[trees.Tree, trees.Tree], trees.Tree],
+    into_ball: Callable[[float, State, tf.Tensor], tf.Tensor], ellipsoid: trees.Tree,
+    projection: str, box: Optional[constraints.Box], radius: Optional[float],
+    name: str) -> contract.Rule:
   checks.one_of(('euclidean', 'rescale'), projection=projection)
   constraints.check(box, radius)
   for a in () if ellipsoid is None else tf.nest.flatten(ellipsoid):
@@ -91,26 +100,30 @@ def _ellipsoidal(zero, add, direction, into_ball, ellipsoid, projection, box, ra
       raise ValueError('`ellipsoid` must be positive and finite everywhere. '
                        f'Received: ellipsoid={a}.')
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     scale = () if ellipsoid is None else trees.map(
         tf.sqrt, trees.constant_like(ellipsoid, specs, 'ellipsoid'))
     return State(arithmetic.first_step(), zero(specs), scale)
 
-  def query(state, public=()):
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     del public
     return (contract.Query(state.scale),)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
     mean = trees.unscale(release.mean, state.scale)
     total = add(state.total, mean)
     return direction(mean, total), State(state.step + 1, total, state.scale)
 
-  def project(state, params):
+  def project(state: State, params: trees.Tree) -> trees.Tree:
     if box is not None:
       return constraints.into_box(box, params)
-    return subspaces.unflatten(into_ball(state, subspaces.flatten(params)), params)
+    if radius is None:
+      return params
+    return subspaces.unflatten(into_ball(radius, state, subspaces.flatten(params)), params)
 
   return contract.Rule(init, query, update, asks=(contract.Ask(projection),),
                    project=None if box is None and radius is None else project, name=name)

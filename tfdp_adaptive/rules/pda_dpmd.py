@@ -2,7 +2,7 @@
 """PDA-DPMD: descent along a mixture of the private and the public gradient."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
 
 
-def pda_dpmd(steps):
+def pda_dpmd(steps: int) -> contract.Rule:
   """PDA-DPMD: a mixture of the private and the public gradient.
 
   The first-order form of Amid et al. (ICML 2022):
@@ -35,13 +35,15 @@ def pda_dpmd(steps):
   """
   checks.whole(steps=steps)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     contract.check_public(public, 'pda_dpmd')
     (release,) = releases
     fraction = tf.cast(tf.minimum(state.step, steps), tf.float64) / steps
     weight = tf.cos(math.pi / 2 * fraction)
 
-    def mix(private, public):
+    def mix(private: tf.Tensor, public: tf.Tensor) -> tf.Tensor:
       a = tf.cast(weight, private.dtype)
       return a * private + (1 - a) * public
 
@@ -50,6 +52,6 @@ def pda_dpmd(steps):
   return contract.Rule(_init, contract.isotropic, update, public='mean', name='pda_dpmd')
 
 
-def _init(specs):
+def _init(specs: trees.Tree) -> State:
   del specs
   return State(arithmetic.first_step())

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """PDP-SGD: private gradients projected onto a subspace of public ones."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional, Tuple
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import subspaces
 
@@ -15,7 +17,9 @@ class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
 
 
-def pdp_sgd(dimension=None, basis=None, method='exact', project_after=0):
+def pdp_sgd(
+    dimension: Optional[int] = None, basis: Optional[npt.ArrayLike] = None, method: str = 'exact',
+    project_after: int = 0) -> contract.Rule:
   """PDP-SGD: private gradients projected onto a subspace of public ones.
 
   Zhou, Wu and Banerjee (ICLR 2021):
@@ -40,7 +44,9 @@ def pdp_sgd(dimension=None, basis=None, method='exact', project_after=0):
   find = subspaces.finder(dimension, basis, method, 'pdp_sgd')
   checks.not_negative(project_after=project_after)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     (release,) = releases
     gradient = subspaces.flatten(release.mean)
     v = find(public, gradient.dtype)
@@ -52,6 +58,6 @@ def pdp_sgd(dimension=None, basis=None, method='exact', project_after=0):
                    public='records' if basis is None else None, name='pdp_sgd')
 
 
-def _init(specs):
+def _init(specs: trees.Tree) -> State:
   del specs
   return State(arithmetic.first_step())

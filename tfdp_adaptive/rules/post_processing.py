@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive optimizers fed with the privatized mean gradient, and nothing else."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ class State(NamedTuple):
   second: trees.Tree  # Second moment of the same, >= 0; noise included.
 
 
-def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
+def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> contract.Rule:
   """DP-Adam by post-processing: Adam on the privatized mean gradient.
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5:
@@ -41,7 +41,7 @@ def dp_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8):
   return adaptive(moments.adam(beta_1, beta_2), epsilon, 'dp_adam')
 
 
-def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
+def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> contract.Rule:
   """DP-AdaGrad by post-processing: AdaGrad on the privatized mean gradient.
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 3:
@@ -58,7 +58,7 @@ def dp_adagrad(initial_accumulator_value=0.0, epsilon=1e-8):
   return adaptive(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad')
 
 
-def dp_rmsprop(rho=0.9, epsilon=1e-8):
+def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8) -> contract.Rule:
   """DP-RMSProp by post-processing: RMSProp on the privatized mean gradient.
 
   Li et al. (ICLR 2023), section 2, `nu` not normalized:
@@ -75,7 +75,9 @@ def dp_rmsprop(rho=0.9, epsilon=1e-8):
   return adaptive(moments.rmsprop(rho), epsilon, 'dp_rmsprop')
 
 
-def dp_yogi(beta_1=0.9, beta_2=0.999, epsilon=1e-3, initial_accumulator_value=1e-6):
+def dp_yogi(
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-3,
+    initial_accumulator_value: float = 1e-6) -> contract.Rule:
   """DP-Yogi by post-processing: Yogi on the privatized mean gradient.
 
   Zaheer et al. (NeurIPS 2018), Algorithm 2:
@@ -96,15 +98,17 @@ def dp_yogi(beta_1=0.9, beta_2=0.999, epsilon=1e-3, initial_accumulator_value=1e
       moments.yogi(beta_1, beta_2, initial_accumulator_value), epsilon, 'dp_yogi')
 
 
-def adaptive(method, epsilon, name):
+def adaptive(method: moments.Method, epsilon: float, name: str) -> contract.Rule:
   """Any `moments.Method` by post-processing, as a `contract.Rule`."""
   checks.not_negative(epsilon=epsilon)
   first, second = method
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
     step = state.step + 1

@@ -2,6 +2,7 @@
 """The statistic of noisy AdaGrad: the root of all past clean second moments."""
 
 import math
+from typing import Tuple
 
 import tensorflow as tf
 
@@ -12,7 +13,8 @@ from tfdp_adaptive.rules import subspaces
 LARGEST = 4096  # Parameters of the full matrix.
 
 
-def running_root(participations, diagonal=False, relative_noise=1.0):
+def running_root(
+    participations: int, diagonal: bool = False, relative_noise: float = 1.0) -> contract.Statistic:
   """The root of the sum of `x x^T` over all steps so far, x the clean mean.
 
   If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most
@@ -21,7 +23,7 @@ def running_root(participations, diagonal=False, relative_noise=1.0):
   would exceed that.
   """
 
-  def specs_of_value(specs):
+  def specs_of_value(specs: trees.Tree) -> trees.Tree:
     if diagonal:
       return specs
     size = subspaces.size(specs)
@@ -30,12 +32,14 @@ def running_root(participations, diagonal=False, relative_noise=1.0):
                        'Use `diagonal=True`.')
     return tf.TensorSpec([size, size], trees.dtype_of(specs))
 
-  def init(specs):
+  def init(specs: trees.Tree) -> trees.Tree:
     if diagonal:
       return trees.map(lambda s: tf.zeros(s.shape, tf.float64), specs)
     return tf.zeros([subspaces.size(specs)] * 2, tf.float64)
 
-  def measure(mean, square, clip_norm, secret):
+  def measure(
+      mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
+      secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
     del square, clip_norm
     if diagonal:
       secret = trees.map(lambda s, x: s + tf.square(tf.cast(x, s.dtype)), secret, mean)
@@ -46,7 +50,7 @@ def running_root(participations, diagonal=False, relative_noise=1.0):
     root = tf.matmul(vectors * tf.sqrt(tf.maximum(eigenvalues, 0)), vectors, transpose_b=True)
     return tf.cast(root, trees.dtype_of(mean)), secret
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     mean = contract.mean_sensitivity(clip_norm, batch_size, adjacency)
     return mean, relative_noise * math.sqrt((1 if diagonal else 2) * participations) * mean
 
@@ -55,7 +59,8 @@ def running_root(participations, diagonal=False, relative_noise=1.0):
       participations=participations, relative_noise=relative_noise)
 
 
-def equivalent_noise_multiplier(noise_multiplier, steps, participations, relative_noise=1.0):
+def equivalent_noise_multiplier(
+    noise_multiplier: float, steps: int, participations: int, relative_noise: float = 1.0) -> float:
   """The noise multiplier of the one Gaussian mechanism that costs what the run costs.
 
   GDP adds up: K releases of the mean see a record, all releases of the root do.

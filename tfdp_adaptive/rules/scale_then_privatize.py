@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scale-then-privatize: clip and noise in the geometry the optimizer divides by."""
 
+from typing import Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -11,7 +13,9 @@ from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 
 
-def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilon):
+def scale_then_privatize(
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, *,
+    scale_epsilon: float) -> contract.Rule:
   """Scale-then-privatize over Adam (DP-Adam-STP).
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8:
@@ -40,7 +44,9 @@ def scale_then_privatize(beta_1=0.9, beta_2=0.999, epsilon=1e-8, *, scale_epsilo
   return scaled(moments.adam(beta_1, beta_2), epsilon, scale_epsilon, 'scale_then_privatize')
 
 
-def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon):
+def dp_adagrad_stp(
+    initial_accumulator_value: float = 0.0, epsilon: float = 1e-8, *,
+    scale_epsilon: float) -> contract.Rule:
   """Scale-then-privatize over AdaGrad, see `scale_then_privatize`.
 
   `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
@@ -57,7 +63,8 @@ def dp_adagrad_stp(initial_accumulator_value=0.0, epsilon=1e-8, *, scale_epsilon
       moments.adagrad(initial_accumulator_value), epsilon, scale_epsilon, 'dp_adagrad_stp')
 
 
-def dp_rmsprop_stp(rho=0.9, epsilon=1e-8, *, scale_epsilon):
+def dp_rmsprop_stp(
+    rho: float = 0.9, epsilon: float = 1e-8, *, scale_epsilon: float) -> contract.Rule:
   """Scale-then-privatize over RMSProp, see `scale_then_privatize`.
 
   `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.
@@ -73,17 +80,20 @@ def dp_rmsprop_stp(rho=0.9, epsilon=1e-8, *, scale_epsilon):
   return scaled(moments.rmsprop(rho), epsilon, scale_epsilon, 'dp_rmsprop_stp')
 
 
-def scaled(method, epsilon, scale_epsilon, name):
+def scaled(
+    method: moments.Method, epsilon: float, scale_epsilon: float, name: str) -> contract.Rule:
   """Any `moments.Method` behind its own scale, as a `contract.Rule`."""
   checks.positive(scale_epsilon=scale_epsilon)
   rule = post_processing.adaptive(method, epsilon, name)
 
-  def query(state, public=()):
+  def query(state: post_processing.State, public: trees.Tree = ()) -> contract.Queries:
     del public
     estimate = method.second.estimate(state.second, state.step)
     return (contract.Query(trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)),)
 
-  def update(state, releases, public=()):
+  def update(
+      state: post_processing.State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
     (release,), (asked,) = releases, query(state)
     mean = trees.unscale(release.mean, asked.scale)
     return rule.update(state, (release._replace(mean=mean),), public)

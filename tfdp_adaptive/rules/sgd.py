@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-SGD with momentum; with a correlated mechanism, DP-FTRL / DP-MF."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ class State(NamedTuple):
   first: trees.Tree  # Momentum in gradient units, or ().
 
 
-def dp_sgd(momentum=0.0, nesterov=False):
+def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
   """DP-SGD with momentum; with correlated noise, DP-FTRL or DP-MF.
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5:
@@ -38,10 +38,12 @@ def dp_sgd(momentum=0.0, nesterov=False):
                      f'Received: momentum={momentum}.')
   first = moments.heavy_ball(momentum, nesterov) if momentum else moments.gradient_itself()
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), first.init(specs))
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
     step = state.step + 1

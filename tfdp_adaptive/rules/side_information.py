@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Side information: Adam whose second moment comes from public data."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -18,7 +18,9 @@ class State(NamedTuple):
   second: trees.Tree  # Second moment of public gradients, >= 0.
 
 
-def side_information_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8, second_moment=None):
+def side_information_adam(
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
+    second_moment: trees.Tree = None) -> contract.Rule:
   """Adam whose second moment comes from public data (side information).
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 9:
@@ -43,12 +45,14 @@ def side_information_adam(beta_1=0.9, beta_2=0.999, epsilon=1e-8, second_moment=
   first, second = moments.adam(beta_1, beta_2)
   online = second_moment is None
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     nu = second.init(specs) if online else trees.constant_like(
         second_moment, specs, 'second_moment')
     return State(arithmetic.first_step(), first.init(specs), nu)
 
-  def update(state, releases, public=()):
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     (release,) = releases
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)

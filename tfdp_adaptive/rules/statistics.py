@@ -8,6 +8,7 @@ zeta. All are derived in algorithms.md, sections 4 and 5.
 """
 
 import math
+from typing import Tuple
 
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 
 
-def square_of_mean(share=0.5, printed_2B_plus_1=False):
+def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contract.Statistic:
   """The squared mean, `clip(S / B; zeta)^2`: independent moment estimation.
 
   The sensitivity is `(2 B - 1) * zeta^2 / B^2` for B >= 2 under zero_out and
@@ -33,7 +34,7 @@ def square_of_mean(share=0.5, printed_2B_plus_1=False):
   """
   _check_share(share)
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
     if not printed_2B_plus_1:
       second = square_sensitivity(relative)
@@ -47,7 +48,7 @@ def square_of_mean(share=0.5, printed_2B_plus_1=False):
   return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
 
 
-def mean_of_squares(share=0.5):
+def mean_of_squares(share: float = 0.5) -> contract.Statistic:
   """The mean of the squared clipped records: square, then average.
 
   Every record adds at most `zeta^2 / B` whatever the others are; sqrt(2) times
@@ -62,7 +63,7 @@ def mean_of_squares(share=0.5):
   """
   _check_share(share)
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
     second = (math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch_size
     return _split(share, relative, second, clip_norm)
@@ -70,7 +71,7 @@ def mean_of_squares(share=0.5):
   return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
 
 
-def joint_mean_of_squares(relative_lambda=0.5):
+def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
   """`mean_of_squares`, noised jointly with the mean (Kalinin et al. 2025).
 
   One record moves `(mean, sqrt(lambda) * mean of squares)` by at most S, with
@@ -81,7 +82,7 @@ def joint_mean_of_squares(relative_lambda=0.5):
   """
   checks.positive(relative_lambda=relative_lambda)
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     contract.check_adjacency(adjacency)
     joint = (joint_sensitivity(2.0, relative_lambda) if adjacency == 'replace'
              else math.sqrt(1 + relative_lambda)) / batch_size
@@ -90,11 +91,11 @@ def joint_mean_of_squares(relative_lambda=0.5):
   return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
 
 
-def joint_square_of_mean(relative_lambda=0.5):
+def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
   """`square_of_mean`, noised jointly with the mean; equation (5.1), never free for B >= 2."""
   checks.positive(relative_lambda=relative_lambda)
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     distance = contract.mean_sensitivity(1.0, batch_size, adjacency)
     joint = joint_sensitivity(distance, relative_lambda)
     if distance > math.sqrt(2):
@@ -106,21 +107,23 @@ def joint_square_of_mean(relative_lambda=0.5):
   return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
 
 
-def clean_mean():
+def clean_mean() -> contract.Statistic:
   """The mean itself, WITHOUT noise: no privacy whatsoever."""
 
-  def measure(mean, square, clip_norm, secret):
+  def measure(
+      mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
+      secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
     del square, clip_norm
     return mean, secret
 
-  def stddevs(clip_norm, batch_size, adjacency):
+  def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     return contract.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
 
   return contract.Statistic(
       False, _same, _nothing, measure, stddevs, amplifiable=False, private=False)
 
 
-def joint_sensitivity(distance, relative_lambda):
+def joint_sensitivity(distance: float, relative_lambda: float) -> float:
   """(5.1) for zeta = 1: sup of sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2)."""
   d, lam = distance, relative_lambda
   if d <= 2 / 3:
@@ -130,7 +133,7 @@ def joint_sensitivity(distance, relative_lambda):
   return math.sqrt(2 + 2 * lam + 1 / (2 * lam))
 
 
-def square_sensitivity(distance):
+def square_sensitivity(distance: float) -> float:
   """sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: root of (4.3)."""
   if distance <= 2 / 3:
     return distance * (2 - distance)
@@ -139,7 +142,9 @@ def square_sensitivity(distance):
   return math.sqrt(2)
 
 
-def _measure_square_of_mean(mean, square, clip_norm, secret):
+def _measure_square_of_mean(
+    mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
+    secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
   del square
   norm = tf.linalg.global_norm(tf.nest.flatten(mean))
   # Equation 4.2; the identity for batches of at most B records.
@@ -149,26 +154,29 @@ def _measure_square_of_mean(mean, square, clip_norm, secret):
   return trees.map(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
 
 
-def _measure_mean_of_squares(mean, square, clip_norm, secret):
+def _measure_mean_of_squares(
+    mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
+    secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
   del mean, clip_norm
   return square, secret
 
 
-def _split(share, relative, second, clip_norm):
+def _split(
+    share: float, relative: float, second: float, clip_norm: trees.Scalar) -> contract.Stddevs:
   """(4.1), from the sensitivities for a clip norm of one."""
   return (relative / math.sqrt(share) * clip_norm,
           second / math.sqrt(1 - share) * clip_norm**2)
 
 
-def _check_share(share):
+def _check_share(share: float) -> None:
   if not 0 < share < 1:
     raise ValueError(f'`share` must be in (0, 1). Received: share={share}.')
 
 
-def _same(specs):
+def _same(specs: trees.Tree) -> trees.Tree:
   return specs
 
 
-def _nothing(specs):
+def _nothing(specs: trees.Tree) -> trees.Tree:
   del specs
   return ()

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Top subspaces of public gradients. Nothing here is private."""
 
+from typing import Callable, Optional
+
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 
 METHODS = ('exact', 'randomized')
+Finder = Callable[[trees.Tree, tf.DType], tf.Tensor]  # (public, dtype) -> [m, k]
 
 
-def flatten(tree):
+def flatten(tree: trees.Tree) -> tf.Tensor:
   """[m] all leaves, in order."""
   return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)], 0)
 
 
-def unflatten(vector, tree):
+def unflatten(vector: tf.Tensor, tree: trees.Tree) -> trees.Tree:
   """The inverse of `flatten`, in the shapes of `tree` (tensors or specs)."""
   leaves = tf.nest.flatten(tree)
   parts = tf.split(vector, [leaf.shape.num_elements() for leaf in leaves])
@@ -23,30 +28,31 @@ def unflatten(vector, tree):
       tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
 
 
-def size(specs):
+def size(specs: trees.Tree) -> int:
   """Number of elements of all leaves."""
   return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
 
 
-def finder(dimension, basis, method, name):
+def finder(
+    dimension: Optional[int], basis: Optional[npt.ArrayLike], method: str, name: str) -> Finder:
   """`(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
   checks.one_of(METHODS, method=method)
-  if (dimension is None) == (basis is None):
+  if basis is not None and dimension is None:
+    fixed = check_basis(basis)
+    return lambda public, dtype: tf.constant(fixed, dtype)
+  if basis is not None or dimension is None:
     raise ValueError('Exactly one of `dimension` and `basis` must be given. '
-                     f'Received: dimension={dimension}, basis={basis}.')
-  if basis is None:
-    checks.whole(dimension=dimension)
+                     f'Received: dimension={dimension}, basis={basis!r}.')
+  checks.whole(dimension=dimension)
 
-    def of_records(public, dtype):
-      contract.check_public(public, name)
-      return tf.cast(top(records_matrix(public), dimension, method), dtype)
+  def of_records(public: trees.Tree, dtype: tf.DType) -> tf.Tensor:
+    contract.check_public(public, name)
+    return tf.cast(top(records_matrix(public), dimension, method), dtype)
 
-    return of_records
-  basis = check_basis(basis)
-  return lambda public, dtype: tf.constant(basis, dtype)
+  return of_records
 
 
-def check_basis(basis):
+def check_basis(basis: npt.ArrayLike) -> np.ndarray:
   """[m, k] float64 NumPy, orthonormal columns."""
   basis = np.asarray(basis, np.float64)
   if basis.ndim != 2 or basis.shape[1] > basis.shape[0]:
@@ -59,13 +65,13 @@ def check_basis(basis):
   return basis
 
 
-def records_matrix(public):
+def records_matrix(public: trees.Tree) -> tf.Tensor:
   """[n, m] one row per public record, from a tree of [n, ...] gradients."""
   leaves = tf.nest.flatten(public)
   return tf.concat([tf.reshape(leaf, [leaf.shape[0], -1]) for leaf in leaves], 1)
 
 
-def top(matrix, dimension, method='exact'):
+def top(matrix: tf.Tensor, dimension: int, method: str = 'exact') -> tf.Tensor:
   """[m, k] leading right singular vectors of an [n, m] matrix, largest first.
 
   'exact' solves the n x n side in float64, never the m x m one; directions of
