@@ -10,10 +10,13 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
+from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import white_box
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.keras_adapter import named_optimizers
 
 SMALL = 1e-3 * 0.05  # False alarms that probes are allowed here.
@@ -112,6 +115,31 @@ def test_a_query_with_a_plan_of_users():
             plan=plan),
       plan=plan, seed=1)
   assert not found.violated and found.claimed == plan.epsilon() and found.batches.steps == 10
+
+
+def test_an_optimizer_with_a_plan_of_users(monkeypatch):
+  plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=8, l2_norm_clip=0.5,
+                          noise_multiplier=2.0, target_delta=1e-5, unit='user')
+  assert batch_law.check(plan).p_value > SMALL
+  right = changes.largest(subjects.of(tfdp.DPAdam(plan=plan), 16), 1, history=(0,))
+  assert not right.violated and right.size == pytest.approx(1, rel=1e-3)
+
+  def examples_as_records(x, y, weights):
+    x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in (x, y, weights))
+    return interface.Batch(tf.ensure_shape(x, [None, 16]), tf.ensure_shape(y, [None, 1]),
+                           tf.ensure_shape(weights, [None]), weights != 0)
+
+  monkeypatch.setattr(admission, '_of_users', examples_as_records)
+  change = changes.largest(subjects.of(tfdp.DPAdam(plan=plan), 16), 1, history=(0,))
+  assert change.violated and change.size == pytest.approx(3, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_whole_audit_of_users():
+  plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=8, l2_norm_clip=0.5,
+                          noise_multiplier=2.0, target_delta=1e-5, unit='user')
+  found = tfdp.audit.white_box(tfdp.DPAdam(plan=plan), canaries=64, seed=1)
+  assert not found.violated and found.claimed == plan.epsilon() and found.batches.steps == 8
 
 
 @pytest.mark.parametrize('mechanism', [

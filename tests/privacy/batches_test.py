@@ -42,10 +42,11 @@ def test_batches_hold_exactly_the_records_of_the_plan(scheme):
     assert not np.any(x[weight == 0]) and not np.any(y[weight == 0])  # No record pads.
 
 
-def test_shapes_come_from_a_handful_of_sizes_and_nothing_is_cut():
+def test_shapes_come_from_two_sizes_and_nothing_is_cut():
   plan = make_plan(steps=300)
-  sizes = {len(w) for _, _, w in plan.batches(make_data()).as_numpy_iterator()}
-  assert len(sizes) <= 6 and all(size % 8 == 0 for size in sizes)
+  sizes = [len(w) for _, _, w in plan.batches(make_data()).as_numpy_iterator()]
+  assert set(sizes) == {20, 32}  # 16 + 4 and 3 * 4 more.
+  assert set(sizes[:30]) == {20, 32}  # None is new after a tenth of the run.
   one = {len(w) for _, _, w in plan.batches(make_data(), pad_to=40).as_numpy_iterator()}
   assert one == {40}
   total = sum(
@@ -178,9 +179,11 @@ def test_refused_data_sets():
     make_plan().batches((x, y), pad_to=0)
 
 
-def test_user_level_plans_have_no_batches_of_examples():
-  with pytest.raises(ValueError, match='unit="example".*tfdp.federated'):
+def test_units_and_users_go_together():
+  with pytest.raises(ValueError, match='unit="user".*users=ids.*tfdp.federated'):
     make_plan(unit='user').batches(make_data())
+  with pytest.raises(ValueError, match='protects single examples'):
+    make_plan().batches(make_data(), users=np.arange(N), examples_per_user=2)
 
 
 class _Recorder(tf.keras.Model):
@@ -210,11 +213,24 @@ def test_keras_epochs_continue_through_one_pass(scheme):
     np.testing.assert_array_equal(y[weight != 0], indices + 1)
 
 
-def test_padding_is_a_multiple_and_at_least_one_row():
-  arrays = (np.arange(5.0), np.arange(5))
-  for size, multiple, rows in ((0, 3, 3), (3, 3, 3), (4, 3, 6), (1, 1, 1)):
-    _, _, weight = batches_lib._batch(arrays, np.arange(size), multiple)
-    assert len(weight) == rows and weight.sum() == size
+def test_rows_hold_every_batch():
+  plan = make_plan()
+  for count in range(N + 1):
+    for pad_to, first, more in ((None, 20, 12), (3, 3, 3), (50, 50, 50)):
+      rows = batches_lib._rows(plan, count, pad_to)
+      assert rows >= max(1, count) and (rows - first) % more == 0
+      assert rows == first or rows - more < count
+
+
+@pytest.mark.parametrize('scheme, rows', [
+    (sampling.FixedOrder(), 16), (sampling.BallsInBins(cycle=7), 18),
+    (sampling.TruncatedPoisson(max_batch_size=21), 21)], ids=repr)
+def test_schemes_whose_batches_have_a_largest_size_have_one_static_shape(scheme, rows):
+  plan = make_plan(sampling=scheme, batch_size=16 if rows != 18 else N / 7)
+  x, y, weight = plan.batches(make_data()).element_spec
+  assert x.shape[0] == y.shape[0] == weight.shape[0] == rows
+  sizes = [np.count_nonzero(w) for _, _, w in plan.batches(make_data()).as_numpy_iterator()]
+  assert len(sizes) == plan.steps and max(sizes) <= rows
 
 
 @pytest.mark.parametrize('scheme, refused', [

@@ -48,9 +48,8 @@ def check(plan, batches=None, population=None) -> Law:
 
 def _fed(plan, population):
   """The record indices that a model is fed, padding taken off."""
-  if plan.unit != 'example':
-    return list(plan.index_batches(population))
-  batches = plan.batches((np.arange(population), np.zeros(population)))
+  users = {} if plan.unit == 'example' else dict(users=np.arange(population), examples_per_user=1)
+  batches = plan.batches((np.arange(population), np.zeros(population)), **users)
   return [x[weight != 0] for x, _, weight in batches.as_numpy_iterator()]
 
 

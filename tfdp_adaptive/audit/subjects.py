@@ -23,6 +23,8 @@ from tfdp_adaptive.privacy import marks
 
 keras = compat.keras
 _FAR = -1e30  # A target that no output reaches: the absolute error's gradient is the record.
+# A user's examples, in parts of the record; the last one has no weight.
+_PARTS, _THERE = (0.5, 0.375, 0.125, 1.0), (1.0, 1.0, 1.0, 0.0)
 
 
 class Part(NamedTuple):
@@ -219,8 +221,11 @@ def _of_optimizer(optimizer, size):
   def step(tensors, records, weights):
     for variable, value in zip(variables, tensors):
       variable.assign(value)
-    targets = tf.fill([tf.shape(records)[0], 1], _FAR)
-    model.train_step((records, targets, weights))
+    if optimizer.plan is not None and optimizer.plan.unit == 'user':
+      records = records[:, tf.newaxis] * tf.constant(_PARTS)[:, tf.newaxis]
+      weights = weights[:, tf.newaxis] * tf.constant(_THERE, weights.dtype)
+    targets = tf.fill(tf.concat([tf.shape(records)[:-1], [1]], 0), _FAR)
+    model.train_step((records, tf.ensure_shape(targets, records.shape[:-1] + [1]), weights))
     return watched.seen, [tf.convert_to_tensor(v) for v in variables]
 
   claims = _claims(type(optimizer).__name__, hidden.privatizer, optimizer.mechanism,

@@ -57,7 +57,7 @@ def engine(model, loss, batch, request):
   Args:
     model: A built Keras model.
     loss: `(y, outputs, sample_weight) -> [n]`, the loss of each example.
-    batch: `interface.Batch`.
+    batch: `interface.Batch`; a record of several examples is clipped as one, by folding.
     request: `interface.Request`, of asks with `projection='rescale'`.
 
   Returns:
@@ -84,17 +84,19 @@ def engine(model, loss, batch, request):
 
 def factors_of(model, loss, batch):
   """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
-  proven = prove(model, batch.x)
+  examples, times = interface.joined(batch)
+  proven = prove(model, examples.x)
   tape = tf.GradientTape(watch_accessed_variables=False)
-  recorder = tracing.Recorder(tracing.units(model), tape)
+  recorder = tracing.Recorder(tracing.units(model), tape, times)
   with tape:
-    outputs = recorder.run(model, batch.x)
+    outputs = recorder.run(model, examples.x)
     with tracing.no_reads(model):
-      losses = loss(batch.y, outputs, batch.sample_weight)
+      losses = loss(examples.y, outputs, examples.sample_weight)
+    losses = interface.of_records(losses, batch)
   cotangents = tape.gradient(losses, [record.taps for record in recorder.records])
   reached = terms(recorder.records, proven, cotangents)
   per_variable = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
-  return per_variable, outputs, losses
+  return per_variable, interface.divided(outputs, batch), losses
 
 
 def terms(records, proven, cotangents):

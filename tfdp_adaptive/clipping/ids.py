@@ -6,7 +6,9 @@ On a CPU such an id aborts the program, so that one record could stop a training
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping.layers import registry
 
 
@@ -14,10 +16,13 @@ def guarded(engine):
   """The same engine, which it holds as `engine`, given ids that its embeddings have."""
 
   def run(model, loss, batch, request):
-    x, inside = in_range(model, batch.x)
+    x, inside = in_range(model, interface.joined(batch)[0].x)
     if inside is None:
       return engine(model, loss, batch, request)
-    clipped = engine(model, loss, batch._replace(x=x, mask=batch.mask & inside), request)
+    if not trees.absent(batch.examples):
+      inside = tf.reduce_all(interface.divided(inside, batch), 1)
+    clipped = engine(model, loss, batch._replace(
+        x=interface.divided(x, batch), mask=batch.mask & inside), request)
     return clipped._replace(norms=tuple(
         tf.where(inside, norm, tf.constant(float('inf'), norm.dtype)) for norm in clipped.norms))
 

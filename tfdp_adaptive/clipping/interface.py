@@ -18,19 +18,23 @@ from tfdp_adaptive import trees
 
 
 class Batch(NamedTuple):
-  """Examples along the leading axis of every tensor.
+  """Records along the leading axis of every tensor.
 
   Attributes:
     x: Nest of model inputs.
     y: Nest of targets.
     sample_weight: [n] or [n, ...] weights of the losses, or `()`.
     mask: [n] bool; False for padding, which counts as no record at all.
+    examples: () where a record is one example. Where it is the sum of up to m (a
+      user's), [n, m] bool, which of them there are; x, y and the weights, zero for those
+      there are not, are then [n, m, ...].
   """
 
   x: Any
   y: Any
   sample_weight: Any
   mask: tf.Tensor
+  examples: Any = ()
 
 
 class Request(NamedTuple):
@@ -51,9 +55,44 @@ class Clipped(NamedTuple):
   """What an engine returns. `sums` is SECRET; so are outputs and losses."""
 
   sums: Tuple[contract.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
-  outputs: Any  # Nest of predictions for the whole batch, for metrics.
-  losses: tf.Tensor  # [n] loss of every example, before masking.
+  outputs: Any  # Nest of predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
+  losses: tf.Tensor  # [n] loss of every record, before masking.
   norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
+
+
+def joined(batch: Batch) -> Tuple[Batch, int]:
+  """`(batch, m)`: x, y and weights as [n * m, ...], the examples of a record in a row."""
+  if trees.absent(batch.examples):
+    return batch, 1
+  times = batch.examples.shape[1]
+
+  def join(tensor):
+    rest = tensor.shape[2:].as_list()
+    sizes = rest if None not in rest else tf.shape(tensor)[2:]
+    flat = tf.reshape(tensor, tf.concat([[-1], sizes], 0) if None in rest else [-1] + rest)
+    size = tensor.shape[0]
+    return tf.ensure_shape(flat, [None if size is None else size * times] + rest)
+
+  x, y, weights = (trees.map(join, t) for t in (batch.x, batch.y, batch.sample_weight))
+  return batch._replace(x=x, y=y, sample_weight=weights), times
+
+
+def divided(tree: Any, batch: Batch) -> Any:
+  """What `joined` makes of a batch's tensors, as they were: [n * m, ...] to [n, m, ...]."""
+  if trees.absent(batch.examples):
+    return tree
+  n, times = batch.examples.shape
+
+  def divide(tensor):
+    shape = tf.concat([[-1, times], tf.shape(tensor)[1:]], 0)
+    return tf.ensure_shape(tf.reshape(tensor, shape), [n, times] + tensor.shape[1:].as_list())
+
+  return trees.map(divide, tree)
+
+
+def of_records(losses: tf.Tensor, batch: Batch) -> tf.Tensor:
+  """[n] losses of records from those of all examples in a row."""
+  return losses if trees.absent(batch.examples) else tf.reduce_sum(divided(losses, batch), 1)
 
 
 def add_sums(left, right):

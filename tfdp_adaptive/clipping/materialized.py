@@ -28,7 +28,8 @@ def looped(model, loss, batch, request):
 def record_gradients(model, loss, x, y, vectorize=True):
   """[n, ...] gradients of every example, a list like the trainable variables."""
   return (mapping.vectorized if vectorize else mapping.looped)(
-      lambda record: _gradient(model, loss, *record, ())[0], (x, y))
+      lambda record: _gradient(
+          model, loss, *trees.map(lambda t: t[tf.newaxis], record), ())[0], (x, y))
 
 
 def sum_records(request, gradients, mask):
@@ -48,24 +49,28 @@ def _project(request, gradient, keep):
 
 
 def _engine(map_examples, model, loss, batch, request):
-  """See `interface`. The loss of an example is that of a batch of it alone."""
+  """See `interface`. The loss of a record is that of a batch of its examples alone."""
+  single = trees.absent(batch.examples)
 
-  def example(inputs):
-    *record, keep = inputs
-    gradient, outputs, value = _gradient(model, loss, *record)
+  def record(inputs):
+    *examples, keep = inputs
+    if single:
+      examples = trees.map(lambda t: t[tf.newaxis], examples)
+    gradient, outputs, value = _gradient(model, loss, *examples)
     sums, norms = _project(request, gradient, keep)
-    return sums, trees.map(lambda t: t[0], outputs), value[0], norms
+    if single:
+      outputs = trees.map(lambda t: t[0], outputs)
+    return sums, outputs, tf.reduce_sum(value), norms
 
   sums, outputs, losses, norms = map_examples(
-      example, (batch.x, batch.y, batch.sample_weight, batch.mask))
+      record, (batch.x, batch.y, batch.sample_weight, batch.mask))
   return interface.Clipped(
       trees.map(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
 def _gradient(model, loss, x, y, sample_weight):
-  """Gradient, outputs and loss of one example."""
-  one = lambda tree: trees.map(lambda t: t[tf.newaxis], tree)
+  """Gradient, outputs and losses of a batch."""
   with tf.GradientTape() as tape:
-    outputs = model(one(x), training=True)
-    value = loss(one(y), outputs, one(sample_weight))
+    outputs = model(x, training=True)
+    value = loss(y, outputs, sample_weight)
   return derivatives.dense(tape, value, model.trainable_variables), outputs, value

@@ -216,16 +216,22 @@ def no_reads(model):
 
 
 class Recorder:
-  """Collects the records of the units that are called while it is active."""
+  """Collects the records of the units that are called while it is active.
 
-  def __init__(self, found, tape):
+  Args:
+    found: The `units` of a model.
+    tape: What watches their taps.
+    times: Rows of the batch per record.
+  """
+
+  def __init__(self, found, tape, times=1):
     self.records = []
     self._units = {id(unit.layer): unit for unit in found}
     self._tape = tape
     self._owners = [None]  # Units being called, innermost last.
     self._segment = None  # A tape that sees which variables are read.
     self._reads = []  # (variable key, unit reading it or None).
-    self._times = 1  # Rows per example where layers are called just now.
+    self._times = times  # Rows per record where layers are called just now.
 
   def run(self, model, x):
     """`model(x, training=True)`, recorded."""

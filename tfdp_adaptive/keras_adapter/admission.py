@@ -19,9 +19,14 @@ _DRAWN = (
     "`own_sampler='how records were chosen'`; the statement then says it too.")
 
 
-def unpack(data: Any) -> interface.Batch:
-  """The batch of `(x, y, sample_weight)`; masked is where all weights of an example are zero."""
+def unpack(data: Any, plan: Any = None) -> interface.Batch:
+  """The batch of `(x, y, sample_weight)`; masked is where all weights of an example are zero.
+
+  Under a plan for users a record is a user, and all tensors are [users, examples, ...].
+  """
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
+  if plan is not None and plan.unit == 'user':
+    return _of_users(x, y, sample_weight)
   first = tf.nest.flatten(x)[0]
   if sample_weight is None:
     size = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
@@ -32,6 +37,25 @@ def unpack(data: Any) -> interface.Batch:
     used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
     mask = used if mask is None else mask | used
   return interface.Batch(x, y, sample_weight, mask)
+
+
+def _of_users(x, y, sample_weight):
+  leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
+            if t is not None]
+  most = {t.shape[1] if t.shape.rank is not None and t.shape.rank > 1 else None for t in leaves}
+  if len(most) != 1 or None in most:
+    raise errors.PrivacyError(
+        'The plan protects users, so batches must be [users, examples of a user, ...], in x, y and '
+        f'sample_weight alike. Received: shapes {[t.shape for t in leaves]}. Use '
+        '`plan.batches(data, users=ids, examples_per_user=m)`.')
+  if sample_weight is None:
+    sample_weight = tf.ones(tf.shape(leaves[0])[:2])
+  sample_weight = trees.map(tf.convert_to_tensor, sample_weight)
+  examples = tf.zeros([], tf.bool)
+  for weight in tf.nest.flatten(sample_weight):
+    examples |= tf.reduce_any(tf.not_equal(weight, 0), list(range(2, weight.shape.rank)))
+  examples = tf.ensure_shape(examples, [leaves[0].shape[0], most.pop()])
+  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples)
 
 
 def admit(optimizer, batch: interface.Batch, noise: noise_lib.State
@@ -104,7 +128,8 @@ def check_size(optimizer, size: tf.Tensor, static: Optional[int], exact: bool = 
 
 def refuse_unseen(optimizer) -> None:
   """For steps that cannot see the marks: a plan's batches cannot be told from others."""
-  if optimizer.plan is not None and optimizer.own_sampler is None:
+  if optimizer.plan is not None and (
+      optimizer.own_sampler is None or optimizer.plan.unit == 'user'):
     raise errors.PrivacyError(_DRAWN.format(
         'losses of a model that is not private, which do not tell their batch. '
         + errors.FIX))

@@ -88,6 +88,11 @@ class DPModel:
     compat.check_strategy(self)
     x = admission.check_fit(self.optimizer, x, y, kwargs)
     if self.distribute_strategy.num_replicas_in_sync > 1:
+      if self.optimizer.plan is not None and self.optimizer.plan.unit == 'user':
+        raise NotImplementedError(
+            'Users are records on one device only. Received: a plan with unit="user" and '
+            f'{self.distribute_strategy.num_replicas_in_sync} replicas. Train without the '
+            'strategy, or use `tfdp.federated`.')
       # Here and now: replicas cannot probe themselves.
       specs = None if validation.tells_inputs(self) else _specs(x)
       if not self.built:

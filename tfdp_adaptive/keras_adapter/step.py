@@ -43,8 +43,9 @@ def train_step(model, data: Any) -> Dict[str, tf.Tensor]:
   Returns:
     Logs by name; exact numbers of private data.
   """
-  optimizer, batch = model.optimizer, admission.unpack(data)
-  loss = model.prepare_step(batch.x)
+  optimizer = model.optimizer
+  batch = admission.unpack(data, optimizer.plan)
+  loss = model.prepare_step(interface.joined(batch)[0].x)
   variables = model.trainable_variables
   public = ()
   if optimizer.rule.public is not None:
@@ -74,7 +75,8 @@ def query(optimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
 def clip(model, loss, batch: interface.Batch, request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
   optimizer = model.optimizer
-  engine = engines.choose(optimizer.engine, model, request.asks, batch.x)
+  engine = engines.choose(
+      optimizer.engine, model, request.asks, interface.joined(batch)[0].x)
   rows = None
   if optimizer.memory_budget is not None:
     size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
@@ -112,11 +114,17 @@ def observe(model, batch: interface.Batch, clipped: interface.Clipped,
             request: interface.Request) -> Dict[str, tf.Tensor]:
   """Loss, metrics and diagnostics: exact, NOT private."""
   outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
+  examples, _ = interface.joined(batch)
+  there = batch.mask
+  if not trees.absent(batch.examples):
+    outputs = interface.joined(batch._replace(x=outputs))[0].x
+    there = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
   if model.reads_outputs():
-    outputs = trees.map(lambda t: _blank(t, batch.mask), outputs)
-  keep = tf.cast(batch.mask, tf.float32)
-  compat.loss_tracker(model, outputs).update_state(losses, sample_weight=keep)
-  logs = dict(model.compute_metrics(batch.x, batch.y, outputs, keep) or {})
+    outputs = trees.map(lambda t: _blank(t, there), outputs)
+  compat.loss_tracker(model, outputs).update_state(
+      losses, sample_weight=tf.cast(batch.mask, tf.float32))
+  logs = dict(model.compute_metrics(
+      examples.x, examples.y, outputs, tf.cast(there, tf.float32)) or {})
   optimizer = model.optimizer
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(

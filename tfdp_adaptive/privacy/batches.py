@@ -7,29 +7,42 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.privacy import cache as cache_lib
 from tfdp_adaptive.privacy import marks
+from tfdp_adaptive.privacy import sources
+from tfdp_adaptive.privacy import users as users_lib
 
 
-def dataset(plan, data, *, start_step=0, pad_to=None):
+def dataset(plan, data, *, users=None, examples_per_user=None, record='mean', cache=None,
+            start_step=0, pad_to=None):
   """The remaining batches of a run, in one pass.
 
-  Batches are padded with empty rows of weight zero to a multiple of `pad_to`;
-  a row of weight zero must not contribute to the sum of clipped gradients. No
-  record is ever dropped to fit: that would not be what was accounted for. An
-  empty batch is a normal batch of empty rows.
+  Batches are padded with empty rows of weight zero; a row of weight zero must not
+  contribute to the sum of clipped gradients. No record is ever dropped to fit: that
+  would not be what was accounted for. An empty batch is a normal batch of empty rows.
 
   Args:
-    plan: A `PrivacyPlan` with unit 'example'.
+    plan: A `PrivacyPlan`.
     data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or nested
-      tuples and dicts of arrays whose leading axis is the example; or a finite,
-      unbatched `tf.data.Dataset` of such elements, which is read into memory
-      once (twice its size for a moment).
+      tuples and dicts of arrays whose leading axis is the example. In the place of an
+      array may stand a memory map or file that is indexed alike, a source with
+      `__len__` and `__getitem__` that gives such records, or a Keras `Sequence`
+      (`PyDataset`) that gives batches of them: no more of it is read than a batch
+      needs. Or a finite, unbatched `tf.data.Dataset` of records, see `cache`.
+    users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
+      [users, examples_per_user, ...], and a user is one record.
+    examples_per_user: How many of a user's examples a step takes at most, drawn anew at
+      every step from the user's own.
+    record: What of a user is clipped: the 'mean' or the 'sum' of the examples' gradients.
+    cache: Folder into which a `tf.data.Dataset` is written once, as files of the size of
+      the data that hold it as it is, and from which it is read if it is there. By
+      default a temporary folder, deleted with the returned data set.
     start_step: Steps that the optimizer has done already, or a function that tells when
       a pass begins; the number of batches is then not known before.
-    pad_to: Default: two standard deviations of the batch size, so that a
-      handful of shapes occurs; for a single one under XLA choose a few standard
-      deviations (square roots of `batch_size`) above `batch_size`. Fixed-order
-      batches are padded to `batch_size`, truncated ones to `max_batch_size`.
+    pad_to: Rows are padded to a multiple of it. Default: one standard deviation above
+      the expected batch size, and three more for each size after that, so that a run
+      has two sizes and hardly ever a third. Fixed-order batches are padded to
+      `batch_size`, truncated ones to `max_batch_size`.
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
@@ -41,22 +54,23 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
     a new call with `start_step=optimizer.steps_done`.
 
   Raises:
-    ValueError: If the number of examples is not the plan's population size, if
-      the leading axes differ, or if the plan is not example-level.
+    ValueError: If the number of records is not the plan's population size, if
+      the leading axes differ, or if unit and `users` do not go together.
   """
-  if plan.unit != 'example':
-    raise ValueError(
-        'Batches of examples can only serve a plan with unit="example". For user-level privacy '
-        'use `plan.index_batches()` to choose users and train with `tfdp.federated`. '
-        f'Received: unit={plan.unit!r}.')
+  _check_unit(plan, users, examples_per_user)
   if isinstance(data, tf.data.Dataset):
-    data = _read(data)
-  arrays = _map(_array, data)
-  size = _common_length(arrays)
-  multiple = _default_multiple(plan) if pad_to is None else pad_to
-  checks.whole(pad_to=multiple)
+    data = cache_lib.Cache(data, cache)
+  elif cache is not None:
+    raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
+                     f'Received: cache={cache!r} and data of type {type(data).__name__}.')
+  source = sources.of(data)
+  records = users_lib.Examples(source) if users is None else users_lib.Users(
+      source, users, examples_per_user, record, plan.seed)
+  if pad_to is not None:
+    checks.whole(pad_to=pad_to)
   later = callable(start_step)  # Known when a pass begins: a run may be restored before.
   now = start_step() if later else start_step
+  size = len(records)
   first = plan.index_batches(size, now)  # Fails here, not in a tf.data thread.
   passes = _passes(first, lambda: plan.index_batches(size, now))
 
@@ -64,21 +78,38 @@ def dataset(plan, data, *, start_step=0, pad_to=None):
     start = start_step() if later else now
     indices_of_steps = plan.index_batches(size, start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
-      yield _marked(_batch(arrays, indices, multiple), plan, step)
+      yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step)
 
-  signature = _map(
-      lambda a: tf.TensorSpec((None,) + a.shape[1:], tf.as_dtype(a.dtype)),
-      _marked(_batch(arrays, np.zeros([0], np.int64), 1), plan, now))
+  none = _batch(records, np.zeros([0], np.int64), 1, plan, now)
+  rows = _largest(plan) if pad_to is None else None
+  signature = sources.map_structure(
+      lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
   result = tf.data.Dataset.from_generator(generate, output_signature=signature)
   if not later:
     result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - now))
-  if not _is_pair(arrays):
+  if not _is_pair(records.specs):
     result = result.map(lambda x, weight: (x, None, weight))
   result = result.prefetch(2)
   result.tfdp_plan = plan
   result.tfdp_start_step = now
-  result.tfdp_from = lambda step: dataset(plan, arrays, start_step=step, pad_to=pad_to)
+  result.tfdp_from = lambda step: dataset(
+      plan, source, users=users, examples_per_user=examples_per_user, record=record,
+      start_step=step, pad_to=pad_to)
   return result
+
+
+def _check_unit(plan, users, examples_per_user):
+  if plan.unit == 'user' and (users is None or examples_per_user is None):
+    raise ValueError(
+        'A plan with unit="user" needs to know whose each example is, and how many of a user a '
+        'step may take: `plan.batches(data, users=ids, examples_per_user=m)`. Received: '
+        f'users={users!r}, examples_per_user={examples_per_user!r}. For clients that keep their '
+        'data, use `plan.index_batches()` to choose users and train with `tfdp.federated`.')
+  if plan.unit != 'user' and (users is not None or examples_per_user is not None):
+    raise ValueError(
+        '`users` and `examples_per_user` are for a plan with unit="user": this one protects '
+        f'single examples. Received: unit={plan.unit!r}. Make the plan with unit="user" and '
+        'population_size the number of users.')
 
 
 def _passes(first, again):
@@ -87,101 +118,53 @@ def _passes(first, again):
     yield again()
 
 
-def _batch(arrays, indices, multiple):
-  """`(x, y, weight)`, or `(x, weight)`, padded to a positive multiple of rows."""
-  rows = multiple * max(1, math.ceil(len(indices) / multiple))
-  weight = np.zeros(rows, np.float32)
-  weight[:len(indices)] = 1
+def _batch(records, indices, rows, plan, step):
+  """`(x, y, weight)`, or `(x, weight)`, padded to `rows` records and marked."""
+  taken, used = records.take(indices, step)
 
   def padded(array):
-    shape = (rows,) + array.shape[1:]
-    value = np.full(shape, b'', object) if array.dtype == object else np.zeros(shape, array.dtype)
-    value[:len(indices)] = array[indices]
+    value = np.zeros((rows,) + array.shape[1:], array.dtype)
+    if array.dtype == object:
+      value[...] = b''
+    value[:len(indices)] = array
     return value
 
-  batch = _map(padded, arrays)
-  if not _is_pair(arrays):
-    return batch, weight
-  if len(batch) == 3:
-    weight = _map(lambda w: w.astype(np.float32) * weight.reshape((-1,) + (1,) * (w.ndim - 1)),
-                  batch[2])
-  return batch[0], batch[1], weight
+  *batch, weight = _with_weights(sources.map_structure(padded, taken), padded(used))
+  weight = sources.map_structure(lambda w: marks.write(w, plan, step), weight)
+  return (*batch, weight)
 
 
-def _marked(batch, plan, step):
-  *rest, weight = batch
-  return (*rest, _map(lambda w: marks.write(w, plan, step), weight))
+def _with_weights(batch, used):
+  """`used`, 0 for what is no example, times the weights that the data have."""
+  if not _is_pair(batch):
+    return batch, used
+  if len(batch) == 2:
+    return (*batch, used)
+  return *batch[:2], sources.map_structure(
+      lambda w: w.astype(np.float32) * used.reshape(used.shape + (1,) * (w.ndim - used.ndim)),
+      batch[2])
 
 
 def _is_pair(data):
   return isinstance(data, tuple) and len(data) in (2, 3)
 
 
-def _default_multiple(plan):
-  size = getattr(plan.sampling, 'max_batch_size', None)
-  if size is None and not plan.sampling.amplified and hasattr(
-      plan.sampling, 'batches_per_epoch'):
-    size = plan.batch_size
-  return int(size or math.ceil(2 * math.sqrt(plan.batch_size)))
+def _rows(plan, count, pad_to):
+  """How many rows a batch of `count` records is padded to, one at least."""
+  if pad_to is not None:
+    first = step = pad_to
+  else:
+    first = step = _largest(plan)
+    if first is None:
+      deviation = math.sqrt(plan.batch_size)
+      first, step = math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation)
+  return int(first + step * max(0, math.ceil((count - first) / step)))
 
 
-def _map(function, data):
-  """Over tuples and dicts only: a list is an array here."""
-  if isinstance(data, tuple):
-    return tuple(_map(function, value) for value in data)
-  if isinstance(data, dict):
-    return {name: _map(function, value) for name, value in data.items()}
-  return function(data)
-
-
-def _leaves(data):
-  if isinstance(data, (tuple, dict)):
-    values = data.values() if isinstance(data, dict) else data
-    return [leaf for value in values for leaf in _leaves(value)]
-  return [data]
-
-
-def _array(value):
-  if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-    raise ValueError('`data` must be dense arrays with the example as leading axis; pad or '
-                     f'densify it first. Received: {type(value).__name__}.')
-  try:
-    array = np.asarray(value)
-  except ValueError as error:
-    raise ValueError('`data` must be rectangular arrays with the example as leading axis; pad '
-                     'examples of different lengths first.') from error
-  if array.dtype.kind in 'US':
-    array = array.astype(object)
-  if array.ndim < 1 or (array.dtype == object and not all(
-      isinstance(item, (str, bytes)) for item in array.ravel())):
-    raise ValueError('`data` must be numeric or string arrays with the example as leading axis. '
-                     f'Received: shape={array.shape}, dtype={array.dtype}.')
-  return array
-
-
-def _common_length(arrays):
-  lengths = sorted({len(leaf) for leaf in _leaves(arrays)})
-  if len(lengths) != 1:
-    raise ValueError('All arrays of `data` must have the same number of examples. '
-                     f'Received: lengths={lengths}.')
-  return lengths[0]
-
-
-def _read(data):
-  if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-    raise ValueError('`data` must be finite: the plan draws its own batches. Remove `.repeat()`.')
-  elements = list(data.as_numpy_iterator())
-  if not elements:
-    raise ValueError('`data` has no examples.')
-
-  def stack(*values):
-    if isinstance(values[0], tuple):
-      return tuple(stack(*parts) for parts in zip(*values))
-    if isinstance(values[0], dict):
-      return {name: stack(*(value[name] for value in values)) for name in values[0]}
-    if len({np.shape(value) for value in values}) > 1:
-      raise ValueError('`data` must have elements of one shape; pad them with `.map`, and unbatch '
-                       'a batched data set with `.unbatch()`.')
-    return np.stack(values)
-
-  return stack(*elements)
+def _largest(plan):
+  """Rows of the largest batch, where that is known; None where coins decide."""
+  largest = getattr(plan.sampling, 'max_batch_size', None)
+  if largest is None and plan.sampling.fixed_order and plan.adjacency != 'add_remove':
+    cycle = getattr(plan.sampling, 'cycle', None)
+    largest = plan.batch_size if cycle is None else -(-plan.population_size // cycle)
+  return None if largest is None else int(largest)

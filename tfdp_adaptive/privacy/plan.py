@@ -222,10 +222,14 @@ class PrivacyPlan(ledger.Accounted):
           'this data, or pass the data it was made for (a tf.data set must be unbatched).')
     return self.sampling.index_batches(self, size, start_step)
 
-  def batches(self, data, *, start_step: int = 0, pad_to: Optional[int] = None):
+  def batches(self, data, *, users=None, examples_per_user: Optional[int] = None,
+              record: str = 'mean', cache: Optional[str] = None, start_step: int = 0,
+              pad_to: Optional[int] = None):
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
     from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
-    return batches.dataset(self, data, start_step=start_step, pad_to=pad_to)
+    return batches.dataset(
+        self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
+        start_step=start_step, pad_to=pad_to)
 
   def statement(self, *, steps: Optional[int] = None, rule=None, accountant: str = 'pld') -> str:
     """What may honestly be said of the model, in plain text.

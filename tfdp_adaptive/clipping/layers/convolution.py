@@ -74,7 +74,7 @@ class Convolution(protocol.Factor):
         lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times):
-    return self.explicit().folded(times)
+    return self.explicit(times)
 
   def cost(self, n, scaled):
     points, size = protocol.numbers(self.cotangents.shape[1:-1]), protocol.numbers(self.shape)
@@ -91,9 +91,11 @@ class Convolution(protocol.Factor):
   def simplified(self):
     return self.explicit() if self.route(True) == 'explicit' else self
 
-  def explicit(self):
-    cotangents, rank = dense.sequence(self.cotangents), len(self.strides)
-    parts = tuple(tf.matmul(cotangents, rows, transpose_a=True) for rows in self._rows())
+  def explicit(self, times=1):
+    fold = (lambda t: t) if isinstance(times, int) and times == 1 else (
+        lambda t: factors.fold(t, times))
+    cotangents, rank = fold(dense.sequence(self.cotangents)), len(self.strides)
+    parts = tuple(tf.matmul(cotangents, fold(rows), transpose_a=True) for rows in self._rows())
     axes = (0, 2 * rank + 1) + tuple(range(2, 2 * rank, 2)) + tuple(
         range(1, 2 * rank, 2)) + (2 * rank,)
     return factors.Explicit(parts, self.shape, axes, self._view(), cotangents.shape[1])

@@ -33,7 +33,7 @@ class Call(NamedTuple):
   outputs: Any  # What the layer returned.
   saved: Any = ()  # What a kind's own `tap` wants to keep.
   batched: Tuple[bool, ...] = ()  # Per flat argument: is the batch its first axis?
-  times: Any = 1  # Rows of the first axis per example (TimeDistributed).
+  times: Any = 1  # Rows of the first axis per record (users, TimeDistributed).
 
   @property
   def inputs(self):

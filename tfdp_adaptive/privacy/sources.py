@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records by their number, wherever they are kept: only those that are asked for are read.
+
+A source may be an array or memory map; anything with `__len__` and `__getitem__` that
+gives one record (a grain source, a HuggingFace data set); a Keras `Sequence` or
+`PyDataset`, which gives batches; or tuples and dicts of these.
+"""
+
+import abc
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+
+_NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
+               'source of records: an object with `__len__` and `__getitem__`. ')
+
+
+class Source(abc.ABC):
+  """Some records.
+
+  Attributes:
+    specs: Nest of the shapes and dtypes of one record.
+  """
+
+  specs: Any
+
+  @abc.abstractmethod
+  def __len__(self) -> int:
+    """How many there are."""
+
+  @abc.abstractmethod
+  def take(self, indices: np.ndarray) -> Any:
+    """Nest of arrays [len(indices), ...]; those of text are of `object`."""
+
+
+def of(data: Any) -> Source:
+  """The source of whatever holds records.
+
+  Raises:
+    ValueError: For what holds none, or not equally many in all its parts.
+  """
+  if isinstance(data, Source):
+    return data
+  if isinstance(data, (tuple, dict)):
+    return _Parts(map_structure(of, data))
+  if isinstance(data, compat.keras.utils.Sequence):
+    return _Batched(data)
+  if isinstance(data, (tf.RaggedTensor, tf.SparseTensor)):
+    raise ValueError('`data` must be dense arrays with the example as leading axis; pad or '
+                     f'densify it first. Received: {type(data).__name__}.')
+  if _is_lazy(data):
+    return _Array(data) if _is_array(data) else _Records(data)
+  return _Array(_array(data))
+
+
+def map_structure(function: Any, data: Any) -> Any:
+  """Over tuples and dicts only: a list is an array here."""
+  if isinstance(data, tuple):
+    return tuple(map_structure(function, value) for value in data)
+  if isinstance(data, dict):
+    return {name: map_structure(function, value) for name, value in data.items()}
+  return function(data)
+
+
+def leaves(data: Any) -> list:
+  if isinstance(data, (tuple, dict)):
+    values = data.values() if isinstance(data, dict) else data
+    return [leaf for value in values for leaf in leaves(value)]
+  return [data]
+
+
+def spec(array: Any) -> tf.TensorSpec:
+  """Of one of the records of an array."""
+  kind = np.dtype(array.dtype)
+  return tf.TensorSpec(array.shape[1:], tf.string if kind.kind in 'OSU' else tf.as_dtype(kind))
+
+
+class _Parts(Source):
+  """Tuples and dicts of sources of one length."""
+
+  def __init__(self, parts):
+    self._parts = parts
+    lengths = sorted({len(part) for part in leaves(parts)})
+    if len(lengths) != 1:
+      raise ValueError('All arrays of `data` must have the same number of examples. '
+                       f'Received: lengths={lengths}.')
+    self._length, = lengths
+    self.specs = map_structure(lambda part: part.specs, parts)
+
+  def __len__(self):
+    return self._length
+
+  def take(self, indices):
+    return map_structure(lambda part: part.take(indices), self._parts)
+
+
+class _Array(Source):
+  """An array, or what can be indexed like one: in memory, mapped, or in a file."""
+
+  def __init__(self, array):
+    self._array = array
+    self.specs = spec(array)
+
+  def __len__(self):
+    return len(self._array)
+
+  def take(self, indices):
+    if isinstance(self._array, np.ndarray):
+      rows = self._array[indices]
+    else:  # Files want indices in their order, each once.
+      places, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
+      rows = (np.asarray(self._array[places])[back] if len(places) else
+              np.zeros((0,) + tuple(self._array.shape[1:]), self._array.dtype))
+    return rows.astype(object) if rows.dtype.kind in 'SU' else rows
+
+
+class _Records(Source):
+  """One record for each number."""
+
+  def __init__(self, records):
+    self._records = records
+    if not len(records):
+      raise ValueError('`data` has no examples.')
+    self.specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
+
+  def __len__(self):
+    return len(self._records)
+
+  def take(self, indices):
+    several = getattr(self._records, '__getitems__', None)
+    numbers = [int(i) for i in indices]
+    found = several(numbers) if several and numbers else [self._records[i] for i in numbers]
+    return stacked([_record(one) for one in found], self.specs)
+
+
+class _Batched(Source):
+  """Batches of one size, of which the last may be smaller; each is read as a whole."""
+
+  def __init__(self, batches):
+    self._batches = batches
+    count = len(batches)
+    if not count:
+      raise ValueError('`data` has no examples.')
+    first = self._read(0)
+    self._size = _rows(first)
+    self._length = (count - 1) * self._size + _rows(self._read(count - 1))
+    self.specs = map_structure(spec, first)
+
+  def __len__(self):
+    return self._length
+
+  def take(self, indices):
+    indices = np.asarray(indices, np.int64)
+    found = {}
+    for number in np.unique(indices // self._size):
+      batch = self._read(int(number))
+      expected = min(self._size, self._length - number * self._size)
+      if _rows(batch) != expected:
+        raise ValueError(f'`data` must have batches of one size, {self._size}, but for the last. '
+                         f'Received: {_rows(batch)} examples in batch {number}.')
+      for place in np.flatnonzero(indices // self._size == number):
+        row = indices[place] % self._size
+        found[place] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
+    return stacked([found[place] for place in range(len(indices))], self.specs)
+
+  def _read(self, number):
+    batch = self._batches[number]
+    if isinstance(batch, list):
+      batch = tuple(batch)
+    if isinstance(batch, tuple):
+      batch = tuple(part for part in batch if part is not None)
+    return map_structure(_array, batch)
+
+
+def stacked(records: list, specs: Any) -> Any:
+  """Records, nests of arrays, as one nest of arrays [n, ...] that are what `specs` say."""
+  if isinstance(specs, tuple):
+    return tuple(stacked([_part(one, i, len(specs)) for one in records], each)
+                 for i, each in enumerate(specs))
+  if isinstance(specs, dict):
+    return {name: stacked([_part(one, name) for one in records], each)
+            for name, each in specs.items()}
+  wanted = object if specs.dtype == tf.string else specs.dtype.as_numpy_dtype
+  shape = tuple(specs.shape)
+  for one in records:
+    if getattr(one, 'shape', None) != shape:
+      raise ValueError(
+          '`data` must have elements of one shape; pad them with `.map`, and unbatch a batched '
+          'data set with `.unbatch()`. Received: shape '
+          f'{getattr(one, "shape", type(one).__name__)} after {shape}.')
+    if one.dtype != wanted and not (
+        one.dtype.kind in 'SUO' if wanted is object else
+        np.can_cast(one.dtype, wanted, 'same_kind')):
+      raise ValueError('`data` must have elements of one dtype. Received: '
+                       f'{one.dtype} after {np.dtype(wanted)}.')
+  result = np.zeros((len(records),) + shape, wanted)
+  for i, one in enumerate(records):
+    result[i] = one if wanted is not object or shape else one.item()
+  return result
+
+
+def _part(record: Any, key: Any, size: Optional[int] = None) -> Any:
+  same = (isinstance(record, tuple) and len(record) == size if size is not None else
+          isinstance(record, dict) and key in record)
+  if not same:
+    raise ValueError('`data` must have elements of one structure. Received: an element of '
+                     f'{type(record).__name__} without part {key!r}.')
+  return record[key]
+
+
+def _record(record: Any) -> Any:
+  """A nest of arrays."""
+  def leaf(value):
+    if value is None:
+      raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
+                       'is filtered before the plan is made.')
+    try:
+      array = np.asarray(value)
+    except ValueError as error:
+      raise ValueError('`data` must have elements of one shape; pad them first.') from error
+    if array.dtype == object and not _all_text(array):
+      raise ValueError(f'{_NOT_ARRAYS}Received: a record with a part of type '
+                       f'{type(value).__name__}.')
+    return array
+
+  return map_structure(leaf, record)
+
+
+def _rows(batch):
+  sizes = {len(leaf) for leaf in leaves(batch)}
+  if len(sizes) != 1:
+    raise ValueError('All arrays of a batch of `data` must have the same number of examples. '
+                     f'Received: {sorted(sizes)}.')
+  return sizes.pop()
+
+
+def _is_lazy(data):
+  """Whether to leave `data` where it is, and index it."""
+  known = (np.ndarray, tf.Tensor, tf.Variable, list, str, bytes)
+  return (hasattr(data, '__len__') and hasattr(data, '__getitem__')
+          and not isinstance(data, known)
+          and not any(hasattr(data, name) for name in ('iloc', 'numpy')))  # Of pandas and torch.
+
+
+def _is_array(data):
+  return hasattr(data, 'shape') and hasattr(data, 'dtype') and len(data.shape)
+
+
+def _array(value: Any) -> np.ndarray:
+  try:
+    array = np.asarray(value)
+  except ValueError as error:
+    raise ValueError('`data` must be rectangular arrays with the example as leading axis; pad '
+                     'examples of different lengths first.') from error
+  if array.ndim < 1 or (array.dtype == object and not _all_text(array)):
+    raise ValueError(f'{_NOT_ARRAYS}Received: shape={array.shape}, dtype={array.dtype}.')
+  return array
+
+
+def _all_text(array):
+  return all(isinstance(item, (str, bytes)) for item in array.ravel())
