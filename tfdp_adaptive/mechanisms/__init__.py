@@ -2,6 +2,7 @@
 """Noise mechanisms, designed offline (NumPy and SciPy, float64, no TensorFlow)."""
 
 import importlib
+from typing import Any
 
 from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
@@ -21,7 +22,7 @@ from tfdp_adaptive.mechanisms.tree import Tree as Tree
 from tfdp_adaptive.mechanisms.workload import Workload as Workload
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
   if name == 'choose':  # An alias for callers: it knows plans, so it lives in the layer above.
     return importlib.import_module('tfdp_adaptive.privacy').choose
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -2,8 +2,10 @@
 """Banded strategies that are not Toeplitz: unit columns to the last step."""
 
 import math
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import gram_design
@@ -11,6 +13,7 @@ from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
 @registry.register(
@@ -34,10 +37,14 @@ class Banded(base.Mechanism):
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
   """
 
+  steps: int
+  bands: int
   cached = True
 
-  def __init__(self, bands, steps, *, method='normalized', coefficients=None, workload=None,
-               objective='mean'):
+  def __init__(
+      self, bands: int, steps: int, *, method: str = 'normalized',
+      coefficients: Optional[Sequence[float]] = None, workload: workload_lib.Like = None,
+      objective: str = 'mean') -> None:
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
     if method not in ('normalized', 'optimal'):
       raise ValueError(f"`method` must be 'normalized' or 'optimal'. Received: method={method!r}.")
@@ -58,10 +65,10 @@ class Banded(base.Mechanism):
     """
     return self.arrays['rows']
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'rows': (self.steps if self.method == 'optimal' else self.bands, self.bands)}
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     c = self._toeplitz.coefficients
     rows = np.tile(c, (self.bands, 1))
     rows /= np.sqrt(self._by_row(self._squared_norms(rows), self.bands))
@@ -69,21 +76,21 @@ class Banded(base.Mechanism):
       rows = _optimal(self._block(rows, self.steps), self.bands, self.workload)
     return {'rows': rows}
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     return self._block(self.rows, self.steps)[:n, :n]
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.invert_lower(self.strategy(n))
 
-  def row_norms(self, n=None):
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.method == 'optimal':
       return np.linalg.norm(self.noising(n), axis=1)
     squares = np.cumsum(toeplitz.reciprocal(self.rows[0], n)**2)
     return (1 + self._excess()[:n]) * np.sqrt(squares)
 
-  def squared_errors(self, n=None):
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.method == 'optimal' or not self.workload.is_toeplitz:
       return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
@@ -100,15 +107,15 @@ class Banded(base.Mechanism):
       squares[t] = row @ row
     return squares
 
-  def memory(self):
+  def memory(self) -> int:
     return self.bands - 1
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     given = self._toeplitz.get_config()['coefficients']
     return {'bands': self.bands, 'method': self.method, 'coefficients': given,
             **super().get_config()}
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep."""
     if k == 1 or self.bands <= min_sep:
       return math.sqrt(k * self._squared_norms(self.rows).max())
@@ -119,10 +126,10 @@ class Banded(base.Mechanism):
     block = self._block(self.rows, min(self.steps, 4 * self.bands))
     return math.sqrt(k * sensitivity_lib.through_each(block, min_sep, k).max())
 
-  def _index(self, t, rows):
+  def _index(self, t: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.maximum(0, t - (self.steps - len(rows)))
 
-  def _block(self, rows, count):
+  def _block(self, rows: np.ndarray, count: int) -> np.ndarray:
     """[count, count] the last rows and columns of C."""
     matrices.check_dense(count)
     result = np.zeros((count, count))
@@ -131,7 +138,7 @@ class Banded(base.Mechanism):
       result[i, i - j] = rows[self._index(self.steps - count + i, rows), j]
     return result
 
-  def _squared_norms(self, rows):
+  def _squared_norms(self, rows: np.ndarray) -> np.ndarray:
     """Of the last columns; if these are not all, of the first of them and all before it."""
     count = min(self.steps, len(rows) + self.bands - 1)
     result = np.zeros(count)
@@ -140,13 +147,13 @@ class Banded(base.Mechanism):
       result[i - j] += rows[self._index(self.steps - count + i, rows), j]**2
     return result
 
-  def _by_row(self, columns, count):
+  def _by_row(self, columns: np.ndarray, count: int) -> np.ndarray:
     """[count, bands] the column's value at each place of the last rows; one left of column 0."""
     column = np.subtract.outer(np.arange(len(columns) - count, len(columns)),
                                np.arange(self.bands))
     return np.where(column >= 0, columns[np.maximum(column, 0)], 1.0)
 
-  def _excess(self):
+  def _excess(self) -> np.ndarray:
     """[steps] d - 1, d the norms that the columns of 'normalized' were divided by."""
     result = np.zeros(self.steps)
     count = min(len(self.rows), self.steps)
@@ -154,7 +161,7 @@ class Banded(base.Mechanism):
     return result
 
 
-def _optimal(start, bands, workload):
+def _optimal(start: np.ndarray, bands: int, workload: workload_lib.Workload) -> np.ndarray:
   """[n, bands] rows of the banded C of least mean error, from a C with unit columns."""
   n = len(start)
   free = ~np.tri(n, k=-bands, dtype=bool)

@@ -7,8 +7,10 @@ arXiv:2505.12128; powers of 1 - x: arXiv:2605.18379).
 """
 
 import math
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize
 
 from tfdp_adaptive.mechanisms import families
@@ -38,10 +40,15 @@ class BandedInverse(families.ToeplitzMechanism):
     objective: 'mean', 'max' or 'last', the error to minimize.
   """
 
+  steps: int
+  inverse_bands: int
   cached = True
 
-  def __init__(self, inverse_bands, steps, *, method='optimal', coefficients=None, min_sep=None,
-               max_participations=1, workload=None, objective='mean'):
+  def __init__(
+      self, inverse_bands: int, steps: int, *, method: str = 'optimal',
+      coefficients: Optional[Sequence[float]] = None, min_sep: Optional[int] = None,
+      max_participations: int = 1, workload: workload_lib.Like = None,
+      objective: str = 'mean') -> None:
     super().__init__(
         steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective)
     if inverse_bands > steps:
@@ -58,10 +65,10 @@ class BandedInverse(families.ToeplitzMechanism):
     """[inverse_bands] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
     return self.arrays['inverse_coefficients']
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'inverse_coefficients': (self.inverse_bands,)}
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     d = self._given
     if d is None:
       d = self._power()
@@ -70,23 +77,23 @@ class BandedInverse(families.ToeplitzMechanism):
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
     return {'inverse_coefficients': np.asarray(d) * norm}
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
 
-  def passes(self):
+  def passes(self) -> int:
     return self.inverse_bands
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     return {'inverse_bands': self.inverse_bands, 'method': self.method,
             'coefficients': self._given and list(self._given), 'min_sep': self.min_sep,
             'max_participations': self.max_participations, **super().get_config()}
 
-  def _power(self):
+  def _power(self) -> np.ndarray:
     """First p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
-    def coefficients(gamma):
+    def coefficients(gamma: float) -> np.ndarray:
       k = np.arange(1, self.inverse_bands)
       root = np.cumprod(np.concatenate([[1.0], (k - 1 - gamma) / k]))
       decayed = root * self.workload.momentum ** np.arange(len(root))
@@ -95,7 +102,7 @@ class BandedInverse(families.ToeplitzMechanism):
     found = optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
     return coefficients(found.x)
 
-  def _loss(self, sums):
+  def _loss(self, sums: np.ndarray) -> Tuple[float, np.ndarray]:
     """Log of squared error times squared sensitivity (or its bound), and its gradient.
 
     The variables are the partial sums d_0 + ... + d_k, k > 0, with d_0 = 1:
@@ -112,11 +119,13 @@ class BandedInverse(families.ToeplitzMechanism):
     return math.log(error) + math.log(size), gradient[1:] - np.append(gradient[2:], 0.0)
 
 
-def _differences(sums):
+def _differences(sums: np.ndarray) -> np.ndarray:
   return np.diff(np.concatenate([[0.0, 1.0], sums]))
 
 
-def _squared_error(d, steps, workload, objective):
+def _squared_error(
+    d: np.ndarray, steps: int, workload: workload_lib.Workload,
+    objective: str) -> Tuple[float, np.ndarray]:
   """Of the workload's answers, and its gradient: coefficients of A C^-1 settle after the bands."""
   if not workload.is_toeplitz:
     value, gradient = workload_lib.scheduled_error(workload, matrices.resized(d, steps), objective)
@@ -130,7 +139,8 @@ def _squared_error(d, steps, workload, objective):
   return weights @ b**2 + tail * limit**2, gradient + 2 * tail * limit * workload.limit
 
 
-def _squared_sensitivity(c, steps, min_sep, k):
+def _squared_sensitivity(
+    c: np.ndarray, steps: int, min_sep: int, k: int) -> Tuple[float, np.ndarray]:
   """Of the monotone majorant if k > 1, and its gradient in c; c is zero beyond its length."""
   if k == 1:
     return c @ c, 2 * c

@@ -19,9 +19,11 @@ import functools
 import inspect
 import json
 import math
-from typing import Dict, Optional, Tuple
+import os
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import frozen
@@ -32,6 +34,8 @@ from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 NORM_TOLERANCE = 1e-9  # Relative; a design has maximal column norm one.
+
+_AnyMechanism = TypeVar('_AnyMechanism', bound='Mechanism')
 
 
 class Mechanism(frozen.Frozen, abc.ABC):
@@ -57,8 +61,8 @@ class Mechanism(frozen.Frozen, abc.ABC):
   _given_arrays: Optional[Dict[str, np.ndarray]] = None
   _unrounded: Optional['Mechanism'] = None  # Of a rounded one: as designed, or as given.
 
-  def __init__(self, *, workload: workload_lib.Like = None, objective: str = 'mean',
-               **counts: int):
+  def __init__(
+      self, *, workload: workload_lib.Like = None, objective: str = 'mean', **counts: int) -> None:
     """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
     checks.whole(**counts)
     for name, value in counts.items():
@@ -70,13 +74,13 @@ class Mechanism(frozen.Frozen, abc.ABC):
       self.workload.check(self.steps)
 
   @classmethod
-  def for_run(cls, **options) -> 'Mechanism':
+  def for_run(cls: Type[_AnyMechanism], **options: Any) -> _AnyMechanism:
     """Constructed with those of the options that it takes: not all depend on the participation."""
     taken = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in options.items() if name in taken})
 
   @abc.abstractmethod
-  def design(self) -> Dict[str, np.ndarray]:
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     """The numbers that define C, by name, before rounding. May take long."""
 
   @abc.abstractmethod
@@ -112,7 +116,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return dict(self._arrays)
 
   @functools.cached_property
-  def _arrays(self):
+  def _arrays(self) -> Dict[str, np.ndarray]:
     if self._unrounded is not None:
       numbers = self._unrounded.arrays
     elif self._given_arrays is not None:
@@ -137,14 +141,14 @@ class Mechanism(frozen.Frozen, abc.ABC):
   def shapes(self) -> Dict[str, Tuple[int, ...]]:
     """Of `arrays`."""
 
-  def check_arrays(self, arrays):
+  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     """Raises if (rounded, or loaded) numbers do not define C and C^-1."""
     found = {name: np.shape(value) for name, value in arrays.items()}
     if found != self.shapes() or not all(np.all(np.isfinite(a)) for a in arrays.values()):
       raise ValueError(f'The numbers of {self!r} must be finite in {self.dtype}, of shapes '
                        f'{self.shapes()}. Received: shapes {found}.')
 
-  def rounded(self, dtype='float32') -> 'Mechanism':
+  def rounded(self, dtype: str = 'float32') -> 'Mechanism':
     """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
     try:
       name = np.dtype(dtype).name
@@ -179,7 +183,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     other.__dict__['reason'] = reason
     return other
 
-  def _variant(self, **fields):
+  def _variant(self, **fields: Any) -> 'Mechanism':
     """Constructed again, so that nothing computed from other numbers is carried over."""
     other = type(self)(**self.get_config())
     other.__dict__.update(fields)
@@ -210,15 +214,15 @@ class Mechanism(frozen.Frozen, abc.ABC):
       size = min(size, self._fixed_order_sensitivity(min_sep, k))
     return float(size)
 
-  def rmse(self, n: Optional[int] = None, **participation) -> float:
+  def rmse(self, n: Optional[int] = None, **participation: Any) -> float:
     """Root mean square error of the workload's first n answers, times `sensitivity(...)`."""
     return self._error('mean', n, participation)
 
-  def max_error(self, n: Optional[int] = None, **participation) -> float:
+  def max_error(self, n: Optional[int] = None, **participation: Any) -> float:
     """Largest standard error of the workload's first n answers, times `sensitivity(...)`."""
     return self._error('max', n, participation)
 
-  def last_error(self, n: Optional[int] = None, **participation) -> float:
+  def last_error(self, n: Optional[int] = None, **participation: Any) -> float:
     """Standard error of answer n, times `sensitivity(...)`."""
     return self._error('last', n, participation)
 
@@ -240,25 +244,25 @@ class Mechanism(frozen.Frozen, abc.ABC):
     n = self._rows(n)
     return matrices.toeplitz_matrix(self.noising(n), n)
 
-  def _fixed_order_sensitivity(self, epoch, k):
+  def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
     """As `_sensitivity`, of fewer patterns; inf where it takes too long to know better."""
     if self.steps is None or self.steps > sensitivity_lib.FIXED_ORDER_LIMIT:
       return math.inf
     return sensitivity_lib.fixed_order(self.strategy(), epoch, k)
 
-  def _error(self, objective, n, participation):
+  def _error(self, objective: str, n: Optional[int], participation: Dict[str, Any]) -> float:
     size = self.sensitivity(**participation)
     return size * math.sqrt(self._squared_error(objective, self._rows(n)))
 
-  def _squared_error(self, objective, n):
+  def _squared_error(self, objective: str, n: int) -> float:
     return workload_lib.reduce_errors(self.squared_errors(n), objective)
 
-  def _rows(self, n):
+  def _rows(self, n: Optional[int]) -> int:
     """n, or all steps; refuses rows the mechanism does not have."""
-    if n is None and self.steps is None:
+    n = self.steps if n is None else n
+    if n is None:
       raise ValueError('`n` must be given: the mechanism has no fixed number of steps. '
                        'Received: n=None.')
-    n = self.steps if n is None else n
     checks.whole(n=n)
     if self.steps is not None and n > self.steps:
       raise ValueError(f'`n` must be at most {self.steps}, the steps the mechanism was designed '
@@ -272,21 +276,21 @@ class Mechanism(frozen.Frozen, abc.ABC):
     """Description and numbers; `mechanisms.from_json` restores both bit by bit."""
     return storage.to_json(self)
 
-  def save(self, path):
+  def save(self, path: Union[str, os.PathLike]) -> None:
     """Writes `to_json()`; `mechanisms.load` reads it."""
     with open(path, 'w', encoding='utf-8') as file:
       file.write(self.to_json())
 
-  def __eq__(self, other):
+  def __eq__(self, other: object) -> bool:
     if self is other:
       return True
     return (type(self) is type(other) and self._description() == other._description()
             and self.digest == other.digest)
 
-  def __hash__(self):
+  def __hash__(self) -> int:
     return hash((type(self), self._description(), self.digest))
 
-  def __repr__(self):
+  def __repr__(self) -> str:
     shown = {k: v for k, v in self.get_config().items() if v is not None}
     if self.workload == workload_lib.Workload():
       shown.pop('workload', None)
@@ -296,11 +300,11 @@ class Mechanism(frozen.Frozen, abc.ABC):
       arguments += f', numbers={storage.checksum(given)[:8]}'
     return f'{type(self).__name__}({arguments})'
 
-  def _description(self):
+  def _description(self) -> str:
     return json.dumps([self.get_config(), self.dtype], sort_keys=True)
 
 
-def _constant(value, dtype):
+def _constant(value: Any, dtype: str) -> np.ndarray:
   with np.errstate(over='ignore'):
     result = np.asarray(value, np.float64).astype(dtype).astype(np.float64)
   result.setflags(write=False)

@@ -6,14 +6,17 @@ McMahan, Xu, Zhang 2024 (arXiv:2408.08868); Dvijotham et al. 2024
 """
 
 import math
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
 _LONGEST = 1 << 22  # Coefficients of C that are written out.
@@ -37,10 +40,15 @@ class BLT(families.ToeplitzMechanism):
     objective: 'mean', 'max' or 'last', the error to minimize.
   """
 
+  steps: int
+  buffers: int
   cached = True
 
-  def __init__(self, buffers, steps, *, weights=None, decays=None, min_sep=None,
-               max_participations=1, workload=None, objective='mean'):
+  def __init__(
+      self, buffers: int, steps: int, *, weights: Optional[Sequence[float]] = None,
+      decays: Optional[Sequence[float]] = None, min_sep: Optional[int] = None,
+      max_participations: int = 1, workload: workload_lib.Like = None,
+      objective: str = 'mean') -> None:
     super().__init__(steps=steps, workload=workload, objective=objective)
     checks.whole(0, buffers=buffers)
     self.buffers = int(buffers)
@@ -77,10 +85,10 @@ class BLT(families.ToeplitzMechanism):
     """[buffers] phi, the decays of C^-1; they interlace with those of C."""
     return blt_design.invert(self.weights, self.decays)[1]
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'output_scale': (), 'weights': (self.buffers,), 'decays': (self.buffers,)}
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     if self._given is not None:
       weights, decays = map(np.asarray, self._given)
     else:
@@ -90,50 +98,52 @@ class BLT(families.ToeplitzMechanism):
     norm = blt_design.sensitivity(1.0, weights, decays, self.steps, 1, 1)
     return {'output_scale': 1 / norm, 'weights': weights, 'decays': decays}
 
-  def check_arrays(self, arrays):
+  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     super().check_arrays(arrays)
     decays = arrays['decays']
     if np.any(decays >= 1) or np.any(decays <= 0) or np.any(np.diff(decays) >= 0):
       raise ValueError(f'`dtype` must tell the decays from one another and from 1. Received: '
                        f'{self.dtype} for {self!r}. Use a wider type, fewer steps or buffers.')
 
-  def strategy(self, n=None):
-    return blt_design.coefficients(self.output_scale, self.weights, self.decays, self._rows(n))
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
+    return blt_design.coefficients(
+        float(self.output_scale), self.weights, self.decays, self._rows(n))
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     weights, decays = blt_design.invert(self.weights, self.decays)
-    return blt_design.coefficients(1 / self.output_scale, weights, decays, n)
+    return blt_design.coefficients(1 / float(self.output_scale), weights, decays, n)
 
-  def memory(self):
+  def memory(self) -> int:
     return self.buffers
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     weights, decays = self._given or (None, None)
     return {'buffers': self.buffers, 'weights': weights and list(weights),
             'decays': decays and list(decays), 'min_sep': self.min_sep,
             'max_participations': self.max_participations, **super().get_config()}
 
-  def _squared_error(self, objective, n):
+  def _squared_error(self, objective: str, n: int) -> float:
     if not self.workload.is_toeplitz or n <= _LONGEST:
       return super()._squared_error(objective, n)
     phi = blt_design.invert(self.weights, self.decays)
-    return blt_design.squared_error(*phi, n, self.workload, objective) / self.output_scale**2
+    return blt_design.squared_error(*phi, n, self.workload, objective) / float(self.output_scale)**2
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     if self.steps <= _LONGEST:
       return super()._sensitivity(min_sep, k)
     blt_design.check_decreasing(self.weights, self.decays)
-    return blt_design.sensitivity(self.output_scale, self.weights, self.decays, self.steps,
-                                  min_sep, k)
+    return blt_design.sensitivity(
+        float(self.output_scale), self.weights, self.decays, self.steps, min_sep, k)
 
-  def _fixed_order_sensitivity(self, epoch, k):
+  def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
     if self.steps > _LONGEST:  # C decreases: the same.
       return math.inf
     return super()._fixed_order_sensitivity(epoch, k)
 
 
-def _check(weights, decays, buffers):
+def _check(
+    weights: Optional[Sequence[float]], decays: Optional[Sequence[float]], buffers: int) -> Any:
   """Two tuples of floats, or None."""
   if weights is None and decays is None:
     return None

@@ -13,6 +13,7 @@ cancellation; gradients are complex steps, exact to rounding.
 """
 
 import math
+from typing import List, Tuple
 
 import numpy as np
 
@@ -26,14 +27,16 @@ _STEP = 1e-100  # Of the complex derivative.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
 
 
-def optimal(buffers, steps, workload, objective, min_sep, k, name):
+def optimal(
+    buffers: int, steps: int, workload: workload_lib.Workload, objective: str, min_sep: int, k: int,
+    name: str) -> Tuple[np.ndarray, np.ndarray]:
   """`(weights, decays)` of least error times sensitivity; both [buffers]."""
   if not buffers:
     return np.zeros(0), np.zeros(0)
   k = sensitivity_lib.most_participations(steps, min_sep, k)
-  best = math.inf, None
+  best = math.inf, np.zeros(0)
 
-  def loss(p):
+  def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
     points = p + 1j * _STEP * np.eye(len(p))
     value = _log_loss(_Pair(points), steps, workload, objective, min_sep, k)
     return value[0].real, value.imag / _STEP
@@ -51,7 +54,7 @@ def optimal(buffers, steps, workload, objective, min_sep, k, name):
   return pair.weights, pair.decays
 
 
-def _starts(buffers, steps, period):
+def _starts(buffers: int, steps: int, period: int) -> List[np.ndarray]:
   """Logits evenly from the slowest decay worth having to the fastest."""
   starts = []
   for first, last in ((steps / 3, -0.5), (steps, 0.7), (period / 2, -1.5)):
@@ -64,7 +67,7 @@ def _starts(buffers, steps, period):
 class _Pair:
   """C and C^-1 from variables of shape [..., 2 d], real or with complex steps."""
 
-  def __init__(self, p):
+  def __init__(self, p: np.ndarray) -> None:
     gaps = np.cumsum(np.exp(p[..., 1:]), axis=-1)
     logits = np.concatenate([p[..., :1], p[..., :1] - gaps], axis=-1)
     theta, phi = logits[..., 0::2], logits[..., 1::2]
@@ -77,7 +80,7 @@ class _Pair:
     self.excess = -self.inverse_weights / _sigmoid(-phi)
 
 
-def _residues(poles, zeros):
+def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
   """`prod_k (p_i - z_k) / prod_{k != i} (p_i - p_k)` of decays given by their logits."""
   to_zeros = _difference(poles[..., :, None], zeros[..., None, :])
   to_poles = _difference(poles[..., :, None], poles[..., None, :])
@@ -85,12 +88,14 @@ def _residues(poles, zeros):
   return np.prod(to_zeros, axis=-1) / np.prod(np.where(same, 1.0, to_poles), axis=-1)
 
 
-def _difference(a, b):
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   """`sigmoid(a) - sigmoid(b)` to full relative precision."""
   return -_expm1(b - a) * _sigmoid(a) * _sigmoid(-b)
 
 
-def _log_loss(pair, steps, workload, objective, min_sep, k):
+def _log_loss(
+    pair: _Pair, steps: int, workload: workload_lib.Workload, objective: str, min_sep: int,
+    k: int) -> np.ndarray:
   size = _squared_sensitivity(pair.weights, pair.log_decays, steps, min_sep, k)
   if workload.is_toeplitz:
     error = _squared_error(pair.limit, pair.excess, pair.log_inverse_decays, steps, workload,
@@ -100,7 +105,9 @@ def _log_loss(pair, steps, workload, objective, min_sep, k):
   return np.log(error) + np.log(size)
 
 
-def _squared_error(limit, excess, logs, steps, workload, objective):
+def _squared_error(
+    limit: np.ndarray, excess: np.ndarray, logs: np.ndarray, steps: int,
+    workload: workload_lib.Workload, objective: str) -> np.ndarray:
   """Of a constant learning rate; excess and logs of phi are [..., d]."""
   j, quadrature_weights = quadrature.nodes(0, steps)
   powers = np.exp(j * logs[..., None])
@@ -115,7 +122,7 @@ def _squared_error(limit, excess, logs, steps, workload, objective):
   return np.sum(quadrature_weights * decreasing * b**2, axis=-1)
 
 
-def _convolved_powers(a, b, j):
+def _convolved_powers(a: np.ndarray, b: float, j: np.ndarray) -> np.ndarray:
   """`sum_{r<=j} e^(a r) e^(b (j-r))`, written so that a near b is no 0/0."""
   larger, smaller = np.where(a.real > b, a, b), np.where(a.real > b, b, a)
   gap = smaller - larger
@@ -123,7 +130,8 @@ def _convolved_powers(a, b, j):
   return np.exp(larger * j) * np.where(gap == 0, j + 1, ratio)
 
 
-def _scheduled_error(pair, steps, workload, objective):
+def _scheduled_error(
+    pair: _Pair, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
   """Chain rule through the `steps` coefficients of C^-1."""
   j = np.arange(steps - 1)
   powers = np.exp(j * pair.log_inverse_decays[..., None])
@@ -133,7 +141,8 @@ def _scheduled_error(pair, steps, workload, objective):
   return value + 1j * (inverse.imag @ gradient)
 
 
-def _squared_sensitivity(weights, logs, steps, min_sep, k):
+def _squared_sensitivity(
+    weights: np.ndarray, logs: np.ndarray, steps: int, min_sep: int, k: int) -> np.ndarray:
   """Squared norm of the sum of the columns 0, b, ..., (k-1) b, for c_0 = 1.
 
   Between two participations the sum is `sum_i omega_i g_i(m) theta_i^(r-1)`
@@ -142,18 +151,19 @@ def _squared_sensitivity(weights, logs, steps, min_sep, k):
   """
   pairs = logs[..., :, None] + logs[..., None, :]
 
-  def geometric(n):  # sum_{r=1}^{n-1} (theta_i theta_l)^(r-1)
+  def geometric(n: int) -> np.ndarray:  # sum_{r=1}^{n-1} (theta_i theta_l)^(r-1)
     return _expm1((n - 1) * pairs) / _expm1(pairs)
 
-  def carried(m):  # [..., d, len(m)] g_i(m)
+  def carried(m: np.ndarray) -> np.ndarray:  # [..., d, len(m)] g_i(m)
     return _expm1((m + 1) * min_sep * logs[..., None]) / _expm1(min_sep * logs[..., None])
 
-  def between(m, n, m_weights):
+  def between(m: np.ndarray, n: int, m_weights: np.ndarray) -> np.ndarray:
     g = weights[..., None] * carried(m)
     return np.sum(np.einsum('...im,...lm,m->...il', g, g, m_weights) * geometric(n),
                   axis=(-2, -1))
 
-  def at(m, m_weights):  # Squares on the steps of participation themselves.
+  def at(m: np.ndarray, m_weights: np.ndarray) -> np.ndarray:
+    # Squares on the steps of participation themselves.
     before = weights * np.exp((min_sep - 1) * logs)
     value = 1 + np.sum(before[..., None] * carried(m - 1), axis=-2)
     return np.sum(m_weights * value**2, axis=-1)
@@ -166,19 +176,23 @@ def _squared_sensitivity(weights, logs, steps, min_sep, k):
   return result
 
 
-def sensitivity(scale, weights, decays, steps, min_sep, k):
+def sensitivity(
+    scale: float, weights: np.ndarray, decays: np.ndarray, steps: int, min_sep: int,
+    k: int) -> float:
   """Exact, of a C with positive decreasing coefficients, in O(d^2 log k)."""
   return float(scale * np.sqrt(_squared_sensitivity(weights, np.log(decays), steps, min_sep, k)))
 
 
-def squared_error(inverse_weights, inverse_decays, steps, workload, objective):
+def squared_error(
+    inverse_weights: np.ndarray, inverse_decays: np.ndarray, steps: int,
+    workload: workload_lib.Workload, objective: str) -> float:
   """Of a constant learning rate, for c_0 = 1."""
   excess = -inverse_weights / (1 - inverse_decays)
   limit = np.asarray(1 - np.sum(excess))
   return float(_squared_error(limit, excess, np.log(inverse_decays), steps, workload, objective))
 
 
-def coefficients(scale, weights, decays, n):
+def coefficients(scale: float, weights: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
   """[n] first column: scale, then `scale * sum_i weights_i decays_i^(j-1)`."""
   result = np.zeros(n)
   result[0] = 1
@@ -188,7 +202,7 @@ def coefficients(scale, weights, decays, n):
   return scale * result
 
 
-def invert(weights, decays):
+def invert(weights: np.ndarray, decays: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
   """`(weights, decays)` of C^-1 (c_0 = 1): eigenvalues of `diag(theta) - sqrt(w w^T)`."""
   root = np.sqrt(weights)
   phi = np.linalg.eigvalsh(np.diag(decays) - np.outer(root, root))[::-1]
@@ -197,25 +211,25 @@ def invert(weights, decays):
   return np.prod(to_zeros, axis=1) / np.prod(to_poles, axis=1), phi
 
 
-def check_decreasing(weights, decays):
+def check_decreasing(weights: np.ndarray, decays: np.ndarray) -> None:
   """Raises unless `sensitivity` and `squared_error` hold: 1 >= C_1 >= ..., no alternating C^-1."""
   if np.sum(weights) > 1 or np.any(invert(weights, decays)[1] <= 0):
     raise ValueError('`weights` must sum to at most one, and the decays of C^-1 must be positive, '
                      f'for so many steps. Received: weights={weights}, decays={decays}.')
 
 
-def _sigmoid(x):
+def _sigmoid(x: np.ndarray) -> np.ndarray:
   return 1 / (1 + np.exp(-x))
 
 
-def _expm1(x):
+def _expm1(x: np.ndarray) -> np.ndarray:
   """Also of complex steps; NumPy's own complex one loses the digits near zero."""
   if not np.iscomplexobj(x):
     return np.expm1(x)
   return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)
 
 
-def _log1p(x):
+def _log1p(x: np.ndarray) -> np.ndarray:
   if not np.iscomplexobj(x):
     return np.log1p(x)
   return np.log1p(x.real) + 1j * x.imag / (1 + x.real)

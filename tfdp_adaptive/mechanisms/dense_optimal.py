@@ -7,9 +7,11 @@ et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
 """
 
 import math
+from typing import Any, Dict, Mapping, Optional, Tuple
 import warnings
 
 import numpy as np
+import numpy.typing as npt
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import families
@@ -50,8 +52,11 @@ class Dense(families.MatrixMechanism):
 
   cached = True
 
-  def __init__(self, steps, *, strategy=None, tolerance=None, min_sep=None, max_participations=1,
-               fixed_order=False, workload=None, objective='mean'):
+  def __init__(
+      self, steps: int, *, strategy: Optional[npt.ArrayLike] = None,
+      tolerance: Optional[float] = None, min_sep: Optional[int] = None, max_participations: int = 1,
+      fixed_order: bool = False, workload: workload_lib.Like = None,
+      objective: str = 'mean') -> None:
     super().__init__(steps=steps, workload=workload, objective=objective)
     matrices.check_dense(steps)
     if objective == 'last':
@@ -60,7 +65,7 @@ class Dense(families.MatrixMechanism):
     self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self.fixed_order = bool(fixed_order)
     many = self.max_participations > 1
-    if many and (not fixed_order or self.min_sep * self.max_participations < self.steps
+    if many and (not fixed_order or (self.min_sep or 1) * self.max_participations < self.steps
                  or objective != 'mean'):
       raise ValueError(
           '`max_participations` must be one for Dense, or count the epochs of a fixed order '
@@ -75,7 +80,7 @@ class Dense(families.MatrixMechanism):
     self._given = _check(strategy, self.steps)
 
   @classmethod
-  def for_run(cls, **options):
+  def for_run(cls, **options: Any) -> 'Dense':
     """Designed for all epochs of a fixed order, for the mean error; else for one participation."""
     epochs = options.get('max_participations', 1) * (options.get('min_sep') or 1)
     if (not options.get('fixed_order') or epochs < options['steps']
@@ -84,9 +89,9 @@ class Dense(families.MatrixMechanism):
         options.pop(name, None)
     return super().for_run(**options)
 
-  def design(self):
-    c = self._given
-    if c is None and self.max_participations > 1:
+  def design(self) -> Mapping[str, npt.ArrayLike]:
+    c: Optional[npt.ArrayLike] = self._given
+    if c is None and self.min_sep and self.max_participations > 1:
       c = fixed_order_optimal(self.workload, self.steps, self.min_sep, self.tolerance)
     elif c is None:
       c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance)
@@ -94,17 +99,19 @@ class Dense(families.MatrixMechanism):
     inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
     return {'inverse_rows': np.tril(inverse)}
 
-  def passes(self):
+  def passes(self) -> int:
     return self.steps
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     given = self._given and [list(row) for row in self._given]
     return {'strategy': given, 'tolerance': self.tolerance, 'min_sep': self.min_sep,
             'max_participations': self.max_participations, 'fixed_order': self.fixed_order,
             **super().get_config()}
 
 
-def optimal(workload, n, objective, tolerance):
+def optimal(
+    workload: workload_lib.Workload, n: int, objective: str,
+    tolerance: float) -> Tuple[np.ndarray, float]:
   """Fixed point of the two-sided scaling `P^1/2 A Q^1/2 = U S V^T`.
 
   P and Q are weights of rows and columns that sum to one (P is uniform for the
@@ -118,7 +125,7 @@ def optimal(workload, n, objective, tolerance):
   """
   a = workload.materialize(n)
   p, q = np.full(n, 1 / n), np.full(n, 1 / n)
-  bound, best, chosen = 0.0, math.inf, None
+  bound, best, chosen = 0.0, math.inf, np.eye(n)
   with matrices.one_thread(), progress.bar(f'Dense(steps={n})') as bar:
     for _ in range(_ITERATIONS):
       u, s, v = _decompose(np.sqrt(p)[:, None] * a * np.sqrt(q), objective)
@@ -146,7 +153,8 @@ def optimal(workload, n, objective, tolerance):
   return matrices.factor_gram(chosen), bound
 
 
-def fixed_order_optimal(workload, n, epoch, tolerance) -> np.ndarray:
+def fixed_order_optimal(
+    workload: workload_lib.Workload, n: int, epoch: int, tolerance: float) -> np.ndarray:
   """[n, n] lower-triangular C of least mean error per sensitivity to `fixed_order` patterns.
 
   Steps of one pattern are orthogonal columns. That is a restriction, but the
@@ -168,7 +176,7 @@ def fixed_order_optimal(workload, n, epoch, tolerance) -> np.ndarray:
   return c
 
 
-def _decompose(matrix, objective):
+def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:
   """`(U, s, V)`; U, and small singular values to full precision, for the maximal error only."""
   if objective == 'max':
     u, s, v = linalg.svd(matrix, check_finite=False)
@@ -177,13 +185,13 @@ def _decompose(matrix, objective):
   return None, np.sqrt(np.maximum(squares, 1e-30)), v
 
 
-def _relaxed(old, new, factor=1.5):
+def _relaxed(old: np.ndarray, new: np.ndarray, factor: float = 1.5) -> np.ndarray:
   """A step of 1.5 in the logarithm: the plain map contracts by about 0.7, all one-sided."""
   result = old * (new / old)**factor
   return result / result.sum()
 
 
-def _check(strategy, n):
+def _check(strategy: Optional[npt.ArrayLike], n: int) -> Optional[Tuple[Tuple[float, ...], ...]]:
   if strategy is None:
     return None
   c = np.asarray(strategy, np.float64)

@@ -3,6 +3,7 @@
 
 import functools
 import math
+from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -15,17 +16,17 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 class ToeplitzMechanism(base.Mechanism):
   """C is a lower-triangular Toeplitz matrix: everything follows from its first column."""
 
-  def row_norms(self, n=None):
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     return np.sqrt(np.cumsum(self.noising(self._rows(n))**2))
 
-  def squared_errors(self, n=None):
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     return workload_lib.squared_errors(self.workload, self.noising(self._rows(n)))
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     coefficients = self.strategy()
     return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
 
-  def _fixed_order_sensitivity(self, epoch, k):
+  def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
     if self.steps is None or k * epoch < self.steps:
       return math.inf
     return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
@@ -34,35 +35,37 @@ class ToeplitzMechanism(base.Mechanism):
 class MatrixMechanism(base.Mechanism):
   """C is any invertible lower-triangular matrix, held as `inverse_rows`, [steps, steps] C^-1."""
 
+  steps: int
+
   @property
   def inverse_rows(self) -> np.ndarray:
     """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
     return self.arrays['inverse_rows']
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'inverse_rows': (self.steps, self.steps)}
 
-  def check_arrays(self, arrays):
+  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     super().check_arrays(arrays)
     matrices.check_lower(arrays['inverse_rows'])
 
   @functools.cached_property
-  def _matrix(self):
+  def _matrix(self) -> np.ndarray:
     return matrices.invert_lower(self.inverse_rows)
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     return self._matrix[:n, :n]
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     return self.inverse_rows[:n, :n]
 
-  def row_norms(self, n=None):
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     return np.linalg.norm(self.noising(n), axis=1)
 
-  def squared_errors(self, n=None):
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     return sensitivity_lib.general(self._matrix, min_sep, k)

@@ -2,29 +2,30 @@
 """Objects that cannot be changed once they are made."""
 
 import functools
+from typing import Any
 
 
 class Frozen:
   """Attributes may be set in the constructor of an object's own class, and never again."""
 
-  def __init_subclass__(cls, **kwargs):
+  def __init_subclass__(cls, **kwargs: Any) -> None:
     super().__init_subclass__(**kwargs)
     initialize = cls.__init__
 
     @functools.wraps(initialize)
-    def initialize_and_freeze(self, *args, **kwargs):
+    def initialize_and_freeze(self: Any, *args: Any, **kwargs: Any) -> None:
       initialize(self, *args, **kwargs)
       if type(self) is cls:
         self.__dict__['_frozen'] = True
 
-    cls.__init__ = initialize_and_freeze
+    cls.__init__ = initialize_and_freeze  # type: ignore[method-assign]
 
-  def __setattr__(self, name, value):
+  def __setattr__(self, name: str, value: Any) -> None:
     if self.__dict__.get('_frozen'):
       raise AttributeError(f'A {type(self).__name__} cannot be changed: make another one. '
                            f'Received: {name}={value!r} for {self!r}.')
     super().__setattr__(name, value)
 
-  def __delattr__(self, name):
+  def __delattr__(self, name: str) -> None:
     raise AttributeError(f'A {type(self).__name__} cannot be changed: make another one. '
                          f'Received: del {name} of {self!r}.')

@@ -6,15 +6,19 @@ iteration (Choquette-Choo et al. 2023, arXiv:2211.06530 and arXiv:2306.08153).
 """
 
 import math
+from typing import Tuple
 
 import numpy as np
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
-def optimal(start, free, group, workload, name) -> np.ndarray:
+def optimal(
+    start: np.ndarray, free: np.ndarray, group: np.ndarray, workload: workload_lib.Workload,
+    name: str) -> np.ndarray:
   """[n, n] X, positive definite, of least error among those with its zeros and diagonal.
 
   Args:
@@ -30,7 +34,7 @@ def optimal(start, free, group, workload, name) -> np.ndarray:
   gram = a.T @ a
   i, j = np.nonzero(np.tril(free, -1))
 
-  def matrix(p):
+  def matrix(p: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """X from the logarithms of its diagonal (up to a factor per group) and its correlations."""
     diagonal = np.exp(p[:n])
     diagonal /= np.bincount(group, diagonal)[group]
@@ -39,7 +43,7 @@ def optimal(start, free, group, workload, name) -> np.ndarray:
     x[i, j] = x[j, i] = p[n:] * root[i] * root[j]
     return x, root
 
-  def loss(p):
+  def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
     x, root = matrix(p)
     try:
       factor = linalg.cho_factor(x, lower=True)
@@ -60,7 +64,7 @@ def optimal(start, free, group, workload, name) -> np.ndarray:
         loss, p, ftol=1e-13, maxcor=10, callback=lambda _: bar.update()))[0]
 
 
-def lower_bound(x, group, workload) -> float:
+def lower_bound(x: np.ndarray, group: np.ndarray, workload: workload_lib.Workload) -> float:
   """Of the mean error of any C with `sum_{i,j in g} |(C^T C)_ij| <= 1` for every group g.
 
   Weak duality: for V >= 0 with zeros between groups, `tr(V C^T C)` is at most

@@ -2,12 +2,15 @@
 """Independent Gaussian noise at every step: C is the identity (DP-SGD)."""
 
 import math
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
 @registry.register(registry.Design('independent'))
@@ -16,27 +19,27 @@ class IndependentGaussian(families.ToeplitzMechanism):
 
   bands = 1
 
-  def __init__(self, *, workload=None):
+  def __init__(self, *, workload: workload_lib.Like = None) -> None:
     super().__init__(workload=workload)
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     return {}
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {}
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.resized(np.ones(1), n)
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.resized(np.ones(1), n)
 
-  def row_norms(self, n=None):
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     return np.ones(1 if n is None else n)
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     del min_sep  # Columns are disjoint at any distance.
     return math.sqrt(k)
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     return {'workload': self.workload.get_config()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lower-triangular matrices, whole or by their Toeplitz coefficients."""
 
-from typing import Optional
+from typing import Any, ContextManager, Optional
 
 import numpy as np
 from scipy import linalg
@@ -10,7 +10,7 @@ import threadpoolctl
 DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
 
 
-def one_thread():
+def one_thread() -> ContextManager[Any]:
   """Context for linear algebra too small to share between BLAS threads.
 
   On a busy machine threads spin while they wait for one another: with two,
@@ -25,7 +25,7 @@ def invert_lower(matrix: np.ndarray) -> np.ndarray:
   return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
 
 
-def check_lower(matrix):
+def check_lower(matrix: np.ndarray) -> None:
   if np.any(np.triu(matrix, 1)) or not np.all(np.diagonal(matrix) > 0):
     raise ValueError('C^-1 must be lower triangular with positive diagonal.')
 
@@ -39,7 +39,7 @@ def factor_gram(gram: np.ndarray) -> np.ndarray:
   return np.linalg.cholesky(gram[::-1, ::-1]).T[::-1, ::-1]
 
 
-def toeplitz_matrix(values, n: int) -> np.ndarray:
+def toeplitz_matrix(values: np.ndarray, n: int) -> np.ndarray:
   """[n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
   check_dense(n)
   c = np.asarray(values, np.float64)
@@ -56,6 +56,6 @@ def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:
   return np.concatenate([values[:n], np.zeros(max(0, n - len(values)))])
 
 
-def check_dense(n):
+def check_dense(n: int) -> None:
   if n > DENSE_LIMIT:
     raise ValueError(f'`n` must be at most {DENSE_LIMIT} for an [n, n] matrix. Received: n={n}.')

@@ -2,6 +2,7 @@
 """Sums of smooth functions over very long ranges of integers."""
 
 import functools
+from typing import Tuple
 
 import numpy as np
 from scipy import linalg
@@ -11,7 +12,7 @@ _NODES = 16  # Per panel; panels double in length.
 
 
 @functools.lru_cache(maxsize=256)
-def nodes(start: int, stop: int):
+def nodes(start: int, stop: int) -> Tuple[np.ndarray, np.ndarray]:
   """Points and weights with `sum_{start <= j < stop} f(j)` close to `weights @ f(points)`.
 
   Exact for short ranges, else for polynomials of degree 31 on panels [a, 2a):
@@ -34,7 +35,7 @@ def nodes(start: int, stop: int):
   return points, weights
 
 
-def _gauss(size):
+def _gauss(size: int) -> Tuple[np.ndarray, np.ndarray]:
   """Gauss rule of the sum over 0, ..., size - 1: zeros of the discrete Chebyshev polynomials."""
   if size <= _NODES:
     return np.arange(size, dtype=np.float64), np.ones(size)

@@ -6,10 +6,16 @@ looked up here, and `tfdp_adaptive.noise` refuses to be imported while a kind
 has no noise stream.
 """
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from __future__ import annotations
 
-KINDS: Dict[str, type] = {}  # Class name -> class.
-DESIGNS: Dict[str, Tuple[type, 'Design']] = {}  # Name on the command line -> class and design.
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # It registers there.
+  from tfdp_adaptive.mechanisms import base
+
+_Class = TypeVar('_Class', bound='Type[base.Mechanism]')
+KINDS: Dict[str, Type[base.Mechanism]] = {}  # Class name -> class.
+DESIGNS: Dict[str, Tuple[Type[base.Mechanism], Design]] = {}  # By name on the command line.
 
 
 class Design(NamedTuple):
@@ -26,10 +32,10 @@ class Design(NamedTuple):
   arguments: Tuple[Tuple[str, Any], ...] = ()
 
 
-def register(*designs: Design) -> Callable[[type], type]:
+def register(*designs: Design) -> Callable[[_Class], _Class]:
   """A decorator that makes a `Mechanism` known by its class name and by `designs`."""
 
-  def decorate(kind: type) -> type:
+  def decorate(kind: _Class) -> _Class:
     taken = [name for name in (design.name for design in designs) if name in DESIGNS]
     if not designs or taken or kind.__name__ in KINDS:
       raise ValueError('A mechanism must be registered once, with at least one design whose name '
@@ -42,11 +48,10 @@ def register(*designs: Design) -> Callable[[type], type]:
   return decorate
 
 
-def design(name: str, steps: int, size: Optional[int] = None, **options: Any):
+def design(name: str, steps: int, size: Optional[int] = None, **options: Any) -> base.Mechanism:
   """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
   left out."""
   kind, its = DESIGNS[name]
   if its.size is not None:
     options[its.size] = size
-  return kind.for_run(  # type: ignore[attr-defined]  # A `Mechanism`, which imports this.
-      steps=steps, **dict(its.arguments), **options)
+  return kind.for_run(steps=steps, **dict(its.arguments), **options)

@@ -5,25 +5,31 @@ Only numbers are stored, never a sensitivity: whatever a file says, the
 accountant sees the sensitivity of the C that runs.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json
 import os
 import pathlib
 import tempfile
-from typing import Union
+from typing import Any, Dict, Mapping, Optional, TYPE_CHECKING, Union
 import warnings
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive.mechanisms import registry
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.mechanisms import base
 
 FORMAT = 'tfdp_adaptive.mechanism'
 VERSION = 1  # Of the file format and of the designs in the cache.
 CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
 
 
-def to_json(mechanism, arrays=None) -> str:
+def to_json(mechanism: base.Mechanism, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
   """Kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
   arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
   return json.dumps({
@@ -31,7 +37,7 @@ def to_json(mechanism, arrays=None) -> str:
       'config': mechanism.get_config(), 'dtype': mechanism.dtype, **_numbers(arrays)})
 
 
-def from_json(text: str):
+def from_json(text: str) -> base.Mechanism:
   """The mechanism `to_json` described, with the same numbers.
 
   Raises:
@@ -53,12 +59,12 @@ def from_json(text: str):
   return from_config(content)
 
 
-def load(path: Union[str, os.PathLike]):
+def load(path: Union[str, os.PathLike]) -> base.Mechanism:
   """Reads what `Mechanism.save` wrote."""
   return from_json(pathlib.Path(path).read_text(encoding='utf-8'))
 
 
-def to_config(mechanism) -> dict:
+def to_config(mechanism: base.Mechanism) -> dict:
   """What `from_config` needs to make an equal mechanism, as JSON-serializable values.
 
   Numbers that the mechanism designs are left out, for they are designed again;
@@ -72,7 +78,7 @@ def to_config(mechanism) -> dict:
   return content
 
 
-def from_config(content: dict):
+def from_config(content: dict) -> base.Mechanism:
   """The mechanism that `to_config` or `to_json` described.
 
   Raises:
@@ -95,7 +101,7 @@ def from_config(content: dict):
                      f'returned. Received: {str(content)[:60]} ({error!r}).') from error
 
 
-def cached(mechanism) -> dict:
+def cached(mechanism: base.Mechanism) -> Mapping[str, npt.ArrayLike]:
   """`mechanism.design()`, kept on disk by a key of all that decides it."""
   folder = cache_folder()
   if folder is None:
@@ -117,7 +123,7 @@ def cached(mechanism) -> dict:
   return arrays
 
 
-def cache_folder():
+def cache_folder() -> Optional[pathlib.Path]:
   """Where designs are kept; None if the user opted out."""
   choice = os.environ.get(CACHE_SWITCH, '')
   if choice.lower() in ('0', 'off', 'no', 'false'):
@@ -128,7 +134,7 @@ def cache_folder():
   return pathlib.Path(base) / 'tfdp_adaptive' / 'mechanisms'
 
 
-def _write(path, text):
+def _write(path: pathlib.Path, text: str) -> None:
   """All or nothing; a cache that cannot be written is no reason to fail."""
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +147,12 @@ def _write(path, text):
                   stacklevel=3)
 
 
-def _numbers(arrays):
+def _numbers(arrays: Mapping[str, np.ndarray]) -> Dict[str, Any]:
   return {'arrays': {name: _encode(value) for name, value in arrays.items()},
           'checksum': checksum(arrays)}
 
 
-def _encode(array):
+def _encode(array: np.ndarray) -> Any:
   array = np.asarray(array, np.float64)
   if array.size <= 256:
     return array.tolist()
@@ -154,7 +160,7 @@ def _encode(array):
   return {'shape': list(array.shape), 'float64': packed}
 
 
-def _decode(value):
+def _decode(value: Any) -> np.ndarray:
   try:
     return _array(value)
   except (ValueError, OverflowError) as error:  # binascii's is one as well.
@@ -162,7 +168,7 @@ def _decode(value):
                      f'Received: {str(value)[:60]} ({error}).') from error
 
 
-def _array(value):
+def _array(value: Any) -> np.ndarray:
   if isinstance(value, dict):
     flat = np.frombuffer(base64.b64decode(value['float64']), '<f8').astype(np.float64)
     value = flat.reshape(value['shape'])
@@ -171,7 +177,7 @@ def _array(value):
   return result
 
 
-def checksum(arrays) -> str:
+def checksum(arrays: Mapping[str, np.ndarray]) -> str:
   """A hash of names, shapes and numbers, equal if and only if all bits are."""
   digest = hashlib.sha256()
   for name in sorted(arrays):

@@ -8,9 +8,10 @@ a constant geometrically, so their tail is summed in closed form.
 """
 
 import math
-from typing import Any, List
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize
 from scipy import signal
 
@@ -20,6 +21,8 @@ from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
+Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient)
+
 _NEGLIGIBLE = 1e-16  # Of coefficients that begin with one.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
@@ -43,8 +46,13 @@ class BandedToeplitz(families.ToeplitzMechanism):
     objective: 'mean', 'max' or 'last', the error to minimize.
   """
 
-  def __init__(self, bands, steps, *, method='optimal', coefficients=None, workload=None,
-               objective='mean'):
+  steps: int
+  bands: int
+
+  def __init__(
+      self, bands: int, steps: int, *, method: str = 'optimal',
+      coefficients: Optional[Sequence[float]] = None, workload: workload_lib.Like = None,
+      objective: str = 'mean') -> None:
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
     if bands > steps:
       raise ValueError(f'`bands` must be at most `steps`. Received: bands={bands}, steps={steps}.')
@@ -58,10 +66,10 @@ class BandedToeplitz(families.ToeplitzMechanism):
     """[bands] c: `x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0`."""
     return self.arrays['coefficients']
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'coefficients': (self.bands,)}
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     c = self._given
     if c is None:
       c = square_root(self.workload, self.bands)
@@ -69,21 +77,21 @@ class BandedToeplitz(families.ToeplitzMechanism):
         c = optimal(c, self.steps, self.workload, self.objective)
     return {'coefficients': np.asarray(c) / np.linalg.norm(c)}
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.resized(self.coefficients, None if n is None else self._rows(n))
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     return reciprocal(self.coefficients, self._rows(n))
 
-  def memory(self):
+  def memory(self) -> int:
     return self.bands - 1
 
-  def _squared_error(self, objective, n):
+  def _squared_error(self, objective: str, n: int) -> float:
     if not self.workload.is_toeplitz:
       return super()._squared_error(objective, n)
     return squared_error(self.coefficients, n, self.workload, objective)[0]
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     return {'bands': self.bands, 'method': self.method,
             'coefficients': self._given and list(self._given), **super().get_config()}
 
@@ -114,7 +122,7 @@ def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
   return np.concatenate(pieces)
 
 
-def square_root(workload, n: int) -> np.ndarray:
+def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
   """[n] coefficients of the square root of a workload with a constant rate.
 
   `c_k = c_{k-1} (2k-1) / (2k)` for prefix sums, convolved with the same times
@@ -128,11 +136,12 @@ def square_root(workload, n: int) -> np.ndarray:
   return signal.fftconvolve(root, decayed)[:n]
 
 
-def optimal(start, steps, workload, objective) -> np.ndarray:
+def optimal(
+    start: np.ndarray, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
   """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point."""
   start = np.asarray(start) / start[0]
 
-  def loss(tail):
+  def loss(tail: np.ndarray) -> Tuple[float, np.ndarray]:
     c = np.concatenate([[1.0], tail])
     value, gradient = squared_error(c, steps, workload, objective)
     if not 0 < value < math.inf:
@@ -142,8 +151,10 @@ def optimal(start, steps, workload, objective) -> np.ndarray:
   return np.concatenate([[1.0], minimize(loss, start[1:])])
 
 
-def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, maxcor=30,
-             callback=None) -> np.ndarray:
+def minimize(
+    loss: Loss, start: np.ndarray, *, bounds: Optional[Sequence[Tuple[float, float]]] = None,
+    maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30,
+    callback: Optional[Callable[..., Any]] = None) -> np.ndarray:
   """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
 
   The line search may step out of it (an unstable C^-1). It is answered with a
@@ -155,7 +166,7 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, maxcor=30,
   if not best[1].size:
     return best[1]
 
-  def guarded(x):
+  def guarded(x: np.ndarray) -> Tuple[float, np.ndarray]:
     with np.errstate(all='ignore'):
       value, gradient = loss(x)
     if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
@@ -182,11 +193,13 @@ def minimize(loss, start, *, bounds=None, maxiter=1000, ftol=1e-15, maxcor=30,
   return best[1]
 
 
-def _times(pair, unit):
+def _times(pair: Tuple[float, np.ndarray], unit: float) -> Tuple[float, np.ndarray]:
   return pair[0], pair[1] * unit
 
 
-def squared_error(c, steps, workload, objective):
+def squared_error(
+    c: np.ndarray, steps: int, workload: workload_lib.Workload,
+    objective: str) -> Tuple[float, np.ndarray]:
   """Mean (or last = maximal) squared row norm of `A C^-1`, and its gradient in c.
 
   Returns:
@@ -222,7 +235,7 @@ def squared_error(c, steps, workload, objective):
   return value, gradient
 
 
-def error_weights(steps, length, objective):
+def error_weights(steps: int, length: int, objective: str) -> Tuple[np.ndarray, float]:
   """Weights of the squares of the first coefficients of B, and of all later ones together."""
   if objective != 'mean':
     return np.ones(length), steps - length
@@ -230,7 +243,7 @@ def error_weights(steps, length, objective):
   return weights, (steps - length) * (steps - length + 1) / (2 * steps)
 
 
-def pull(c, pulled, x):
+def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray) -> np.ndarray:
   """Gradient in c of a function of `x = a / c` with gradient `pulled` in x."""
   adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
@@ -241,14 +254,15 @@ def pull(c, pulled, x):
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
 
 
-def require_toeplitz(workload, name):
+def require_toeplitz(workload: workload_lib.Workload, name: str) -> None:
   if not workload.is_toeplitz:
     raise ValueError(f'`workload` must have a constant learning rate for {name}; use Dense, '
                      'BandedToeplitz, BandedInverse or BLT for a schedule. '
                      f'Received: {len(workload.learning_rates)} learning rates.')
 
 
-def check_coefficients(values, length):
+def check_coefficients(
+    values: Optional[Sequence[float]], length: int) -> Optional[Tuple[float, ...]]:
   """A tuple of floats with a positive first one, or None."""
   if values is None:
     return None

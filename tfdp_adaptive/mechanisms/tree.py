@@ -8,8 +8,10 @@ exist: a record is in at most floor(log2 T) + 1 of them.
 
 import functools
 import math
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import base
@@ -43,7 +45,9 @@ class Tree(base.Mechanism):
 
   steps: int
 
-  def __init__(self, steps, variant='online', restart_every=None, *, workload=None):
+  def __init__(
+      self, steps: int, variant: str = 'online', restart_every: Optional[int] = None, *,
+      workload: workload_lib.Like = None) -> None:
     super().__init__(steps=steps, workload=workload)
     if variant not in VARIANTS:
       raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
@@ -82,17 +86,17 @@ class Tree(base.Mechanism):
     """[block, block] C^-1 of one tree; variant 'full' only."""
     return self.arrays['inverse_rows']
 
-  def shapes(self):
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
     if self.variant == 'full':
       return {'inverse_rows': (self.block, self.block)}
     return {'level_weights': (self.levels,), 'node_scale': ()}
 
-  def check_arrays(self, arrays):
+  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     super().check_arrays(arrays)
     if self.variant == 'full':
       matrices.check_lower(arrays['inverse_rows'])
 
-  def design(self):
+  def design(self) -> Mapping[str, npt.ArrayLike]:
     if self.variant == 'full':
       nodes = _nodes(self.block) / math.sqrt(self.levels)
       return {'inverse_rows': np.tril(matrices.invert_lower(matrices.factor_gram(nodes.T @ nodes)))}
@@ -101,18 +105,18 @@ class Tree(base.Mechanism):
       weights = 1 / (2 - 0.5**np.arange(self.levels))
     return {'level_weights': weights, 'node_scale': math.sqrt(self.levels)}
 
-  def strategy(self, n=None):
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     whole = self._diagonal(n, self._block_strategy())
     return whole[:n, :n] if self.variant == 'full' else whole[:, :n]
 
-  def noising(self, n=None):
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.variant == 'full':
       return self._diagonal(n, self.inverse_rows)[:n, :n]
     return self._diagonal(n, np.diff(self._prefix_noise, axis=0, prepend=0.0))[:n]
 
-  def row_norms(self, n=None):
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     place = np.arange(n) % self.block
     if self.variant == 'full':
@@ -127,7 +131,7 @@ class Tree(base.Mechanism):
     trailing = np.log2((place + 1) & -(place + 1)).astype(int)
     return self.node_scale * np.sqrt(norms)[trailing]
 
-  def squared_errors(self, n=None):
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.workload != workload_lib.Workload():
       matrices.check_dense(n)
@@ -139,17 +143,17 @@ class Tree(base.Mechanism):
       block = self.node_scale**2 * (bits @ self._node_variances)
     return block[np.arange(n) % self.block] + block[-1] * (np.arange(n) // self.block)
 
-  def memory(self):
+  def memory(self) -> int:
     return 0 if self.variant == 'full' else self.levels - 1
 
-  def passes(self):
+  def passes(self) -> int:
     return self.block if self.variant == 'full' else 2
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     return {'steps': self.steps, 'variant': self.variant, 'restart_every': self.restart_every,
             'workload': self.workload.get_config()}
 
-  def _sensitivity(self, min_sep, k):
+  def _sensitivity(self, min_sep: int, k: int) -> float:
     if k == 1:
       return self._largest_column()
     bound = self._level_bound(min_sep, k)
@@ -161,25 +165,25 @@ class Tree(base.Mechanism):
       bound = min(bound, math.sqrt(sensitivity_lib.best_pattern(through, min_sep, k)))
     return bound
 
-  def _largest_column(self):
+  def _largest_column(self) -> float:
     if self.variant == 'full':
-      return np.linalg.norm(matrices.invert_lower(self.inverse_rows), axis=0).max()
-    return math.sqrt(self.levels) / self.node_scale
+      return float(np.linalg.norm(matrices.invert_lower(self.inverse_rows), axis=0).max())
+    return math.sqrt(self.levels) / float(self.node_scale)
 
-  def _level_bound(self, min_sep, k):
+  def _level_bound(self, min_sep: int, k: int) -> float:
     """Per level, as many participations in one node as fit, until all k are placed."""
     total = 0
     for level in range(self.levels):
       most = min(k, -(-2**level // min_sep))
       total += (k // most) * most**2 + (k % most)**2
     if self.variant != 'full':
-      return math.sqrt(total) / self.node_scale
+      return math.sqrt(total) / float(self.node_scale)
     exact = matrices.factor_gram(_nodes(self.block).T @ _nodes(self.block)) / math.sqrt(self.levels)
     moved = np.linalg.norm(matrices.invert_lower(self.inverse_rows) - exact, axis=0).max()
     return math.sqrt(total / self.levels) + k * moved
 
   @functools.cached_property
-  def _node_variances(self):
+  def _node_variances(self) -> np.ndarray:
     """[levels] variance of a node's estimate in units of `node_scale**2`."""
     w, result = self.level_weights, np.empty(self.levels)
     for level in range(self.levels):
@@ -188,9 +192,10 @@ class Tree(base.Mechanism):
     return result
 
   @property
-  def _prefix_noise(self):
+  def _prefix_noise(self) -> np.ndarray:
     """[block, nodes] noise in the prefix sums of one tree, of unit node noises."""
-    estimates, start = [], 0
+    estimates: List[np.ndarray] = []
+    start = 0
     count = len(_nodes(self.block))
     for level, w in enumerate(self.level_weights):
       size = self.block >> level
@@ -207,17 +212,17 @@ class Tree(base.Mechanism):
           result[t] += estimates[level][((t + 1) >> level) - 1]
     return result
 
-  def _block_strategy(self):
+  def _block_strategy(self) -> np.ndarray:
     if self.variant == 'full':
       return matrices.invert_lower(self.inverse_rows)
     return _nodes(self.block) / self.node_scale
 
-  def _diagonal(self, n, block):
+  def _diagonal(self, n: int, block: np.ndarray) -> np.ndarray:
     matrices.check_dense(n)
     return np.kron(np.eye(-(-n // self.block)), block)
 
 
-def _nodes(n):
+def _nodes(n: int) -> np.ndarray:
   """[nodes, n] membership of steps in complete dyadic intervals, leaves first."""
   matrices.check_dense(n)
   step = np.arange(n)

@@ -2,7 +2,7 @@
 """Workloads A: which linear function of the noised gradients must be accurate."""
 
 import dataclasses
-from typing import Optional, Tuple, Union
+from typing import Iterator, Optional, Tuple, Union
 
 import numpy as np
 from scipy import signal
@@ -26,7 +26,7 @@ class Workload:
   momentum: float = 0.0
   learning_rates: Tuple[float, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.decay(momentum=self.momentum)
     if (not isinstance(self.learning_rates, (tuple, list, np.ndarray))
         or not all(map(checks.is_number, self.learning_rates))):
@@ -53,7 +53,7 @@ class Workload:
     powers = self.momentum ** np.arange(1, n + 1)
     return (1 - powers) / (1 - self.momentum)
 
-  def check(self, steps: int):
+  def check(self, steps: int) -> None:
     """Raises unless there is a learning rate for every step."""
     if not self.is_toeplitz and len(self.learning_rates) < steps:
       raise ValueError(f'`learning_rates` must have a value for each of {steps} steps. '
@@ -100,11 +100,11 @@ def squared_errors(workload: Workload, inverse: np.ndarray) -> np.ndarray:
   return np.array([row @ row for row in _rows(filtered, rates)])
 
 
-def _momentum(workload, x):
+def _momentum(workload: Workload, x: np.ndarray) -> np.ndarray:
   return signal.lfilter([1.0], [1.0, -workload.momentum], x)
 
 
-def _rows(filtered, rates):
+def _rows(filtered: np.ndarray, rates: np.ndarray) -> Iterator[np.ndarray]:
   """Rows t of `prefix diag(rates) G` in time order, G Toeplitz; one buffer, O(n) each."""
   n = len(filtered)
   backwards = filtered[::-1]
@@ -114,7 +114,8 @@ def _rows(filtered, rates):
     yield row[:t + 1]
 
 
-def scheduled_error(workload: Workload, inverse: np.ndarray, objective: str):
+def scheduled_error(
+    workload: Workload, inverse: np.ndarray, objective: str) -> Tuple[float, np.ndarray]:
   """Error to minimize for a schedule, and its gradient in the n coefficients of C^-1.
 
   The maximum over steps is smoothed as a power mean of exponent 16. O(n^2)
@@ -141,7 +142,7 @@ def scheduled_error(workload: Workload, inverse: np.ndarray, objective: str):
   return value, _momentum(workload, gradient[::-1])[::-1]
 
 
-def _reduce(squares, objective, exponent=16):
+def _reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[float, np.ndarray]:
   n = len(squares)
   if objective == 'last':
     weights = np.zeros(n)
@@ -162,6 +163,6 @@ def reduce_errors(squares: np.ndarray, objective: str) -> float:
   return float(reduced[objective])
 
 
-def check_objective(objective: Optional[str]):
+def check_objective(objective: Optional[str]) -> None:
   if objective not in OBJECTIVES:
     raise ValueError(f'`objective` must be one of {OBJECTIVES}. Received: objective={objective!r}.')

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which mechanism to take for a plan."""
 
+from typing import Any, Dict
+
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import workload as workload_lib
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -35,7 +37,7 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
   """
   if isinstance(memory, bool) or int(memory) != memory or memory < 0:
     raise ValueError(f'`memory` must be an integer >= 0. Received: memory={memory!r}.')
-  design = dict(workload=workload, objective=objective)
+  design: Dict[str, Any] = dict(workload=workload, objective=objective)
   if plan.steps == 1:
     return mechanisms.IndependentGaussian(workload=workload).because(
         'There is one step: nothing to correlate.')
@@ -52,7 +54,7 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
         f'Cyclic Poisson sampling of {cycle} groups amplifies banded noise, at the same cost for '
         f'any number of bands up to {cycle}; {bands} fit into {memory} rows of memory.')
   min_sep, k = plan.participation()
-  participation = dict(min_sep=min_sep, max_participations=k)
+  participation: Dict[str, Any] = dict(min_sep=min_sep, max_participations=k)
   pattern = (f'a record that takes part at most {k} times, at least {min_sep} steps apart'
              if k > 1 else 'a record that takes part once')
   if memory == 0:
