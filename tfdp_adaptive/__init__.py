@@ -8,7 +8,7 @@ only when it is touched.
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import Any, List, TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
 
@@ -94,7 +94,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
   if name == 'federated' and importlib.util.find_spec('tensorflow_federated') is None:
     raise ImportError(
         '`tfdp_adaptive.federated` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
@@ -109,5 +109,5 @@ def __getattr__(name):
   return value
 
 
-def __dir__():
+def __dir__() -> List[str]:
   return sorted((*globals(), *__all__))

@@ -11,12 +11,13 @@ with one row of the mechanism per step over all asks together.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
@@ -50,9 +51,11 @@ class Privatizer:
     allow_non_private: Accept statistics that are released without noise.
   """
 
-  def __init__(self, asks, specs, *, l2_norm_clip, noise_multiplier, batch_size,
-               adjacency='zero_out', mechanism=None, steps=None, seed=None,
-               allow_non_private=False):
+  def __init__(
+      self, asks: Tuple[contract.Ask, ...], specs: trees.Tree, *, l2_norm_clip: float,
+      noise_multiplier: float, batch_size: float, adjacency: str = 'zero_out',
+      mechanism: Optional[mechanisms.Mechanism] = None, steps: Optional[int] = None,
+      seed: Optional[int] = None, allow_non_private: bool = False) -> None:
     checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
     checks.not_negative(noise_multiplier=noise_multiplier)
     contract.check_adjacency(adjacency)
@@ -78,32 +81,34 @@ class Privatizer:
     self._noise = noise_lib.stream(mechanism, source)
 
   @property
-  def noise_multiplier(self):
+  def noise_multiplier(self) -> float:
     return self._noise_multiplier
 
   @property
-  def batch_size(self):
+  def batch_size(self) -> float:
     return self._batch_size
 
   @property
-  def adjacency(self):
+  def adjacency(self) -> str:
     return self._adjacency
 
   @property
-  def steps(self):
+  def steps(self) -> Optional[int]:
     return self._steps
 
-  def init(self):
+  def init(self) -> State:
     """Fresh SECRET state; its key is drawn when this runs, not when it is traced."""
     secret = tuple(ask.second.init(self.specs) if ask.second else () for ask in self._asks)
     return State(self._noise.init(self._release_specs), secret)
 
-  def resolve(self, queries):
+  def resolve(self, queries: contract.Queries) -> Tuple[tf.Tensor, ...]:
     """Absolute clip norm of every query, [] each, in scaled units."""
     return tuple(self._l2_norm_clip * tf.cast(query.relative_clip, self._dtype())
                  for query in queries)
 
-  def release(self, state, queries, sums):
+  def release(
+      self, state: State, queries: contract.Queries,
+      sums: Tuple[contract.Sums, ...]) -> Tuple[contract.Releases, State]:
     """Noises the sums of one step.
 
     Args:
@@ -154,29 +159,33 @@ class Privatizer:
       secrets.append(secret)
     return tuple(releases), State(noise, tuple(secrets))
 
-  def _dtype(self):
+  def _dtype(self) -> tf.DType:
     return tf.nest.flatten(self.specs)[0].dtype
 
 
-def _noised(value, row, std, spread, row_variance, asked):
+def _noised(
+    value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, row_variance: tf.Tensor,
+    asked: tf.Tensor) -> Tuple[trees.Tree, tf.Tensor]:
   """`(value + noise, variance of the noise)`; nothing where not asked."""
   std = tf.cast(std, spread.dtype) * spread
   return _sum(value, row, std, asked), tf.where(asked, tf.square(std) * row_variance, 0)
 
 
 @fusion.one_pass
-def _sum(value, row, std, asked):
+def _sum(value: trees.Tree, row: trees.Tree, std: tf.Tensor, asked: tf.Tensor) -> trees.Tree:
   return trees.map(
       lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)
 
 
-def _as_specs(tree, specs):
+def _as_specs(tree: trees.Tree, specs: trees.Tree) -> trees.Tree:
   """Casts; a tensor of another shape would share its noise, and is refused."""
   return trees.map(
       lambda t, s: tf.ensure_shape(tf.cast(t, s.dtype), s.shape), tree, specs)
 
 
-def phi(l2_norm_clip, noise_multiplier, batch_size, adjacency='zero_out'):
+def phi(
+    l2_norm_clip: float, noise_multiplier: float, batch_size: float,
+    adjacency: str = 'zero_out') -> float:
   """Noise variance per coordinate of the mean of independent releases."""
   return math.pow(
       noise_multiplier * contract.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)

@@ -14,11 +14,26 @@ import functools
 import gzip
 import json
 import lzma
+import os
 import pathlib
 import re
 import sysconfig
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  Iterable,
+  Iterator,
+  List,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 import zlib
+
+Path = Union[str, os.PathLike]
 
 MIN_WORDS = 3
 _BREAK = re.compile(r'(?<=[.!?:;])\s+|\n\s*\n')
@@ -83,7 +98,7 @@ def standard_library() -> Corpus:
   return Corpus("docstrings of Python's standard library", sentences, public=True)
 
 
-def _docstring_sentences(path):
+def _docstring_sentences(path: pathlib.Path) -> Iterator[Tuple[str, ...]]:
   try:
     tree = ast.parse(path.read_bytes())
   except (SyntaxError, ValueError):  # Templates and deliberately broken sources.
@@ -96,7 +111,7 @@ def _docstring_sentences(path):
           line for line in lines if not line.lstrip().startswith(('>>> ', '... '))))
 
 
-def read(path, need_client: bool = False) -> Corpus:
+def read(path: Path, need_client: bool = False) -> Corpus:
   """Reads a text file, plain or JSON lines, also .xz or .gz.
 
   JSON lines (suffix .jsonl, .ndjson or .json, or a first line that starts with
@@ -125,7 +140,7 @@ def read(path, need_client: bool = False) -> Corpus:
   return Corpus(path.name, sentences, public=False)
 
 
-def read_lines(path) -> List[str]:
+def read_lines(path: Path) -> List[str]:
   """The lines of a UTF-8 file, decompressed by suffix, without their ends."""
   path = pathlib.Path(path)
   try:
@@ -147,14 +162,14 @@ def read_lines(path) -> List[str]:
   return lines
 
 
-def _is_json(path, lines):
+def _is_json(path: pathlib.Path, lines: Sequence[str]) -> bool:
   suffixes = [suffix for suffix in path.suffixes if suffix not in _OPENERS]
   if suffixes and suffixes[-1] in _JSON_SUFFIXES:
     return True
   return next(line for line in lines if line.strip()).lstrip().startswith('{')
 
 
-def _json_sentences(path, lines, need_client):
+def _json_sentences(path: Path, lines: Iterable[str], need_client: bool) -> Iterator[Sentence]:
   for number, line in enumerate(lines, 1):
     if line.strip():
       client, text = _json_record(f'{path}, line {number}', line)
@@ -165,7 +180,7 @@ def _json_sentences(path, lines, need_client):
         yield Sentence(client, words)
 
 
-def _json_record(where, line):
+def _json_record(where: str, line: str) -> Tuple[Optional[str], str]:
   try:
     record = json.loads(line)
   except (ValueError, RecursionError) as error:
@@ -185,7 +200,7 @@ def _json_record(where, line):
   return (None if client is None else str(client)), '\n\n'.join(text['text'] for text in texts)
 
 
-def split(sentences) -> Split:
+def split(sentences: Iterable[Sentence]) -> Split:
   """About 80/10/10 percent, by a fixed hash of the client, or else of the words.
 
   All sentences of a client fall into one part, so that held-out sentences are of
@@ -200,16 +215,16 @@ def split(sentences) -> Split:
   return parts
 
 
-def by_client(sentences):
+def by_client(sentences: Iterable[Sentence]) -> Dict[str, List[Sentence]]:
   """{client: its sentences}, in order of appearance; sentences without client are left out."""
-  clients = {}
+  clients: Dict[str, List[Sentence]] = {}
   for sentence in sentences:
     if sentence.client is not None:
       clients.setdefault(sentence.client, []).append(sentence)
   return clients
 
 
-def most_frequent(lists, size: int) -> Tuple[str, ...]:
+def most_frequent(lists: Iterable[Iterable[str]], size: int) -> Tuple[str, ...]:
   """The `size` most frequent of all words (or tags), ties in alphabetical order.
 
   Which are frequent is a property of the text: take it from PUBLIC text.

@@ -6,7 +6,7 @@ not in the vocabulary, the vocabulary follows in its order. An unknown word is
 predicted like any other, as one word.
 """
 
-from typing import Dict, Sequence, Tuple
+from typing import Dict, Iterable, Sequence, Tuple
 
 import numpy as np
 
@@ -17,12 +17,12 @@ CONTEXT = 3  # Words that the next one is predicted from.
 LENGTH = 20  # Words of a sentence that are used.
 
 
-def build_vocabulary(sentences, size: int) -> Tuple[str, ...]:
+def build_vocabulary(sentences: Iterable[corpus.Sentence], size: int) -> Tuple[str, ...]:
   """The `size` most frequent words of sentences; see `corpus.most_frequent`."""
   return corpus.most_frequent((sentence.words for sentence in sentences), size)
 
 
-def read_vocabulary(path) -> Tuple[str, ...]:
+def read_vocabulary(path: corpus.Path) -> Tuple[str, ...]:
   """Reads a file with one word in every line that is not blank.
 
   Raises:
@@ -70,7 +70,8 @@ def log_frequencies(targets: np.ndarray, num_ids: int) -> np.ndarray:
   return np.log(counts / counts.sum())
 
 
-def frequency_baseline(log_probabilities: np.ndarray, test_targets: np.ndarray):
+def frequency_baseline(
+    log_probabilities: np.ndarray, test_targets: np.ndarray) -> Tuple[float, float]:
   """(loss, accuracy) on the test words of predicting by these frequencies alone."""
   words = test_targets[test_targets != PADDING]
   return (float(-log_probabilities[words].mean()),

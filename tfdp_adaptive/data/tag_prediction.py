@@ -17,7 +17,7 @@ class Question(NamedTuple):
   tags: Tuple[str, ...]
 
 
-def read(path) -> List[Question]:
+def read(path: corpus.Path) -> List[Question]:
   """Reads JSON lines with `client`, `text`, `tags` and optionally `title`.
 
   Lines without `tags` (answers, comments) are passed over.

@@ -59,8 +59,7 @@ def private_stddevs(
   return estimate
 
 
-def calibration(
-    dimension: int, target_epsilon: float, target_delta: float) -> Tuple[int, float]:
+def calibration(dimension: int, target_epsilon: float, target_delta: float) -> Tuple[int, float]:
   """(number of rounds, noise multiplier of each) of `private_stddevs`.
 
   Together they are one Gaussian mechanism of noise multiplier

@@ -9,15 +9,21 @@ high that words that one user alone has stay below it but for a probability
 delta, which adds to that of the training.
 """
 
+from __future__ import annotations
+
 import collections
 import math
-from typing import Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
 from scipy import special
 
+from tfdp_adaptive import contract
 from tfdp_adaptive.privacy import accounting
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class PrivateVocabulary(NamedTuple):
@@ -32,7 +38,9 @@ class PrivateVocabulary(NamedTuple):
   noise_multiplier: float
   delta: float
 
-  def epsilon(self, plan, steps=None, rule=None):
+  def epsilon(
+      self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
+      rule: Optional[contract.Rule] = None) -> float:
     """Of the vocabulary and the first `steps` rounds of a plan together, at its target delta."""
     if not 0 < self.delta < plan.target_delta:
       raise ValueError('`delta` of the vocabulary must be below the target delta of the plan, '
@@ -47,7 +55,9 @@ class PrivateVocabulary(NamedTuple):
     return accounting.epsilon(
         event, plan.target_delta - self.delta, neighbors=accounting.relation(plan))
 
-  def fact(self, plan, steps=None, rule=None):
+  def fact(
+      self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
+      rule: Optional[contract.Rule] = None) -> str:
     """A sentence for the statement."""
     return (f'Vocabulary: {len(self.words)} words, chosen from the same users\' words with noise '
             f'multiplier {self.noise_multiplier:g} and delta {self.delta:g}. Together with the '
@@ -55,8 +65,9 @@ class PrivateVocabulary(NamedTuple):
             'differential privacy, and not the figure above.')
 
 
-def private_vocabulary(words_of_users: Mapping[str, Sequence[str]], size, *, noise_multiplier,
-                       delta, words_per_user=100, seed=None):
+def private_vocabulary(
+    words_of_users: Mapping[str, Sequence[str]], size: int, *, noise_multiplier: float,
+    delta: float, words_per_user: int = 100, seed: Optional[int] = None) -> PrivateVocabulary:
   """Chooses the words of a model without betraying any user's.
 
   Args:
@@ -90,7 +101,7 @@ def private_vocabulary(words_of_users: Mapping[str, Sequence[str]], size, *, noi
   return PrivateVocabulary(tuple(names[i] for i in order), float(noise_multiplier), float(delta))
 
 
-def threshold(noise_multiplier, delta, words_per_user):
+def threshold(noise_multiplier: float, delta: float, words_per_user: int) -> float:
   """max over t <= words_per_user of `1/sqrt(t) + sigma Phi^-1((1 - delta)^(1/t))`."""
   t = np.arange(1.0, words_per_user + 1)
   # Phi^-1(1 - p) = -Phi^-1(p), with p = 1 - (1 - delta)^(1/t) computed without loss.
@@ -98,7 +109,7 @@ def threshold(noise_multiplier, delta, words_per_user):
   return float(np.max(1 / np.sqrt(t) - noise_multiplier * special.ndtri(tail)))
 
 
-def _votes(words, words_per_user):
+def _votes(words: Sequence[str], words_per_user: int) -> List[Tuple[str, float]]:
   ranked = sorted(collections.Counter(words).items(), key=lambda item: (-item[1], item[0]))
   chosen = [word for word, _ in ranked[:words_per_user]]
   return [(word, 1 / math.sqrt(len(chosen))) for word in chosen]

@@ -59,7 +59,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
   reason: str = ''
   cached: bool = False  # Whether a design takes long enough to be kept on disk.
   _given_arrays: Optional[Dict[str, np.ndarray]] = None
-  _unrounded: Optional['Mechanism'] = None  # Of a rounded one: as designed, or as given.
+  _unrounded: Any = None  # The mechanism that a rounded one was made of.
 
   def __init__(
       self, *, workload: workload_lib.Like = None, objective: str = 'mean', **counts: int) -> None:
@@ -148,7 +148,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       raise ValueError(f'The numbers of {self!r} must be finite in {self.dtype}, of shapes '
                        f'{self.shapes()}. Received: shapes {found}.')
 
-  def rounded(self, dtype: str = 'float32') -> 'Mechanism':
+  def rounded(self: _AnyMechanism, dtype: str = 'float32') -> _AnyMechanism:
     """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
     try:
       name = np.dtype(dtype).name
@@ -163,7 +163,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       return self._unrounded.rounded(name)
     return self._variant(dtype=name, reason=self.reason, _unrounded=self)
 
-  def with_numbers(self, arrays: Dict[str, np.ndarray]) -> 'Mechanism':
+  def with_numbers(self: _AnyMechanism, arrays: Mapping[str, np.ndarray]) -> _AnyMechanism:
     """The mechanism that runs with these `arrays` instead of a design of its own.
 
     Raises:
@@ -177,13 +177,13 @@ class Mechanism(frozen.Frozen, abc.ABC):
       raise ValueError(f'The strategy must have maximal column norm one. Received: {norm}.')
     return other
 
-  def because(self, reason: str) -> 'Mechanism':
+  def because(self: _AnyMechanism, reason: str) -> _AnyMechanism:
     """A copy that also says why it was chosen."""
     other = copy.copy(self)
     other.__dict__['reason'] = reason
     return other
 
-  def _variant(self, **fields: Any) -> 'Mechanism':
+  def _variant(self: _AnyMechanism, **fields: Any) -> _AnyMechanism:
     """Constructed again, so that nothing computed from other numbers is carried over."""
     other = type(self)(**self.get_config())
     other.__dict__.update(fields)

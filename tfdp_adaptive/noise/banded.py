@@ -7,9 +7,12 @@ History: b-1 slots, newest first, each a row of its own. They move on by
 reference and are read in one pass, so outside XLA a step moves no other bytes.
 """
 
+from typing import Any, Callable, Sequence, Tuple
+
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import base
@@ -19,13 +22,15 @@ from tfdp_adaptive.noise import keys
 
 
 @base.stream.register(toeplitz.BandedToeplitz)
-def banded_toeplitz(mechanism, key_source=keys.from_system):
+def banded_toeplitz(
+    mechanism: toeplitz.BandedToeplitz, key_source: keys.Source = keys.from_system) -> base.Noise:
   coefficients = base.as_run(mechanism).coefficients[np.newaxis]
   return _recursion(mechanism, key_source, coefficients, lambda row: 0)
 
 
 @base.stream.register(banded.Banded)
-def column_normalized(mechanism, key_source=keys.from_system):
+def column_normalized(
+    mechanism: banded.Banded, key_source: keys.Source = keys.from_system) -> base.Noise:
   """Row t of C is `rows[0]` up to the last m rows, where columns are cut short."""
   rows = base.as_run(mechanism).rows
   head = mechanism.steps - len(rows)
@@ -33,14 +38,18 @@ def column_normalized(mechanism, key_source=keys.from_system):
                     lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
 
 
-def _recursion(mechanism, key_source, rows, index):
+def _recursion(
+    mechanism: mechanisms.Mechanism, key_source: keys.Source, rows: np.ndarray,
+    index: Callable[[tf.Tensor], Any]) -> base.Noise:
   slots = rows.shape[1] - 1
   solve = fusion.one_pass(_solve)
 
-  def empty(flat):
+  def empty(flat: gaussian.Specs) -> Any:
     return tuple(base.zeros(flat) for _ in range(slots))
 
-  def advance(key, row, history, flat):
+  def advance(
+      key: tf.Tensor, row: tf.Tensor, history: Any,
+      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
     outputs = tuple(
         solve(z, tf.gather(tf.constant(rows, z.dtype), index(row)), [slot[i] for slot in history])
         for i, z in enumerate(gaussian.vectors(key, flat)))
@@ -49,7 +58,7 @@ def _recursion(mechanism, key_source, rows, index):
   return base.build(mechanism, key_source, empty, advance)
 
 
-def _solve(x, c, slots):
+def _solve(x: tf.Tensor, c: tf.Tensor, slots: Sequence[tf.Tensor]) -> tf.Tensor:
   for c_j, slot in zip(tf.unstack(c)[1:], slots):
     with tf.control_dependencies([x]):  # Or all products could be in memory at once.
       x -= c_j * slot

@@ -13,14 +13,18 @@ that was never used before.
 """
 
 import functools
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+
+_AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 
 
 class State(NamedTuple):
@@ -47,7 +51,7 @@ class Noise(NamedTuple):
 
 
 @functools.singledispatch
-def stream(mechanism, key_source=keys.from_system):
+def stream(mechanism: mechanisms.Mechanism, key_source: keys.Source = keys.from_system) -> Noise:
   """The `Noise` of a mechanism.
 
   Past `mechanism.steps` the rows are still fresh noise, but not noise that was
@@ -62,13 +66,15 @@ def stream(mechanism, key_source=keys.from_system):
 
 
 @stream.register(independent.IndependentGaussian)
-def independent_gaussian(mechanism, key_source=keys.from_system):
+def independent_gaussian(
+    mechanism: independent.IndependentGaussian,
+    key_source: keys.Source = keys.from_system) -> Noise:
   """Z itself: no history, r_t = 1."""
   return build(mechanism, key_source, lambda flat: (),
                lambda key, row, history, flat: (gaussian.vectors(key, flat), history))
 
 
-def require_streams(kinds):
+def require_streams(kinds: Iterable[type]) -> None:
   """Raises unless every mechanism of `kinds` has a stream of its own, when the library is imported.
 
   Without, a run would fail at its first step; and a stream that a kind inherits
@@ -81,7 +87,10 @@ def require_streams(kinds):
                       'import its file in tfdp_adaptive/noise/__init__.py.')
 
 
-def build(mechanism, key_source, empty, advance):
+def build(
+    mechanism: mechanisms.Mechanism, key_source: keys.Source,
+    empty: Callable[[gaussian.Specs], Any],
+    advance: Callable[..., Tuple[gaussian.Vectors, Any]]) -> Noise:
   """A `Noise` from what is particular to a mechanism.
 
   Args:
@@ -92,32 +101,32 @@ def build(mechanism, key_source, empty, advance):
   """
   variances = np.square(as_run(mechanism).row_norms(mechanism.steps or 1)).astype(np.float32)
 
-  def init(specs):
+  def init(specs: trees.Tree) -> State:
     return State(key_source(), tf.zeros([], tf.int64), empty(gaussian.flat_specs(specs)))
 
-  def next_rows(state, specs):
+  def next_rows(state: State, specs: trees.Tree) -> Tuple[trees.Tree, tf.Tensor, State]:
     row_key, key = keys.split(state.key)
     vectors, history = advance(row_key, state.row, state.history, gaussian.flat_specs(specs))
     variance = tf.gather(variances, tf.minimum(state.row, len(variances) - 1))
     return gaussian.unflatten(vectors, specs), variance, State(key, state.row + 1, history)
 
-  def restart(state, specs):
+  def restart(state: State, specs: trees.Tree) -> State:
     return State(state.key, tf.zeros_like(state.row), empty(gaussian.flat_specs(specs)))
 
   return Noise(init, next_rows, restart)
 
 
-def as_run(mechanism):
+def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
   """The mechanism with the float32 coefficients that a stream really uses, whatever its tensors."""
   return mechanism.rounded('float32') if mechanism.dtype == 'float64' else mechanism
 
 
-def zeros(flat):
+def zeros(flat: gaussian.Specs) -> gaussian.Vectors:
   """A slot of history: one zero vector per dtype."""
   return tuple(tf.zeros(spec.shape, spec.dtype) for spec in flat)
 
 
-def within(row, steps):
+def within(row: Any, steps: Optional[int]) -> tf.Tensor:
   """[] bool: whether the next row is one of the `steps` accounted for (None: any number).
 
   Raises where it is not, but assertions vanish under XLA: callers must also

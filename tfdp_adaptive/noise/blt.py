@@ -4,6 +4,10 @@
     x_t = z_t / c_0 - sum_i w_i s_i,    s_i <- theta_i s_i + x_t
 """
 
+from typing import Any, List, Sequence, Tuple
+
+import tensorflow as tf
+
 from tfdp_adaptive.mechanisms import blt
 from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import fusion
@@ -12,23 +16,26 @@ from tfdp_adaptive.noise import keys
 
 
 @base.stream.register(blt.BLT)
-def buffered(mechanism, key_source=keys.from_system):
+def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> base.Noise:
   """History: one row per buffer, s_i."""
   run = base.as_run(mechanism)
   output_scale = float(run.output_scale)
   weights = [float(w) for w in run.weights]
   decays = [float(theta) for theta in run.decays]
 
-  def buffered_step(z, buffers):
+  def buffered_step(
+      z: tf.Tensor, buffers: Sequence[tf.Tensor]) -> Tuple[tf.Tensor, List[tf.Tensor]]:
     x = z / output_scale - sum(w * s for w, s in zip(weights, buffers))
     return x, [theta * s + x for theta, s in zip(decays, buffers)]
 
   step = fusion.one_pass(buffered_step)
 
-  def empty(flat):
+  def empty(flat: gaussian.Specs) -> Any:
     return tuple(base.zeros(flat) for _ in decays)
 
-  def advance(key, row, history, flat):
+  def advance(
+      key: tf.Tensor, row: tf.Tensor, history: Any,
+      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
     del row
     each = [step(z, [buffer[i] for buffer in history])
             for i, z in enumerate(gaussian.vectors(key, flat))]

@@ -18,7 +18,7 @@ mechanism costs O(steps) scalars a step. Independent noise costs none of them: n
 rows are orthogonal to all before, so the Gram matrix of the state is enough.
 """
 
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -76,22 +76,22 @@ def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
   return _correlated(base.as_run(mechanism), b, a)
 
 
-def _weights(b, a):
+def _weights(b: np.ndarray, a: np.ndarray) -> np.ndarray:
   """[len(a) + len(b)] of the past rows and the new one: u = weights @ (past u, new, past input)."""
   return np.concatenate([-a, b])
 
 
-def _correlated(run, b, a):
+def _correlated(run: mechanisms.Mechanism, b: np.ndarray, a: np.ndarray) -> FilteredVariance:
   outputs, inputs = len(a), len(b) - 1
   variances = np.square(run.row_norms(run.steps))
   row_of = _rows(run)
   width = row_of(tf.constant(0, tf.int64)).shape[0]
 
-  def init():
+  def init() -> State:
     return State(tf.zeros([], tf.int64), tf.zeros([outputs + inputs, width]))
 
-  def next_variance(state, variance):
-    t = tf.minimum(state.row, run.steps - 1)
+  def next_variance(state: State, variance: tf.Tensor) -> Tuple[tf.Tensor, State]:
+    t = tf.minimum(state.row, len(variances) - 1)
     tau = tf.sqrt(tf.cast(variance, tf.float32)
                   / tf.gather(tf.constant(variances, tf.float32), t))
     new = tau * row_of(t)
@@ -104,7 +104,7 @@ def _correlated(run, b, a):
   return FilteredVariance(init, next_variance)
 
 
-def _rows(run):
+def _rows(run: mechanisms.Mechanism) -> Callable[[tf.Tensor], tf.Tensor]:
   """`t -> [width]` row t of C^-1, float32: a slice of Toeplitz coefficients, or of the matrix."""
   noising = run.noising(run.steps)
   if noising.ndim == 2:
@@ -112,10 +112,10 @@ def _rows(run):
     return lambda t: tf.gather(matrix, t)
   # Row t is d_t, ..., d_0, 0, ..., 0.
   mirrored = tf.constant(np.concatenate([noising[::-1], np.zeros(len(noising) - 1)]), tf.float32)
-  return lambda t: tf.slice(mirrored, [run.steps - 1 - t], [run.steps])
+  return lambda t: tf.slice(mirrored, [len(noising) - 1 - t], [len(noising)])
 
 
-def _independent(b, a):
+def _independent(b: np.ndarray, a: np.ndarray) -> FilteredVariance:
   """Of the state (past u, past input) = F state + G z: the Gram matrix P <- F P F' + tau^2 G G'."""
   outputs, inputs = len(a), len(b) - 1
   size = outputs + inputs
@@ -129,10 +129,10 @@ def _independent(b, a):
     entry[outputs] = 1
     step[np.arange(outputs + 1, size), np.arange(outputs, size - 1)] = 1
 
-  def init():
+  def init() -> State:
     return State(tf.zeros([], tf.int64), tf.zeros([size, size]))
 
-  def next_variance(state, variance):
+  def next_variance(state: State, variance: tf.Tensor) -> Tuple[tf.Tensor, State]:
     variance = tf.cast(variance, tf.float32)
     f, g, w = (tf.constant(x, tf.float32) for x in (step, entry, kept))
     filtered = tf.tensordot(w, tf.linalg.matvec(state.past, w), 1) + b[0]**2 * variance

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element-wise functions that go through memory once."""
 
+from typing import Callable
+
 import tensorflow as tf
 
 WORTH_COMPILING = 2**16  # Elements of all arguments; compiling takes some tenths of a second.
 
 
-def one_pass(function):
+def one_pass(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
   """An element-wise `function` of tensors that reads and writes each of them once.
 
   TensorFlow would go through memory for every product. Compiled by XLA, also
@@ -16,7 +18,7 @@ def one_pass(function):
   """
   compiled = tf.function(function, jit_compile=True, autograph=False)
 
-  def call(*arguments):
+  def call(*arguments: tf.Tensor) -> tf.Tensor:
     sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
     small = sum(sizes) < WORTH_COMPILING
     where = function if small or tf.config.list_physical_devices('GPU') else compiled

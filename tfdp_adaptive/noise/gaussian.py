@@ -11,11 +11,16 @@ call the C library for each, and round the angle before reducing it.
 """
 
 import math
+from typing import Dict, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
+
+Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
+Vectors = Tuple[tf.Tensor, ...]  # Like `Specs`.
 
 # Of a dtype: integers, the same with a sign, their bits, its digits, terms of the sine's series.
 _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
@@ -23,13 +28,13 @@ _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
 _LONG = fusion.WORTH_COMPILING
 
 
-def flat_specs(specs):
+def flat_specs(specs: trees.Tree) -> Specs:
   """One [n] spec per dtype in `specs`; n counts the elements, rounded up to even.
 
   Long vectors are rounded up further: XLA shares a loop among its threads, and only
   where all parts are equal does it use the processor's vector instructions.
   """
-  sizes = {}
+  sizes: Dict[tf.DType, int] = {}
   for spec in tf.nest.flatten(specs):
     if spec.dtype not in _BITS:
       raise ValueError('`specs` must be float32 or float64: noise is made in nothing coarser. '
@@ -41,7 +46,7 @@ def flat_specs(specs):
   return tuple(tf.TensorSpec([n + -n % unit(n)], dtype) for dtype, n in sizes.items())
 
 
-def unflatten(vectors, specs):
+def unflatten(vectors: Vectors, specs: trees.Tree) -> trees.Tree:
   """The tree like `specs` that holds the elements of vectors like `flat_specs(specs)`."""
   leaves = tf.nest.flatten(specs)
   parts = {}
@@ -53,7 +58,7 @@ def unflatten(vectors, specs):
       specs, [tf.reshape(next(parts[spec.dtype]), spec.shape) for spec in leaves])
 
 
-def vectors(key, flat):
+def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
   """Standard normal vectors like `flat`; uses up the key."""
   if len(flat) == 1:
     return (_normal(key, flat[0]),)
@@ -61,7 +66,7 @@ def vectors(key, flat):
   return tuple(_normal(each[i], spec) for i, spec in enumerate(flat))
 
 
-def _normal(key, spec):
+def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
   bits = tf.random.stateless_uniform(
       [2, spec.shape.num_elements() // 2], key, minval=None, maxval=None,
       dtype=_BITS[spec.dtype][0], alg='philox')
@@ -69,7 +74,7 @@ def _normal(key, spec):
   return tf.concat(tf.unstack(_transform(bits)), 0)
 
 
-def box_muller(bits):
+def box_muller(bits: tf.Tensor) -> tf.Tensor:
   """[2, n] standard normals from [2, n] uniform unsigned integers (one row: radius, one: angle).
 
   `u = (bits + 1/2) 2^-width` keeps full relative precision towards zero, where
@@ -82,7 +87,7 @@ def box_muller(bits):
   return tf.sqrt(-2 * tf.math.log(u)) * sine(bits[1] + quarter, dtype)
 
 
-def sine(turn, dtype):
+def sine(turn: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """sin(2 pi turn 2^-width), like `turn`, unsigned integers, but of `dtype`; error below 2 eps."""
   _, signed, width, _, terms = _BITS[dtype]
   half = tf.constant(2**(width - 1), turn.dtype)

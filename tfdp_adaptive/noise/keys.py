@@ -9,15 +9,18 @@ enough for a privacy default.
 """
 
 import os
+from typing import Callable, Tuple
 
 import numpy as np
 import tensorflow as tf
+
+Source = Callable[[], tf.Tensor]  # Where a stream gets its first key from.
 
 _KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every read.
 
 
 @tf.autograph.experimental.do_not_convert
-def from_system():
+def from_system() -> tf.Tensor:
   """[2] int64 SECRET key, fresh at every execution, in eager mode and in graphs.
 
   In a graph (a TFF `initialize`, say) the key must be drawn when the graph runs,
@@ -37,18 +40,18 @@ def from_system():
       for half in (1, 2)])
 
 
-def from_seed(seed):
+def from_seed(seed: int) -> tf.Tensor:
   """[2] int64 key for tests; noise from it protects nobody."""
   return tf.constant([int(seed), 0x7e57], tf.int64)
 
 
-def children(key, count):
+def children(key: tf.Tensor, count: int) -> tf.Tensor:
   """[count, 2] keys; full-range integers, equal inside and outside XLA."""
   return tf.random.stateless_uniform(
       [count, 2], key, minval=None, maxval=None, dtype=tf.int64, alg='philox')
 
 
-def split(key):
+def split(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """`(key of this row, key of the rest of the chain)`."""
   pair = children(key, 2)
   return pair[0], pair[1]

@@ -8,10 +8,14 @@ non-zero of its row: p for a banded inverse, t+1 for the square root and dense
 mechanisms, which are therefore for short runs.
 """
 
+from typing import Any, Callable, Tuple, Union
+
 import tensorflow as tf
 
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import square_root
 from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import gaussian
@@ -20,7 +24,9 @@ from tfdp_adaptive.noise import keys
 
 @base.stream.register(banded_inverse.BandedInverse)
 @base.stream.register(square_root.SquareRoot)
-def toeplitz_inverse(mechanism, key_source=keys.from_system):
+def toeplitz_inverse(
+    mechanism: Union[banded_inverse.BandedInverse, square_root.SquareRoot],
+    key_source: keys.Source = keys.from_system) -> base.Noise:
   d = base.as_run(mechanism).inverse_coefficients
   return _regenerated(mechanism, key_source, len(d) - 1,
                       lambda row: tf.minimum(row, len(d) - 1),
@@ -28,19 +34,22 @@ def toeplitz_inverse(mechanism, key_source=keys.from_system):
 
 
 @base.stream.register(dense_optimal.Dense)
-def dense_inverse(mechanism, key_source=keys.from_system):
+def dense_inverse(
+    mechanism: families.MatrixMechanism, key_source: keys.Source = keys.from_system) -> base.Noise:
   """Every `len(inverse_rows)` steps begins another run of the mechanism."""
   rows = base.as_run(mechanism).inverse_rows
   length = len(rows)
 
-  def coefficient(row, k, dtype):
+  def coefficient(row: tf.Tensor, k: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     i = row % length
     return tf.gather_nd(tf.constant(rows, dtype), [i, i - k])
 
   return _regenerated(mechanism, key_source, length - 1, lambda row: row % length, coefficient)
 
 
-def _regenerated(mechanism, key_source, lags, past, coefficient):
+def _regenerated(
+    mechanism: mechanisms.Mechanism, key_source: keys.Source, lags: int,
+    past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> base.Noise:
   """Args:
 
     lags: Number of past keys to keep.
@@ -48,12 +57,14 @@ def _regenerated(mechanism, key_source, lags, past, coefficient):
     coefficient: `(row, k, dtype) -> C^-1[row, row - k]`.
   """
 
-  def empty(flat):
+  def empty(flat: gaussian.Specs) -> Any:
     del flat
     return tf.zeros([lags, 2], tf.int64) if lags else ()
 
-  def advance(key, row, history, flat):
-    def term(k, key):
+  def advance(
+      key: tf.Tensor, row: tf.Tensor, history: Any,
+      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
+    def term(k: Any, key: tf.Tensor) -> gaussian.Vectors:
       return tuple(coefficient(row, k, z.dtype) * z for z in gaussian.vectors(key, flat))
 
     x = term(tf.zeros_like(row), key)

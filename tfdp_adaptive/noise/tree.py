@@ -10,6 +10,8 @@ x_t is what it gains at step t: the estimate of the largest node that ends there
 minus those of the smaller nodes it replaces.
 """
 
+from typing import Any, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive.mechanisms import tree
@@ -20,7 +22,7 @@ from tfdp_adaptive.noise import regenerated
 
 
 @base.stream.register(tree.Tree)
-def online(mechanism, key_source=keys.from_system):
+def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> base.Noise:
   """History: the last finished left node of every level but the root's."""
   run = base.as_run(mechanism)
   if mechanism.variant == 'full':
@@ -29,17 +31,21 @@ def online(mechanism, key_source=keys.from_system):
   weights = [float(w) for w in run.level_weights]
   levels = mechanism.levels
 
-  def empty(flat):
+  def empty(flat: gaussian.Specs) -> Any:
     return tuple(base.zeros(flat) for _ in range(levels - 1))
 
-  def advance(key, row, lefts, flat):
+  def advance(
+      key: tf.Tensor, row: tf.Tensor, lefts: Any,
+      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
     steps = row % mechanism.block + 1  # In this tree.
     node_keys = keys.children(key, levels)
 
-    def draw(level):
+    def draw(level: int) -> gaussian.Vectors:
       return tuple(weights[level] * scale * n for n in gaussian.vectors(node_keys[level], flat))
 
-    def merge(level, right, replaced):
+    def merge(
+        level: int, right: gaussian.Vectors,
+        replaced: gaussian.Vectors) -> Tuple[gaussian.Vectors, gaussian.Vectors]:
       left = lefts[level - 1]
       node = tuple(own + (1 - weights[level]) * (l + r)
                    for own, l, r in zip(draw(level), left, right))
@@ -58,6 +64,6 @@ def online(mechanism, key_source=keys.from_system):
   return base.build(mechanism, key_source, empty, advance)
 
 
-def _select(condition, new, old):
+def _select(condition: tf.Tensor, new: Any, old: Any) -> Any:
   """Either of two slots, by reference."""
   return tf.cond(condition, lambda: new, lambda: old)

@@ -2,12 +2,14 @@
 """A clip norm that follows a quantile of the records' norms, at no extra cost."""
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
 from tfdp_adaptive.queries import mechanism_sum
@@ -57,10 +59,12 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
     count_state: mechanism_sum.MechanismSumQuery.GlobalState
     estimate: tf.Tensor  # [] float32, of the quantile.
 
-  def __init__(self, record_specs, mechanism, initial_l2_norm_clip, noise_multiplier,
-               expected_num_records, *, target_unclipped_quantile=0.5, learning_rate=0.2,
-               clipped_count_stddev=None, geometric_update=True, every_step=False,
-               adjacency='zero_out', seed=None):
+  def __init__(
+      self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, initial_l2_norm_clip: float,
+      noise_multiplier: float, expected_num_records: float, *,
+      target_unclipped_quantile: float = 0.5, learning_rate: float = 0.2,
+      clipped_count_stddev: Optional[float] = None, geometric_update: bool = True,
+      every_step: bool = False, adjacency: str = 'zero_out', seed: Optional[int] = None) -> None:
     checks.positive(expected_num_records=expected_num_records)
     checks.not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
     if not 0 <= target_unclipped_quantile <= 1:
@@ -83,22 +87,24 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
         tf.TensorSpec([]), mechanism, 0.5, 2 * clipped_count_stddev, adjacency=adjacency,
         seed=None if seed is None else ~seed)
 
-  def initial_global_state(self):
+  def initial_global_state(self) -> GlobalState:
     total = self._sum.initial_global_state()
     return self.GlobalState(total, self._count.initial_global_state(), total.clip_value)
 
-  def derive_sample_params(self, global_state):
+  def derive_sample_params(self, global_state: GlobalState) -> _Pair:
     return _Pair(global_state.sum_state.clip_value, global_state.estimate)
 
-  def initial_sample_state(self, template=None):
+  def initial_sample_state(self, template: Any = None) -> _Pair:
     return _Pair(self._sum.initial_sample_state(template), self._count.initial_sample_state())
 
-  def preprocess_record(self, params, record):
+  def preprocess_record(self, params: Any, record: trees.Tree) -> _Pair:
     clipped, norm = self._sum.preprocess_record_l2_impl(params.total, record)
     within = tf.cast(norm, tf.float32) <= params.count  # Not so if the norm is not finite.
     return _Pair(clipped, tf.where(within, 0.5, -0.5))
 
-  def get_noised_result(self, sample_state, global_state):
+  def get_noised_result(
+      self, sample_state: trees.Tree,
+      global_state: GlobalState) -> Tuple[trees.Tree, GlobalState, dp_accounting.DpEvent]:
     result, sum_state, _ = self._sum.get_noised_result(sample_state.total, global_state.sum_state)
     count, count_state, _ = self._count.get_noised_result(
         sample_state.count, global_state.count_state)
@@ -111,23 +117,23 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
       state = self._adopt(state)
     return result, state, self._event()
 
-  def reset_state(self, noised_results, global_state):
+  def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
     """Before another run of the mechanism, with the estimate as the clip norm."""
     state = self._adopt(global_state)
     return state._replace(
         sum_state=self._sum.reset_state(noised_results, state.sum_state),
         count_state=self._count.reset_state(noised_results, state.count_state))
 
-  def derive_metrics(self, global_state):
+  def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict:
     return collections.OrderedDict(
         current_clip=global_state.sum_state.clip_value, estimate_clip=global_state.estimate)
 
-  def _adopt(self, state):
+  def _adopt(self, state: GlobalState) -> GlobalState:
     clip = tf.maximum(state.estimate, 0.0)  # A clip norm of zero releases zeros.
     return state._replace(sum_state=self._sum.reset_l2_clip_gaussian_noise(
         state.sum_state, clip, clip * self._sum.relative_stddev))
 
-  def _event(self):
+  def _event(self) -> dp_accounting.DpEvent:
     if not self._noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     if not isinstance(self._mechanism, independent.IndependentGaussian):
@@ -135,7 +141,7 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
     return dp_accounting.GaussianDpEvent(self._noise_multiplier)
 
 
-def sum_noise_multiplier(noise_multiplier, clipped_count_stddev):
+def sum_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
   """What is left for the sum of a joint `noise_multiplier`; raises if nothing is.
 
   The squares of sensitivity over standard deviation add up: `sigma^-2 =

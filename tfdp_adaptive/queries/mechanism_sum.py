@@ -2,13 +2,14 @@
 """Clipped sums with the noise of any mechanism, as a DPQuery."""
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
@@ -51,8 +52,10 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     stddev: tf.Tensor  # [] float32, of Z in the units of the sum.
     released: Any  # The last cumulative sum, or ().
 
-  def __init__(self, record_specs, mechanism, l2_norm_clip, noise_multiplier, *,
-               adjacency='zero_out', cumulative=False, seed=None):
+  def __init__(
+      self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, l2_norm_clip: float,
+      noise_multiplier: float, *, adjacency: str = 'zero_out', cumulative: bool = False,
+      seed: Optional[int] = None) -> None:
     checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
     self._specs = trees.map(trees.wide_spec, record_specs)
@@ -65,35 +68,38 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 
   @property
-  def relative_stddev(self):
+  def relative_stddev(self) -> float:
     """Of Z, in clip norms: the noise multiplier, doubled under replace."""
     return self._relative_stddev
 
   @classmethod
-  def build_l2_gaussian_query(cls, clip_norm, noise_multiplier, record_specs, noise_seed=None, *,
-                              mechanism, **kwargs):
+  def build_l2_gaussian_query(
+      cls, clip_norm: float, noise_multiplier: float, record_specs: trees.Tree,
+      noise_seed: Optional[int] = None, *, mechanism: mechanisms.Mechanism,
+      **kwargs: Any) -> 'MechanismSumQuery':
     """The constructor in the argument order of tensorflow_privacy."""
     return cls(record_specs, mechanism, clip_norm, noise_multiplier, seed=noise_seed, **kwargs)
 
-  def initial_global_state(self):
+  def initial_global_state(self) -> GlobalState:
     return self.GlobalState(
         self._noise.init(self._specs),
         tf.constant(self._l2_norm_clip, tf.float32),
         tf.constant(self._relative_stddev * self._l2_norm_clip, tf.float32),
         trees.zeros(self._specs) if self._cumulative else ())
 
-  def derive_sample_params(self, global_state):
+  def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
     return global_state.clip_value
 
-  def initial_sample_state(self, template=None):
+  def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # Sums are wider than records of half precision.
     return trees.zeros(self._specs)
 
-  def preprocess_record(self, params, record):
+  def preprocess_record(self, params: tf.Tensor, record: trees.Tree) -> trees.Tree:
     clipped, _ = self.preprocess_record_l2_impl(params, record)
     return clipped
 
-  def preprocess_record_l2_impl(self, params, record):
+  def preprocess_record_l2_impl(
+      self, params: tf.Tensor, record: trees.Tree) -> Tuple[trees.Tree, tf.Tensor]:
     """`(record clipped to the norm params, its norm before)`; not finite counts as zero."""
     tf.nest.assert_same_structure(record, self._specs)
     trees.map(_check_shape, record, self._specs)
@@ -103,7 +109,9 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     clipped, norm = projection.clip_alone(record, params)
     return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
 
-  def get_noised_result(self, sample_state, global_state):
+  def get_noised_result(
+      self, sample_state: trees.Tree,
+      global_state: GlobalState) -> Tuple[trees.Tree, GlobalState, dp_accounting.DpEvent]:
     allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)
     rows, _, noise = self._noise.next(global_state.noise, self._specs)
     result = trees.map(
@@ -115,12 +123,14 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     result = trees.map(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
     return result, state, self._event(global_state)
 
-  def reset_state(self, noised_results, global_state):
+  def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
     """Before the first step of another run of the mechanism; the key chain goes on."""
     del noised_results  # The state has them, in full precision.
     return global_state._replace(noise=self._noise.restart(global_state.noise, self._specs))
 
-  def reset_l2_clip_gaussian_noise(self, global_state, clip_norm, stddev):
+  def reset_l2_clip_gaussian_noise(
+      self, global_state: GlobalState, clip_norm: trees.Scalar,
+      stddev: trees.Scalar) -> GlobalState:
     """Another clip norm and stddev from now on: public functions of past results.
 
     Rows are kept in units of `stddev`, so this may be done at any step; what
@@ -129,10 +139,10 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     return global_state._replace(
         clip_value=tf.cast(clip_norm, tf.float32), stddev=tf.cast(stddev, tf.float32))
 
-  def derive_metrics(self, global_state):
+  def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict:
     return collections.OrderedDict(l2_norm_clip=global_state.clip_value)
 
-  def _event(self, global_state):
+  def _event(self, global_state: GlobalState) -> dp_accounting.DpEvent:
     """Of one step. Correlated noise has none: all steps together are one event."""
     if not self._noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
@@ -143,7 +153,7 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
         relative * (self._noise_multiplier / self._relative_stddev))
 
 
-def _check_shape(value, spec):
+def _check_shape(value: tf.Tensor, spec: tf.TensorSpec) -> None:
   shape = tf.convert_to_tensor(value).shape
   if not shape.is_compatible_with(spec.shape):
     raise ValueError('`record` must have the shapes of `record_specs`, or values would share '

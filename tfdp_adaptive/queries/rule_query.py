@@ -7,18 +7,24 @@ scale-then-privatize, delayed preconditioners and independent moments need no
 aggregator of their own in TensorFlow Federated.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class State(NamedTuple):
@@ -35,7 +41,7 @@ class Params(NamedTuple):
   clips: Any  # [] absolute clip norm per ask, in scaled units.
 
 
-def check_rule(rule):
+def check_rule(rule: contract.Rule) -> None:
   """Raises unless releases alone determine the rule's update."""
   if rule.public is not None or rule.project is not None:
     needs = ('public gradients at the current parameters' if rule.public is not None
@@ -70,9 +76,12 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     allow_non_private: Accept a rule that releases a statistic without noise.
   """
 
-  def __init__(self, rule, specs, *, plan=None, l2_norm_clip=None, noise_multiplier=None,
-               batch_size=None, adjacency=None, mechanism=None, steps=None, seed=None,
-               allow_non_private=False):
+  def __init__(
+      self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[plan_lib.PrivacyPlan] = None,
+      l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+      batch_size: Optional[float] = None, adjacency: Optional[str] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, steps: Optional[int] = None,
+      seed: Optional[int] = None, allow_non_private: bool = False) -> None:
     check_rule(rule)
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
@@ -102,7 +111,7 @@ class RuleQuery(query_base.SumAggregationDPQuery):
         seed=seed, allow_non_private=allow_non_private)
 
   @property
-  def event(self):
+  def event(self) -> dp_accounting.DpEvent:
     """The `DpEvent` of one round, before any amplification by sampling.
 
     Correlated noise has no event of its own per round, and neither has a rule
@@ -117,25 +126,27 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       return dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)
     return dp_accounting.UnsupportedDpEvent()
 
-  def initial_global_state(self):
+  def initial_global_state(self) -> State:
     return State(self._rule.init(self._privatizer.specs), self._privatizer.init())
 
-  def derive_sample_params(self, global_state):
+  def derive_sample_params(self, global_state: State) -> Params:
     queries = self._rule.query(global_state.rule, ())
     return Params(tuple(query.scale for query in queries), self._privatizer.resolve(queries))
 
-  def initial_sample_state(self, template=None):
+  def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # The sums' own structure, which a record does not have.
     return tuple(interface.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
 
-  def preprocess_record(self, params, record):
+  def preprocess_record(self, params: Params, record: trees.Tree) -> trees.Tree:
     tf.nest.assert_same_structure(record, self._specs)
     record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
         projection.project_record(ask, contract.Query(scale), clip, record, alone=True)
         for ask, scale, clip in zip(self._rule.asks, params.scales, params.clips))
 
-  def get_noised_result(self, sample_state, global_state):
+  def get_noised_result(
+      self, sample_state: trees.Tree,
+      global_state: State) -> Tuple[trees.Tree, State, dp_accounting.DpEvent]:
     queries = self._rule.query(global_state.rule, ())
     releases, secret = self._privatizer.release(global_state.privatizer, queries, sample_state)
     direction, rule = self._rule.update(global_state.rule, releases, ())
