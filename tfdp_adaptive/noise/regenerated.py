@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
-from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import square_root
+from tfdp_adaptive.mechanisms import tree
 from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
@@ -35,7 +35,8 @@ def toeplitz_inverse(
 
 @base.stream.register(dense_optimal.Dense)
 def dense_inverse(
-    mechanism: families.MatrixMechanism, key_source: keys.Source = keys.from_system) -> base.Noise:
+    mechanism: Union[dense_optimal.Dense, tree.Tree],
+    key_source: keys.Source = keys.from_system) -> base.Noise:
   """Every `len(inverse_rows)` steps begins another run of the mechanism."""
   rows = base.as_run(mechanism).inverse_rows
   length = len(rows)

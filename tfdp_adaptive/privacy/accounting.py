@@ -9,8 +9,11 @@ add-or-remove; the sensitivity of C to a record's participations only ever
 divides here.
 """
 
+from __future__ import annotations
+
 import functools
 import math
+from typing import Any, Callable, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import dp_accounting
 from dp_accounting import rdp
@@ -20,8 +23,12 @@ from scipy import special
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import composition
 from tfdp_adaptive.privacy import losses
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 ACCOUNTANTS = ('pld', 'rdp')
 SMALLEST_DELTA = 1e-100
@@ -34,14 +41,14 @@ _RELATION = dp_accounting.NeighboringRelation
 _HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
 
 
-def needs_current_library(what):
+def needs_current_library(what: str) -> None:
   """Raises where dp-accounting is too old for `what`."""
   if not _HAS_TRUNCATED:
     raise ValueError(f'{what} needs dp-accounting 0.6.0 or later; earlier versions do not have '
                      'it, or mean something else by it. Install a current dp-accounting.')
 
 
-def claims_amplification(plan):
+def claims_amplification(plan: plan_lib.PrivacyPlan) -> bool:
   """Whether the plan's mechanism may use its sampling's amplification."""
   bands = plan.mechanism.bands
   if not plan.sampling.amplified or bands is None:
@@ -50,7 +57,9 @@ def claims_amplification(plan):
 
 
 @functools.lru_cache(maxsize=64)
-def sensitivity(mechanism, min_sep, max_participations, fixed_order=False):
+def sensitivity(
+    mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
+    fixed_order: bool = False) -> float:
   """Of the C that runs, whichever precision it runs in."""
   return max(
       mechanism.rounded(dtype).sensitivity(
@@ -58,14 +67,16 @@ def sensitivity(mechanism, min_sep, max_participations, fixed_order=False):
       for dtype in ('float64', 'float32'))
 
 
-def total_sensitivity(plan, steps):
+def total_sensitivity(plan: plan_lib.PrivacyPlan, steps: int) -> float:
   """Of all un-amplified releases of the first `steps` steps together, in units of their noise."""
   size = sensitivity(plan.mechanism, *plan.participation(steps), plan.fixed_order)
   # Past clean data of a record is in the extra releases of all steps, whenever it took part.
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
 
 
-def event(plan, steps, noise_multiplier=None, neighbors=None):
+def event(
+    plan: plan_lib.PrivacyPlan, steps: int, noise_multiplier: Optional[float] = None,
+    neighbors: Optional[dp_accounting.NeighboringRelation] = None) -> dp_accounting.DpEvent:
   """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`."""
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
@@ -91,7 +102,7 @@ def event(plan, steps, noise_multiplier=None, neighbors=None):
   return dp_accounting.SelfComposedDpEvent(step, count)
 
 
-def relation(plan):
+def relation(plan: plan_lib.PrivacyPlan) -> dp_accounting.NeighboringRelation:
   """The dp_accounting relation an event of this plan is read under."""
   if claims_amplification(plan):
     if plan.adjacency == 'replace':
@@ -103,7 +114,9 @@ def relation(plan):
   return _RELATION.ADD_OR_REMOVE_ONE
 
 
-def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+def epsilon(
+    dp_event: dp_accounting.DpEvent, target_delta: float, accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
   """An epsilon that the accountant proves at `target_delta`, as small as it can."""
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
@@ -120,13 +133,15 @@ def epsilon(dp_event, target_delta, accountant='pld', neighbors=_RELATION.ADD_OR
 
 
 @functools.lru_cache(maxsize=256)
-def _epsilon(directions, target_delta):
+def _epsilon(directions: Sequence[losses.Steps], target_delta: float) -> float:
   return _largest(
       directions, lambda one: one.chernoff_epsilon(target_delta)[1],
       lambda one: one.epsilon(target_delta, _EPSILON_TOLERANCE), 0.0)
 
 
-def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+def delta(
+    dp_event: dp_accounting.DpEvent, target_epsilon: float, accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
   """A delta that the accountant proves at `target_epsilon`, as small as it can."""
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
@@ -142,13 +157,16 @@ def delta(dp_event, target_epsilon, accountant='pld', neighbors=_RELATION.ADD_OR
 
 
 @functools.lru_cache(maxsize=256)
-def _log_delta(directions, target_epsilon, tolerance):
+def _log_delta(
+    directions: Sequence[losses.Steps], target_epsilon: float, tolerance: float) -> float:
   return _largest(
       directions, lambda one: one.chernoff_log_delta(target_epsilon)[1],
       lambda one: one.log_delta(target_epsilon, tolerance), -math.inf)
 
 
-def _largest(directions, bound, value, least):
+def _largest(
+    directions: Sequence[losses.Steps], bound: Callable[[composition.Composition], float],
+    value: Callable[[composition.Composition], float], least: float) -> float:
   """Of all directions; those are left out whose cheap bound is below another's value."""
   made = [composition.Composition(steps) for steps in directions if steps]
   for one in sorted(made, key=bound, reverse=True):
@@ -157,7 +175,7 @@ def _largest(directions, bound, value, least):
   return least
 
 
-def _renyi(dp_event, neighbors):
+def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
   accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
   if not accountant.supports(dp_event):
     raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
@@ -165,7 +183,9 @@ def _renyi(dp_event, neighbors):
   return accountant.compose(dp_event)
 
 
-def _gaussian(dp_event, neighbors):
+def _gaussian(
+    dp_event: dp_accounting.DpEvent,
+    neighbors: dp_accounting.NeighboringRelation) -> Optional[float]:
   """The noise multiplier of an event that is unsampled Gaussians only, else None."""
   if neighbors is _RELATION.REPLACE_ONE:
     return None
@@ -175,14 +195,15 @@ def _gaussian(dp_event, neighbors):
     sigma = _gaussian(dp_event.event, neighbors)
     return None if sigma is None else sigma / math.sqrt(dp_event.count)
   if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
-    sigmas = [_gaussian(part, neighbors) for part in dp_event.events]
-    if None in sigmas:
+    found = [_gaussian(part, neighbors) for part in dp_event.events]
+    sigmas = [sigma for sigma in found if sigma is not None]
+    if len(sigmas) < len(found):
       return None
     return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
   return None
 
 
-def gaussian_delta(noise_multiplier, target_epsilon):
+def gaussian_delta(noise_multiplier: float, target_epsilon: float) -> float:
   """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
   if not noise_multiplier:
     return 1.0
@@ -197,7 +218,7 @@ def gaussian_delta(noise_multiplier, target_epsilon):
   return float(min(1.0, math.exp(first) * (share * (1 + rounding) + rounding)))
 
 
-def gaussian_epsilon(noise_multiplier, target_delta):
+def gaussian_epsilon(noise_multiplier: float, target_delta: float) -> float:
   """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
   if not noise_multiplier:
     return math.inf
@@ -210,8 +231,10 @@ def gaussian_epsilon(noise_multiplier, target_delta):
   return float(root * (1 + 1e-12))
 
 
-def calibrate(event_of, target_epsilon, target_delta, accountant='pld',
-              neighbors=_RELATION.ADD_OR_REMOVE_ONE):
+def calibrate(
+    event_of: Callable[[float], dp_accounting.DpEvent], target_epsilon: float, target_delta: float,
+    accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
   """The least noise multiplier, up to 2e-4 of it, that keeps to a target.
 
   Args:
@@ -228,11 +251,11 @@ def calibrate(event_of, target_epsilon, target_delta, accountant='pld',
                      f'is no privacy. Received: target_epsilon={target_epsilon}.')
   log_delta = math.log(target_delta)
 
-  def epsilon_of(log_sigma):
+  def epsilon_of(log_sigma: float) -> float:
     return epsilon(event_of(math.exp(log_sigma)), target_delta, accountant, neighbors)
 
   # Delta at the target, and not epsilon: where delta allows much, epsilon falls off a cliff.
-  def gap(log_sigma, cheaply=False):
+  def gap(log_sigma: float, cheaply: bool = False) -> float:
     event_ = event_of(math.exp(log_sigma))
     if accountant == 'rdp':
       value = math.log(max(epsilon_of(log_sigma), 1e-300) / target_epsilon)
@@ -276,7 +299,7 @@ def calibrate(event_of, target_epsilon, target_delta, accountant='pld',
                    f'Received: target_epsilon={target_epsilon}, target_delta={target_delta}.')
 
 
-def _bracket(gap, target_epsilon):
+def _bracket(gap: Callable[[float], float], target_epsilon: float) -> Tuple[float, float]:
   high = 0.0
   while gap(high) > 0:
     high += 1

@@ -57,7 +57,7 @@ class Advice:
     return dict(dataclasses.asdict(self), findings=[f._asdict() for f in self.findings],
                 warnings=list(self.warnings))
 
-  def __str__(self):
+  def __str__(self) -> str:
     lines = [f'Regime: {self.regime}.', f'Begin with: {self.recommended}. {self.reason}', '']
     for finding in self.findings:
       lines += [f'{finding.name} = {finding.value:.4g}   [{finding.formula}]',
@@ -65,9 +65,10 @@ class Advice:
     return '\n'.join(lines + ['', *(f'WARNING: {text}' for text in self.warnings)]).rstrip()
 
 
-def advise(*, batch_size, noise_multiplier, parameters, l2_norm_clip, beta_2=0.999,
-           epsilon: Optional[float] = None, gradient_norm: Optional[float] = None,
-           adjacency: str = 'zero_out') -> Advice:
+def advise(
+    *, batch_size: float, noise_multiplier: float, parameters: int, l2_norm_clip: float,
+    beta_2: float = 0.999, epsilon: Optional[float] = None, gradient_norm: Optional[float] = None,
+    adjacency: str = 'zero_out') -> Advice:
   """Says in which regime a private adaptive optimizer will work, and which to prefer.
 
   Args:
@@ -108,7 +109,7 @@ def advise(*, batch_size, noise_multiplier, parameters, l2_norm_clip, beta_2=0.9
   else:
     regime = 'high-dimensional'
 
-  def negative(norm):
+  def negative(norm: float) -> float:
     signal = (norm / scaled_noise)**2  # g^2 / phi of a coordinate of average size.
     return negative_fraction(signal, beta_2)
 
@@ -169,7 +170,7 @@ def advise(*, batch_size, noise_multiplier, parameters, l2_norm_clip, beta_2=0.9
   return Advice(regime, recommended, reason, tuple(findings), tuple(warnings))
 
 
-def _recommend(regime, scaled_noise):
+def _recommend(regime: str, scaled_noise: float) -> Tuple[str, str]:
   if scaled_noise < STABLE:
     return 'DPAdamSTP', (
         f'Scaled before it is privatized, with a clip norm of the order of sqrt(m), the noise is '

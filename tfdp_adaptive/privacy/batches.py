@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batches of a plan as a `tf.data.Dataset`, padded and masked for Keras."""
 
+from __future__ import annotations
+
 import math
+from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
 import tensorflow as tf
@@ -12,9 +15,14 @@ from tfdp_adaptive.privacy import marks
 from tfdp_adaptive.privacy import sources
 from tfdp_adaptive.privacy import users as users_lib
 
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.privacy import plan as plan_lib
 
-def dataset(plan, data, *, users=None, examples_per_user=None, record='mean', cache=None,
-            start_step=0, pad_to=None):
+
+def dataset(
+    plan: plan_lib.PrivacyPlan, data: Any, *, users: Any = None,
+    examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
+    start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None) -> tf.data.Dataset:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -64,18 +72,19 @@ def dataset(plan, data, *, users=None, examples_per_user=None, record='mean', ca
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.of(data)
-  records = users_lib.Examples(source) if users is None else users_lib.Users(
-      source, users, examples_per_user, record, plan.seed)
+  records: Union[users_lib.Examples, users_lib.Users] = users_lib.Examples(source)
+  if users is not None and examples_per_user is not None:
+    records = users_lib.Users(source, users, examples_per_user, record, plan.seed)
   if pad_to is not None:
     checks.whole(pad_to=pad_to)
   later = callable(start_step)  # Known when a pass begins: a run may be restored before.
-  now = start_step() if later else start_step
+  now = start_step() if callable(start_step) else start_step
   size = len(records)
   first = plan.index_batches(size, now)  # Fails here, not in a tf.data thread.
   passes = _passes(first, lambda: plan.index_batches(size, now))
 
-  def generate():
-    start = start_step() if later else now
+  def generate() -> Iterator[Any]:
+    start = start_step() if callable(start_step) else now
     indices_of_steps = plan.index_batches(size, start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
       yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step)
@@ -98,7 +107,7 @@ def dataset(plan, data, *, users=None, examples_per_user=None, record='mean', ca
   return result
 
 
-def _check_unit(plan, users, examples_per_user):
+def _check_unit(plan: plan_lib.PrivacyPlan, users: Any, examples_per_user: Optional[int]) -> None:
   if plan.unit == 'user' and (users is None or examples_per_user is None):
     raise ValueError(
         'A plan with unit="user" needs to know whose each example is, and how many of a user a '
@@ -112,17 +121,19 @@ def _check_unit(plan, users, examples_per_user):
         'population_size the number of users.')
 
 
-def _passes(first, again):
+def _passes(first: Any, again: Callable[[], Any]) -> Iterator[Any]:
   yield first
   while True:
     yield again()
 
 
-def _batch(records, indices, rows, plan, step):
+def _batch(
+    records: Union[users_lib.Examples, users_lib.Users], indices: np.ndarray, rows: int,
+    plan: plan_lib.PrivacyPlan, step: int) -> Tuple[Any, ...]:
   """`(x, y, weight)`, or `(x, weight)`, padded to `rows` records and marked."""
   taken, used = records.take(indices, step)
 
-  def padded(array):
+  def padded(array: np.ndarray) -> np.ndarray:
     value = np.zeros((rows,) + array.shape[1:], array.dtype)
     if array.dtype == object:
       value[...] = b''
@@ -134,7 +145,7 @@ def _batch(records, indices, rows, plan, step):
   return (*batch, weight)
 
 
-def _with_weights(batch, used):
+def _with_weights(batch: Any, used: np.ndarray) -> Tuple[Any, ...]:
   """`used`, 0 for what is no example, times the weights that the data have."""
   if not _is_pair(batch):
     return batch, used
@@ -145,26 +156,26 @@ def _with_weights(batch, used):
       batch[2])
 
 
-def _is_pair(data):
+def _is_pair(data: Any) -> bool:
   return isinstance(data, tuple) and len(data) in (2, 3)
 
 
-def _rows(plan, count, pad_to):
+def _rows(plan: plan_lib.PrivacyPlan, count: int, pad_to: Optional[int]) -> int:
   """How many rows a batch of `count` records is padded to, one at least."""
   if pad_to is not None:
     first = step = pad_to
   else:
-    first = step = _largest(plan)
-    if first is None:
-      deviation = math.sqrt(plan.batch_size)
-      first, step = math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation)
+    largest = _largest(plan)
+    deviation = math.sqrt(plan.batch_size)
+    first, step = (largest, largest) if largest is not None else (
+        math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation))
   return int(first + step * max(0, math.ceil((count - first) / step)))
 
 
-def _largest(plan):
+def _largest(plan: plan_lib.PrivacyPlan) -> Optional[int]:
   """Rows of the largest batch, where that is known; None where coins decide."""
   largest = getattr(plan.sampling, 'max_batch_size', None)
   if largest is None and plan.sampling.fixed_order and plan.adjacency != 'add_remove':
     cycle = getattr(plan.sampling, 'cycle', None)
-    largest = plan.batch_size if cycle is None else -(-plan.population_size // cycle)
+    largest = plan.batch_size if cycle is None else -(-(plan.population_size or 0) // cycle)
   return None if largest is None else int(largest)

@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from typing import Any, Optional
+from typing import Any, Optional, Sequence, Tuple
 import weakref
 
 import numpy as np
@@ -33,7 +33,7 @@ class Cache(sources.Source):
       temporary files that only this user may read, deleted with this object.
   """
 
-  def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None):
+  def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
     structure = sources.map_structure(_checked, data.element_spec)
     if folder is None:
       self.folder = pathlib.Path(tempfile.mkdtemp(prefix='tfdp_cache_'))
@@ -58,22 +58,22 @@ class Cache(sources.Source):
     specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
     self.specs = sources.map_structure(lambda _: next(specs), structure)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._length
 
-  def take(self, indices):
+  def take(self, indices: np.ndarray) -> Any:
     return sources.map_structure(lambda file: file[indices], self._files)
 
 
 class _Text:
   """[n, ...] texts: their bytes one after the other, and where each ends."""
 
-  def __init__(self, path, shape):
+  def __init__(self, path: pathlib.Path, shape: Tuple[int, ...]) -> None:
     self._shape = tuple(shape)
     self._ends = _mapped(path.with_suffix('.ends'), 'int64', [-1])
     self._bytes = _mapped(path, 'uint8', [-1])
 
-  def __getitem__(self, indices):
+  def __getitem__(self, indices: np.ndarray) -> np.ndarray:
     each = int(np.prod(self._shape))
     result = np.full([len(indices), each], b'', object)
     for row, index in enumerate(indices):
@@ -84,7 +84,7 @@ class _Text:
     return result.reshape((len(indices),) + self._shape)
 
 
-def _mapped(path, dtype, shape):
+def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
   dtype = tf.as_dtype(dtype).as_numpy_dtype
   if not path.stat().st_size:  # Which cannot be mapped.
     return np.zeros([0 if size == -1 else size for size in shape], dtype)
@@ -99,7 +99,7 @@ def _checked(spec: Any) -> tf.TensorSpec:
   return spec
 
 
-def _write(data, structure, folder):
+def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
   """All or nothing: the index, without which nothing is there, comes last."""
   if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
     raise ValueError('`data` must be finite: the plan draws its own batches. Remove `.repeat()`.')
@@ -140,11 +140,11 @@ def _write(data, structure, folder):
 class _Writer:
   """Appends arrays to a file; of texts, where they end to another."""
 
-  def __init__(self, path, text):
+  def __init__(self, path: pathlib.Path, text: bool) -> None:
     self._file, self._end = open(path, 'wb'), 0
     self._ends = open(path.with_suffix('.ends'), 'wb') if text else None
 
-  def write(self, array):
+  def write(self, array: np.ndarray) -> None:
     if self._ends is None:
       self._file.write(np.ascontiguousarray(array).tobytes())
       return
@@ -154,7 +154,7 @@ class _Writer:
     self._ends.write(ends.tobytes())
     self._end = int(ends[-1]) if len(ends) else self._end
 
-  def close(self):
+  def close(self) -> None:
     self._file.close()
     if self._ends is not None:
       self._ends.close()

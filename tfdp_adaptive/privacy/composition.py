@@ -23,7 +23,7 @@ every part errs upwards:
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from scipy import fft
@@ -58,7 +58,7 @@ class Composition:
     steps: `(mixture, count)` pairs of `losses.directions`.
   """
 
-  def __init__(self, steps):
+  def __init__(self, steps: Sequence[Tuple[Any, int]]) -> None:
     self._steps = []
     for mixture, count in steps:
       loss, log_mass = [], []
@@ -72,15 +72,16 @@ class Composition:
       self._steps.append(_Step(mixture, count, loss[kept], log_mass[kept]))
     self._count = sum(step.count for step in self._steps)
 
-  def _moment(self, theta):
+  def _moment(self, theta: Any) -> np.ndarray:
     """K at every theta; an array."""
     theta = np.atleast_1d(theta)
-    return sum(step.count * np.array([_log_sum(step.log_mass + t * step.loss) for t in theta])
-               for step in self._steps)
+    moments = [step.count * np.array([_log_sum(step.log_mass + t * step.loss) for t in theta])
+               for step in self._steps]
+    return np.asarray(sum(moments))
 
-  def _least(self, objective):
+  def _least(self, objective: Callable[[Any, Any], Any]) -> Tuple[float, float]:
     """The theta > 0 of the least value of a function of (theta, K + correction)."""
-    def of(log_theta):
+    def of(log_theta: Any) -> Any:
       theta = np.exp(np.atleast_1d(log_theta))
       return objective(theta, self._moment(theta) + _log_peak(theta))
 
@@ -94,22 +95,22 @@ class Composition:
     value, log_theta = min((float(result.fun), float(result.x)), (float(found[best]), grid[best]))
     return math.exp(log_theta), value
 
-  def chernoff_epsilon(self, delta):
+  def chernoff_epsilon(self, delta: float) -> Tuple[float, float]:
     """`(theta, epsilon)` of the best moment bound; within about a tenth of the truth."""
     log_delta = math.log(delta - self._beyond(_FAR))
     return self._least(lambda theta, log_moment: (log_moment - log_delta) / theta)
 
-  def chernoff_log_delta(self, epsilon):
+  def chernoff_log_delta(self, epsilon: float) -> Tuple[float, float]:
     """The same for `(theta, log(delta))`."""
     theta, value = self._least(lambda theta, log_moment: log_moment - theta * epsilon)
     return theta, float(np.logaddexp(value, math.log(self._beyond(_FAR))))
 
-  def _beyond(self, log_mass):
+  def _beyond(self, log_mass: float) -> float:
     return sum(step.count * weight * pair.above(pair.range(log_mass)[1])
                for step in self._steps for weight, pair in step.mixture) + (
                    self._count * 2 * math.exp(-_FAR))
 
-  def epsilon(self, delta, tolerance):
+  def epsilon(self, delta: float, tolerance: float) -> float:
     """An upper bound of epsilon at `delta`."""
     log_delta = math.log(delta)
     theta, bound = self.chernoff_epsilon(delta)
@@ -134,7 +135,7 @@ class Composition:
       theta, widest = self.chernoff_log_delta(bound)[0], bound / 500
     return bound
 
-  def log_delta(self, epsilon, tolerance):
+  def log_delta(self, epsilon: float, tolerance: float) -> float:
     """An upper bound of the logarithm of delta at `epsilon`."""
     theta, bound = self.chernoff_log_delta(epsilon)
     for number in (np.float64, np.longdouble):
@@ -145,7 +146,8 @@ class Composition:
         break
     return bound
 
-  def _law(self, theta, log_delta, excess, widest, number):
+  def _law(
+      self, theta: float, log_delta: float, excess: float, widest: float, number: type) -> '_Law':
     """The weighted law of S, on a grid up to `widest` that adds at most `excess` to K."""
     low, high = self._window(theta)
     log_mass = 25 - log_delta + math.log(self._count)
@@ -157,14 +159,14 @@ class Composition:
     return _Law(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass,
                 number)
 
-  def _window(self, theta):
+  def _window(self, theta: float) -> Tuple[float, float]:
     """Where all but `exp(-_OUTSIDE)` of the weighted mass is, on either side."""
     moment = self._moment(theta)[0]
     s = np.geomspace(1e-4, 1e4, 49) / self._deviation(theta)
     up, down = self._moment(theta + s) - moment, self._moment(theta - s) - moment
     return np.max((-_OUTSIDE - down) / s), np.min((_OUTSIDE + up) / s)
 
-  def _deviation(self, theta):
+  def _deviation(self, theta: float) -> float:
     variance = 0.0
     for step in self._steps:
       weight = special.softmax(step.log_mass + theta * step.loss)
@@ -172,11 +174,11 @@ class Composition:
       variance += step.count * (weight @ (step.loss - mean)**2)
     return math.sqrt(max(variance, 1e-300))
 
-  def _interval(self, theta, excess):
+  def _interval(self, theta: float, excess: float) -> float:
     """The widest power of two as interval that adds at most `excess` to K, if any."""
     weights = [special.softmax(step.log_mass + theta * step.loss) for step in self._steps]
 
-    def added(interval):
+    def added(interval: float) -> float:
       total = 0.0
       for step, weight in zip(self._steps, weights):
         low = np.floor(step.loss / interval) * interval
@@ -194,17 +196,19 @@ class Composition:
 class _Law:
   """The weighted law of S on `interval * (first + [0, size))`."""
 
-  def __init__(self, steps, theta, interval, first, size, log_mass, number):
+  def __init__(
+      self, steps: Sequence[_Step], theta: float, interval: float, first: int, size: int,
+      log_mass: float, number: type) -> None:
     self._theta, self.interval, self._first = theta, interval, first
     self._beyond, self._log_moment, self._shift = 0.0, 0.0, 0.0
-    spectrum = None
+    spectrum: Any = None
     count = sum(step.count for step in steps)
     own = float(np.finfo(number).eps)
     unit = 3 * (math.log2(size) + 2) * own
     self._slack, self.rounding = count * _ROUNDING, 0.0
     bins = fft.rfftfreq(size)
     twice = np.where((bins > 0) & (bins < 0.5), 2.0, 1.0)  # Entries that stand for two.
-    relative = np.zeros(len(bins), number)
+    relative: np.ndarray = np.zeros(len(bins), number)
     for step in steps:
       mass, log_moment, beyond, largest, off = _one_step(
           step, theta, interval, size, log_mass)
@@ -232,7 +236,7 @@ class _Law:
     self._law = np.maximum(law.astype(np.float64) * (1 + _UNIT), 0.0)
     self._outside = 2 * math.exp(-_OUTSIDE) * (1 + count * _ROUNDING)
 
-  def log_delta(self, epsilon):
+  def log_delta(self, epsilon: float) -> float:
     theta, interval = self._theta, self.interval
     epsilon = epsilon - self._shift
     start = max(0, math.floor(epsilon / interval) + 1 - self._first)
@@ -251,7 +255,9 @@ class _Law:
     return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))
 
 
-def _one_step(step, theta, interval, size, log_mass):
+def _one_step(
+    step: _Step, theta: float, interval: float, size: int,
+    log_mass: float) -> Tuple[np.ndarray, float, float, float, float]:
   """One step on the grid.
 
   Returns:
@@ -302,16 +308,16 @@ def _one_step(step, theta, interval, size, log_mass):
   return result / total, reference + math.log(total), beyond, largest, off
 
 
-def _upper_share(above, interval):
+def _upper_share(above: np.ndarray, interval: float) -> np.ndarray:
   """The share of a mass, `above` the lower grid point, that moves up to the next."""
   return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
 
 
-def _log_sum(logarithms):
+def _log_sum(logarithms: np.ndarray) -> float:
   top = logarithms.max()
   return top + math.log(np.exp(logarithms - top).sum())
 
 
-def _log_peak(theta):
+def _log_peak(theta: Any) -> Any:
   """Of the largest value of exp(-theta u) (1 - exp(-u))."""
   return theta * np.log(theta) - (1 + theta) * np.log1p(theta)

@@ -6,16 +6,22 @@ It belongs to the weights, and is saved with them; whoever trains them further,
 with another optimizer or another plan, adds a line.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING, Union
 
 import dp_accounting
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import statement as statement_lib
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
 _RELATION = dp_accounting.NeighboringRelation
@@ -29,7 +35,7 @@ class Accounted:
   noise_multiplier: float
   target_delta: float
 
-  def __init_subclass__(cls, **arguments):
+  def __init_subclass__(cls, **arguments: Any) -> None:
     super().__init_subclass__(**arguments)
     _KINDS[cls.__name__] = cls
 
@@ -51,13 +57,13 @@ class Entry:
     own_sampler: Where the plan did not draw the batches: how the caller says they were.
   """
 
-  plan: Optional[Accounted]
+  plan: Optional[plan_lib.PrivacyPlan]
   steps: int
   rule: str = ''
   private: bool = True
   own_sampler: str = ''
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.plan is not None and not isinstance(self.plan, Accounted):
       raise ValueError(
           f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
@@ -95,14 +101,16 @@ class Ledger:
 
   entries: Tuple[Entry, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if not isinstance(self.entries, (tuple, list)) or not all(
         isinstance(entry, Entry) for entry in self.entries):
       raise ValueError('`entries` must be a tuple of `tfdp.privacy.ledger.Entry`. '
                        f'Received: entries={self.entries!r}.')
     object.__setattr__(self, 'entries', tuple(self.entries))
 
-  def begin(self, plan: Optional[Accounted], rule=None, own_sampler: str = '') -> 'Ledger':
+  def begin(
+      self, plan: Optional[plan_lib.PrivacyPlan], rule: Union[contract.Rule, str, None] = None,
+      own_sampler: str = '') -> 'Ledger':
     """The ledger when another run begins, with nothing done.
 
     Args:
@@ -137,7 +145,7 @@ class Ledger:
     """Whether every run that did anything has a finite, known cost."""
     return all(entry.guaranteed for entry in self.entries)
 
-  def _run(self):
+  def _run(self) -> List[Entry]:
     """The entries that cost something, all of one unit and adjacency."""
     entries = [entry for entry in self.entries if entry.steps]
     for name in ('unit', 'adjacency'):
@@ -161,7 +169,8 @@ class Ledger:
     if not self.guaranteed:
       return dp_accounting.NonPrivateDpEvent()
     relation = self.relation()
-    events = [accounting.event(entry.plan, entry.steps, neighbors=relation) for entry in entries]
+    events = [accounting.event(entry.plan, entry.steps, neighbors=relation)
+              for entry in entries if entry.plan is not None]
     if not events:
       return dp_accounting.NoOpDpEvent()
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(tuple(events))
@@ -171,7 +180,7 @@ class Ledger:
     """The largest delta of the plans; None without any."""
     return max((e.plan.target_delta for e in self.entries if e.plan is not None), default=None)
 
-  def _delta(self, target_delta):
+  def _delta(self, target_delta: Optional[float]) -> float:
     target_delta = self.target_delta if target_delta is None else target_delta
     if target_delta is None:
       raise ValueError('`target_delta` must be given for a ledger without plans. '
@@ -228,7 +237,7 @@ class Ledger:
     return cls(tuple(_entry_from_dict(entry) for entry in entries))
 
 
-def _entry_to_dict(entry):
+def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
   plan = entry.plan
   return {
       'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
@@ -237,7 +246,7 @@ def _entry_to_dict(entry):
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 
 
-def _entry_from_dict(found):
+def _entry_from_dict(found: Dict[str, Any]) -> Entry:
   try:
     plan = found['plan']
     if plan is not None:
@@ -254,11 +263,12 @@ def _ledger(value: Any) -> Optional[Ledger]:
   if isinstance(value, Ledger):
     return value
   if isinstance(value, Accounted):
-    return Ledger((Entry(value, value.steps),))
+    plan: Any = value
+    return Ledger((Entry(plan, plan.steps),))
   return None
 
 
-def _serves(plan, rule):
+def _serves(plan: Optional[plan_lib.PrivacyPlan], rule: contract.Rule) -> bool:
   if plan is not None:
     return plan.check_rule(rule)
   return all(ask.second is None or ask.second.private for ask in rule.asks)

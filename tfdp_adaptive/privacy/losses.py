@@ -10,7 +10,7 @@ sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
     replace  P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)  L = l(z) - l(-z)
 """
 
-from typing import List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
@@ -31,14 +31,14 @@ class Pair(NamedTuple):
   probability: float  # a
   shift: float  # m
 
-  def loss(self, z):
+  def loss(self, z: np.ndarray) -> np.ndarray:
     if self.kind == 'remove':
       return self._one_sided(z)
     if self.kind == 'add':
       return -self._one_sided(-z)
     return self._one_sided(z) - self._one_sided(-z)
 
-  def density(self, z):
+  def density(self, z: np.ndarray) -> np.ndarray:
     """Of P."""
     here = np.exp(-z**2 / 2) / np.sqrt(2 * np.pi)
     if self.kind == 'add':
@@ -46,21 +46,21 @@ class Pair(NamedTuple):
     there = np.exp(-(z - self.shift)**2 / 2) / np.sqrt(2 * np.pi)
     return (1 - self.probability) * here + self.probability * there
 
-  def above(self, z):
+  def above(self, z: np.ndarray) -> np.ndarray:
     """The mass of P above z, rounded up."""
     here, there = special.ndtr(-z), special.ndtr(self.shift - z)
     if self.kind == 'add':
       return here * (1 + 1e-9)
     return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
 
-  def below(self, z):
+  def below(self, z: np.ndarray) -> np.ndarray:
     """The mass of P below z, rounded up."""
     here, there = special.ndtr(z), special.ndtr(z - self.shift)
     if self.kind == 'add':
       return here * (1 + 1e-9)
     return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
 
-  def where(self, loss):
+  def where(self, loss: np.ndarray) -> np.ndarray:
     """The z of a loss; infinite where no z has it."""
     if self.kind == 'remove':
       return self._where_one_sided(loss)
@@ -75,7 +75,7 @@ class Pair(NamedTuple):
     asinh = np.where(log_y > 20, log_y + np.log(2), np.arcsinh(np.exp(np.minimum(log_y, 30))))
     return np.sign(loss) * (half + asinh) / self.shift
 
-  def _one_sided(self, z):
+  def _one_sided(self, z: np.ndarray) -> np.ndarray:
     a, t = self.probability, self.shift * z - self.shift**2 / 2
     if a == 1:
       return t
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
     far = np.log(a) + t + np.log1p((1 - a) / a * np.exp(-np.maximum(t, 30)))
     return np.where(t > 30, far, near)
 
-  def _where_one_sided(self, loss):
+  def _where_one_sided(self, loss: np.ndarray) -> np.ndarray:
     a = self.probability
     if a == 1:
       t = loss
@@ -94,12 +94,12 @@ class Pair(NamedTuple):
       t = np.where(loss > 30, far, near)
     return (t + self.shift**2 / 2) / self.shift
 
-  def range(self, log_mass):
+  def range(self, log_mass: float) -> Tuple[float, float]:
     """`(low, high)`: P has at most `exp(-log_mass)` on either side."""
     size = np.sqrt(2 * log_mass)
     return -size, size if self.kind == 'add' else size + self.shift
 
-  def breaks(self, low, high):
+  def breaks(self, low: float, high: float) -> np.ndarray:
     """Cells over which a few nodes integrate densities and losses to 1e-13.
 
     Losses bend around `log((1 - a) / a)`: the cells' width is in proportion to
@@ -117,10 +117,11 @@ class Pair(NamedTuple):
     return found[(found >= low) & (found <= high)]
 
 
-Mixture = List[Tuple[float, Pair]]  # Weights and pairs; which one it is may be known.
+Mixture = Sequence[Tuple[float, Pair]]  # Weights and pairs; which one it is may be known.
+Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is composed.
 
 
-def nodes(pair, edges):
+def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
   """Quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
   width = np.diff(edges)
   found = []
@@ -136,13 +137,15 @@ def nodes(pair, edges):
   return tuple(np.concatenate(part) for part in zip(*found))
 
 
-def directions(dp_event, neighbors):
+def directions(
+    dp_event: dp_accounting.DpEvent,
+    neighbors: dp_accounting.NeighboringRelation) -> Optional[List[Steps]]:
   """What has to be accounted for: `(Mixture, count)` pairs, per direction; or None.
 
   None stands for events with no bound that is worth anything. Raises ValueError for events that are
   not (sampled, truncated) Gaussians.
   """
-  parts = []
+  parts: List[Tuple[dp_accounting.DpEvent, int]] = []
   _flatten(dp_event, 1, parts)
   if None in [event for event, _ in parts]:
     return None
@@ -155,7 +158,9 @@ def directions(dp_event, neighbors):
   return None if largest > _NO_PRIVACY else found
 
 
-def _flatten(event, count, found):
+def _flatten(
+    event: dp_accounting.DpEvent, count: int,
+    found: List[Tuple[dp_accounting.DpEvent, int]]) -> None:
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
     _flatten(event.event, count * event.count, found)
   elif isinstance(event, dp_accounting.ComposedDpEvent):
@@ -167,11 +172,11 @@ def _flatten(event, count, found):
     found.append((event, count))
 
 
-def _noiseless(event):
+def _noiseless(event: dp_accounting.DpEvent) -> bool:
   return getattr(getattr(event, 'event', event), 'noise_multiplier', 1) == 0
 
 
-def _step(event, count, kind):
+def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture, int]:
   truncated = getattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent', ())
   if isinstance(event, dp_accounting.GaussianDpEvent):
     return ((1.0, Pair(kind, 1.0, count**0.5 / event.noise_multiplier)),), 1
@@ -185,7 +190,7 @@ def _step(event, count, kind):
                    f'Poisson coins or not. Received: {event}. Use accountant="rdp".')
 
 
-def _truncated(event, kind):
+def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
   """arXiv 2508.15089: whether the batch was cut is known; if so, a record drives out another."""
   size, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
   whole = Pair(kind, q, 1 / event.noise_multiplier)
@@ -199,9 +204,10 @@ def _truncated(event, kind):
   return tuple(parts + [(cut, Pair('replace', chosen, 2 / event.noise_multiplier))])
 
 
-def _merged(steps):
+def _merged(steps: Steps) -> Steps:
   """Equal steps together, and all whole Gaussians of one kind as one."""
-  counts, squares = {}, {}
+  counts: Dict[Mixture, int] = {}
+  squares: Dict[str, float] = {}
   for mixture, count in steps:
     pair = mixture[0][1]
     if len(mixture) == 1 and pair.probability == 1:

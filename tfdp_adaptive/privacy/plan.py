@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The privacy of a training run as one public constant: what runs is what is accounted."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
-from typing import Iterator, Optional, Tuple, Union
+from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
+import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
@@ -15,6 +18,10 @@ from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
+
+if TYPE_CHECKING:
+  import dp_accounting
+  import tensorflow as tf
 
 UNITS = ('example', 'user')
 _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
@@ -79,7 +86,7 @@ class PrivacyPlan(ledger.Accounted):
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.positive(batch_size=self.batch_size, l2_norm_clip=self.l2_norm_clip)
     checks.whole(steps=self.steps)
     checks.not_negative(noise_multiplier=self.noise_multiplier)
@@ -108,8 +115,9 @@ class PrivacyPlan(ledger.Accounted):
     plan_checks.participation(self)
 
   @classmethod
-  def calibrate(cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
-                **fields) -> 'PrivacyPlan':
+  def calibrate(
+      cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
+      **fields: Any) -> 'PrivacyPlan':
     """The plan with the least noise whose epsilon is at most `target_epsilon`.
 
     Args:
@@ -158,7 +166,7 @@ class PrivacyPlan(ledger.Accounted):
     return self.sampling.fixed_order and self.min_sep in (
         None, self.sampling.participation(self, self.steps)[0])
 
-  def _steps(self, steps):
+  def _steps(self, steps: Optional[int]) -> int:
     if steps is None:
       return self.steps
     checks.whole(0, steps=steps)
@@ -167,11 +175,13 @@ class PrivacyPlan(ledger.Accounted):
           f"`steps` must be at most the plan's {self.steps}. Received: steps={steps}.")
     return int(steps)
 
-  def event(self, steps: Optional[int] = None):
+  def event(self, steps: Optional[int] = None) -> dp_accounting.DpEvent:
     """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
     return accounting.event(self, self._steps(steps))
 
-  def epsilon(self, steps: Optional[int] = None, accountant: str = 'pld', rule=None) -> float:
+  def epsilon(
+      self, steps: Optional[int] = None, accountant: str = 'pld',
+      rule: Optional[contract.Rule] = None) -> float:
     """Epsilon at `target_delta` after `steps` steps, by default after all.
 
     Args:
@@ -191,7 +201,7 @@ class PrivacyPlan(ledger.Accounted):
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     return accounting.delta(self.event(steps), epsilon, accountant, accounting.relation(self))
 
-  def check_rule(self, rule) -> bool:
+  def check_rule(self, rule: contract.Rule) -> bool:
     """Refuses a rule whose releases this plan cannot account for.
 
     Returns:
@@ -222,16 +232,20 @@ class PrivacyPlan(ledger.Accounted):
           'this data, or pass the data it was made for (a tf.data set must be unbatched).')
     return self.sampling.index_batches(self, size, start_step)
 
-  def batches(self, data, *, users=None, examples_per_user: Optional[int] = None,
-              record: str = 'mean', cache: Optional[str] = None, start_step: int = 0,
-              pad_to: Optional[int] = None):
+  def batches(
+      self, data: Any, *, users: Any = None, examples_per_user: Optional[int] = None,
+      record: str = 'mean', cache: Optional[str] = None,
+      start_step: Union[int, Callable[[], int]] = 0,
+      pad_to: Optional[int] = None) -> tf.data.Dataset:
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
     from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
     return batches.dataset(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
         start_step=start_step, pad_to=pad_to)
 
-  def statement(self, *, steps: Optional[int] = None, rule=None, accountant: str = 'pld') -> str:
+  def statement(
+      self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,
+      accountant: str = 'pld') -> str:
     """What may honestly be said of the model, in plain text.
 
     Args:

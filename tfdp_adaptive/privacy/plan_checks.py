@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plan refuses: sizes that are not public, and what cannot be accounted for."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 import warnings
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive.privacy import accounting
 
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.privacy import plan as plan_lib
 
-def population(plan):
+
+def population(plan: plan_lib.PrivacyPlan) -> None:
   """Whoever uses the number of records may know it."""
   if plan.population_size is None:
     return
@@ -31,7 +38,7 @@ def population(plan):
         'population_is_public=False.')
 
 
-def accountable(plan):
+def accountable(plan: plan_lib.PrivacyPlan) -> None:
   """Adjacency, sampling and mechanism fit together."""
   scheme = type(plan.sampling).__name__
   if plan.adjacency not in plan.sampling.adjacencies:
@@ -61,7 +68,7 @@ def accountable(plan):
     accounting.needs_current_library('TruncatedPoisson')
 
 
-def participation(plan):
+def participation(plan: plan_lib.PrivacyPlan) -> None:
   """What is claimed of participations is what the sampling keeps to."""
   min_sep, max_participations = plan.sampling.participation(plan, plan.steps)
   if plan.min_sep is not None:
@@ -82,7 +89,7 @@ def participation(plan):
         plan.mechanism, *plan.participation(), plan.fixed_order)  # Or it refuses.
 
 
-def serves(plan, rule):
+def serves(plan: plan_lib.PrivacyPlan, rule: contract.Rule) -> bool:
   """See `PrivacyPlan.check_rule`."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]
   if not all(s.private for s in statistics):

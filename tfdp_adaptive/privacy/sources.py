@@ -7,7 +7,7 @@ gives one record (a grain source, a HuggingFace data set); a Keras `Sequence` or
 """
 
 import abc
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -81,7 +81,7 @@ def spec(array: Any) -> tf.TensorSpec:
 class _Parts(Source):
   """Tuples and dicts of sources of one length."""
 
-  def __init__(self, parts):
+  def __init__(self, parts: Any) -> None:
     self._parts = parts
     lengths = sorted({len(part) for part in leaves(parts)})
     if len(lengths) != 1:
@@ -90,24 +90,24 @@ class _Parts(Source):
     self._length, = lengths
     self.specs = map_structure(lambda part: part.specs, parts)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._length
 
-  def take(self, indices):
+  def take(self, indices: np.ndarray) -> Any:
     return map_structure(lambda part: part.take(indices), self._parts)
 
 
 class _Array(Source):
   """An array, or what can be indexed like one: in memory, mapped, or in a file."""
 
-  def __init__(self, array):
+  def __init__(self, array: Any) -> None:
     self._array = array
     self.specs = spec(array)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._array)
 
-  def take(self, indices):
+  def take(self, indices: np.ndarray) -> Any:
     if isinstance(self._array, np.ndarray):
       rows = self._array[indices]
     else:  # Files want indices in their order, each once.
@@ -120,16 +120,16 @@ class _Array(Source):
 class _Records(Source):
   """One record for each number."""
 
-  def __init__(self, records):
+  def __init__(self, records: Any) -> None:
     self._records = records
     if not len(records):
       raise ValueError('`data` has no examples.')
     self.specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._records)
 
-  def take(self, indices):
+  def take(self, indices: np.ndarray) -> Any:
     several = getattr(self._records, '__getitems__', None)
     numbers = [int(i) for i in indices]
     found = several(numbers) if several and numbers else [self._records[i] for i in numbers]
@@ -139,7 +139,7 @@ class _Records(Source):
 class _Batched(Source):
   """Batches of one size, of which the last may be smaller; each is read as a whole."""
 
-  def __init__(self, batches):
+  def __init__(self, batches: Any) -> None:
     self._batches = batches
     count = len(batches)
     if not count:
@@ -149,12 +149,12 @@ class _Batched(Source):
     self._length = (count - 1) * self._size + _rows(self._read(count - 1))
     self.specs = map_structure(spec, first)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._length
 
-  def take(self, indices):
+  def take(self, indices: np.ndarray) -> Any:
     indices = np.asarray(indices, np.int64)
-    found = {}
+    found: Dict[int, Any] = {}
     for number in np.unique(indices // self._size):
       batch = self._read(int(number))
       expected = min(self._size, self._length - number * self._size)
@@ -163,10 +163,10 @@ class _Batched(Source):
                          f'Received: {_rows(batch)} examples in batch {number}.')
       for place in np.flatnonzero(indices // self._size == number):
         row = indices[place] % self._size
-        found[place] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
+        found[int(place)] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
     return stacked([found[place] for place in range(len(indices))], self.specs)
 
-  def _read(self, number):
+  def _read(self, number: int) -> Any:
     batch = self._batches[number]
     if isinstance(batch, list):
       batch = tuple(batch)
@@ -213,7 +213,7 @@ def _part(record: Any, key: Any, size: Optional[int] = None) -> Any:
 
 def _record(record: Any) -> Any:
   """A nest of arrays."""
-  def leaf(value):
+  def leaf(value: Any) -> np.ndarray:
     if value is None:
       raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
                        'is filtered before the plan is made.')
@@ -229,7 +229,7 @@ def _record(record: Any) -> Any:
   return map_structure(leaf, record)
 
 
-def _rows(batch):
+def _rows(batch: Any) -> int:
   sizes = {len(leaf) for leaf in leaves(batch)}
   if len(sizes) != 1:
     raise ValueError('All arrays of a batch of `data` must have the same number of examples. '
@@ -237,7 +237,7 @@ def _rows(batch):
   return sizes.pop()
 
 
-def _is_lazy(data):
+def _is_lazy(data: Any) -> bool:
   """Whether to leave `data` where it is, and index it."""
   known = (np.ndarray, tf.Tensor, tf.Variable, list, str, bytes)
   return (hasattr(data, '__len__') and hasattr(data, '__getitem__')
@@ -245,8 +245,8 @@ def _is_lazy(data):
           and not any(hasattr(data, name) for name in ('iloc', 'numpy')))  # Of pandas and torch.
 
 
-def _is_array(data):
-  return hasattr(data, 'shape') and hasattr(data, 'dtype') and len(data.shape)
+def _is_array(data: Any) -> bool:
+  return hasattr(data, 'shape') and hasattr(data, 'dtype') and len(data.shape) > 0
 
 
 def _array(value: Any) -> np.ndarray:
@@ -260,5 +260,5 @@ def _array(value: Any) -> np.ndarray:
   return array
 
 
-def _all_text(array):
+def _all_text(array: np.ndarray) -> bool:
   return all(isinstance(item, (str, bytes)) for item in array.ravel())

@@ -6,12 +6,20 @@ setting and unit, what is covered, adjacency, sampling, mechanism, accountant,
 hyperparameters, and what the guarantee leaves out. Holds no secret.
 """
 
+from __future__ import annotations
+
 import decimal
 from importlib import metadata
+from typing import Any, Callable, Optional, Sequence, TYPE_CHECKING
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import version
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import meaning
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.privacy import ledger as ledger_lib
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 _UNITS = {
     'example': 'one training example',
@@ -30,7 +38,8 @@ _LEFT_OUT = (
 )
 
 
-def statement(plan, steps, rule, accountant):
+def statement(
+    plan: plan_lib.PrivacyPlan, steps: int, rule: Optional[contract.Rule], accountant: str) -> str:
   """Plain text; `steps` of the plan's steps have been taken, with `rule`."""
   private = rule is None or plan.check_rule(rule)
   lines = [_guarantee(plan, steps, private, rule, accountant)]
@@ -50,8 +59,10 @@ def statement(plan, steps, rule, accountant):
   return '\n\n'.join(lines) + '\n'
 
 
-def _guarantee(plan, steps, private, rule, accountant):
-  if not private:
+def _guarantee(
+    plan: plan_lib.PrivacyPlan, steps: int, private: bool, rule: Optional[contract.Rule],
+    accountant: str) -> str:
+  if rule is not None and not private:
     return (f'NO PRIVACY GUARANTEE: the rule {rule.name!r} uses a statistic of the data without '
             'noise. Epsilon is infinite, whatever noise was added elsewhere.')
   if not plan.noise_multiplier:
@@ -74,7 +85,9 @@ def _guarantee(plan, steps, private, rule, accountant):
   return text
 
 
-def _in_words(plan, epsilon, delta, delta_of):
+def _in_words(
+    plan: plan_lib.PrivacyPlan, epsilon: float, delta: float,
+    delta_of: Callable[[float], float]) -> str:
   """What it means to people; nothing before the first step and without a bound."""
   if not epsilon or epsilon == float('inf'):
     return ''
@@ -87,11 +100,12 @@ def _in_words(plan, epsilon, delta, delta_of):
           f'protects like one Gaussian mechanism of mu = {rounded_up(mu)}.')
 
 
-def of_ledger(ledger, target_delta, accountant):
+def of_ledger(ledger: ledger_lib.Ledger, target_delta: Optional[float], accountant: str) -> str:
   """Plain text of all runs of the same weights together."""
   entries = [entry for entry in ledger.entries if entry.steps]
-  if len(entries) == 1 and entries[0].guaranteed and target_delta is None:
-    return (statement(entries[0].plan, entries[0].steps, None, accountant)
+  first = entries[0].plan if entries else None
+  if first is not None and len(entries) == 1 and entries[0].guaranteed and target_delta is None:
+    return (statement(first, entries[0].steps, None, accountant)
             + own_sampling(entries[0].own_sampler))
   lines = [_guarantee_of_ledger(ledger, entries, target_delta, accountant)]
   for number, entry in enumerate(entries, 1):
@@ -113,7 +127,7 @@ def of_ledger(ledger, target_delta, accountant):
   return '\n\n'.join(lines) + '\n'
 
 
-def own_sampling(words):
+def own_sampling(words: str) -> str:
   """What to say of batches that the plan did not draw; nothing if it did."""
   if not words:
     return ''
@@ -122,7 +136,9 @@ def own_sampling(words):
           'nothing checked it.\n')
 
 
-def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
+def _guarantee_of_ledger(
+    ledger: ledger_lib.Ledger, entries: Sequence[ledger_lib.Entry], target_delta: Optional[float],
+    accountant: str) -> str:
   if not entries:
     return 'Guarantee: no step has been taken, and nothing of the data is in the weights.'
   for number, entry in enumerate(entries, 1):
@@ -132,8 +148,8 @@ def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
                 f'used a statistic of the data without noise ({entry.rule})')
       return (f'NO PRIVACY GUARANTEE: run {number} of {len(entries)} on these weights {reason}. '
               'Epsilon is infinite, whatever the other runs did.')
-  plan = entries[0].plan
-  delta = ledger.target_delta if target_delta is None else target_delta
+  plan: Any = entries[0].plan  # Without one, nothing is guaranteed.
+  delta: Any = ledger.target_delta if target_delta is None else target_delta
   return (f'Guarantee: ({rounded_up(ledger.epsilon(delta, accountant))}, {delta:g})-differential '
           f'privacy of all {len(entries)} run(s) on these weights together, which are counted as '
           'if every record had been in each of them. It holds at the level of '
@@ -144,20 +160,20 @@ def _guarantee_of_ledger(ledger, entries, target_delta, accountant):
               lambda epsilon: ledger.delta(epsilon, accountant)))
 
 
-def rounded_up(epsilon):
+def rounded_up(epsilon: float) -> str:
   """Four digits, never below the truth."""
   four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
-def _population(plan):
+def _population(plan: plan_lib.PrivacyPlan) -> str:
   if plan.population_size is None:
     return 'The number of records is not used and stays private.'
   return (f'The number of records, {plan.population_size}, is treated as public, and so are the '
           'constants derived from it.')
 
 
-def _mechanism(plan, rule):
+def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str:
   text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
           f'{plan.l2_norm_clip:g}: noise of standard deviation {plan.noise_stddev:.6g} before '
           'correlation on the sum of clipped records, ')
@@ -170,7 +186,7 @@ def _mechanism(plan, rule):
   return text
 
 
-def _accounting(plan, steps, accountant):
+def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
   text = f'tfdp_adaptive {version.__version__}, dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
@@ -191,7 +207,7 @@ def _accounting(plan, steps, accountant):
       f'multiplier {plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 
 
-def _caveats(plan):
+def _caveats(plan: plan_lib.PrivacyPlan) -> str:
   text = ('Caveats: noise and coins come from Philox and PCG64 generators keyed by the operating '
           'system\'s entropy; they are not cryptographic, and noise is added in floating point. '
           'Attacks on either are outside the guarantee.')

@@ -8,7 +8,7 @@ weight zero: one of the user's own, whose gradient is as finite as the others.
 """
 
 import secrets
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -29,8 +29,9 @@ class Users:
     seed: Fixes which examples are taken, for tests.
   """
 
-  def __init__(self, examples: sources.Source, ids: Any, examples_per_user: int,
-               record: str = 'mean', seed=None):
+  def __init__(
+      self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
+      seed: Optional[int] = None) -> None:
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
     ids = np.asarray(ids)
@@ -48,7 +49,7 @@ class Users:
     self._key = secrets.randbits(256) if seed is None else seed
     self.specs = examples.specs
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._first) - 1
 
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
@@ -71,10 +72,10 @@ class Users:
 class Examples:
   """Every example a record of its own."""
 
-  def __init__(self, examples: sources.Source):
+  def __init__(self, examples: sources.Source) -> None:
     self._examples, self.specs = examples, examples.specs
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._examples)
 
   def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
