@@ -16,18 +16,18 @@ from tfdp_adaptive.cli import main
 def command(tmp_path_factory):
   path = tmp_path_factory.mktemp('data')
   rng = np.random.default_rng(0)
-  words = ['the', 'cat', 'dog', 'sees', 'and', 'runs', 'away', 'far', 'home', 'soon']
+  words = [first + second for first in 'bcdfghlm' for second in ('at', 'en', 'ig', 'op', 'um')]
   (path / 'text.txt').write_text('\n\n'.join(
-      ' '.join(rng.choice(words, 8)) + '.' for _ in range(300)), encoding='utf-8')
+      ' '.join(rng.choice(words, 8)) + '.' for _ in range(120)), encoding='utf-8')
   (path / 'words.txt').write_text('\n'.join(words), encoding='utf-8')
   return ['audit', '--data', str(path / 'text.txt'), '--vocabulary', str(path / 'words.txt'),
           '--batch-size', '32', '--method', 'dp_adam']
 
 
 def test_a_private_run_is_consistent(command, capsys):
-  assert main.main([*command, '--steps', '5', '--canaries', '100', '--json']) == 0
+  assert main.main([*command, '--steps', '5', '--canaries', '80', '--json']) == 0
   report = json.loads(capsys.readouterr().out)
-  assert report['canaries'] == 100 and not report['violated']
+  assert report['canaries'] == 80 and not report['violated']
   assert 3.9 <= report['claimed_epsilon'] <= 4 and report['epsilon_lower'] <= 4
   assert report['method'] == 'DP-Adam' and report['confidence'] == .95
 
@@ -37,15 +37,16 @@ def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
   prepare = compare.prepare
 
   def leaky(task, method, settings, plan):
+    task = task._replace(log_frequencies=np.zeros(task.num_ids))  # Made-up words.
     model, batches, optimizer = prepare(
         task, method, dict(settings, l2_norm_clip=100.),
-        dataclasses.replace(plan, noise_multiplier=1e-3))
+        dataclasses.replace(plan, noise_multiplier=1e-6))
     object.__setattr__(optimizer.plan, 'epsilon', lambda *_, **__: .01)
     return model, batches, optimizer
 
   monkeypatch.setattr(audit.compare, 'prepare', leaky)
-  assert main.main([*command, '--steps', '150', '--canaries', '200',
-                    '--set', 'learning_rate=0.02', '--set', 'epsilon=1e-6']) == 1
+  assert main.main([*command, '--steps', '100', '--canaries', '80',
+                    '--set', 'learning_rate=0.05', '--set', 'epsilon=1e-6']) == 1
   assert 'THE CLAIM IS REFUTED' in capsys.readouterr().out
 
 
