@@ -105,6 +105,7 @@ class Server:
   def __init__(self, rule, specs, plan, learning_rate, quantile_clip=None, private_metrics=None,
                seed=None):
     plan.check_rule(rule)
+    rule = privatizer.bound(rule, plan.mechanism)
     sides = [side for side in (quantile_clip, private_metrics) if side is not None]
     _check_sides(rule, plan, sides, quantile_clip)
     self._rule, self._plan, self._learning_rate = rule, plan, learning_rate

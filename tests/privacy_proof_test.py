@@ -28,7 +28,7 @@ RECORDS = {
         'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
         'clipping.chunks.rows_within.needed', 'clipping.ids.guarded.run',
         'clipping.engines.record_gradients', 'clipping.layered.engine.body',
-        'clipping.materialized._project'},
+        'clipping.materialized._project', 'clipping.projection._numbers'},
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model, and of a plain one': {
         'keras_adapter.step.clip', 'keras_adapter.plain_models._clip'},

@@ -32,7 +32,7 @@ dtype of the specs it was built from.
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import checks
 
@@ -81,11 +81,48 @@ class Statistic(NamedTuple):
   relative_noise: float = 1.0
 
 
+class Weight(NamedTuple):
+  """By what a record is multiplied, as a function of its norm; see `clipping.weights`. Static."""
+
+  kind: str = 'hard'
+  constant: float = 0.0  # Of the kinds that have one.
+
+  @property
+  def may_grow(self) -> bool:
+    """Whether records may come out longer than they were: weights above one."""
+    return self.kind in ('auto_v', 'auto_s', 'psac')
+
+
+class Rider(NamedTuple):
+  """Some numbers f(n) of every record's norm n that ride on an ask's noise. Static.
+
+  A record r and its numbers f are one joint release: with mean noise `factor` times what
+  it would be alone, and `std` on the sum of f, whatever the record
+
+      (||r|| / (factor * zeta))^2 + (sigma ||f|| / std)^2 <= 1.
+
+  Attributes:
+    size: How many numbers.
+    of_norm: `(norm, clip_norm) -> f`, of any shape [...] to [..., size]; nothing is added
+      for padding and for records that are not finite.
+    noise: `(noise_multiplier, batch_size) -> (factor, std)`, for neighbours one record
+      apart; both are zero noise at multiplier zero.
+    shrinks: Whether records must not be longer than before: weights of at most one.
+  """
+
+  size: int
+  of_norm: Callable[..., Any]
+  noise: Callable[[float, float], Tuple[float, float]]
+  shrinks: bool = False
+
+
 class Ask(NamedTuple):
   """One clipped sum that a rule asks for at every step. Static."""
 
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
+  weight: Weight = Weight()  # Of the projection 'rescale'.
+  rider: Optional[Rider] = None
 
 
 class Query(NamedTuple):
@@ -104,6 +141,7 @@ class Sums(NamedTuple):
 
   total: Tree
   square: Tree = ()
+  rider: Tree = ()  # [size] of the ask's rider.
 
 
 class Release(NamedTuple):
@@ -118,6 +156,8 @@ class Release(NamedTuple):
   variance: tf.Tensor  # []
   second: Tree = ()
   second_variance: Scalar = ()  # []
+  rider: Tree = ()  # [size] noised sum over records, divided by B.
+  rider_variance: Scalar = ()  # []
 
 
 Releases = Tuple[Release, ...]
@@ -154,6 +194,11 @@ class Rule(NamedTuple):
       released mean and number of parameters. For people.
     elementwise: Whether `update` treats every coordinate by itself: an adapter may
       then compile it into one pass over the memory.
+    steady: Whether releases of different steps are in one unit, so that a wrapper may
+      average them.
+    for_noise: None, or `filtered_variance -> Rule`: the rule that runs, once it is known
+      what a linear filter makes of the noise (`noise.filtered_variance` without its first
+      argument). Whoever noises calls it, through `privatizer.bound`.
   """
 
   init: Callable[[Tree], Tree]
@@ -166,6 +211,32 @@ class Rule(NamedTuple):
   independent_noise: bool = False
   cautions: Callable[[float, float, int], Tuple[str, ...]] = no_cautions
   elementwise: bool = False
+  steady: bool = True
+  for_noise: Optional[Callable[[Callable[..., Any]], Rule]] = None
+
+
+def wrapped(rule: Rule, wrap: Callable[[Rule], Rule]) -> Rule:
+  """`wrap(rule)`, also of a rule that waits for its noise to be known."""
+  inner, made = rule.for_noise, wrap(rule)
+  if inner is None:
+    return made
+
+  def for_noise(filtered_variance: Callable[..., Any]) -> Rule:
+    assert inner is not None
+    return wrap(inner(filtered_variance))
+
+  return made._replace(for_noise=for_noise)
+
+
+def check_rider(ask: Ask) -> None:
+  """Raises where the numbers that ride along would take more room than there is."""
+  if ask.rider is not None and ask.rider.shrinks and (
+      ask.weight.may_grow or ask.second is not None):
+    raise ValueError(
+        'Slack is what a clipped record leaves of its clip norm: a rule that brings records up '
+        "('auto_v', 'auto_s', 'psac') or releases a second statistic has given it away. Use "
+        "clipping='hard', 'tanh' or 'p_norm', or follow a quantile. "
+        f'Received: clipping={ask.weight.kind!r}, second={ask.second is not None}.')
 
 
 def check_adjacency(adjacency: str) -> None:

@@ -10,6 +10,7 @@ noise that is accounted for is added in one place:
 with one row of the mechanism per step over all asks together.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple, Optional, Tuple
 
@@ -71,14 +72,31 @@ class Privatizer:
     self._steps = min(limits) if limits else None
     self._allow_non_private = allow_non_private
     for ask in self._asks:
+      contract.check_rider(ask)
       if ask.second is not None and not ask.second.private and not allow_non_private:
         raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
                          'guarantee. Pass allow_non_private=True if that is what you want.')
     self.specs = trees.map(trees.wide_spec, specs)
-    self._release_specs = tuple(
-        (self.specs, ask.second.specs(self.specs) if ask.second else ()) for ask in self._asks)
+    self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
+    self._riders = tuple(self._rider_noise(ask) for ask in self._asks)
     source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
     self._noise = noise_lib.stream(mechanism, source)
+
+  def _specs_of(self, ask: contract.Ask) -> trees.Tree:
+    """Of what is noised for an ask."""
+    specs = self.specs, ask.second.specs(self.specs) if ask.second else ()
+    if ask.rider is None:
+      return specs
+    return (*specs, tf.TensorSpec([ask.rider.size], trees.dtype_of(self.specs)))
+
+  def _rider_noise(self, ask: contract.Ask) -> Tuple[float, float]:
+    """`(factor of the other noise, std of the rider's mean)` for a noise multiplier of one."""
+    if ask.rider is None:
+      return 1.0, 0.0
+    factor, std = ask.rider.noise(self._noise_multiplier, self._batch_size)
+    distance = contract.record_distance(self._adjacency)
+    return factor, (distance * std / self._noise_multiplier / self._batch_size
+                    if self._noise_multiplier else 0.0)
 
   @property
   def noise_multiplier(self) -> float:
@@ -133,8 +151,9 @@ class Privatizer:
     shares = [tf.where(share > 0, share, 0) for share in shares]
     excess = tf.maximum(tf.add_n(shares), 1)
     releases, secrets = [], []
-    for ask, clip, share, ask_sums, row, spec, secret in zip(
-        self._asks, self.resolve(queries), shares, sums, rows, self._release_specs, state.secret):
+    for ask, (factor, rider_std), clip, share, ask_sums, row, spec, secret in zip(
+        self._asks, self._riders, self.resolve(queries), shares, sums, rows, self._release_specs,
+        state.secret):
       asked = share > 0
       allowed = is_open & asked
       spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
@@ -152,10 +171,15 @@ class Privatizer:
         # Past the end the value must go too: it may hold the clean past.
         value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
         secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
+      rider = ((), ())
+      if ask.rider is not None:
+        numbers = trees.map(lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
+                            _as_specs(ask_sums.rider, spec[2]))
+        rider = _noised(numbers, row[2], rider_std, spread, row_variance, asked)
       releases.append(contract.Release(
-          *_noised(mean, row[0], std, spread, row_variance, asked),
-          *(_noised(value, row[1], value_std, spread, row_variance, asked)
-            if ask.second is not None else ((), ()))))
+          *_noised(mean, row[0], std, factor * spread, row_variance, asked),
+          *(_noised(value, row[1], value_std, factor * spread, row_variance, asked)
+            if ask.second is not None else ((), ())), *rider))
       secrets.append(secret)
     return tuple(releases), State(noise, tuple(secrets))
 
@@ -181,6 +205,20 @@ def _as_specs(tree: trees.Tree, specs: trees.Tree) -> trees.Tree:
   """Casts; a tensor of another shape would share its noise, and is refused."""
   return trees.map(
       lambda t, s: tf.ensure_shape(tf.cast(t, s.dtype), s.shape), tree, specs)
+
+
+def bound(rule: contract.Rule,
+          mechanism: Optional[mechanisms.Mechanism] = None) -> contract.Rule:
+  """The rule that runs with the noise of a mechanism (default: independent).
+
+  Most rules are the same for all. A wrapper that filters releases needs to know the noise
+  it filters; adapters call this before anything else of the rule.
+  """
+  if rule.for_noise is None:
+    return rule
+  mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+  made = rule.for_noise(functools.partial(noise_lib.filtered_variance, mechanism))
+  return rule._replace(init=made.init, query=made.query, update=made.update, for_noise=None)
 
 
 def phi(

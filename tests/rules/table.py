@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import oracles
 
+from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 
 BASIS = np.linalg.qr(np.random.default_rng(7).normal(size=(5, 3)))[0]
@@ -45,6 +46,18 @@ RULES = (
     Case('dp_sgd-nesterov', lambda: rules.dp_sgd(0.8, True), oracles.sgd(0.8, True)),
     Case('dp_adam', lambda: rules.dp_adam(0.8, 0.95, 1e-3), oracles.adam(0.8, 0.95, 1e-3)),
     Case('dp_adam-no_memory', lambda: rules.dp_adam(0.0, 0.0, 0.1), oracles.adam(0.0, 0.0, 0.1)),
+    Case('low_pass-dp_sgd', lambda: privatizer.bound(rules.low_pass(
+        rules.dp_sgd(), (0.2, 0.1, 0.3, 0.1), (-0.5, 0.3, -0.1))),
+         oracles.low_pass_sgd((0.2, 0.1, 0.3, 0.1), (-0.5, 0.3, -0.1))),
+    Case('low_pass-dp_adam_bc', lambda: privatizer.bound(rules.low_pass(
+        rules.dp_adam_bc(0.8, 0.9, 0.05))), oracles.low_pass_adam_bc(
+            ((0.1, 0.1), (-0.8,)), 0.8, 0.9, 0.05), {}, 1e-5),
+    Case('low_pass-dp_adam_ime', lambda: privatizer.bound(rules.low_pass(
+        rules.dp_adam_ime(0.8, 0.9, 0.05), (1.0,), ())),
+         oracles.two_moments(oracles.adam_second(0.9), 0.05, b1=0.8, **_IME)),
+    Case('denoised-dp_adam_bc', lambda: privatizer.bound(rules.denoised(
+        rules.dp_adam_bc(0.8, 0.9, 0.05), 0.7)), oracles.denoised_adam_bc(0.7, 0.8, 0.9, 0.05),
+         {}, 1e-5),
     Case('dp_adagrad', lambda: rules.dp_adagrad(0.1, 0.0), oracles.adagrad(0.1, 0.0)),
     Case('dp_rmsprop', lambda: rules.dp_rmsprop(0.8), oracles.rmsprop(0.8, 1e-8)),
     Case('dp_yogi', lambda: rules.dp_yogi(0.8, 0.9), oracles.yogi(0.8, 0.9, 1e-3, 1e-6)),

@@ -102,8 +102,8 @@ class Subject:
     seen, tensors = self._run.step(tensors, records, np.asarray(weights, np.float32), row)
     norm = self._row_norm(row)
     parts = []
-    for i, (ask, (mean, variance, second, second_variance, clip)) in enumerate(
-        zip(self._asks, seen)):
+    for i, (ask, (mean, variance, second, second_variance, clip, rider, rider_variance)) in (
+        enumerate(zip(self._asks, seen))):
       mean = _flat(mean)
       if variance > 0 or mean.any():  # Else it was not asked at this step.
         parts.append(Part(f'mean {i}', mean, _root(variance) / norm, 0.0, float(clip)))
@@ -111,6 +111,8 @@ class Subject:
           separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise
           parts.append(Part(
               f'second {i}', _flat(second), _root(second_variance) / norm, separate, 0.0))
+        if ask.rider is not None:
+          parts.append(Part(f'rider {i}', _flat(rider), _root(rider_variance) / norm, 0.0, 0.0))
     return tuple(parts), (tensors, row + 1)
 
   def with_secret_of(self, state, other):
@@ -177,7 +179,8 @@ class _Watched:
   def update(self, state, releases, public=()):
     self.seen = tuple(
         (release.mean, release.variance, release.second, release.second_variance,
-         self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32))
+         self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32),
+         release.rider, release.rider_variance)
         for release, query in zip(releases, self._rule.query(state, public)))
     return self._rule.update(state, releases, public)
 

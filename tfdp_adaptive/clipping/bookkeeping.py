@@ -24,6 +24,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
+from tfdp_adaptive.clipping import weights as weights_lib
 from tfdp_adaptive.clipping.layers import registry
 
 register = registry.register
@@ -77,8 +78,12 @@ def engine(model, loss, batch, request):
       norms = [a + b for a, b in zip(norms, factor.squared_norms(of_asks))]
   norms = [tf.sqrt(norm) for norm in norms]
   norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
-  weights = [_weight(norm, clip, batch.mask) for norm, clip in zip(norms, clips)]
-  sums = _sums(variables, per_variable, asks, scales, weights, sizes)
+  weights = [_weight(ask.weight, norm, clip, batch.mask) for ask, norm, clip in zip(
+      asks, overflow.charged(asks, norms, per_variable, sizes, scales), clips)]
+  sums = tuple(
+      one._replace(rider=_rider(ask.rider, norm, clip, batch.mask, variables))
+      for one, ask, norm, clip in zip(
+          _sums(variables, per_variable, asks, scales, weights, sizes), asks, norms, clips))
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -122,12 +127,20 @@ def terms(records, proven, cotangents):
   return per_variable
 
 
-def _weight(norm, clip, mask):
-  """[n] `min(1, clip / norm)`; zero for padding and where the norm is not finite."""
-  clip = tf.cast(clip, norm.dtype)
-  inside = tf.minimum(tf.ones_like(norm), clip / tf.where(norm > 0, norm, tf.ones_like(norm)))
-  keep = tf.math.is_finite(norm) & mask
-  return tf.where(keep, tf.where(norm > 0, inside, tf.ones_like(norm)), tf.zeros_like(norm))
+def _weight(weight, norm, clip, mask):
+  """[n] weights of the records; zero for padding and where the norm is not finite."""
+  factor = weights_lib.factor(weight, norm, tf.cast(clip, norm.dtype))
+  return tf.where(tf.math.is_finite(norm) & mask, factor, tf.zeros_like(norm))
+
+
+def _rider(rider, norm, clip, mask, variables):
+  """Sum over records of the numbers that ride along; nothing for padding."""
+  if rider is None:
+    return ()
+  numbers = rider.of_norm(norm, tf.cast(clip, norm.dtype))
+  keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
+  return tf.cast(tf.reduce_sum(tf.where(keep, numbers, tf.zeros_like(numbers)), 0),
+                 trees.wide(tf.as_dtype(variables[0].dtype)))
 
 
 def _sums(variables, per_variable, asks, scales, weights, sizes):

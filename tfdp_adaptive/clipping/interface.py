@@ -102,4 +102,5 @@ def add_sums(left, right):
 def zero_sums(ask, specs):
   """The sums of an empty batch."""
   square = trees.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
-  return contract.Sums(trees.zeros(specs), square)
+  rider = () if ask.rider is None else tf.zeros([ask.rider.size], trees.dtype_of(specs))
+  return contract.Sums(trees.zeros(specs), square, rider)

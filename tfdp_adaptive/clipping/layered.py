@@ -10,7 +10,6 @@ layers then give the gradients of some examples at a time.
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
@@ -49,7 +48,8 @@ def engine(model, loss, batch, request):
       lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
       maximum_iterations=count)
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
-  sums = tuple(contract.Sums(*[_divided(one, specs) for one in each]) for each in sums)
+  sums = tuple(each._replace(total=_divided(each.total, specs),
+                             square=_divided(each.square, specs)) for each in sums)
   return interface.Clipped(sums, outputs, losses, norms)
 
 

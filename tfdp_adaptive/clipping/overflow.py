@@ -68,6 +68,34 @@ def checked(norms, per_variable, scales):
   return norms, per_variable, all_sizes
 
 
+def charged(asks, norms, per_variable, sizes, scales):
+  """The norms of weights that may exceed one: not below what rounding leaves where steps cancel.
+
+  Such a weight brings a short record up, and the sum adds its steps up again in another
+  order. Norms of records whose steps do not cancel are what they were.
+  """
+  growing = [ask.weight.may_grow for ask in asks]
+  if not any(growing):
+    return norms
+  present = [i for i, factor in enumerate(per_variable) if factor is not None]
+  peaks = {i: per_variable[i].unit()[1] * sizes[i] for i in present}
+  result = []
+  for norm, of_ask, grows in zip(norms, scales, growing):
+    for i in present if grows else ():
+      rounding = _rounding(per_variable[i]) * protocol.numbers(per_variable[i].shape)**0.5
+      smallest = 1.0 if trees.absent(of_ask[i]) else protocol.wide(tf.reduce_min(of_ask[i]))
+      norm = tf.maximum(norm, rounding * smallest * peaks[i])
+    result.append(norm)
+  return result
+
+
+def _rounding(factor):
+  """Relative, of the coarsest of its tensors."""
+  dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
+              key=lambda one: one.size)
+  return float(np.finfo(dtype.as_numpy_dtype).eps)
+
+
 def _tensors(some):
   return [t for factor in some for t in blocks.tensors(factor)]
 
@@ -91,9 +119,7 @@ def _parts(units, sizes, scales):
       scale, size = scale / top, size * protocol.wide(top)
       rounding = protocol.wide(tf.reduce_min(scale))
     square, = factor.squared_norms([scale])
-    dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
-                key=lambda one: one.size)
-    rounding *= float(np.finfo(dtype.as_numpy_dtype).eps)
+    rounding *= _rounding(factor)
     parts.append(size * tf.maximum(tf.sqrt(square), rounding))
   return tf.stack(parts)
 

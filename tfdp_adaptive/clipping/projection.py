@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import weights
 
 
 def norm_and_peak(tree):
@@ -27,27 +28,31 @@ def is_finite(tree):
       tf.reduce_all(tf.math.is_finite(leaf)) for leaf in tf.nest.flatten(tree)]))
 
 
-def clip(tree, clip_norm):
-  """`v * min(1, clip_norm / ||v||)` of one record; zero if any of it is not finite.
+def clip(tree, clip_norm, weight=contract.Weight()):
+  """`v * w(||v||)` of one record, by default `w = min(1, clip_norm / ||v||)`; see `weights`.
 
-  NaN never takes the pass-through branch, and huge finite records are brought
-  down through their peak, so no intermediate overflows (architecture, 5.4).
+  Zero if any of it is not finite: NaN never takes the pass-through branch, and huge
+  finite records are brought down through their peak, so no intermediate overflows
+  (architecture, 5.4).
   """
   ratio, peak = norm_and_peak(tree)
   safe = tf.where(peak > 0, peak, tf.ones_like(peak))
   finite = is_finite(tree) & tf.math.is_finite(ratio)
-  # ratio * safe may overflow to inf, which is rightly not below the clip norm.
-  inside = ratio * safe <= clip_norm
+  norm = ratio * safe  # May overflow to inf, which is rightly not below the clip norm.
+  hard = weight.kind == 'hard'
+  inside = norm <= clip_norm
+  length = clip_norm if hard else weights.length(weight, norm, clip_norm)
 
   def leaf(v):
-    clipped = tf.where(inside, v, (v / safe) * (clip_norm / tf.maximum(ratio, 1)))
+    clipped = (v / safe) * (length / tf.maximum(ratio, 1))
+    clipped = tf.where(inside, v, clipped) if hard else clipped
     return tf.where(finite, clipped, tf.zeros_like(v))
 
   return trees.map(leaf, tree)
 
 
-def clip_alone(tree, clip_norm):
-  """`(clip(tree, clip_norm), norm of the tree)`, in two passes where the norm is ordinary.
+def clip_alone(tree, clip_norm, weight=contract.Weight()):
+  """`(clip(tree, clip_norm, weight), its norm)`, in two passes where the norm is ordinary.
 
   For a record by itself: inside `tf.vectorized_map` both ways would be gone.
   """
@@ -56,15 +61,18 @@ def clip_alone(tree, clip_norm):
   clip_norm = tf.cast(clip_norm, norm.dtype)
 
   def quickly():
-    factor = tf.where(norm <= clip_norm, tf.ones_like(norm), clip_norm / norm)
+    factor = weights.factor(weight, norm, clip_norm)
     return trees.map(lambda v: factor * v, tree), norm
 
   def carefully():
     ratio, peak = norm_and_peak(tree)
-    return clip(tree, clip_norm), ratio * peak
+    return clip(tree, clip_norm, weight), ratio * peak
 
-  # Squares that underflow add up to less than any such clip norm.
-  return tf.cond(tf.math.is_finite(norm) & (clip_norm > 1e-12), quickly, carefully)
+  # Squares that underflow add up to less than any such clip norm, or norm.
+  ordinary = clip_norm > 1e-12
+  if weight.kind != 'hard':
+    ordinary &= norm > 1e-12
+  return tf.cond(tf.math.is_finite(norm) & ordinary, quickly, carefully)
 
 
 def project_record(ask, query, clip_norm, gradient, alone=False):
@@ -86,13 +94,21 @@ def project_record(ask, query, clip_norm, gradient, alone=False):
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
                      f'Received: projection={ask.projection!r}.')
   elif alone:
-    total, _ = clip_alone(_scaled(query, gradient), clip_norm)
+    total, _ = clip_alone(_scaled(query, gradient), clip_norm, ask.weight)
   else:
-    total = clip(_scaled(query, gradient), clip_norm)
+    total = clip(_scaled(query, gradient), clip_norm, ask.weight)
   square = ()
   if ask.second is not None and ask.second.per_record_square:
     square = trees.map(tf.square, total)
-  return contract.Sums(total, square)
+  return contract.Sums(total, square, _numbers(ask, query, clip_norm, gradient))
+
+
+def _numbers(ask, query, clip_norm, gradient):
+  """What a record adds to the ask's rider; nothing if it is not finite."""
+  if ask.rider is None:
+    return ()
+  numbers = ask.rider.of_norm(scaled_norm(query, gradient), clip_norm)
+  return tf.where(is_finite(_scaled(query, gradient)), numbers, tf.zeros_like(numbers))
 
 
 def scaled_norm(query, gradient):

@@ -24,7 +24,9 @@ from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import statement as statement_lib
+from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
+from tfdp_adaptive.rules import record_weights
 
 
 class DPOptimizer(guard.GuardedOptimizer):
@@ -50,6 +52,14 @@ class DPOptimizer(guard.GuardedOptimizer):
     adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
       'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
       noise).
+    clipping: How a record's weight follows from its norm: 'hard' (the default), 'auto_v',
+      'auto_s', 'psac', 'tanh' or 'p_norm', or a pair such as `('auto_s', .05)`; see
+      `tfdp_adaptive.clipping.weights`. All have the privacy of 'hard'.
+    quantile_clip: A quantile of the norms of records that the clip norm follows from
+      `l2_norm_clip` on, or a dictionary of the arguments of `tfdp.rules.quantile_clip`.
+      What it needs is part of the same release and of its cost.
+    slack_clip: The same, from the slack below the clip norm, which costs nothing at all;
+      see `tfdp.rules.slack_clip`.
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
     memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk
@@ -82,23 +92,29 @@ class DPOptimizer(guard.GuardedOptimizer):
   """
 
   def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
-               batch_size=None, plan=None, mechanism=None, adjacency=None, accumulation_steps=1,
-               memory_budget=None, engine='auto', public_data=None, average_iterates=False,
-               own_sampler=None, diagnostics=False, seed=None, allow_non_private=False, name=None,
-               **kwargs):
+               batch_size=None, plan=None, mechanism=None, adjacency=None, clipping='hard',
+               quantile_clip=None, slack_clip=None, accumulation_steps=1, memory_budget=None,
+               engine='auto', public_data=None, average_iterates=False, own_sampler=None,
+               diagnostics=False, seed=None, allow_non_private=False, name=None, **kwargs):
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
+    rule = following_clip.chosen(
+        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
+        *((batch_size, noise_multiplier) if plan is None else
+          (plan.batch_size, plan.noise_multiplier)))
     arguments.check_choices(
         rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+    rule = privatizer_lib.bound(rule, private['mechanism'])
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
                            update=fusion.one_pass(rule.update) if rule.elementwise else rule.update,
                            privatizer=None, state=None, average=None, public_data=None,
                            run=None, moved=())
+    self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
     self.average_iterates = average_iterates
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics

@@ -182,6 +182,13 @@ def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
            f'{plan.steps} steps planned.')
   if rule is not None:
+    weights = sorted({str(tuple(ask.weight)) for ask in rule.asks if ask.weight.kind != 'hard'})
+    if weights:
+      text += (f' A record is weighted by a function of its norm, {", ".join(weights)}, '
+               'which leaves it at most the clip norm.')
+    if any(ask.rider is not None for ask in rule.asks):
+      text += (' The clip norm given is the first; it follows noised statistics of the norms of '
+               'records, which are part of the same release and of its cost.')
     text += f' Update rule: {rule.name}, by post-processing of the noised releases.'
   return text
 

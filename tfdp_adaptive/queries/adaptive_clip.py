@@ -49,6 +49,7 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
     geometric_update: Move the logarithm of the estimate.
     every_step: See above.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
+    clipping: How records are weighted, see `MechanismSumQuery`.
     seed: For tests only: fixed noise protects nobody.
   """
 
@@ -64,7 +65,8 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
       noise_multiplier: float, expected_num_records: float, *,
       target_unclipped_quantile: float = 0.5, learning_rate: float = 0.2,
       clipped_count_stddev: Optional[float] = None, geometric_update: bool = True,
-      every_step: bool = False, adjacency: str = 'zero_out', seed: Optional[int] = None) -> None:
+      every_step: bool = False, adjacency: str = 'zero_out', clipping: Any = 'hard',
+      seed: Optional[int] = None) -> None:
     checks.positive(expected_num_records=expected_num_records)
     checks.not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
     if not 0 <= target_unclipped_quantile <= 1:
@@ -82,7 +84,7 @@ class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
     self._every_step = every_step
     self._sum = mechanism_sum.MechanismSumQuery(
         record_specs, mechanism, initial_l2_norm_clip, self._sum_multiplier,
-        adjacency=adjacency, seed=seed)
+        adjacency=adjacency, clipping=clipping, seed=seed)
     self._count = mechanism_sum.MechanismSumQuery(
         tf.TensorSpec([]), mechanism, 0.5, 2 * clipped_count_stddev, adjacency=adjacency,
         seed=None if seed is None else ~seed)

@@ -16,6 +16,7 @@ from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.rules import record_weights
 
 
 class MechanismSumQuery(query_base.SumAggregationDPQuery):
@@ -39,6 +40,8 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     l2_norm_clip: Clip norm of a record.
     noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
+    clipping: How records are weighted: 'hard' (the default), 'auto_s' and the like, see
+      `tfdp_adaptive.clipping.weights`.
     cumulative: Release sums over all steps so far. Only released numbers are
       added up: the state never holds clean sums.
     seed: For tests only: fixed noise protects nobody.
@@ -54,8 +57,8 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
 
   def __init__(
       self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, l2_norm_clip: float,
-      noise_multiplier: float, *, adjacency: str = 'zero_out', cumulative: bool = False,
-      seed: Optional[int] = None) -> None:
+      noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = 'hard',
+      cumulative: bool = False, seed: Optional[int] = None) -> None:
     checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
     self._specs = trees.map(trees.wide_spec, record_specs)
@@ -64,6 +67,7 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     self._relative_stddev = float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, adjacency)
     self._noise_multiplier = float(noise_multiplier)
     self._cumulative = cumulative
+    self._weight = record_weights.weight(clipping)
     self._noise = noise_lib.stream(
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 
@@ -106,7 +110,7 @@ class MechanismSumQuery(query_base.SumAggregationDPQuery):
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
     record = trees.map(lambda r: tf.cast(r, widest), record)
-    clipped, norm = projection.clip_alone(record, params)
+    clipped, norm = projection.clip_alone(record, params, self._weight)
     return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
 
   def get_noised_result(

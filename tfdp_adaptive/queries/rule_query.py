@@ -22,6 +22,8 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.rules import following_clip
+from tfdp_adaptive.rules import record_weights
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
@@ -71,6 +73,9 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     batch_size: EXPECTED number of records per round, the divisor.
     adjacency: 'zero_out' (the default), 'add_remove' or 'replace'.
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
+    clipping: How records are weighted: 'hard' (the default), 'auto_s' and the like, see
+      `tfdp_adaptive.clipping.weights`.
+    quantile_clip, slack_clip: What the clip norm follows, as in the Keras optimizers.
     steps: Number of rounds accounted for; None for no limit.
     seed: For tests only: fixed noise protects nobody.
     allow_non_private: Accept a rule that releases a statistic without noise.
@@ -80,9 +85,14 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[plan_lib.PrivacyPlan] = None,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
-      mechanism: Optional[mechanisms.Mechanism] = None, steps: Optional[int] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = 'hard',
+      quantile_clip: Any = None, slack_clip: Any = None, steps: Optional[int] = None,
       seed: Optional[int] = None, allow_non_private: bool = False) -> None:
     check_rule(rule)
+    rule = following_clip.chosen(
+        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
+        *((batch_size, noise_multiplier) if plan is None else
+          (plan.batch_size, plan.noise_multiplier)))
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
     if plan is not None:
@@ -98,9 +108,10 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     if missing:
       raise ValueError(f'`plan`, or each of {sorted(numbers)}, must be given. '
                        f'Received: {missing} missing.')
-    self._rule = rule
     self._specs = specs
     self._mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    rule = privatizer.bound(rule, self._mechanism)
+    self._rule = rule
     if rule.independent_noise and not isinstance(
         self._mechanism, independent.IndependentGaussian):
       raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '

@@ -31,3 +31,9 @@ def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def safe_divide(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
   """`numerator / denominator` with 0/0 := 0."""
   return tf.math.divide_no_nan(numerator, denominator)
+
+
+def stored(state: trees.Tree, like: trees.Tree) -> trees.Tree:
+  """A public state that is computed in float32, its numbers in the dtype of another tree."""
+  dtype = trees.dtype_of(like)
+  return trees.map(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, state)

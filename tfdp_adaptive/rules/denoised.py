@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients at a point ahead, averaged into the gradient where the weights are; post-processing."""
+
+from typing import Any, Callable, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  rule: trees.Tree  # State of the rule behind it.
+  estimate: trees.Tree  # g~, in gradient units.
+  last: trees.Tree  # The rule's last direction.
+  noise: Any  # What the variance of the averaged noise needs.
+
+
+def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
+  """Any rule, on an average of gradients each of which was taken where it will be needed.
+
+  DiSK (arXiv:2410.03883) at one point. With x the rule's iterates, d_t = x_t - x_{t-1}, and
+  gamma = (1 - kappa) / kappa, which makes the weight of its second point zero:
+
+      g_t = the release at x_t + gamma d_t
+      g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_1 = g_1;   the rule is given g~_t
+
+  Where the gradient is linear, g~_t is the gradient at x_t exactly, without the lag of an
+  average, and its noise is averaged: kappa / (2 - kappa) of the variance for independent
+  noise, and what the mechanism makes of it for any other, exactly.
+
+  The model holds x_t + gamma d_t, so that nothing else changes and a server can use it,
+  too: the direction is `(1 + gamma) D_t - gamma D_{t-1}` for the rule's directions D. That
+  is exact for a constant learning rate and no weight decay.
+
+  Args:
+    rule: Any rule with one mean per step, in one unit, in raw gradient units, and without
+      a projection.
+    kappa: In (0, 1]; one is the rule itself.
+
+  Returns:
+    A `contract.Rule` whose direction has the unit of that of `rule`.
+  """
+  if not (checks.is_number(kappa) and 0 < kappa <= 1):
+    raise ValueError(f'`kappa` must be in (0, 1]. Received: kappa={kappa!r}.')
+  if (len(rule.asks) != 1 or not rule.steady or rule.asks[0].second is not None
+      or rule.project is not None or rule.public is not None or rule.for_noise is not None):
+    raise ValueError('`rule` must follow one private mean per step, without a filter, other '
+                     'statistics, public gradients or a projection of its own. '
+                     f'Received: rule={rule.name}.')
+  name = f'denoised({rule.name})'
+
+  def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
+    return _denoised(rule, float(kappa), filtered_variance)
+
+  def unbound(*unused: Any) -> Any:
+    raise ValueError(
+        f'The noise that {name} averages is not known yet. Give the rule to an optimizer or '
+        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
+
+  return rule._replace(init=unbound, query=unbound, update=unbound, name=name, for_noise=for_noise)
+
+
+def _denoised(rule: contract.Rule, kappa: float,
+              filtered_variance: Callable[..., Any]) -> contract.Rule:
+  gamma = (1 - kappa) / kappa
+  variance = filtered_variance((kappa,), (kappa - 1,))
+
+  def init(specs: trees.Tree) -> State:
+    return State(arithmetic.first_step(), rule.init(specs), trees.zeros(specs), trees.zeros(specs),
+                 arithmetic.stored(variance.init(), specs))
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    return rule.query(state.rule, public)
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    (release,) = releases
+    first = tf.equal(state.step, 0)
+    estimate = trees.map(
+        lambda e, g: tf.where(first, g, (1 - kappa) * e + kappa * g), state.estimate, release.mean)
+    # The first release enters whole, as if it were 1 / kappa times as large.
+    given = tf.cast(release.variance, tf.float32)
+    given = tf.where(first, given / kappa**2, given)
+    noise, after = variance.next(arithmetic.stored(state.noise, tf.zeros([])), given)
+    noise = tf.cast(noise, tf.convert_to_tensor(release.variance).dtype)
+    ahead, inner = rule.update(
+        state.rule, (release._replace(mean=estimate, variance=noise),), public)
+    direction = trees.map(lambda d, last: (1 + gamma) * d - gamma * last, ahead, state.last)
+    return direction, State(state.step + 1, inner, estimate, ahead,
+                            arithmetic.stored(after, state.estimate))
+
+  return rule._replace(init=init, query=query, update=update)

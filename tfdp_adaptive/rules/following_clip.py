@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clip norms that follow the norms of the records, from numbers that ride on the same noise."""
+
+import math
+from typing import Any, Callable, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  rule: trees.Tree  # State of the rule whose clip norm follows.
+  log_factor: tf.Tensor  # [] log of the clip norm over `l2_norm_clip`; public.
+  estimate: tf.Tensor  # [size] the last estimate of what was measured; public, noised.
+
+
+def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: float = 0.2,
+                  stddev: Optional[float] = None,
+                  bounds: Tuple[float, float] = (1e-4, 1e4)) -> contract.Rule:
+  """A clip norm that follows a quantile of the records' norms.
+
+  Andrew et al., arXiv:1905.03871, with the count released jointly with the sum:
+
+      f = 1/2 where ||s g|| <= zeta, else -1/2;   b = 1/2 + (sum f + stddev z) / B
+      zeta <- zeta * exp(-learning_rate * (b - quantile))
+
+  The sum of records then has noise multiplier `(sigma^-2 - (2 stddev)^-2)^(-1/2)`, and
+  both together cost sigma exactly: .08% more noise at B = 256. log zeta is a prefix sum
+  of the counts, so with a correlated mechanism its noise cancels as that of the weights
+  does; rows are in units of their own clip norm, so zeta may move at every step.
+
+  Args:
+    rule: Any rule with one query per step whose clip norm has one unit.
+    quantile: The fraction of records that should be within, in (0, 1).
+    learning_rate: Of log zeta, >= 0.
+    stddev: Of the noise on the count, in records; B / 20 by default. More than half of
+      the noise multiplier.
+    bounds: Smallest and largest zeta, in units of `l2_norm_clip`, where it starts.
+
+  Returns:
+    A `contract.Rule` whose direction has the unit of that of `rule`.
+  """
+  if stddev is not None:
+    checks.positive(stddev=stddev)
+
+  def of_norm(norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+    half = tf.constant(0.5, norm.dtype)
+    return tf.where(norm <= tf.cast(clip_norm, norm.dtype), half, -half)[..., tf.newaxis]
+
+  def noise(noise_multiplier: float, batch_size: float) -> Tuple[float, float]:
+    if not noise_multiplier:
+      return 1.0, 0.0
+    std = batch_size / 20 if stddev is None else stddev
+    if 2 * std <= noise_multiplier:
+      raise ValueError(
+          '`stddev` must be more than half of the noise multiplier: the count alone would cost '
+          f'more. Received: stddev={std:g}, noise_multiplier={noise_multiplier:g}. Use larger '
+          'batches, or more noise on the count.')
+    return (1 - (noise_multiplier / (2 * std))**2)**-0.5, std
+
+  return _following(rule, contract.Rider(1, of_norm, noise), lambda mean: mean + 0.5,
+                    quantile, learning_rate, bounds, 'quantile_clip')
+
+
+def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
+               learning_rate: float = 0.5,
+               bounds: Tuple[float, float] = (1e-4, 1e4)) -> contract.Rule:
+  """A clip norm that follows the slack that clipped records leave, which costs nothing.
+
+  SlaClip (ICML 2026): a record of norm n < zeta could have been longer by zeta - n, and
+  that is room for numbers under the same noise, with lam = zeta / sqrt(K):
+
+      f_k = clip(sqrt(K) (zeta - n)_+ - k lam, 0, lam),  k = 0 .. K - 1;  s_k = sum f_k / (lam B)
+      P(n <= zeta (1 - (k + 1) / K)) <= E s_k <= P(n < zeta (1 - k / K))
+      zeta <- zeta * exp(learning_rate * (quantile - s_0))
+
+  For ||f||^2 <= lam sum f <= zeta (zeta - n), so that ||(g, f)||^2 <= (zeta - s)^2 + zeta s <=
+  zeta^2 with s = (zeta - n)_+: noise and cost are those of the sum alone. Beside zeta
+  come K points of the distribution of norms below it (`rule_state.estimate`). The
+  controller is ours: that of the paper compares a fraction with zeta.
+
+  Args:
+    rule: As for `quantile_clip`; its records must not be brought up (no 'auto_v',
+      'auto_s', 'psac').
+    buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
+    quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).
+    learning_rate: Of log zeta, >= 0.
+    bounds: As for `quantile_clip`.
+
+  Returns:
+    A `contract.Rule` whose direction has the unit of that of `rule`.
+  """
+  checks.whole(buckets=buckets)
+  root = math.sqrt(buckets)
+
+  def of_norm(norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+    """In units of zeta, lest squares and sums leave the range."""
+    zeta = tf.cast(clip_norm, norm.dtype)
+    # Half a rounding is given away; a clip norm of zero leaves no slack.
+    slack = (1 - 1e-6) * tf.where(zeta > norm, 1 - norm / zeta, tf.zeros_like(norm))
+    index = tf.range(buckets, dtype=norm.dtype)
+    return tf.clip_by_value(root * slack[..., tf.newaxis] - index / root, 0, 1 / root)
+
+  def noise(noise_multiplier: float, batch_size: float) -> Tuple[float, float]:
+    del batch_size
+    return 1.0, noise_multiplier
+
+  return _following(
+      rule, contract.Rider(buckets, of_norm, noise, shrinks=True), lambda mean: root * mean,
+      quantile, learning_rate, bounds, 'slack_clip')
+
+
+def slack_buckets(batch_size: float, noise_multiplier: float) -> int:
+  """K for which s_k's noise and the width of a bucket are balanced."""
+  checks.positive(batch_size=batch_size)
+  checks.not_negative(noise_multiplier=noise_multiplier)
+  if not noise_multiplier:
+    return 64
+  return min(64, max(1, math.floor((batch_size / (5.152 * noise_multiplier))**(2 / 3))))
+
+
+def chosen(rule: contract.Rule, quantile: Any, slack: Any, batch_size: Optional[float],
+           noise_multiplier: Optional[float]) -> contract.Rule:
+  """The rule of an adapter's arguments `quantile_clip` and `slack_clip`.
+
+  Args:
+    rule: The rule itself.
+    quantile, slack: None; a number, the quantile; or a mapping of the arguments of the
+      functions of these names. Not both.
+    batch_size, noise_multiplier: For the number of buckets, unless it is given.
+  """
+  if quantile is not None and slack is not None:
+    raise ValueError('`quantile_clip` and `slack_clip` both choose the clip norm. Choose one. '
+                     f'Received: quantile_clip={quantile!r}, slack_clip={slack!r}.')
+  for name, value, make in (('quantile_clip', quantile, quantile_clip),
+                            ('slack_clip', slack, slack_clip)):
+    if value is None:
+      continue
+    if not (checks.is_number(value) or isinstance(value, dict)):
+      raise ValueError(f'`{name}` must be None, a quantile, or a dictionary of the arguments of '
+                       f'`tfdp.rules.{name}`. Received: {name}={value!r}.')
+    arguments = dict(value) if isinstance(value, dict) else {'quantile': value}
+    if make is slack_clip and batch_size and noise_multiplier is not None:
+      arguments.setdefault('buckets', slack_buckets(batch_size, noise_multiplier))
+    return make(rule, **{'buckets': 1, **arguments} if make is slack_clip else arguments)
+  return rule
+
+
+def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
+               quantile: float, learning_rate: float, bounds: Tuple[float, float],
+               name: str) -> contract.Rule:
+  checks.probability(quantile=quantile)
+  checks.not_negative(learning_rate=learning_rate)
+  low, high = bounds
+  checks.positive(bounds=low)
+  checks.positive(bounds=high)
+  if not low <= 1 <= high:
+    raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
+                     f'`l2_norm_clip`. Received: bounds={bounds}.')
+  if len(rule.asks) != 1 or not rule.steady:
+    raise ValueError('`rule` must ask one question per step, with a clip norm of one unit. '
+                     f'Received: rule={rule.name}.')
+  ask = rule.asks[0]
+  if ask.rider is not None:
+    raise ValueError('`rule` must have a fixed clip norm: the room on its noise is taken. '
+                     f'Received: rule={rule.name}.')
+  if ask.second is not None and not ask.second.amplifiable:
+    raise ValueError('`rule` must release statistics of one step only: their noise is in units of '
+                     f'one clip norm. Received: rule={rule.name}.')
+  contract.check_rider(ask._replace(rider=rider))
+  return contract.wrapped(rule, lambda inner: _around(
+      inner, rider, estimate, quantile, learning_rate, bounds, name))
+
+
+def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
+            quantile: float, learning_rate: float, bounds: Tuple[float, float],
+            name: str) -> contract.Rule:
+
+  def init(specs: trees.Tree) -> State:
+    dtype = trees.dtype_of(specs)
+    return State(arithmetic.first_step(), rule.init(specs), tf.zeros([], dtype),
+                 tf.zeros([rider.size], dtype))
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    factor = tf.exp(state.log_factor)
+    return tuple(one._replace(relative_clip=factor * tf.cast(one.relative_clip, factor.dtype))
+                 for one in rule.query(state.rule, public))
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    direction, inner = rule.update(state.rule, releases, public)
+    found = estimate(releases[0].rider)
+    moved = state.log_factor - learning_rate * (found[0] - quantile)
+    moved = tf.clip_by_value(moved, math.log(bounds[0]), math.log(bounds[1]))
+    return direction, State(state.step + 1, inner, moved, found)
+
+  def project(state: State, params: trees.Tree) -> trees.Tree:
+    assert rule.project is not None  # Else this is not used.
+    return rule.project(state.rule, params)
+
+  return rule._replace(
+      init=init, query=query, update=update, project=rule.project and project,
+      asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear filter between the noised releases and any rule; post-processing."""
+
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+_CHECKED = 10_000  # Steps for which the gain is computed beforehand.
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  rule: trees.Tree  # State of the filtered rule.
+  past: Any  # Last filtered releases, newest first, then last releases.
+  gain: tf.Tensor  # [taps] the same recursion driven by ones.
+  noise: Any  # What the variance of the filtered noise needs, for mean and second.
+
+
+def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
+             a: Sequence[float] = (-0.8,)) -> contract.Rule:
+  """Any rule, fed with filtered releases instead of the releases themselves.
+
+  The recursion of DOPPLER (Zhang et al., arXiv:2408.13460), as arXiv:2511.08841 prints
+  it, with the gain of its first steps divided out exactly:
+
+      m_t = -sum_{i>=1} a_i m_{t-i} + sum_{i>=0} b_i g_{t-i}
+      c_t = the same recursion driven by 1 from the first step on
+      the rule is given m_t / c_t and the variance of its noise
+
+  The variance is exact for the mechanism that the adapter noises with, so bias
+  correction stays right under correlated noise as well. A statistic of the rule that
+  is released beside the mean is filtered in the same way. Of a rule that scales its
+  records, the scaled releases are filtered.
+
+  One pole (`b=(1 - k,), a=(-k,)`) is the normalized first moment of Adam, and DP-SGD behind
+  it is DP-SGD with damped momentum: compare with tuned momentum before praising a filter.
+
+  Args:
+    rule: Any rule with one query per step whose releases are in one unit.
+    b: b_0, b_1, ...; at least one.
+    a: a_1, a_2, ... (a_0 is one), with `sum(b) - sum(a) = 1`: a constant goes through as
+      it is. The default is ours: two taps, one pole at .8.
+
+  Returns:
+    A `contract.Rule` whose direction has the unit of that of `rule`.
+  """
+  b, a = _coefficients(b, a)
+  if len(rule.asks) != 1 or not rule.steady:
+    raise ValueError('`rule` must ask one question per step, always in the same unit: releases of '
+                     f'other steps cannot be averaged. Received: rule={rule.name}.')
+  if rule.for_noise is not None:
+    raise ValueError('`rule` must be without a filter: multiply the two filters into one. '
+                     f'Received: rule={rule.name}.')
+  second = rule.asks[0].second
+  if second is not None and not second.amplifiable:
+    raise ValueError('`rule` must release statistics of one step only: a statistic of all steps so '
+                     f'far is no series to be filtered. Received: rule={rule.name}.')
+
+  def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
+    return _filtered(rule, b, a, filtered_variance)
+
+  def unbound(*unused: Any) -> Any:
+    raise ValueError(
+        f'The noise that {_name(rule)} filters is not known yet. Give the rule to an optimizer or '
+        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
+
+  def project(state: State, params: trees.Tree) -> trees.Tree:
+    assert rule.project is not None  # Else this is not used.
+    return rule.project(state.rule, params)
+
+  return rule._replace(
+      init=unbound, query=unbound, update=unbound, name=_name(rule), for_noise=for_noise,
+      project=rule.project and project)
+
+
+def _name(rule: contract.Rule) -> str:
+  return f'low_pass({rule.name})'
+
+
+def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
+              filtered_variance: Callable[..., Any]) -> contract.Rule:
+  """The rule behind the filter, its noise being known."""
+  outputs, inputs = len(a), len(b) - 1
+  second = rule.asks[0].second
+  variance = filtered_variance(b, a)
+
+  def init(specs: trees.Tree) -> State:
+    values = specs, second.specs(specs) if second is not None else ()
+    return State(
+        arithmetic.first_step(), rule.init(specs),
+        tuple(trees.zeros(values) for _ in range(outputs + inputs)),
+        tf.zeros([outputs + inputs], trees.dtype_of(specs)),
+        tuple(arithmetic.stored(variance.init(), specs) for _ in range(1 if second is None else 2)))
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    return rule.query(state.rule, public)
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    (release,) = releases
+    values, past = _advance(b, a, (release.mean, release.second), state.past)
+    gain, gains = _advance(
+        b, a, tf.ones([], state.gain.dtype), tuple(tf.unstack(state.gain, outputs + inputs)))
+    mean, other = trees.map(lambda m: m / tf.cast(gain, m.dtype), values)
+    variances, noise = [], []
+    for before, now in zip(state.noise, (release.variance, release.second_variance)):
+      value, after = variance.next(arithmetic.stored(before, tf.zeros([])), now)
+      variances.append(tf.cast(value, gain.dtype) / gain**2)
+      noise.append(arithmetic.stored(after, gain))
+    filtered = release._replace(mean=mean, variance=variances[0])
+    if second is not None:
+      filtered = filtered._replace(second=other, second_variance=variances[1])
+    direction, inner = rule.update(state.rule, (filtered,), public)
+    gains = tf.stack(gains) if gains else state.gain
+    return direction, State(state.step + 1, inner, past, gains, tuple(noise))
+
+  return rule._replace(init=init, query=query, update=update)
+
+
+def _advance(b: np.ndarray, a: np.ndarray, new: trees.Tree,
+             past: Tuple) -> Tuple[trees.Tree, Tuple]:
+  """`(m_t, what the next step needs)` of trees; `past` is newest first."""
+  before, given = past[:len(a)], past[len(a):]
+
+  def one(*values: tf.Tensor) -> tf.Tensor:
+    coefficients = [float(c) for c in (*b, *-a)]
+    return tf.add_n([tf.constant(c, v.dtype) * v for c, v in zip(coefficients, values)])
+
+  value = trees.map(one, new, *given, *before)
+  return value, (value, *before)[:len(a)] + (new, *given)[:len(b) - 1]
+
+
+def _coefficients(
+    b: Sequence[float], a: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
+  """Checked float64 arrays of a stable filter of gain one, whose first gains are positive."""
+  b, a = np.asarray(b, np.float64), np.asarray(a, np.float64)
+  if b.ndim != 1 or not b.size or a.ndim != 1 or not (
+      np.all(np.isfinite(b)) and np.all(np.isfinite(a))):
+    raise ValueError('`b` must be one or more finite numbers, and `a` any number of them. '
+                     f'Received: b={b}, a={a}.')
+  if abs(b.sum() - a.sum() - 1) > 1e-6:
+    raise ValueError('`b` and `a` must let a constant through as it is: sum(b) - sum(a) = 1. '
+                     f'Received: b={b}, a={a}, of {b.sum() - a.sum():g}.')
+  poles = np.roots(np.concatenate([[1.0], a]))
+  if poles.size and np.abs(poles).max() >= 1:
+    raise ValueError('`a` must make a stable filter: all roots of 1 + a_1 / z + ... within the '
+                     f'unit circle. Received: a={a}, with roots of size {np.abs(poles)}.')
+  gains, given = [0.0] * len(a), [0.0] * len(b)
+  for _ in range(_CHECKED):
+    given = [1.0, *given[:-1]]
+    gain = float(np.dot(b, given) - np.dot(a, gains[:len(a)]))
+    if gain <= 1e-6:
+      raise ValueError('`b` and `a` must have a positive gain at every step, by which the filtered '
+                       f'release is divided. Received: b={b}, a={a}, of gain {gain:g}.')
+    done = bool(gains) and abs(gain - 1) < 1e-12 and abs(gains[0] - 1) < 1e-12
+    gains = [gain, *gains[:max(len(a), 1) - 1]]
+    if done:
+      break
+  return b, a
