@@ -6,6 +6,7 @@ each with a fair coin; `epsilon_from_rates` and `mu_from_rates` for many indepen
 runs with one canary. `gaussian_estimate` is no bound: it assumes what it says.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ LARGEST_MU = 50.0
 LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.
 
 
+@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
 def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> float:
   """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
 
