@@ -55,6 +55,8 @@ except Exception as error:
   assert 'exactly batch_size=8' in str(error), error
 else:
   raise AssertionError('a wrong global batch size was accepted')
+with mirrored.scope():  # Built already, so it is validated here, where there is no replica.
+  tfdp.make_private(keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)]))
 class Centre(keras.layers.Layer):
   def call(self, x):
     return x - tf.reduce_mean(x, 0, keepdims=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds what would let one example change the gradients of another."""
 
+from concurrent import futures
 from typing import Any, MutableSet
 import weakref
 
@@ -68,6 +69,10 @@ def validate_model(model, x=None):
     build(model, x)
   if not model.built:
     raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
+  if tf.distribute.in_cross_replica_context():
+    # A thread of its own is in no strategy's scope, where variables have no value to trace.
+    with futures.ThreadPoolExecutor(1) as thread:
+      return thread.submit(validate_model, model, x).result()
   validate_structure(model)
   x = _input_specs(model) if x is None else x
   if x is None:
