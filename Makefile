@@ -3,6 +3,8 @@
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
 # make lint    check style, imports and types
+# make docs    build the pages into build/site
+# make notebooks    run the notebooks of colabs/ again and keep what they show
 # make bench   measure clipping beside the peers (QUICK=1: fewer rounds) into benchmarks/results
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
@@ -37,7 +39,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint bench bench-peers audit-table lock
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-peers audit-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -98,6 +100,20 @@ $(FULL)/installed $(CURRENT)/installed:
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# From the sources alone: it needs neither TensorFlow nor, once installed, any network.
+docs: build/docs-env/installed
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
+
+build/docs-env/installed: requirements/docs.lock
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+notebooks: $(FULL)/installed $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python colabs/run.py $(filter-out colabs/4_%,$(wildcard colabs/*.ipynb))
+	$(RUN) $(FULL)/bin/python colabs/run.py $(wildcard colabs/4_*.ipynb)
+
 audit-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/audit/audit_table.py
 
@@ -132,7 +148,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in lint peers-jax peers-torch; do \
+	@set -e; for list in docs lint peers-jax peers-torch; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

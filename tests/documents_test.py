@@ -1,48 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents show is run: the notebook, and the examples of the README."""
+"""What the documents show is run: their examples, their commands, and the notebooks."""
 
+import argparse
+import ast
 import importlib.util
-import os
 import pathlib
 import re
+import shlex
+import sys
 
-import nbclient
-import nbformat
 import pytest
 
+from tfdp_adaptive import compat
+from tfdp_adaptive.cli import main
+
 ROOT = pathlib.Path(__file__).parent.parent
+HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
+PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
+BLOCK = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.S | re.M)
+sys.path.append(str(ROOT / 'docs' / 'site'))  # Appended: `hooks` is a common name.
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'colabs').glob('*.ipynb')), ids=lambda p: p.stem)
-def test_notebook_runs_and_is_saved_without_output(path, monkeypatch):
-  monkeypatch.setenv('PYTHONPATH', str(ROOT), prepend=os.pathsep)
-  notebook = nbformat.read(path, as_version=4)
-  code = [cell for cell in notebook.cells if cell.cell_type == 'code']
-  assert code and not any(cell.outputs or cell.execution_count for cell in code)
-  nbclient.NotebookClient(
-      notebook, timeout=600, kernel_name='python3',
-      resources={'metadata': {'path': ROOT}}).execute()
-  printed = ''.join(output.get('text', '') for cell in code for output in cell.outputs)
-  assert 'Guarantee: (' in printed
-  for accuracy in re.findall(r'accuracy[a-z ]* (0\.\d+)', printed):
-    assert float(accuracy) > .8
+def blocks(path, language):
+  return [text for kind, text in BLOCK.findall(path.read_text(encoding='utf-8'))
+          if kind == language]
 
 
-def test_readme_examples_run(capsys):
-  text = (ROOT / 'README.md').read_text(encoding='utf-8')
-  blocks = re.findall(r'```python\n(.*?)```', text, re.S)
-  assert len(blocks) > 1
-  for block in blocks:
-    if 'tensorflow_federated' in block and importlib.util.find_spec('tensorflow_federated') is None:
+def name(path):
+  return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize(
+    'path', [path for path in PAGES if blocks(path, 'python')], ids=name)
+def test_examples_run_one_after_the_other(path, monkeypatch, tmp_path, capsys):
+  monkeypatch.chdir(tmp_path)
+  shared = {'__name__': 'page'}
+  for block in blocks(path, 'python'):
+    if 'tensorflow_federated' in block and not HAS_TFF:
       continue
-    exec(compile(block, 'README.md', 'exec'), {'__name__': 'readme'})  # pylint: disable=exec-used
-  assert '-differential privacy' in capsys.readouterr().out
+    if block.startswith('# Keras 3') and not compat.KERAS_3:
+      continue
+    # One namespace: a page's later examples go on with the earlier ones.
+    exec(compile(block, name(path), 'exec'), shared)  # pylint: disable=exec-used
+  if path.name == 'README.md':
+    assert '-differential privacy' in capsys.readouterr().out
 
 
-def test_readme_names_what_exists():
-  text = (ROOT / 'README.md').read_text(encoding='utf-8')
+def test_every_block_says_what_it_is():
+  for path in PAGES:
+    kinds = {kind for kind, _ in BLOCK.findall(path.read_text(encoding='utf-8'))}
+    assert kinds <= {'python', 'sh', 'text', 'mermaid'}, f'{name(path)}: {kinds}'
+
+
+def commands():
+  for path in PAGES:
+    for block in blocks(path, 'sh'):
+      for line in block.replace('\\\n', ' ').splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[0].rsplit('/', 1)[-1] == 'tfdp':
+          yield name(path), words[1:]
+
+
+def test_commands_that_are_shown_are_understood(monkeypatch):
+  def fail(self, message):
+    raise AssertionError(message)
+
+  monkeypatch.setattr(argparse.ArgumentParser, 'error', fail)
+  assert len(list(commands())) > 5
+  for page, words in commands():
+    try:
+      main.parser(words).parse_args(words)
+    except SystemExit as stopped:  # --help and --version.
+      assert not stopped.code, f'{page}: tfdp {shlex.join(words)}'
+    except AssertionError as error:
+      raise AssertionError(f'{page}: tfdp {shlex.join(words)}: {error}') from error
+
+
+def test_documents_name_what_exists():
   targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(encoding='utf-8'), re.M))
-  for target in re.findall(r'(?:^|`)make ([a-z-]+)', text, re.M):
-    assert target in targets, f'README.md names make {target}, which does not exist.'
-  for path in re.findall(r'\]\(([\w./-]+)\)', text):
-    assert (ROOT / path).exists(), f'README.md links to {path}, which does not exist.'
+  for path in [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md']:
+    text = path.read_text(encoding='utf-8')
+    for target in re.findall(r'(?:^|`)make ([a-z-]+)', text, re.M):
+      assert target in targets, f'{name(path)} names make {target}, which does not exist.'
+    for link in re.findall(r'\]\(([\w./-]+)\)', text):
+      if not link.startswith('reference/') and '/reference/' not in link:  # Made by `make docs`.
+        assert (path.parent / link).exists(), f'{name(path)} links to {link}: it does not exist.'
+
+
+def test_reference_holds_every_public_name_with_its_docstring():
+  import hooks  # pylint: disable=g-import-not-at-top
+  pages = hooks.names()
+  assert {**pages['tfdp'], **pages['optimizers']}.keys() == _exports() and len(pages) > 8
+  texts = hooks.reference()
+  for page, public in pages.items():
+    assert public, f'{page} has no public names.'
+    for public_name, where in public.items():
+      assert (f'::: {where}\n' in texts[f'reference/{page}.md']
+              or f'][{where}].' in texts[f'reference/{page}.md']), public_name
+      assert _documented(where), f'{where} has no docstring: its reference would be empty.'
+
+
+def _exports():
+  import tfdp_adaptive as tfdp  # pylint: disable=g-import-not-at-top
+  return tfdp._EXPORTS.keys()
+
+
+def _documented(where):
+  """Whether there is a docstring in the source, a comment for a constant, or a call's own."""
+  module, _, last = where.rpartition('.')
+  module = module.replace('tfdp_adaptive.federated', 'federated')
+  path = ROOT / module.replace('.', '/')
+  for source in (path / last / '__init__.py', path / f'{last}.py'):
+    if source.exists() and not path.with_suffix('.py').exists():
+      return bool(ast.get_docstring(ast.parse(source.read_text(encoding='utf-8'))))
+  source = path.with_suffix('.py') if path.with_suffix('.py').exists() else path / '__init__.py'
+  for node in ast.parse(source.read_text(encoding='utf-8')).body:
+    if getattr(node, 'name', None) == last:
+      return bool(ast.get_docstring(node))
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and last in ast.unparse(node).split('=')[0]:
+      return True  # Named optimizers: `public_names_test` reads what the call makes.
+  return False
+
+
+def test_a_page_that_nobody_listed_is_found(tmp_path, monkeypatch):
+  import hooks  # pylint: disable=g-import-not-at-top
+  monkeypatch.setattr(hooks, 'SOURCE', tmp_path / 'source')
+  docs = tmp_path / 'docs'
+  docs.mkdir()
+  for page in ('index.md', 'audit.md', 'new.md'):
+    (docs / page).write_text('# A page')
+  navigation = hooks.on_config(argparse.Namespace(docs_dir=str(docs), nav=None)).nav
+  assert navigation[0] == {'Start': ['index.md']} and {'More': ['new.md']} in navigation
+  assert all(pages for entry in navigation for pages in entry.values())

@@ -7,9 +7,9 @@ are put together, so that neither is written twice.
 
 import inspect
 import re
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
-_EXTRA = {
+EXTRA = {
     'adaptive_l2_norm_clip': (
         'Clip norm of the adaptive phase, instead of `relative_adaptive_clip`.'),
     'adaptive_learning_rate': (
@@ -32,7 +32,7 @@ def signature(
   found: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
   for name, parameter in inspect.signature(factory).parameters.items():
     found[name] = parameter.replace(kind=_KEYWORD)
-  for name in _EXTRA if extra else ():
+  for name in EXTRA if extra else ():
     found[name] = inspect.Parameter(name, _KEYWORD, default=None)
   for name, parameter in theirs.items():
     if name not in ('self', 'rule'):
@@ -50,18 +50,32 @@ def docstring(
     extra: As for `signature`.
     factories: Others by name, for "The arguments are those of `name`."
   """
-  text = inspect.getdoc(factory) or ''
+  taken = signature(factory, base.__init__, extra).parameters  # type: ignore[misc]
+  return assemble(factory.__name__, inspect.getdoc(factory) or '', inspect.getdoc(base) or '',
+                  taken, lambda name: inspect.getdoc(factories[name]) or '')
+
+
+def assemble(factory: str, text: str, base: str, taken: Iterable[str],
+             other: Callable[[str], str]) -> str:
+  """The docstring, of docstrings: what makes pages from the sources alone can use it, too.
+
+  Args:
+    factory: Its name.
+    text: Its docstring.
+    base: Docstring of the optimizer's class.
+    taken: Names of all arguments, in their order.
+    other: `name -> ` docstring of another factory.
+  """
   named = _ELSEWHERE.search(text)
   head, rule_arguments, _ = _sections(text)
   if named:
     head = _ELSEWHERE.sub('', head)
-    rule_arguments = {**_sections(inspect.getdoc(factories[named.group(1)]))[1], **rule_arguments}
-  _, arguments, raises = _sections(inspect.getdoc(base))
-  taken = signature(factory, base.__init__, extra).parameters  # type: ignore[misc]
+    rule_arguments = {**_sections(other(named.group(1)))[1], **rule_arguments}
+  _, arguments, raises = _sections(base)
   entries = {**arguments, **rule_arguments,
-             **{name: f'  {name}: {text}\n' for name, text in _EXTRA.items()}}
+             **{name: f'  {name}: {text}\n' for name, text in EXTRA.items()}}
   return '\n'.join([
-      head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory.__name__}`.', '', 'Args:',
+      head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory}`.', '', 'Args:',
       *(entries[name].rstrip() for name in taken if name in entries), '', raises.strip()])
 
 

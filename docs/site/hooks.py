@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `mkdocs.yml` cannot say: the order of the pages, and the reference of all public names.
+
+A page that is not in `ORDER` appears under "More": nobody has to know this file to add one.
+"""
+
+import ast
+import importlib
+import pathlib
+import shutil
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SOURCE = ROOT / 'build' / 'docs-source'
+ORDER = {
+    'Start': ('index.md', 'choosing.md', 'notebooks.md', 'glossary.md'),
+    'Guides': (
+        'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
+        'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/lora.md',
+        'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
+    'Trust': ('pitfalls.md', 'accounting.md', 'audit.md', 'faults.md', 'architecture.md'),
+}
+# What a page of the reference says before its names.
+INTRODUCTIONS = {
+    'optimizers': 'One Keras class per rule. All take their arguments by name.',
+    'federated': 'Needs TensorFlow Federated, see the README under "Installing".',
+    'queries': 'Needs tensorflow_privacy, see the README under "Installing".',
+}
+
+
+def exported(package):
+  """`{public name: where it is defined}` of a package, read from its `__init__.py`."""
+  folder = ROOT.joinpath('federated' if package.endswith('.federated')
+                         else package.replace('.', '/'))
+  found = {}
+  for node in ast.parse((folder / '__init__.py').read_text(encoding='utf-8')).body:
+    if isinstance(node, ast.ImportFrom):
+      module = f'{package}.{node.module}' if node.level else node.module
+      for alias in node.names:
+        if alias.asname == alias.name:
+          found[alias.name] = f'{module}.{alias.name}'
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_EXPORTS':
+      for name, where in _lazy(package).items():
+        last = where.rsplit('.', 1)[-1]
+        found[name] = f'{package}.{where}' + ('' if last == name else f'.{name}')
+  return found
+
+
+def _lazy(package):
+  return importlib.import_module(package)._EXPORTS
+
+
+def names():
+  """`{page: {public name: where it is defined}}` of the whole library."""
+  library = importlib.import_module('tfdp_adaptive')
+  pages = {'tfdp': {}, 'optimizers': {}}
+  for name, where in sorted(exported('tfdp_adaptive').items()):
+    named = library._EXPORTS[name].endswith('named_optimizers')
+    pages['optimizers' if named else 'tfdp'][name] = where
+  for name in library._SUBPACKAGES:
+    pages[name] = exported(f'tfdp_adaptive.{name}')
+  return pages
+
+
+def reference():
+  """`{path: text}` of the pages of the reference."""
+  texts, shown = {}, {}
+  for page, public in names().items():
+    top = page in ('tfdp', 'optimizers')
+    title = page if top else f'tfdp.{page}'
+    prefix = 'tfdp' if top else title
+    text = f'# {title}\n\n{INTRODUCTIONS.get(page, "")}\n\n'
+    if not top:
+      text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
+               '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
+    for name, where in public.items():
+      if where in shown:
+        text += f'`{prefix}.{name}` is [`{shown[where]}`][{where}].\n\n'
+      else:
+        text += (f'::: {where}\n    options:\n      heading: {prefix}.{name}\n'
+                 f'      toc_label: {name}\n\n')
+        shown[where] = f'{prefix}.{name}'
+    texts[f'reference/{page}.md'] = text
+  return texts
+
+
+def on_config(config):
+  """Puts the sources where all modules are in their place, and makes the navigation."""
+  shutil.rmtree(SOURCE, ignore_errors=True)
+  ignored = shutil.ignore_patterns('__pycache__')
+  shutil.copytree(ROOT / 'tfdp_adaptive', SOURCE / 'tfdp_adaptive', ignore=ignored)
+  shutil.copytree(ROOT / 'federated', SOURCE / 'tfdp_adaptive' / 'federated', ignore=ignored)
+  docs = pathlib.Path(config.docs_dir)
+  there = {path.relative_to(docs).as_posix() for path in docs.rglob('*.md')
+           if 'site' not in path.relative_to(docs).parts}
+  config.nav = [{title: [page for page in pages if page in there]}
+                for title, pages in ORDER.items() if there.intersection(pages)]
+  rest = sorted(there.difference(*ORDER.values()))
+  if rest:
+    config.nav.append({'More': rest})
+  config.nav.append({'Reference': list(reference())})
+  return config
+
+
+def on_files(files, config):
+  """Adds the pages that are made here."""
+  from mkdocs.structure.files import File  # pylint: disable=g-import-not-at-top
+  for path, text in reference().items():
+    files.append(File.generated(config, path, content=text))
+  return files

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows the reference the named optimizers, which are made by a call and not by `class`.
+
+From the sources alone: building the pages needs no TensorFlow.
+"""
+
+import ast
+import inspect
+
+import griffe
+
+from tfdp_adaptive.keras_adapter import signatures
+
+
+class NamedOptimizers(griffe.Extension):
+  """Replaces `DPAdam = _class('DPAdam', rules.dp_adam)` by a class with its docstring."""
+
+  def on_package(self, *, pkg, **kwargs):
+    del kwargs
+    if pkg.path != 'tfdp_adaptive':
+      return
+    module = pkg['keras_adapter.named_optimizers']
+    base = pkg['keras_adapter.optimizer.DPOptimizer']
+    theirs = {p.name: p for p in base['__init__'].parameters if p.name not in ('self', 'rule')}
+    for name, attribute in list(module.members.items()):
+      made = ast.parse(str(getattr(attribute, 'value', None) or 'None'), mode='eval').body
+      if not (isinstance(made, ast.Call) and ast.unparse(made.func) == '_class'):
+        continue
+      factory = made.args[1].attr
+      rule = _factory(pkg, factory)
+      rest = {key: p for key, p in theirs.items() if key != 'learning_rate'}
+      extra = [griffe.Parameter(key, kind=griffe.ParameterKind.keyword_only, default='None')
+               for key in signatures.EXTRA if made.keywords]
+      parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra]}
+      parameters.update((key, p) for key, p in rest.items() if key not in parameters)
+      text = signatures.assemble(
+          factory, _text(rule), _text(base), parameters, lambda key: _text(_factory(pkg, key)))
+      kind = griffe.Class(
+          name, lineno=attribute.lineno, endlineno=attribute.endlineno, parent=module,
+          docstring=griffe.Docstring(text, lineno=attribute.lineno))
+      kind.docstring.parent = kind
+      module.set_member(name, kind)
+      kind.set_member('__init__', griffe.Function(
+          '__init__', lineno=attribute.lineno, endlineno=attribute.endlineno, parent=kind,
+          parameters=griffe.Parameters(
+              griffe.Parameter('self', kind=griffe.ParameterKind.positional_or_keyword),
+              *(_by_name(p) for p in parameters.values()))))
+
+
+def _factory(pkg, name):
+  """By where it is imported from: some modules have the name of their function."""
+  return pkg[pkg['rules'].imports[name].partition('.')[2]]
+
+
+def _text(thing):
+  return inspect.cleandoc(thing.docstring.value)
+
+
+def _by_name(parameter):
+  kind = parameter.kind
+  if parameter.name != 'learning_rate' and kind != griffe.ParameterKind.var_keyword:
+    kind = griffe.ParameterKind.keyword_only
+  return griffe.Parameter(
+      parameter.name, annotation=parameter.annotation, kind=kind, default=parameter.default)
