@@ -89,10 +89,6 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       quantile_clip: Any = None, slack_clip: Any = None, steps: Optional[int] = None,
       seed: Optional[int] = None, allow_non_private: bool = False) -> None:
     check_rule(rule)
-    rule = following_clip.chosen(
-        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
-        *((batch_size, noise_multiplier) if plan is None else
-          (plan.batch_size, plan.noise_multiplier)))
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
     if plan is not None:
@@ -101,9 +97,13 @@ class RuleQuery(query_base.SumAggregationDPQuery):
                if value is not None]
       if given:
         raise ValueError(f'`plan` already fixes {given}; leave them out. Received: both.')
-      plan.check_rule(rule)
       numbers = {name: getattr(plan, name) for name in numbers}
       adjacency, mechanism, steps = plan.adjacency, plan.mechanism, plan.steps
+    rule = following_clip.chosen(
+        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
+        numbers['batch_size'], numbers['noise_multiplier'])
+    if plan is not None:
+      plan.check_rule(rule)
     missing = [name for name, value in numbers.items() if value is None]
     if missing:
       raise ValueError(f'`plan`, or each of {sorted(numbers)}, must be given. '
