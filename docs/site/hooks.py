@@ -83,12 +83,17 @@ def reference():
   return texts
 
 
-def on_config(config):
-  """Puts the sources where all modules are in their place, and makes the navigation."""
+def on_startup(**unused):
+  """Puts the sources where all modules are in their place, before anybody looks for them."""
+  del unused
   shutil.rmtree(SOURCE, ignore_errors=True)
   ignored = shutil.ignore_patterns('__pycache__')
   shutil.copytree(ROOT / 'tfdp_adaptive', SOURCE / 'tfdp_adaptive', ignore=ignored)
   shutil.copytree(ROOT / 'federated', SOURCE / 'tfdp_adaptive' / 'federated', ignore=ignored)
+
+
+def on_config(config):
+  """Makes the navigation."""
   docs = pathlib.Path(config.docs_dir)
   there = {path.relative_to(docs).as_posix() for path in docs.rglob('*.md')
            if 'site' not in path.relative_to(docs).parts}
