@@ -16,6 +16,12 @@ else:
   _keras = tf.keras
 keras: Any = _keras
 
+# Of Keras, which has no types that a checker could read.
+Model = Any
+Layer = Any
+Optimizer = Any
+Variable = Any
+
 serializable = keras.saving.register_keras_serializable('tfdp_adaptive')
 
 if KERAS_3 and keras.backend.backend() != 'tensorflow':

@@ -12,6 +12,7 @@ See `layers/registry.py` for what the function is given.
 """
 
 import importlib
+from typing import Any
 
 _EXPORTS = {
     'register': 'layers.registry', 'Unsupported': 'layers.registry',
@@ -20,7 +21,7 @@ _EXPORTS = {
 __all__ = sorted(_EXPORTS)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(f'{__name__}.{_EXPORTS[name]}'), name)

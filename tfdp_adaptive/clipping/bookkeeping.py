@@ -11,7 +11,7 @@ backward pass and without a gradient per example of the whole model (Li et al.
 The sums equal those of `projection.project_record` but for rounding.
 """
 
-from typing import Any, MutableMapping
+from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping import weights as weights_lib
@@ -33,7 +34,8 @@ Unsupported = registry.Unsupported
 _PROVEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def supports(model, x=None, asks=()):
+def supports(
+    model: compat.Model, x: Any = None, asks: Tuple[contract.Ask, ...] = ()) -> Tuple[bool, str]:
   """Whether the engine can clip this model.
 
   Args:
@@ -52,7 +54,9 @@ def supports(model, x=None, asks=()):
   return True, ''
 
 
-def engine(model, loss, batch, request):
+def engine(
+    model: compat.Model, loss: interface.Loss, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
   """See `interface`: the clipped sums, exact in the scaled geometry.
 
   Args:
@@ -87,7 +91,9 @@ def engine(model, loss, batch, request):
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
-def factors_of(model, loss, batch):
+def factors_of(
+    model: compat.Model, loss: interface.Loss,
+    batch: interface.Batch) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
   """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
   examples, times = interface.joined(batch)
   proven = prove(model, examples.x)
@@ -104,13 +110,14 @@ def factors_of(model, loss, batch):
   return per_variable, interface.divided(outputs, batch), losses
 
 
-def terms(records, proven, cotangents):
+def terms(records: Any, proven: Any, cotangents: Sequence[Any]) -> Dict[Any, protocol.Factor]:
   """The factor of every variable of recorded calls that the cotangents reach, by variable key.
 
   Nothing is formed of a layer's inputs before its cotangents are there: it would be kept
   through the backward pass, of all layers at once.
   """
-  parts, batched = {}, tracing.batched_as_proven(records, proven)
+  parts: Dict[Any, List[protocol.Factor]] = {}
+  batched = tracing.batched_as_proven(records, proven)
   for record, flags, mine in zip(records, batched, cotangents):
     taps, mine = tf.nest.flatten(record.taps), tf.nest.flatten(mine)
     if all(e is None for e in mine):
@@ -127,13 +134,16 @@ def terms(records, proven, cotangents):
   return per_variable
 
 
-def _weight(weight, norm, clip, mask):
+def _weight(
+    weight: contract.Weight, norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """[n] weights of the records; zero for padding and where the norm is not finite."""
   factor = weights_lib.factor(weight, norm, tf.cast(clip, norm.dtype))
   return tf.where(tf.math.is_finite(norm) & mask, factor, tf.zeros_like(norm))
 
 
-def _rider(rider, norm, clip, mask, variables):
+def _rider(
+    rider: Optional[contract.Rider], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
+    variables: Sequence[compat.Variable]) -> Any:
   """Sum over records of the numbers that ride along; nothing for padding."""
   if rider is None:
     return ()
@@ -143,9 +153,13 @@ def _rider(rider, norm, clip, mask, variables):
                  trees.wide(tf.as_dtype(variables[0].dtype)))
 
 
-def _sums(variables, per_variable, asks, scales, weights, sizes):
+def _sums(
+    variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
+    asks: Tuple[contract.Ask, ...], scales: Any, weights: Any,
+    sizes: Any) -> Tuple[contract.Sums, ...]:
   """One `contract.Sums` per ask, scaled."""
-  totals, squares = [[] for _ in asks], [[] for _ in asks]
+  totals: List[List[tf.Tensor]] = [[] for _ in asks]
+  squares: List[List[tf.Tensor]] = [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
   for variable, factor, size, *of_asks in zip(variables, per_variable, sizes, *scales):
     if factor is None:
@@ -165,11 +179,11 @@ def _sums(variables, per_variable, asks, scales, weights, sizes):
                for i, (total, square) in enumerate(zip(totals, squares)))
 
 
-def _per_variable(scale, variables):
+def _per_variable(scale: trees.Tree, variables: Sequence[compat.Variable]) -> List[Any]:
   return [()] * len(variables) if trees.absent(scale) else list(tf.nest.flatten(scale))
 
 
-def _check_asks(asks):
+def _check_asks(asks: Tuple[contract.Ask, ...]) -> None:
   for ask in asks:
     if ask.projection != 'rescale':
       raise Unsupported(
@@ -178,7 +192,7 @@ def _check_asks(asks):
           "or 'layered'.")
 
 
-def prove(model, x):
+def prove(model: compat.Model, x: Any) -> tracing.Proof:
   """`tracing.probe`, once per model and kind of input."""
   specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec([None] + list(t.shape[1:]), t.dtype), x)

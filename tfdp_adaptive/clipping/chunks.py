@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Working through a logical batch in equal chunks, one after the other."""
 
+from typing import Any, Tuple
+
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses
 
 
-def chunked(engine, count=1, rows=None, keep_outputs=True):
+def chunked(
+    engine: interface.Engine, count: int = 1, rows: Any = None,
+    keep_outputs: bool = True) -> interface.Engine:
   """The same engine in the memory of one chunk: sums of all chunks added up.
 
   All chunks see the same query within one training step, so no clean sum is ever
@@ -24,7 +30,9 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
   if count == 1 and rows is None:
     return engine
 
-  def run(model, loss, batch, request):
+  def run(
+      model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+      request: interface.Request) -> interface.Clipped:
     static = batch.mask.shape[0]
     size = tf.shape(batch.mask)[0] if static is None else static
     if rows is not None and static is not None and static <= rows:
@@ -35,7 +43,7 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
       chunks, width = tf.maximum(-(-size // rows), 1) if static is None else -(-size // rows), rows
     parts = trees.map(lambda t: _split(t, chunks, width), batch)
 
-    def chunk(index):
+    def chunk(index: tf.Tensor) -> interface.Clipped:
       part = trees.map(lambda t: t[index], parts)
       return engine(model, loss, part, request)
 
@@ -46,7 +54,7 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
     flat = tf.nest.flatten(per_example(first))
     arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
 
-    def body(index, sums, arrays):
+    def body(index: tf.Tensor, sums: Any, arrays: Any) -> Tuple[Any, ...]:
       clipped = chunk(index)
       values = tf.nest.flatten(per_example(clipped))
       return (index + 1, interface.add_sums(sums, clipped.sums),
@@ -62,7 +70,9 @@ def chunked(engine, count=1, rows=None, keep_outputs=True):
   return run
 
 
-def rows_within(budget, engine, model, loss, batch, request, size):
+def rows_within(
+    budget: int, engine: interface.Engine, model: compat.Model, loss: losses.ExampleLoss,
+    batch: interface.Batch, request: interface.Request, size: int) -> int:
   """How many examples may be worked on at once within a budget of memory.
 
   Args:
@@ -79,7 +89,7 @@ def rows_within(budget, engine, model, loss, batch, request, size):
     ValueError: If not even one example fits.
   """
 
-  def needed(rows):
+  def needed(rows: int) -> int:
     specs = trees.map(lambda t: tf.TensorSpec([rows] + t.shape[1:].as_list(), t.dtype), batch)
     return footprint.peak(
         lambda part: engine(model, loss, part, request)[:3], specs, rows)
@@ -101,7 +111,7 @@ def rows_within(budget, engine, model, loss, batch, request, size):
   return divisor if 2 * divisor > fits else -(-size // -(-size // fits))
 
 
-def _split(tensor, count, rows):
+def _split(tensor: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
   """[n, ...] to [count, rows, ...], padded by zeros (False in the mask)."""
   missing = rows * count - tf.shape(tensor)[0]
   padded = tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine clips a model's gradients."""
 
+from typing import Any, List, Tuple
 import warnings
 
+import tensorflow as tf
+
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import ids
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import materialized
 
 ENGINES = ('auto', 'bookkeeping', 'layered', 'materialized', 'loop')
@@ -15,7 +21,9 @@ _ENGINES = {
     'materialized': materialized.vectorized, 'loop': materialized.looped}
 
 
-def decide(name, model, asks, x=None):
+def decide(
+    name: str, model: compat.Model, asks: Tuple[contract.Ask, ...],
+    x: Any = None) -> Tuple[str, str]:
   """`(name, reason)`: one of `ENGINES` but 'auto', and why it is none that is faster.
 
   Args:
@@ -40,7 +48,8 @@ def decide(name, model, asks, x=None):
   return 'materialized', reason
 
 
-def choose(name, model, asks, x):
+def choose(
+    name: str, model: compat.Model, asks: Tuple[contract.Ask, ...], x: Any) -> interface.Engine:
   """The engine of `decide`; warns where 'auto' must take a slower one."""
   decided, reason = decide(name, model, asks, x)
   if name == 'auto' and decided != 'bookkeeping':
@@ -51,14 +60,15 @@ def choose(name, model, asks, x):
   return ids.guarded(_ENGINES[decided])
 
 
-def record_gradients(model, loss, x, y):
+def record_gradients(
+    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any) -> List[tf.Tensor]:
   """[n, ...] gradients of every example, a list like the trainable variables."""
   if bookkeeping.supports(model, x)[0]:
     return layered.record_gradients(model, loss, x, y)
   return materialized.record_gradients(model, loss, x, y, vectorize=not _must_loop(model))
 
 
-def _must_loop(model):
+def _must_loop(model: compat.Model) -> bool:
   """Whether vectorizing examples goes wrong.
 
   Recurrent layers have no vectorized gradient. On Keras 3 attention crashes the

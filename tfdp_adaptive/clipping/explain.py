@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says how a model's gradients will be clipped, layer by layer, and what it costs."""
 
-from typing import NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -47,13 +47,13 @@ class Explanation(NamedTuple):
   budget: int  # Bytes of gradients of single examples that are formed at once.
   layers: Tuple[Layer, ...]
 
-  def to_dict(self):
+  def to_dict(self) -> Dict[str, Any]:
     """As JSON holds it: unknown figures are None."""
     known = lambda value: None if value != value else value
     return dict(self._asdict(), layers=[
         {name: known(value) for name, value in layer._asdict().items()} for layer in self.layers])
 
-  def __str__(self):
+  def __str__(self) -> str:
     figure = lambda value: '-' if np.isnan(value) else f'{value:.2f}'
     table = [('layer', 'kind', 'parameters', 'route', 'flops', 'bytes', '')] + [
         (one.layer, one.kind, f'{one.parameters:,}', one.route, figure(one.flops),
@@ -73,7 +73,10 @@ class Explanation(NamedTuple):
     return '\n'.join(head + rows + foot)
 
 
-def explain_clipping(model, x=None, *, batch_size=None, scaled=None, rule=None, engine=None):
+def explain_clipping(
+    model: compat.Model, x: Any = None, *, batch_size: Optional[int] = None,
+    scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
+    engine: Optional[str] = None) -> Explanation:
   """Which way every layer of a model is clipped, and what that costs beside its plain gradient.
 
   Nothing is run: the model is traced, and costs are estimated from its shapes.
@@ -102,7 +105,7 @@ def explain_clipping(model, x=None, *, batch_size=None, scaled=None, rule=None, 
   rule = getattr(optimizer, 'rule', None) if rule is None else rule
   if rule is not None and not isinstance(rule, contract.Rule):
     raise ValueError(f'`rule` must be a `tfdp.rules` rule. Received: rule={rule!r}.')
-  engine = engine or getattr(optimizer, 'engine', 'auto')
+  engine = engine or str(getattr(optimizer, 'engine', 'auto'))
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
   asks = (contract.Ask(),) if rule is None else rule.asks
   scaled = _is_scaled(rule, model) if scaled is None else bool(scaled)
@@ -116,11 +119,12 @@ def explain_clipping(model, x=None, *, batch_size=None, scaled=None, rule=None, 
   return Explanation(name, reason, batch_size, scaled, budget, tuple(layers))
 
 
-def _size(variable):
+def _size(variable: compat.Variable) -> int:
   return int(np.prod(variable.shape))
 
 
-def _inputs(model, x, batch_size, optimizer):
+def _inputs(
+    model: compat.Model, x: Any, batch_size: Optional[int], optimizer: Any) -> Tuple[Any, int]:
   """Specs of the inputs of a batch, and its size."""
   if not model.built or x is None and not getattr(model, 'inputs', None):
     raise ValueError('`model` must be built and `x` given, unless the model tells its inputs. '
@@ -144,7 +148,7 @@ def _inputs(model, x, batch_size, optimizer):
       lambda t: tf.TensorSpec([batch_size] + list(t.shape[1:]), t.dtype), x), batch_size
 
 
-def _is_scaled(rule, model):
+def _is_scaled(rule: Optional[contract.Rule], model: compat.Model) -> bool:
   """Whether a rule asks for a geometry; rules that need public gradients to say so do."""
   if rule is None:
     return False
@@ -156,10 +160,10 @@ def _is_scaled(rule, model):
                for query in rule.query(rule.init(specs), ()))
 
 
-def _traced(model, specs, scaled, engine):
-  found = []
+def _traced(model: compat.Model, specs: Any, scaled: bool, engine: str) -> Any:
+  found: List[Any] = []
 
-  def run(inputs):
+  def run(inputs: Any) -> tf.Tensor:
     tape = tf.GradientTape(watch_accessed_variables=False)
     recorder = tracing.Recorder(tracing.units(model), tape)
     with tape:
@@ -171,11 +175,12 @@ def _traced(model, specs, scaled, engine):
   return found
 
 
-def _layers(model, records, specs, scaled, engine):
+def _layers(
+    model: compat.Model, records: Any, specs: Any, scaled: bool, engine: str) -> Iterator[Layer]:
   n = tf.nest.flatten(specs)[0].shape[0]
   terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
       tf.nest.map_structure(tf.zeros_like, record.taps) for record in records])
-  seen = {}
+  seen: Dict[Any, Any] = {}
   for record in records:
     tensors = [t for t in tf.nest.flatten((record.call.args, record.taps)) if tf.is_tensor(t)]
     held = sum(int(np.prod([size or 1 for size in t.shape])) for t in tensors)
@@ -200,11 +205,11 @@ def _layers(model, records, specs, scaled, engine):
                 1 + formed / (4 * (held + parameters)), _why(unit))
 
 
-def _why(unit):
+def _why(unit: tracing.Unit) -> str:
   return registry.why_unknown(unit.layer) if unit.kind is generic.KIND else ''
 
 
-def _untraced(model):
+def _untraced(model: compat.Model) -> Iterator[Layer]:
   nan = float('nan')
   for layer in compat.leaf_layers(model):
     parameters = sum(map(_size, layer.trainable_variables))

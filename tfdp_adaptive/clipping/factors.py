@@ -11,7 +11,7 @@ Gram route adds a bound of its own cancellation.
 """
 
 import dataclasses
-from typing import Any, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -48,11 +48,11 @@ class Explicit(protocol.Factor):
   view: Tuple[int, ...] = ()
   terms: int = 1
 
-  def route(self, scaled):
+  def route(self, scaled: bool) -> str:
     del scaled
     return 'explicit'
 
-  def squared_norms(self, scales):
+  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     norms = []
     for scale in scales:
       pieces = [()] * len(self.parts) if trees.absent(scale) else self._cut(scale)
@@ -60,14 +60,14 @@ class Explicit(protocol.Factor):
                              for part, piece in zip(self.parts, pieces)]))
     return norms
 
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
     weights = protocol.narrow(tf.stack(weights), flat[0].dtype)
     sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
     return [tf.reshape(restored(one, self.view or self.shape, self.axes), self.shape)
             for one in tf.unstack(sums, weights.shape[0])]
 
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     sums = []
     for weight, scale in zip(weights, scales):
       squares = []
@@ -80,35 +80,35 @@ class Explicit(protocol.Factor):
       sums.append(tf.reshape(flat, self.shape))
     return sums
 
-  def folded(self, times):
-    def fold(part):
+  def folded(self, times: int) -> 'Explicit':
+    def fold(part: tf.Tensor) -> tf.Tensor:
       return tf.reduce_sum(tf.reshape(part, [-1, times] + part.shape[1:].as_list()), 1)
     return dataclasses.replace(self, parts=tuple(fold(part) for part in self.parts))
 
-  def explicit(self):
+  def explicit(self) -> 'Explicit':
     return self
 
-  def cost(self, n, scaled):
+  def cost(self, n: int, scaled: bool) -> protocol.Cost:
     size = n * protocol.numbers(self.shape)
     plain = 2 * size * self.terms
     return protocol.Cost(plain, plain + (4 + scaled) * size, 4 * size)
 
-  def kin(self):
+  def kin(self) -> Any:
     return Explicit
 
-  def joined(self, others):
+  def joined(self, others: Sequence[Any]) -> 'Explicit':
     return explicit(tf.add_n([part.gradient() for part in (self, *others)]))
 
-  def unit(self):
+  def unit(self) -> Tuple['Explicit', tf.Tensor]:
     size = tf.reduce_max(tf.stack([protocol.peak(part) for part in self.parts]), 0)
     parts = tuple(protocol.divided(part, size) for part in self.parts)
     return dataclasses.replace(self, parts=parts), protocol.wide(size)
 
-  def times(self, ratio):
+  def times(self, ratio: tf.Tensor) -> 'Explicit':
     return dataclasses.replace(self, parts=tuple(
         part * protocol.along(ratio, part) for part in self.parts))
 
-  def gradient(self):
+  def gradient(self) -> tf.Tensor:
     """[n, *shape]."""
     part = self.parts[0] if len(self.parts) == 1 else tf.stack(self.parts, 1)
     if self.axes:
@@ -117,19 +117,19 @@ class Explicit(protocol.Factor):
       part = tf.transpose(part, [0] + [1 + i for i in np.argsort(self.axes)])
     return tf.reshape(part, (-1,) + self.shape)
 
-  def _cut(self, scale):
+  def _cut(self, scale: trees.Tree) -> List[tf.Tensor]:
     if self.axes:
       scale = tf.transpose(tf.reshape(scale, self.view or self.shape), self.axes)
     pieces = tf.reshape(scale, [len(self.parts)] + self.parts[0].shape[1:].as_list())
     return tf.unstack(pieces)
 
 
-def explicit(gradient, terms=1):
+def explicit(gradient: tf.Tensor, terms: Any = 1) -> Explicit:
   """The `Explicit` of gradients [n, *variable shape]."""
   return Explicit((gradient,), tuple(gradient.shape[1:].as_list()), terms=terms or 1)
 
 
-def restored(flat, shape, axes):
+def restored(flat: tf.Tensor, shape: Tuple[int, ...], axes: Tuple[int, ...]) -> tf.Tensor:
   """A flat variable whose axes lie in the order `axes`, in its own order."""
   if not axes:
     return tf.reshape(flat, shape)
@@ -152,7 +152,7 @@ class Outer(protocol.Factor):
   shape: Tuple[int, ...]
   axes: Tuple[int, ...] = ()
 
-  def route(self, scaled):
+  def route(self, scaled: bool) -> str:
     """'rank one', 'explicit', 'gram' or 'blocks', from static shapes."""
     length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2]
     if length == 1:
@@ -163,10 +163,10 @@ class Outer(protocol.Factor):
       return 'explicit'
     return 'blocks' if scaled else 'gram'
 
-  def squared_norms(self, scales):
+  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'rank one':
       return self._rank_one(scales)
-    norms = {}
+    norms: Dict[int, tf.Tensor] = {}
     for scaled in (False, True):
       chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
       if not chosen:
@@ -180,27 +180,27 @@ class Outer(protocol.Factor):
             len(picked))))
     return [norms[i] for i in range(len(scales))]
 
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     if self.inputs.shape[2] < self.cotangents.shape[2]:
       return [self._product(self.inputs * protocol.along(w, self.inputs), self.cotangents)
               for w in weights]
     return [self._product(self.inputs, self.cotangents * protocol.along(w, self.cotangents))
             for w in weights]
 
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'rank one':
       return self._rank_one_squares(weights, scales)
     return blocks.sum_blocks(
         lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
-  def folded(self, times):
+  def folded(self, times: int) -> 'Outer':
     return dataclasses.replace(
         self, inputs=fold(self.inputs, times), cotangents=fold(self.cotangents, times))
 
-  def simplified(self):
+  def simplified(self) -> protocol.Factor:
     return self.explicit() if self.route(True) == 'explicit' else self
 
-  def cost(self, n, scaled):
+  def cost(self, n: int, scaled: bool) -> protocol.Cost:
     sizes = self.inputs.shape[1:].as_list() + [self.cotangents.shape[2]]
     length, d, p = (size or 1 for size in sizes)
     plain = 2 * n * length * d * p
@@ -215,10 +215,10 @@ class Outer(protocol.Factor):
       norms, formed = plain + (2 + scaled) * n * d * p, protocol.block(n, d * p)
     return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
 
-  def kin(self):  # Steps of one sequence.
+  def kin(self) -> Any:  # Steps of one sequence.
     return Outer, self.axes, self.inputs.shape[2]
 
-  def unit(self):
+  def unit(self) -> Tuple['Outer', tf.Tensor]:
     """Step by step: that the largest inputs met the largest cotangents is not said."""
     inputs, cotangents = protocol.peak(self.inputs, 2), protocol.peak(self.cotangents, 2)
     sizes = protocol.wide(inputs) * protocol.wide(cotangents)  # [n, T]
@@ -228,7 +228,7 @@ class Outer(protocol.Factor):
         self, inputs=protocol.divided(self.inputs, inputs),
         cotangents=protocol.divided(self.cotangents, cotangents) * ratios[..., tf.newaxis]), size
 
-  def explicit(self):
+  def explicit(self) -> 'Explicit':
     axes = self.axes or tuple(range(len(self.shape)))
     if self.inputs.shape[2] <= self.cotangents.shape[2]:
       product = tf.matmul(self.inputs, self.cotangents, transpose_a=True)
@@ -238,14 +238,14 @@ class Outer(protocol.Factor):
     axes = () if axes == tuple(sorted(axes)) else axes
     return Explicit((product,), self.shape, axes, terms=self.inputs.shape[1] or 1)
 
-  def _rows(self):
+  def _rows(self) -> int:
     """How many of the variable's permuted axes make up d."""
     sizes = [self.shape[i] for i in self.axes or range(len(self.shape))]
     return next(i for i in range(len(sizes) + 1)
                 if int(np.prod(sizes[:i])) == self.inputs.shape[2]
                 and int(np.prod(sizes[i:])) == self.cotangents.shape[2])
 
-  def _rank_one(self, scales):
+  def _rank_one(self, scales: protocol.Scales) -> List[tf.Tensor]:
     a, e = self.inputs[:, 0], self.cotangents[:, 0]
     norms = []
     for scale in scales:
@@ -261,7 +261,8 @@ class Outer(protocol.Factor):
         norms.append(usable(protocol.wide(total), sums, tf.reduce_sum(right, 1), *ends(curvature)))
     return norms
 
-  def _rank_one_squares(self, weights, scales):
+  def _rank_one_squares(
+      self, weights: protocol.Tensors, scales: protocol.Scales) -> List[tf.Tensor]:
     """`sum_n (s w a e')^2 = (s top)^2 * sum_n (w / top)^2 (a^2)(e^2)'`, in units of examples."""
     unit, size = self.unit()
     squares = Outer(tf.square(unit.inputs), tf.square(unit.cotangents), self.shape, self.axes)
@@ -275,7 +276,7 @@ class Outer(protocol.Factor):
       sums.append(tf.cast(tf.square(root), product.dtype))
     return sums
 
-  def _gram(self):
+  def _gram(self) -> tf.Tensor:
     """||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)."""
     inner = tf.matmul(self.inputs, self.inputs, transpose_b=True)
     outer = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
@@ -286,18 +287,18 @@ class Outer(protocol.Factor):
     lost = size * protocol.tiny(inner.dtype) * (a + e + 1)
     return usable(gram(inner, outer, tf.square(protocol.wide(lengths))) + lost, a, e)
 
-  def _product(self, inputs, cotangents):
+  def _product(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     d, p = inputs.shape[2], cotangents.shape[2]
     product = tf.matmul(
         tf.reshape(inputs, [-1, d]), tf.reshape(cotangents, [-1, p]), transpose_a=True)
     return restored(product, self.shape, self.axes)
 
-  def _matrix(self, scale):
+  def _matrix(self, scale: trees.Tree) -> tf.Tensor:
     scale = tf.transpose(scale, self.axes) if self.axes else scale
     return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
 
 
-def gram(inner, outer, magnitude):
+def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
   """[n] float64: `sum_tu inner_tu outer_tu` >= 0, from above, where terms cancel.
 
   A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
@@ -307,7 +308,7 @@ def gram(inner, outer, magnitude):
   return tf.maximum(total, 0) + rounding * magnitude
 
 
-def sum_squares(x, scale=()):
+def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
   """[n] float64: sum of squares of `scale * x[i]`, from above.
 
   What underflows is charged: at most the smallest normal number for every product.
@@ -324,24 +325,24 @@ def sum_squares(x, scale=()):
   return usable(protocol.wide(total) + (wide_sum(curvature, None) + size) * small, *ends(curvature))
 
 
-def wide_sum(x, axes=1):
+def wide_sum(x: tf.Tensor, axes: Any = 1) -> tf.Tensor:
   return protocol.wide(tf.reduce_sum(x, axes))
 
 
-def usable(norms, *sums):
+def usable(norms: tf.Tensor, *sums: Any) -> tf.Tensor:
   """Squared norms [n], infinite where one of the sums they are made of is `LARGE`."""
   for one in sums:
     norms = tf.where(one < LARGE, norms, float('inf'))
   return norms
 
 
-def ends(curvature):
+def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
   top = tf.reduce_max(curvature)
   return top, 1 / top
 
 
-def fold(x, times):
+def fold(x: tf.Tensor, times: int) -> tf.Tensor:
   """[n * times, T, ...] to [n, times * T, ...]."""
   length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
   return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())

@@ -6,6 +6,8 @@ the operation that makes it to the last one that reads it. That is an estimate: 
 executor may run things in another order, share buffers or fuse operations.
 """
 
+from typing import Any, Callable, Dict, List, Tuple
+
 import tensorflow as tf
 
 # Their results are (views of) what they are given, or none of the computation's doing.
@@ -18,7 +20,7 @@ _CALLS = {'PartitionedCall': 'f', 'StatefulPartitionedCall': 'f', 'While': 'body
           'StatelessWhile': 'body'}
 
 
-def peak(function, specs, unknown=1):
+def peak(function: Callable[..., Any], specs: Any, unknown: int = 1) -> int:
   """Bytes that `function` needs at most at a time, arguments and captures left out.
 
   Args:
@@ -30,13 +32,14 @@ def peak(function, specs, unknown=1):
   return _walk(graph, unknown)[0]
 
 
-def _walk(graph, unknown):
+def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
   """`(peak, kept)`: bytes needed at a time, and of what is appended to lists in it.
 
   Conditions count by their results: their branches are for rare records.
   """
   operations = graph.get_operations()
-  owner, last = {}, {}  # Tensor -> buffer, buffer -> its last reader.
+  owner: Dict[int, int] = {}
+  last: Dict[int, int] = {}  # Tensor -> buffer, buffer -> its last reader.
   sizes = {}
   for position, operation in enumerate(operations):
     for tensor in operation.inputs:
@@ -52,11 +55,11 @@ def _walk(graph, unknown):
   for tensor in graph.outputs:
     last[owner.get(id(tensor), id(tensor))] = len(operations)
 
-  ends = {}
+  ends: Dict[int, List[int]] = {}
   for buffer, position in last.items():
     ends.setdefault(position, []).append(buffer)
   live = most = kept = 0
-  held = {}  # Position -> bytes of lists that are let go there.
+  held: Dict[int, int] = {}  # Position -> bytes of lists that are let go there.
   for position, operation in enumerate(operations):
     inside, lists = _inside(operation, unknown)
     if operation.type in _APPENDS:
@@ -72,7 +75,7 @@ def _walk(graph, unknown):
   return most, kept
 
 
-def _inside(operation, unknown):
+def _inside(operation: tf.Operation, unknown: int) -> Tuple[int, int]:
   """`_walk` of the function an operation calls, lists of loops as long as they get."""
   attribute = _CALLS.get(operation.type)
   if attribute is None:
@@ -87,7 +90,7 @@ def _inside(operation, unknown):
   return most, kept
 
 
-def _bytes(tensor, unknown):
+def _bytes(tensor: tf.Tensor, unknown: int) -> int:
   if tensor.dtype in (tf.variant, tf.resource, tf.string) or tensor.shape.rank is None:
     return 0
   number = 1

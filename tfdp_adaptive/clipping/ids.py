@@ -4,18 +4,24 @@
 On a CPU such an id aborts the program, so that one record could stop a training.
 """
 
+from typing import Any, Tuple
+
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping.layers import registry
 
 
-def guarded(engine):
+def guarded(engine: interface.Engine) -> interface.Engine:
   """The same engine, which it holds as `engine`, given ids that its embeddings have."""
 
-  def run(model, loss, batch, request):
+  def run(
+      model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+      request: interface.Request) -> interface.Clipped:
     x, inside = in_range(model, interface.joined(batch)[0].x)
     if inside is None:
       return engine(model, loss, batch, request)
@@ -26,11 +32,11 @@ def guarded(engine):
     return clipped._replace(norms=tuple(
         tf.where(inside, norm, tf.constant(float('inf'), norm.dtype)) for norm in clipped.norms))
 
-  run.engine = engine
+  run.engine = engine  # type: ignore[attr-defined]
   return run
 
 
-def in_range(model, x):
+def in_range(model: compat.Model, x: Any) -> Tuple[Any, Any]:
   """`(x, inside)`: ids out of range replaced by zero, and [n] which examples had none.
 
   `inside` is None where no input is known to go to an embedding as it is.

@@ -9,7 +9,7 @@ removed: `projection.project_record` is the definition, and engines are faster w
 to the same numbers.
 """
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -66,7 +66,7 @@ def joined(batch: Batch) -> Tuple[Batch, int]:
     return batch, 1
   times = batch.examples.shape[1]
 
-  def join(tensor):
+  def join(tensor: tf.Tensor) -> tf.Tensor:
     rest = tensor.shape[2:].as_list()
     sizes = rest if None not in rest else tf.shape(tensor)[2:]
     flat = tf.reshape(tensor, tf.concat([[-1], sizes], 0) if None in rest else [-1] + rest)
@@ -83,7 +83,7 @@ def divided(tree: Any, batch: Batch) -> Any:
     return tree
   n, times = batch.examples.shape
 
-  def divide(tensor):
+  def divide(tensor: tf.Tensor) -> tf.Tensor:
     shape = tf.concat([[-1, times], tf.shape(tensor)[1:]], 0)
     return tf.ensure_shape(tf.reshape(tensor, shape), [n, times] + tensor.shape[1:].as_list())
 
@@ -95,11 +95,15 @@ def of_records(losses: tf.Tensor, batch: Batch) -> tf.Tensor:
   return losses if trees.absent(batch.examples) else tf.reduce_sum(divided(losses, batch), 1)
 
 
-def add_sums(left, right):
+Loss = Callable[..., tf.Tensor]  # `(y, outputs, sample_weight) -> [n]`.
+Engine = Callable[..., Clipped]  # Of a model, its `ExampleLoss`, a `Batch` and a `Request`.
+
+
+def add_sums(left: Any, right: Any) -> Any:
   return trees.map(tf.add, left, right)
 
 
-def zero_sums(ask, specs):
+def zero_sums(ask: contract.Ask, specs: Any) -> contract.Sums:
   """The sums of an empty batch."""
   square = trees.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
   rider = () if ask.rider is None else tf.zeros([ask.rider.size], trees.dtype_of(specs))

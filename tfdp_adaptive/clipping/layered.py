@@ -7,9 +7,12 @@ One forward and one backward pass serve the whole batch, as in `bookkeeping`; th
 layers then give the gradients of some examples at a time.
 """
 
+from typing import Any, List, Sequence, Tuple
+
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
@@ -20,21 +23,23 @@ from tfdp_adaptive.clipping import materialized
 RECORD_BYTES = 32 * 2**20
 
 
-def engine(model, loss, batch, request):
+def engine(
+    model: compat.Model, loss: interface.Loss, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
   """See `interface`: any projection, for models that `bookkeeping.supports`."""
   per_variable, outputs, losses = bookkeeping.factors_of(model, loss, batch)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
   whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
-  request = request._replace(queries=[
+  request = request._replace(queries=tuple(
       query if trees.absent(query.scale) else query._replace(
           scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
-      for query in request.queries])
+      for query in request.queries))
   n, parts = blocks.cut(
       blocks.tensors(tuple(per_variable)) + [batch.mask], whole.shape[0], RECORD_BYTES)
   count = tf.shape(parts[-1])[0]
 
-  def body(i, sums, arrays):
+  def body(i: tf.Tensor, sums: Any, arrays: Any) -> Tuple[Any, ...]:
     *values, mask = [t[i] for t in parts]
     gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(per_variable), values), mask))
     more, norms = materialized.sum_records(request, gradients, mask)
@@ -53,7 +58,7 @@ def engine(model, loss, batch, request):
   return interface.Clipped(sums, outputs, losses, norms)
 
 
-def record_gradients(model, loss, x, y):
+def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
   """[n, ...] gradients of every example, a list like the trainable variables."""
   mask = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1], tf.bool)
   per_variable, _, _ = bookkeeping.factors_of(model, loss, interface.Batch(x, y, (), mask))
@@ -61,24 +66,26 @@ def record_gradients(model, loss, x, y):
   return _gradients(specs, per_variable, mask)
 
 
-def _specs(model):
+def _specs(model: compat.Model) -> List[tf.TensorSpec]:
   return [tf.TensorSpec(v.shape, trees.widen(tf.convert_to_tensor(v)).dtype)
           for v in model.trainable_variables]
 
 
-def _gradients(specs, per_variable, mask):
+def _gradients(
+    specs: Sequence[tf.TensorSpec], per_variable: Sequence[Any],
+    mask: tf.Tensor) -> List[tf.Tensor]:
   return [
       tf.zeros(tf.concat([tf.shape(mask), spec.shape], 0), spec.dtype)
       if factor is None else factor.explicit().gradient()
       for spec, factor in zip(specs, per_variable)]
 
 
-def _joined(tensors):
+def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """[n, ...] tensors as one [n, numbers]."""
   return tf.concat([tf.reshape(t, [-1, int(np.prod(t.shape[1:]))]) for t in tensors], 1)
 
 
-def _divided(vector, specs):
+def _divided(vector: Any, specs: Sequence[tf.TensorSpec]) -> Any:
   """A flat vector as a list like `specs`; what is absent stays so."""
   if trees.absent(vector):
     return ()

@@ -8,6 +8,7 @@ that is not known to keep examples apart is given one example at a time.
 """
 
 import re
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -41,7 +42,9 @@ class ExampleLoss:
     output_names: Names of the outputs, to match dictionaries.
   """
 
-  def __init__(self, loss, loss_weights=None, output_names=None):
+  def __init__(
+      self, loss: Any, loss_weights: Any = None,
+      output_names: Optional[Sequence[str]] = None) -> None:
     if loss is None:
       raise ValueError('`loss` must be given: a DP model needs the loss of every single example. '
                        'Received: loss=None. Pass `loss=` to `compile`.')
@@ -52,7 +55,7 @@ class ExampleLoss:
     for one in self._losses:
       _check(one)
 
-  def __call__(self, y, outputs, sample_weight=()):
+  def __call__(self, y: Any, outputs: Any, sample_weight: Any = ()) -> tf.Tensor:
     outputs, targets = _flat(outputs, self._names), _flat(y, self._names)
     losses = self._losses * len(outputs) if len(self._losses) == 1 else self._losses
     if not len(losses) == len(outputs) == len(targets):
@@ -70,7 +73,8 @@ class ExampleLoss:
     return total
 
 
-def _example_values(loss, target, output, sample_weight):
+def _example_values(
+    loss: Any, target: tf.Tensor, output: tf.Tensor, sample_weight: Any) -> tf.Tensor:
   """[n]: the mean (or sum, as the loss reduces) within every example."""
   mask = getattr(output, '_keras_mask', None)
   output = tf.convert_to_tensor(output)
@@ -98,7 +102,7 @@ def _example_values(loss, target, output, sample_weight):
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
 
 
-def _unreduced(loss, target, output):
+def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
   """[n, ...]: what the loss function says of each example, from that example alone."""
   function = getattr(loss, 'call', loss)
   known = _keeps_apart(loss, target, output)
@@ -112,7 +116,7 @@ def _unreduced(loss, target, output):
   # Of static sizes nothing reads `values`, and graphs leave its computation out.
   sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
-  def alone(record):
+  def alone(record: Any) -> tf.Tensor:
     value = function(*[t[tf.newaxis] for t in record])
     if values.shape[1:].num_elements() not in (None, value.shape.num_elements()):
       raise _not_per_example(loss, value, record[1][tf.newaxis])
@@ -122,7 +126,8 @@ def _unreduced(loss, target, output):
   return mapping.vectorized(alone, (target, output))
 
 
-def _classes_in_range(loss, target, output):
+def _classes_in_range(
+    loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
   """Labels brought into the range of classes, and which were outside; None if it has no classes.
 
   A label out of range aborts the program on a CPU: one record could stop a training.
@@ -137,11 +142,11 @@ def _classes_in_range(loss, target, output):
   return tf.where(outside, tf.zeros_like(target), target), outside
 
 
-def _kind(loss):
+def _kind(loss: Any) -> Any:
   return type(loss) if isinstance(loss, compat.keras.losses.Loss) else loss
 
 
-def _keeps_apart(loss, target, output):
+def _keeps_apart(loss: Any, target: tf.Tensor, output: tf.Tensor) -> bool:
   """Whether a loss is known to look at one example at a time."""
   kind = _kind(loss)
   sparse, dense = (any(kind is one for one in known) for known in (_SPARSE, _DENSE))
@@ -151,7 +156,8 @@ def _keeps_apart(loss, target, output):
       sparse and target.shape.rank == output.shape.rank - 1)
 
 
-def _refuse_state(loss, function, target, output):
+def _refuse_state(
+    loss: Any, function: Callable[..., Any], target: tf.Tensor, output: tf.Tensor) -> None:
   """Refuses a loss that writes variables: data would reach later steps around clip and noise."""
   concrete = mapping.traced(
       lambda record: function(*[t[tf.newaxis] for t in record]), (target, output))
@@ -163,14 +169,14 @@ def _refuse_state(loss, function, target, output):
           'alone.')
 
 
-def _not_per_example(loss, values, output):
+def _not_per_example(loss: Any, values: tf.Tensor, output: tf.Tensor) -> ValueError:
   return ValueError(
       f'`loss` must return one value per example. Received: shape {values.shape} from {loss} for '
       f'outputs of shape {output.shape}. Return the unreduced loss; the library reduces it within '
       'each example.')
 
 
-def _align(weights, values):
+def _align(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
   """Weights of fewer axes (per example, per time step) against unreduced values."""
   while weights.shape.rank > values.shape.rank and weights.shape[-1] == 1:
     weights = tf.squeeze(weights, -1)
@@ -182,12 +188,12 @@ def _align(weights, values):
   return weights * tf.ones_like(values)
 
 
-def _reduction(loss):
+def _reduction(loss: Any) -> str:
   reduction = str(getattr(loss, 'reduction', None) or 'none')
   return reduction.lower().rpartition('.')[2]
 
 
-def _check(loss):
+def _check(loss: Any) -> None:
   if loss is None:
     return
   reduction = _reduction(loss)
@@ -203,9 +209,10 @@ def _check(loss):
     raise ValueError(f'`loss` must be a name, a function or a keras Loss. Received: {loss!r}.')
 
 
-def _per_output(value, names, what):
+def _per_output(value: Any, names: Optional[Sequence[str]], what: str) -> List[Any]:
   """Flattens a compile argument to a list, strings turned into functions."""
   if isinstance(value, dict):
+    names = names or ()
     unknown = set(value) - set(names)
     if unknown:
       raise ValueError(f'`{what}` must name model outputs {names}. Received: {sorted(unknown)}.')
@@ -215,7 +222,7 @@ def _per_output(value, names, what):
   return [tf.keras.losses.get(v) if isinstance(v, str) else v for v in value]
 
 
-def _flat(value, names):
+def _flat(value: Any, names: Optional[Sequence[str]]) -> List[Any]:
   if isinstance(value, dict):
     if names and set(names) == set(value):
       return [value[name] for name in names]
@@ -223,5 +230,5 @@ def _flat(value, names):
   return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _absent(tree):
+def _absent(tree: Any) -> bool:
   return tree is None or trees.absent(tree)

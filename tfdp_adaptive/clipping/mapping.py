@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function of one record, for all records: at once where that is safe, or in a loop."""
 
+from typing import Any, Callable, List
+
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 
 
-def traced(function, records):
+def traced(function: Callable[..., Any], records: Any) -> Any:
   """`function` of one of the records [n, ...] as a concrete function."""
   one = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
   return tf.function(function, autograph=False).get_concrete_function(one)
 
 
-def operations(concrete):
+def operations(concrete: Any) -> List[str]:
   """The kinds of operations in a concrete function and all that it calls."""
   graph = concrete.graph.as_graph_def()
   nodes = list(graph.node) + [node for f in graph.library.function for node in f.node_def]
   return sorted({node.op for node in nodes})
 
 
-def looped(function, records, concrete=None):
+def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> Any:
   """One record after the other."""
   concrete = concrete or traced(function, records)
   signature = tf.nest.map_structure(
@@ -27,7 +29,7 @@ def looped(function, records, concrete=None):
   return tf.map_fn(function, records, fn_output_signature=signature)
 
 
-def vectorized(function, records):
+def vectorized(function: Callable[..., Any], records: Any) -> Any:
   """All records at once, unless TensorFlow would then corrupt memory."""
   if compat.KERAS_3:
     concrete = traced(function, records)

@@ -6,40 +6,54 @@ memory price of one gradient per example of a chunk. The oracle of the faster
 engines, and the only one for projections that are not a rescaling.
 """
 
+from typing import Any, Callable, List, Tuple
+
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
 
 
-def vectorized(model, loss, batch, request):
+def vectorized(
+    model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
   """All examples at once, by `tf.vectorized_map` where that is safe."""
   return _engine(mapping.vectorized, model, loss, batch, request)
 
 
-def looped(model, loss, batch, request):
+def looped(
+    model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
   """One example after the other: for models that cannot be vectorized."""
   return _engine(mapping.looped, model, loss, batch, request)
 
 
-def record_gradients(model, loss, x, y, vectorize=True):
+def record_gradients(
+    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any,
+    vectorize: bool = True) -> List[tf.Tensor]:
   """[n, ...] gradients of every example, a list like the trainable variables."""
-  return (mapping.vectorized if vectorize else mapping.looped)(
-      lambda record: _gradient(
-          model, loss, *trees.map(lambda t: t[tf.newaxis], record), ())[0], (x, y))
+
+  def gradient(record: Any) -> List[tf.Tensor]:
+    one = trees.map(lambda t: t[tf.newaxis], record)
+    return _gradient(model, loss, one[0], one[1], ())[0]
+
+  return (mapping.vectorized if vectorize else mapping.looped)(gradient, (x, y))
 
 
-def sum_records(request, gradients, mask):
+def sum_records(
+    request: interface.Request, gradients: trees.Tree, mask: tf.Tensor) -> Tuple[Any, Any]:
   """`Sums` of every ask and norms [n], from a tree of [n, ...] gradients and an [n] mask."""
   sums, norms = tf.vectorized_map(
       lambda record: _project(request, *record), (gradients, mask))
   return trees.map(lambda t: tf.reduce_sum(t, 0), sums), norms
 
 
-def _project(request, gradient, keep):
+def _project(request: interface.Request, gradient: trees.Tree, keep: tf.Tensor) -> Tuple[Any, Any]:
   """`project_record` for every ask, nothing where not `keep`; and scaled norms."""
   sums = tuple(
       trees.map(lambda t: tf.where(keep, t, tf.zeros_like(t)),
@@ -48,11 +62,13 @@ def _project(request, gradient, keep):
   return sums, tuple(projection.scaled_norm(query, gradient) for query in request.queries)
 
 
-def _engine(map_examples, model, loss, batch, request):
+def _engine(
+    map_examples: Callable[..., Any], model: compat.Model, loss: losses.ExampleLoss,
+    batch: interface.Batch, request: interface.Request) -> interface.Clipped:
   """See `interface`. The loss of a record is that of a batch of its examples alone."""
   single = trees.absent(batch.examples)
 
-  def record(inputs):
+  def record(inputs: Any) -> Tuple[Any, ...]:
     *examples, keep = inputs
     if single:
       examples = trees.map(lambda t: t[tf.newaxis], examples)
@@ -68,7 +84,9 @@ def _engine(map_examples, model, loss, batch, request):
       trees.map(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
-def _gradient(model, loss, x, y, sample_weight):
+def _gradient(
+    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any,
+    sample_weight: Any) -> Tuple[List[tf.Tensor], Any, tf.Tensor]:
   """Gradient, outputs and losses of a batch."""
   with tf.GradientTape() as tape:
     outputs = model(x, training=True)

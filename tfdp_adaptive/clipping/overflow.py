@@ -6,9 +6,12 @@ are made of factors and sizes apart. That takes the norms once more, so it is do
 only for batches that need it.
 """
 
+from typing import Any, Iterable, List, Sequence, Tuple
+
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import protocol
@@ -17,7 +20,7 @@ from tfdp_adaptive.clipping import protocol
 MODERATE = 2.0**56
 
 
-def checked(norms, per_variable, scales):
+def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, Any, Any]:
   """The same records, whatever their size.
 
   Args:
@@ -37,7 +40,7 @@ def checked(norms, per_variable, scales):
 
   moderate = tf.reduce_all(tf.stack(norms) < MODERATE)  # False where NaN.
 
-  def measured():
+  def measured() -> tf.Tensor:
     units, sizes = zip(*[factor.unit() for factor in before])
     return tf.stack([_parts(units, sizes, [of_ask[i] for i in present]) for of_ask in scales])
 
@@ -46,7 +49,7 @@ def checked(norms, per_variable, scales):
       moderate, lambda: tf.zeros([len(scales), len(present), tf.shape(ones)[0]], ones.dtype),
       measured)
 
-  def carefully():
+  def carefully() -> Tuple[Any, Any, Any]:
     units, sizes = zip(*[factor.unit() for factor in before])
     values = _tensors(units)
     largest = tf.cast(min(t.dtype.max for t in values if t.dtype.is_floating), tf.float64)
@@ -68,7 +71,9 @@ def checked(norms, per_variable, scales):
   return norms, per_variable, all_sizes
 
 
-def charged(asks, norms, per_variable, sizes, scales):
+def charged(
+    asks: Tuple[contract.Ask, ...], norms: Any, per_variable: Sequence[Any], sizes: Any,
+    scales: Any) -> Any:
   """The norms of weights that may exceed one: not below what rounding leaves where steps cancel.
 
   Such a weight brings a short record up, and the sum adds its steps up again in another
@@ -89,22 +94,22 @@ def charged(asks, norms, per_variable, sizes, scales):
   return result
 
 
-def _rounding(factor):
+def _rounding(factor: protocol.Factor) -> float:
   """Relative, of the coarsest of its tensors."""
   dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
               key=lambda one: one.size)
   return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
-def _tensors(some):
+def _tensors(some: Iterable[protocol.Factor]) -> List[tf.Tensor]:
   return [t for factor in some for t in blocks.tensors(factor)]
 
 
-def _like(x, tensor):
+def _like(x: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
   return tf.reshape(x, [-1] + [1] * (tensor.shape.rank - 1))
 
 
-def _parts(units, sizes, scales):
+def _parts(units: Any, sizes: Any, scales: Any) -> tf.Tensor:
   """[factors, n] norms of factors times sizes in a geometry.
 
   Steps may cancel, and what rounding leaves of them is not less than rounding: a
@@ -124,7 +129,7 @@ def _parts(units, sizes, scales):
   return tf.stack(parts)
 
 
-def _norms(parts):
+def _norms(parts: tf.Tensor) -> tf.Tensor:
   """[asks, n] norms of records, from those [asks, factors, n] of their parts."""
   top = tf.reduce_max(parts, 1, keepdims=True)
   top = tf.where(top > 0, top, tf.ones_like(top))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one record's gradient to its clipped contribution: the definition of clipping."""
 
+from typing import Any, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import contract
@@ -8,7 +10,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import weights
 
 
-def norm_and_peak(tree):
+def norm_and_peak(tree: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
   """Global L2 norm of a tree as `(norm / peak, peak)`, `peak` its largest magnitude.
 
   The quotient lies in [1, sqrt(size)], so neither overflows for finite input.
@@ -22,13 +24,15 @@ def norm_and_peak(tree):
   return tf.sqrt(squares), peak
 
 
-def is_finite(tree):
+def is_finite(tree: trees.Tree) -> tf.Tensor:
   """[] bool: whether every element of every leaf is finite."""
   return tf.reduce_all(tf.stack([
       tf.reduce_all(tf.math.is_finite(leaf)) for leaf in tf.nest.flatten(tree)]))
 
 
-def clip(tree, clip_norm, weight=contract.Weight()):
+def clip(
+    tree: trees.Tree, clip_norm: trees.Scalar,
+    weight: contract.Weight = contract.Weight()) -> trees.Tree:
   """`v * w(||v||)` of one record, by default `w = min(1, clip_norm / ||v||)`; see `weights`.
 
   Zero if any of it is not finite: NaN never takes the pass-through branch, and huge
@@ -43,7 +47,7 @@ def clip(tree, clip_norm, weight=contract.Weight()):
   inside = norm <= clip_norm
   length = clip_norm if hard else weights.length(weight, norm, clip_norm)
 
-  def leaf(v):
+  def leaf(v: tf.Tensor) -> tf.Tensor:
     clipped = (v / safe) * (length / tf.maximum(ratio, 1))
     clipped = tf.where(inside, v, clipped) if hard else clipped
     return tf.where(finite, clipped, tf.zeros_like(v))
@@ -51,7 +55,9 @@ def clip(tree, clip_norm, weight=contract.Weight()):
   return trees.map(leaf, tree)
 
 
-def clip_alone(tree, clip_norm, weight=contract.Weight()):
+def clip_alone(
+    tree: trees.Tree, clip_norm: trees.Scalar,
+    weight: contract.Weight = contract.Weight()) -> Tuple[trees.Tree, tf.Tensor]:
   """`(clip(tree, clip_norm, weight), its norm)`, in two passes where the norm is ordinary.
 
   For a record by itself: inside `tf.vectorized_map` both ways would be gone.
@@ -60,11 +66,11 @@ def clip_alone(tree, clip_norm, weight=contract.Weight()):
   norm = tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(leaf) for leaf in tf.nest.flatten(tree)]))
   clip_norm = tf.cast(clip_norm, norm.dtype)
 
-  def quickly():
+  def quickly() -> Tuple[trees.Tree, tf.Tensor]:
     factor = weights.factor(weight, norm, clip_norm)
     return trees.map(lambda v: factor * v, tree), norm
 
-  def carefully():
+  def carefully() -> Tuple[trees.Tree, tf.Tensor]:
     ratio, peak = norm_and_peak(tree)
     return clip(tree, clip_norm, weight), ratio * peak
 
@@ -75,7 +81,9 @@ def clip_alone(tree, clip_norm, weight=contract.Weight()):
   return tf.cond(tf.math.is_finite(norm) & ordinary, quickly, carefully)
 
 
-def project_record(ask, query, clip_norm, gradient, alone=False):
+def project_record(
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree,
+    alone: bool = False) -> contract.Sums:
   """The single per-record map: one record's contribution to one ask.
 
   Args:
@@ -103,7 +111,8 @@ def project_record(ask, query, clip_norm, gradient, alone=False):
   return contract.Sums(total, square, _numbers(ask, query, clip_norm, gradient))
 
 
-def _numbers(ask, query, clip_norm, gradient):
+def _numbers(
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree) -> Any:
   """What a record adds to the ask's rider; nothing if it is not finite."""
   if ask.rider is None:
     return ()
@@ -111,18 +120,18 @@ def _numbers(ask, query, clip_norm, gradient):
   return tf.where(is_finite(_scaled(query, gradient)), numbers, tf.zeros_like(numbers))
 
 
-def scaled_norm(query, gradient):
+def scaled_norm(query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
   """[] norm of a record in the geometry of a query; not finite for records that are not."""
   ratio, peak = norm_and_peak(_scaled(query, gradient))
   return ratio * peak
 
 
-def _scaled(query, gradient):
+def _scaled(query: contract.Query, gradient: trees.Tree) -> trees.Tree:
   scaled = tf.nest.flatten(query.scale)  # TFF may hand on what is absent as another empty nest.
   return trees.map(tf.multiply, query.scale, gradient) if scaled else gradient
 
 
-def euclidean(scale, clip_norm, gradient):
+def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) -> trees.Tree:
   """Exact Euclidean projection of `gradient` on the ellipsoid, in scaled space.
 
   The point y nearest to x with `||s * y|| <= clip_norm`: `y_j = x_j / (1 + lam a_j)`
@@ -145,7 +154,7 @@ def euclidean(scale, clip_norm, gradient):
   top = tf.reduce_max(s)
   a = tf.square(s / top)  # curvature relative to the largest, in (0, 1]
 
-  def newton(step, lam):
+  def newton(step: tf.Tensor, lam: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     # Newton on 1/||.||, concave in lam: few steps, never beyond the root.
     shrink = 1 / (1 + lam * a)
     point = u * shrink

@@ -11,12 +11,15 @@ the work. Weights are [n] float64.
 """
 
 import abc
-from typing import NamedTuple, Tuple
+from typing import Any, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import blocks
+
+Tensors = Sequence[tf.Tensor]
+Scales = Sequence[Any]  # Of each, `()` or a tensor.
 
 
 class Cost(NamedTuple):
@@ -42,7 +45,7 @@ class Factor(abc.ABC):
     """By which way norms are computed, from static shapes."""
 
   @abc.abstractmethod
-  def squared_norms(self, scales):
+  def squared_norms(self, scales: Scales) -> Tensors:
     """One [n] float64 per scale, never below the truth by more than rounding.
 
     Squares that overflow give what is not finite, and so do those so large that what
@@ -50,39 +53,39 @@ class Factor(abc.ABC):
     """
 
   @abc.abstractmethod
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: Tensors) -> Tensors:
     """One tensor of the variable's shape per weights: `sum_n weights[n] * gradient[n]`."""
 
   @abc.abstractmethod
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: Tensors, scales: Scales) -> Tensors:
     """Per pair: `sum_n (scale * weights[n] * gradient[n])**2`; no other square is formed."""
 
   @abc.abstractmethod
-  def folded(self, times):
+  def folded(self, times: int) -> 'Factor':
     """The factor whose examples are `times` consecutive ones of this, added up."""
 
   @abc.abstractmethod
-  def explicit(self):
+  def explicit(self) -> 'Factor':
     """The same as `factors.Explicit`."""
 
   @abc.abstractmethod
   def cost(self, n: int, scaled: bool) -> Cost:
     """For n examples, records scaled by a geometry or not."""
 
-  def simplified(self):
+  def simplified(self) -> 'Factor':
     """The same, formed at once if that is the fastest way for all that follows."""
     return self
 
-  def kin(self):
+  def kin(self) -> Any:
     """What factors of one variable must share to be `joined`; see `tied`."""
     return id(self)
 
-  def joined(self, others):
+  def joined(self, others: Sequence[Any]) -> 'Factor':
     """The sum of this and its kin: theirs are more steps."""
     columns = zip(*map(blocks.tensors, (self, *others)))
     return blocks.rebuilt(self, [tf.concat(column, 1) for column in columns])
 
-  def unit(self):
+  def unit(self) -> Tuple['Factor', tf.Tensor]:
     """`(factor, size)`: brought to a largest magnitude of about one; size is [n] float64.
 
     Zero for examples whose gradient is zero because one of their tensors is: the
@@ -96,7 +99,7 @@ class Factor(abc.ABC):
     return blocks.rebuilt(self, [
         t if one is None else divided(t, one) for t, one in zip(tensors, peaks)]), size
 
-  def times(self, ratio):
+  def times(self, ratio: tf.Tensor) -> 'Factor':
     """The gradients of each example multiplied by `ratio` [n]."""
     tensors = blocks.tensors(self)
     last = max(i for i, t in enumerate(tensors) if t.dtype.is_floating)
@@ -104,41 +107,41 @@ class Factor(abc.ABC):
     return blocks.rebuilt(self, tensors)
 
 
-def wide(x):
+def wide(x: tf.Tensor) -> tf.Tensor:
   return tf.cast(x, tf.float64)
 
 
-def peak(x, first=1):
+def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:
   """Largest magnitudes over all axes but the `first` ones."""
   return tf.reduce_max(tf.abs(x), list(range(first, x.shape.rank)))
 
 
-def divided(x, peaks):
+def divided(x: tf.Tensor, peaks: tf.Tensor) -> tf.Tensor:
   """`x` by its peaks, zeros where these are zero."""
   peaks = tf.reshape(peaks, tf.concat([
       tf.shape(peaks), tf.ones([x.shape.rank - peaks.shape.rank], tf.int32)], 0))
   return x / tf.where(peaks > 0, peaks, tf.ones_like(peaks))
 
 
-def tiny(dtype):
+def tiny(dtype: tf.DType) -> float:
   return float(np.finfo(dtype.as_numpy_dtype).tiny)
 
 
-def along(weights, x):
+def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """[n] weights shaped to multiply x [n, ...]."""
   return tf.reshape(narrow(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
 
 
-def narrow(weights, dtype):
+def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """float64 weights in `dtype`; zero where that would round them up by much."""
   return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
 
 
-def numbers(shape) -> int:
+def numbers(shape: Any) -> int:
   """How many numbers a shape has; unknown sizes count as one."""
   return int(np.prod([size or 1 for size in shape]))
 
 
-def block(n, size):
+def block(n: int, size: int) -> int:
   """Numbers formed at once where `size` per example are worked through in blocks."""
   return min(n, max(1, blocks.BLOCK_BYTES // (4 * size))) * size

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of public data at the current parameters: no clipping, no noise, no privacy."""
 
+from typing import Any, List
+
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import losses
 
 
-def gradients(kind, model, loss, x, y):
+def gradients(
+    kind: str, model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any) -> List[tf.Tensor]:
   """What `rule.public` asks for.
 
   Args:

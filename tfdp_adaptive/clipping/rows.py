@@ -29,7 +29,7 @@ class Rows(protocol.Factor):
   cotangents: Any
   shape: Tuple[int, ...]
 
-  def route(self, scaled):
+  def route(self, scaled: bool) -> str:
     """'once', 'gram' or 'merge', from static shapes."""
     del scaled
     length = self.ids.shape[1]
@@ -37,26 +37,26 @@ class Rows(protocol.Factor):
       return 'once'
     return 'gram' if length is not None and length <= SHORT else 'merge'
 
-  def squared_norms(self, scales):
+  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'gram':
       same = tf.cast(self._same(), self.cotangents.dtype)
       return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
     merged = self._merged()
     return [factors.sum_squares(self._scaled(merged, scale)) for scale in scales]
 
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [self._scatter(self.cotangents * protocol.along(w, self.cotangents)) for w in weights]
 
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     merged = self._merged()
     return [self._scatter(tf.square(self._scaled(merged * protocol.along(w, merged), scale)))
             for w, scale in zip(weights, scales)]
 
-  def folded(self, times):
+  def folded(self, times: int) -> 'Rows':
     return dataclasses.replace(
         self, ids=factors.fold(self.ids, times), cotangents=factors.fold(self.cotangents, times))
 
-  def cost(self, n, scaled):
+  def cost(self, n: int, scaled: bool) -> protocol.Cost:
     length, d = self.ids.shape[1] or 1, self.shape[1]
     touched = n * length * d
     norms, formed = (2 + scaled) * touched, 0
@@ -67,27 +67,27 @@ class Rows(protocol.Factor):
     plain = touched + protocol.numbers(self.shape)  # Rows no example touches become zeros.
     return protocol.Cost(plain, plain + touched + norms, 4 * (formed + touched))
 
-  def kin(self):
+  def kin(self) -> Any:
     return Rows
 
-  def explicit(self):
+  def explicit(self) -> factors.Explicit:
     n = tf.shape(self.ids)[0]
     rows = self.ids + tf.cast(tf.range(n)[:, tf.newaxis] * self.shape[0], self.ids.dtype)
     flat = tf.math.unsorted_segment_sum(
         tf.reshape(self.cotangents, [-1, self.shape[1]]), tf.reshape(rows, [-1]), n * self.shape[0])
     return factors.explicit(tf.reshape(flat, (-1,) + self.shape))
 
-  def _scatter(self, values):
+  def _scatter(self, values: tf.Tensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(
         tf.reshape(values, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0])
 
-  def _scaled(self, cotangents, scale):
+  def _scaled(self, cotangents: tf.Tensor, scale: trees.Tree) -> tf.Tensor:
     return cotangents if trees.absent(scale) else cotangents * tf.gather(scale, self.ids)
 
-  def _same(self):
+  def _same(self) -> tf.Tensor:
     return tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis])
 
-  def _gram(self, same, cotangents):
+  def _gram(self, same: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     """||sum_t 1_t e_t'||^2 = sum_{tu} [id_t = id_u] (e_t'e_u)."""
     outer = tf.matmul(cotangents, cotangents, transpose_b=True)
     lengths = tf.sqrt(tf.linalg.diag_part(outer))
@@ -95,7 +95,7 @@ class Rows(protocol.Factor):
     lost = self.ids.shape[1]**2 * self.shape[1] * protocol.tiny(cotangents.dtype)
     return factors.gram(same, outer, magnitude) + lost
 
-  def _merged(self):
+  def _merged(self) -> tf.Tensor:
     """[n, T, d]: cotangents of equal ids of an example summed at their first place."""
     if self.route(True) == 'once':
       return self.cotangents

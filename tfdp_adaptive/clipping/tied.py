@@ -2,7 +2,7 @@
 """Variables used more than once: their gradients add up before any norm."""
 
 import dataclasses
-from typing import Any, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,9 +14,9 @@ from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
 
 
-def add(parts):
+def add(parts: Sequence[protocol.Factor]) -> protocol.Factor:
   """The factor of a sum of gradients of one variable (tied weights)."""
-  alike = {}
+  alike: Dict[Any, List[protocol.Factor]] = {}
   for part in parts:
     alike.setdefault(part.kin(), []).append(part)
   merged = [_joined(same) for same in alike.values()]
@@ -27,7 +27,7 @@ def add(parts):
   return Mixed(tuple(sorted(merged, key=lambda part: not isinstance(part, rows.Rows))))
 
 
-def _joined(same):
+def _joined(same: Sequence[protocol.Factor]) -> protocol.Factor:
   return same[0] if len(same) == 1 else same[0].joined(same[1:])
 
 
@@ -38,33 +38,33 @@ class Mixed(protocol.Factor):
   parts: Tuple[Any, ...]
 
   @property
-  def shape(self):
+  def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
     return self.parts[0].shape
 
-  def route(self, scaled):
+  def route(self, scaled: bool) -> str:
     """'tied' or 'blocks'."""
     del scaled
     kinds = [type(part) for part in self.parts]
     return 'tied' if kinds == [rows.Rows, factors.Outer] and not self.parts[1].axes else 'blocks'
 
-  def squared_norms(self, scales):
+  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'tied':
       return self._tied(scales)
     return blocks.in_blocks(
         lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
 
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [tf.add_n(list(sums))
             for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
 
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     return blocks.sum_blocks(
         lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
-  def folded(self, times):
+  def folded(self, times: int) -> 'Mixed':
     return Mixed(tuple(part.folded(times) for part in self.parts))
 
-  def cost(self, n, scaled):
+  def cost(self, n: int, scaled: bool) -> protocol.Cost:
     plain, private, formed = (sum(column) for column in zip(
         *[part.cost(n, scaled) for part in self.parts]))
     if self.route(scaled) == 'tied':
@@ -75,19 +75,19 @@ class Mixed(protocol.Factor):
     return protocol.Cost(
         plain, 2 * plain + (2 + scaled) * n * size, formed + 4 * protocol.block(n, size))
 
-  def unit(self):
+  def unit(self) -> Tuple['Mixed', tf.Tensor]:
     parts, sizes = zip(*[part.unit() for part in self.parts])
     top = tf.reduce_max(tf.stack(sizes), 0)
     return Mixed(tuple(
         part.times(protocol.divided(size, top)) for part, size in zip(parts, sizes))), top
 
-  def times(self, ratio):
+  def times(self, ratio: tf.Tensor) -> 'Mixed':
     return Mixed(tuple(part.times(ratio) for part in self.parts))
 
-  def explicit(self):
+  def explicit(self) -> protocol.Factor:
     return _joined([part.explicit() for part in self.parts])
 
-  def _tied(self, scales):
+  def _tied(self, scales: protocol.Scales) -> List[tf.Tensor]:
     """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
     table, outer = self.parts
     reached = tf.gather(outer.inputs, table.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]

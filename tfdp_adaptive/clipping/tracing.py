@@ -10,11 +10,12 @@ layers called where the batch is not the first axis or inside another graph.
 
 import contextlib
 import threading
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
 
@@ -52,7 +53,7 @@ class Proof(NamedTuple):
   limits: Any
 
 
-def units(model):
+def units(model: compat.Model) -> List[Unit]:
   """The units that together own the model's trainable variables.
 
   A layer may be frozen while layers inside it train (LoRA), so what counts is which
@@ -70,7 +71,7 @@ def units(model):
           f'Layer {layer.name!r} is a BatchNormalization, which mixes the examples of a batch. Use '
           'LayerNormalization or GroupNormalization, or freeze it.')
 
-  def visit(layer):
+  def visit(layer: compat.Layer) -> None:
     mine = {compat.variable_key(v): v for v in layer.weights
             if compat.variable_key(v) in trainable}
     if id(layer) in seen or not mine:
@@ -101,7 +102,8 @@ def units(model):
   return found
 
 
-def factors_of(record, batched, cotangents):
+def factors_of(
+    record: Record, batched: Any, cotangents: Any) -> Iterator[Tuple[Any, protocol.Factor]]:
   """Yields `(variable key, factor)` for every variable of a recorded call."""
   owned = {compat.variable_key(v) for v in record.unit.variables}
   call = record.call._replace(batched=batched)
@@ -111,7 +113,7 @@ def factors_of(record, batched, cotangents):
       yield key, factor if call.times == 1 else factor.folded(call.times)
 
 
-def probe(model, x):
+def probe(model: compat.Model, x: Any) -> Proof:
   """Proves, on a batch of a size like no other, that all can be seen.
 
   Args:
@@ -126,9 +128,10 @@ def probe(model, x):
   """
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = Recorder(units(model), tape)
-  flags, limits = [], {}
+  flags: List[Any] = []
+  limits: Dict[int, Any] = {}
 
-  def run(inputs):
+  def run(inputs: Any) -> tf.Tensor:
     with tape:
       outputs = recorder.run(model, inputs)
     for record in recorder.records:
@@ -144,7 +147,7 @@ def probe(model, x):
         raise registry.Unsupported(
             'Every output of the model must have the batch as first axis. Received: '
             f'shape {output.shape} for a batch of {_PROBE}.')
-    answered = {}
+    answered: Dict[Any, Any] = {}
     for record in recorder.records:
       rows, layer = _PROBE * record.call.times, id(record.unit.layer)
       batched = tuple(bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == rows)
@@ -172,13 +175,14 @@ def probe(model, x):
   return Proof(tuple(flags), limits)
 
 
-def _limits(records, inputs):
+def _limits(records: Any, inputs: Any) -> Dict[int, Any]:
   """`Proof.limits`: of inputs whose values go to an embedding unchanged."""
-  positions, limits = {id(t): i for i, t in enumerate(inputs)}, {}
+  positions = {id(t): i for i, t in enumerate(inputs)}
+  limits: Dict[int, Any] = {}
   for record in records:
     if not isinstance(record.unit.layer, compat.keras.layers.Embedding):
       continue
-    ids = record.call.args[0] if record.call.args else None
+    ids: Any = record.call.args[0] if record.call.args else None
     while tf.is_tensor(ids) and id(ids) not in positions and ids.op.type in _SAME_VALUES:
       ids = ids.op.inputs[0]
     if id(ids) in positions and ids.dtype.is_integer:
@@ -187,7 +191,7 @@ def _limits(records, inputs):
   return limits
 
 
-def batched_as_proven(records, proven):
+def batched_as_proven(records: Any, proven: Any) -> List[Any]:
   """Per record, what `probe` found of that call.
 
   Raises:
@@ -202,7 +206,7 @@ def batched_as_proven(records, proven):
 
 
 @contextlib.contextmanager
-def no_reads(model):
+def no_reads(model: compat.Model) -> Iterator[None]:
   """Refuses code inside that reads trainable variables: the loss."""
   with tf.GradientTape() as tape:
     yield
@@ -224,16 +228,16 @@ class Recorder:
     times: Rows of the batch per record.
   """
 
-  def __init__(self, found, tape, times=1):
-    self.records = []
+  def __init__(self, found: List[Unit], tape: tf.GradientTape, times: int = 1) -> None:
+    self.records: List[Record] = []
     self._units = {id(unit.layer): unit for unit in found}
     self._tape = tape
-    self._owners = [None]  # Units being called, innermost last.
-    self._segment = None  # A tape that sees which variables are read.
-    self._reads = []  # (variable key, unit reading it or None).
+    self._owners: List[Optional[Unit]] = [None]  # Units being called, innermost last.
+    self._segment: Any = None  # A tape that sees which variables are read.
+    self._reads: List[Tuple[Any, Optional[Unit]]] = []  # (variable key, unit reading it or None).
     self._times = times  # Rows per record where layers are called just now.
 
-  def run(self, model, x):
+  def run(self, model: compat.Model, x: Any) -> Any:
     """`model(x, training=True)`, recorded."""
     self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
     with _tapped([unit.layer for unit in self._units.values()], self):
@@ -254,7 +258,9 @@ class Recorder:
             "embedding), or use engine='materialized'.")
     return outputs
 
-  def called(self, layer, function, args, kwargs):
+  def called(
+      self, layer: compat.Layer, function: Callable[..., Any], args: Tuple[Any, ...],
+      kwargs: Dict[str, Any]) -> Any:
     """Stands in for `function`, the `call` of a unit's layer."""
     unit = self._units[id(layer)]
     if any(owner is not None and owner.kind.whole for owner in self._owners):
@@ -281,17 +287,17 @@ class Recorder:
     self.records.append(Record(unit, call, taps))
     return outputs
 
-  def _listen(self):
+  def _listen(self) -> None:
     self._segment = tf.GradientTape()
     self._segment.__enter__()
 
-  def _pause(self):
+  def _pause(self) -> None:
     self._segment.__exit__(None, None, None)
     self._reads += [(compat.variable_key(v), self._owners[-1])
                     for v in self._segment.watched_variables()]
 
 
-def _recording():
+def _recording() -> bool:
   """Whether tapes record here: not inside `stop_recording` or `recompute_grad`."""
   with tf.GradientTape() as tape:
     one = tf.constant(1.0)
@@ -310,14 +316,15 @@ _LOCAL = threading.local()
 
 
 @contextlib.contextmanager
-def _tapped(layers, recorder):
+def _tapped(layers: Sequence[compat.Layer], recorder: Recorder) -> Iterator[None]:
   """Wraps the layers' `call` for `recorder`; leaves them as found, come what may."""
   previous, wrapped = getattr(_LOCAL, 'recorder', None), []
   try:
     for layer in layers:
-      entry = _WRAPPED.setdefault(id(layer), [0, 'call' in vars(layer), vars(layer).get('call')])
+      entry = _WRAPPED.setdefault(
+          id(layer), [0, 'call' in layer.__dict__, layer.__dict__.get('call')])
       if not entry[0]:
-        vars(layer)['call'] = _wrapper(layer, layer.call)
+        layer.__dict__['call'] = _wrapper(layer, layer.call)
       entry[0] += 1
       wrapped.append(layer)
     _LOCAL.recorder = recorder
@@ -330,13 +337,13 @@ def _tapped(layers, recorder):
       if not entry[0]:
         del _WRAPPED[id(layer)]
         if entry[1]:
-          vars(layer)['call'] = entry[2]
+          layer.__dict__['call'] = entry[2]
         else:
-          del vars(layer)['call']
+          del layer.__dict__['call']
 
 
-def _wrapper(layer, function):
-  def call(*args, **kwargs):
+def _wrapper(layer: compat.Layer, function: Callable[..., Any]) -> Callable[..., Any]:
+  def call(*args: Any, **kwargs: Any) -> Any:
     converted = compat.autographed(layer, function)
     recorder = getattr(_LOCAL, 'recorder', None)
     if recorder is None:

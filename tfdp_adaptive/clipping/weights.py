@@ -20,10 +20,13 @@ tuned; gamma (r) is what remains.
 
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+
 SHORTEST = 1e-12  # Of auto_v: below it, directions are rounding.
 
 
-def length(weight, norm, clip_norm):
+def length(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
   """n w(n), the norm of the weighted record, for n from 0 to infinity; never above `clip_norm`.
 
   Args:
@@ -51,7 +54,7 @@ def length(weight, norm, clip_norm):
   return tf.where(zeta > 0, zeta * tf.minimum(relative, ones), tf.zeros_like(norm))
 
 
-def factor(weight, norm, clip_norm):
+def factor(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
   """w(n) of finite norms; at zero, of records that are nothing but zeros, one or zero."""
   positive = norm > 0
   safe = tf.where(positive, norm, tf.ones_like(norm))
@@ -61,7 +64,7 @@ def factor(weight, norm, clip_norm):
   return tf.where(positive, length(weight, norm, clip_norm) / safe, tf.zeros_like(norm))
 
 
-def _like(clip_norm, norm):
+def _like(clip_norm: trees.Scalar, norm: tf.Tensor) -> tf.Tensor:
   """A number goes into float64 without a detour."""
   return tf.cast(clip_norm, norm.dtype) if tf.is_tensor(clip_norm) else tf.constant(
       clip_norm, norm.dtype)

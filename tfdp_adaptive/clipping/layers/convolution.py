@@ -3,7 +3,7 @@
 
 import dataclasses
 import itertools
-from typing import Any, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +41,7 @@ class Convolution(protocol.Factor):
   strides: Tuple[int, ...]
   dilations: Tuple[int, ...]
 
-  def route(self, scaled):
+  def route(self, scaled: bool) -> str:
     """'explicit', 'gram' or 'blocks', from static shapes."""
     kernel = int(np.prod(self.shape))
     points = int(np.prod(self.cotangents.shape[1:-1]))
@@ -51,8 +51,8 @@ class Convolution(protocol.Factor):
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
 
-  def squared_norms(self, scales):
-    norms = {}
+  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
+    norms: Dict[int, tf.Tensor] = {}
     for scaled in (False, True):
       chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
       picked = [scales[i] for i in chosen]
@@ -66,17 +66,17 @@ class Convolution(protocol.Factor):
       norms.update(zip(chosen, several if chosen else []))
     return [norms[i] for i in range(len(scales))]
 
-  def weighted_sums(self, weights):
+  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [self._product(w) for w in weights]
 
-  def squared_sums(self, weights, scales):
+  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     return blocks.sum_blocks(
         lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
 
-  def folded(self, times):
+  def folded(self, times: int) -> factors.Explicit:
     return self.explicit(times)
 
-  def cost(self, n, scaled):
+  def cost(self, n: int, scaled: bool) -> protocol.Cost:
     points, size = protocol.numbers(self.cotangents.shape[1:-1]), protocol.numbers(self.shape)
     filters = self.shape[-1]
     patch = size // filters
@@ -88,10 +88,10 @@ class Convolution(protocol.Factor):
       norms, formed = plain + (2 + scaled) * n * size, protocol.block(n, size)
     return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
 
-  def simplified(self):
+  def simplified(self) -> protocol.Factor:
     return self.explicit() if self.route(True) == 'explicit' else self
 
-  def explicit(self, times=1):
+  def explicit(self, times: int = 1) -> factors.Explicit:
     fold = (lambda t: t) if isinstance(times, int) and times == 1 else (
         lambda t: factors.fold(t, times))
     cotangents, rank = fold(dense.sequence(self.cotangents)), len(self.strides)
@@ -100,29 +100,29 @@ class Convolution(protocol.Factor):
         range(1, 2 * rank, 2)) + (2 * rank,)
     return factors.Explicit(parts, self.shape, axes, self._view(), cotangents.shape[1])
 
-  def patches(self):
+  def patches(self) -> factors.Outer:
     """The factor of the kernel, in another order of its axes, as a matrix product."""
     patches = tf.concat(list(self._rows()), -1)
     return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
-  def windows(self):
+  def windows(self) -> Iterator[tf.Tensor]:
     """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
     phases = self._phases()
     for place in itertools.product(*[range(size) for size in self.shape[:-2]]):
       yield self._window(phases, place, self.strides, self.cotangents.shape[1:-1])
 
-  def _tile(self):
+  def _tile(self) -> Tuple[int, ...]:
     """Places per axis whose inputs are channels of one: the stride, if it divides the kernel."""
     if all(k % stride == 0 for k, stride in zip(self.shape, self.strides)):
       return self.strides
     return (1,) * len(self.strides)
 
-  def _view(self):
+  def _view(self) -> Tuple[int, ...]:
     """The kernel's shape with its places as tiles: [k / tile, tile, ..., channels, filters]."""
     pairs = [(k // tile, tile) for k, tile in zip(self.shape, self._tile())]
     return tuple(size for pair in pairs for size in pair) + self.shape[-2:]
 
-  def _rows(self):
+  def _rows(self) -> Iterator[tf.Tensor]:
     """Per row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
     sizes, tile = self.cotangents.shape[1:-1].as_list(), self._tile()
     strides = [s // t for s, t in zip(self.strides, tile)]
@@ -136,7 +136,8 @@ class Convolution(protocol.Factor):
       rows = band[:, start:start + sizes[0] * inner * width]
       yield tf.reshape(rows, [-1, sizes[0] * inner, width])
 
-  def _band(self, phase, places, strides, sizes):
+  def _band(
+      self, phase: Any, places: Sequence[int], strides: Sequence[int], sizes: Any) -> tf.Tensor:
     """[n, rows, *sizes[1:], width]: what all places of a row but its own axis multiply."""
     others = itertools.product(*[range(size) for size in places[1:]])
     if len(sizes) == 2 and strides[1] == self.dilations[1] == 1 and sizes[1] <= WINDOWS:
@@ -149,7 +150,9 @@ class Convolution(protocol.Factor):
     return tf.concat([self._window(phase, place, strides[1:], sizes[1:], skip=1)
                       for place in others], -1)
 
-  def _window(self, phases, place, strides, sizes, skip=0):
+  def _window(
+      self, phases: Any, place: Sequence[int], strides: Sequence[int], sizes: Any,
+      skip: int = 0) -> tf.Tensor:
     """What kernel place `place` of the axes after the first `skip` multiplies."""
     cut = [slice(None)] * (1 + skip)
     for axis, (k, stride, size) in enumerate(zip(place, strides, sizes)):
@@ -158,15 +161,15 @@ class Convolution(protocol.Factor):
       cut.append(slice(start, start + size))
     return phases[tuple(cut)]
 
-  def _start(self, k, stride, axis):
+  def _start(self, k: int, stride: int, axis: int) -> int:
     return k // stride if stride > 1 else k * self.dilations[axis]
 
-  def _reach(self, axis):
+  def _reach(self, axis: int) -> int:
     """How far the kernel gets along a spatial axis of the inputs."""
     steps = self.cotangents.shape[1 + axis] - 1
     return steps * self.strides[axis] + (self.shape[axis] - 1) * self.dilations[axis] + 1
 
-  def _phases(self, tile=None):
+  def _phases(self, tile: Optional[Tuple[int, ...]] = None) -> Any:
     """Nested lists, an axis a level: inputs at each offset modulo the strides.
 
     With the strides for `tile` there is one phase, of blocks that are channels.
@@ -186,14 +189,14 @@ class Convolution(protocol.Factor):
       else:
         x = tf.transpose(x, phase + [0] + outer + [1 + 2 * rank])
 
-    def nested(tensor, level):
+    def nested(tensor: tf.Tensor, level: int) -> Any:
       if tile == self.strides:
         return tensor if level == rank else [nested(tensor, level + 1)]
       return tensor if level == rank else [nested(one, level + 1) for one in tf.unstack(tensor)]
 
     return nested(x, 0)
 
-  def _product(self, weights):
+  def _product(self, weights: tf.Tensor) -> tf.Tensor:
     """The plain gradient of the kernel for weighted cotangents."""
     weights = protocol.along(weights, self.cotangents)
     kernel = tf.zeros(self.shape, self.inputs.dtype)
@@ -204,7 +207,9 @@ class Convolution(protocol.Factor):
     return tape.gradient(outputs, kernel, output_gradients=self.cotangents * weights)
 
 
-def factor(layer, inputs, cotangents, shape):
+def factor(
+    layer: compat.Layer, inputs: tf.Tensor, cotangents: tf.Tensor,
+    shape: Tuple[int, ...]) -> Convolution:
   """The `Convolution` of a layer's inputs and cotangents, channels last."""
   if None in inputs.shape[1:].as_list():
     raise registry.Unsupported(
@@ -221,7 +226,7 @@ def factor(layer, inputs, cotangents, shape):
       _fitted(inputs, pads), cotangents, shape, tuple(layer.strides), tuple(layer.dilation_rate))
 
 
-def _fitted(x, more):
+def _fitted(x: tf.Tensor, more: Any) -> tf.Tensor:
   """[n, *spatial, channels] with `more` = [before, after] zeros, or fewer, along each axis."""
   if np.min(more) < 0:
     x = x[(slice(None),) + tuple(slice(0, size + min(after, 0))
@@ -237,7 +242,7 @@ def _fitted(x, more):
   return tf.reshape(x, [-1, *x.shape[1:-1], last + int(np.sum(more[-1])), channels])
 
 
-def channels_last(layer, x):
+def channels_last(layer: compat.Layer, x: tf.Tensor) -> tf.Tensor:
   """[n, *spatial, channels], float32 at least."""
   x = tf.cast(x, trees.wide(x.dtype))
   if layer.data_format == 'channels_first':
@@ -245,18 +250,19 @@ def channels_last(layer, x):
   return x
 
 
-def _why(layer):
+def _why(layer: compat.Layer) -> str:
   return 'LoRA' if getattr(layer, 'lora_enabled', False) else ''
 
 
-def _bias(layer, cotangents):
+def _bias(layer: compat.Layer, cotangents: tf.Tensor) -> registry.Factors:
   if layer.bias is not None:
     yield layer.bias, dense.summed_to(cotangents, tuple(layer.bias.shape))
 
 
 @registry.register(
     layers.Conv1D, layers.Conv2D, layers.Conv3D, tap=registry.at_activation, why=_why)
-def convolution(layer, call, cotangents):
+def convolution(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   shape = tuple(layer.kernel.shape)
   if layer.groups == 1:
@@ -270,7 +276,7 @@ def convolution(layer, call, cotangents):
   yield from _bias(layer, cotangents)
 
 
-def _depthwise(convolved, cotangents):
+def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explicit:
   """A kernel [*places, channels, multiplier]: every channel by itself."""
   shape = convolved.shape
   cotangents = tf.reshape(cotangents, [-1, int(np.prod(cotangents.shape[1:-1]))] + list(shape[-2:]))
@@ -281,7 +287,8 @@ def _depthwise(convolved, cotangents):
 
 @registry.register(
     layers.DepthwiseConv1D, layers.DepthwiseConv2D, tap=registry.at_activation, why=_why)
-def depthwise_convolution(layer, call, cotangents):
+def depthwise_convolution(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   kernel = layer.kernel if compat.KERAS_3 else layer.depthwise_kernel
   yield kernel, _depthwise(factor(layer, inputs, cotangents, tuple(kernel.shape)), cotangents)
@@ -290,7 +297,8 @@ def depthwise_convolution(layer, call, cotangents):
 
 @registry.register(
     layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=_why)
-def separable_convolution(layer, call, cotangents):
+def separable_convolution(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """A depthwise convolution, then a matrix at every point."""
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   depthwise, pointwise = layer.depthwise_kernel, layer.pointwise_kernel

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense: a matrix, a bias, and an activation after the tap."""
 
+from typing import Optional, Tuple
+
 import numpy as np
 import tensorflow as tf
 
@@ -10,7 +12,7 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping.layers import registry
 
 
-def sequence(x):
+def sequence(x: tf.Tensor) -> tf.Tensor:
   """[n, ..., d] as [n, T, d], floats as float32 at least."""
   x = tf.cast(x, trees.wide(x.dtype)) if x.dtype.is_floating else x
   if x.shape.rank == 2:
@@ -21,7 +23,7 @@ def sequence(x):
   return tf.reshape(x, [-1, length, x.shape[-1]])
 
 
-def summed_to(cotangents, shape):
+def summed_to(cotangents: tf.Tensor, shape: Tuple[int, ...]) -> factors.Explicit:
   """The factor of a variable of `shape` that is broadcast and added."""
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   offset = cotangents.shape.rank - len(shape)
@@ -30,22 +32,22 @@ def summed_to(cotangents, shape):
   return factors.explicit(tf.reshape(total, (-1,) + shape), numbers(cotangents) // numbers(total))
 
 
-def numbers(x):
+def numbers(x: tf.Tensor) -> int:
   """How many numbers an example has in x; unknown sizes count as one."""
   return int(np.prod([size or 1 for size in x.shape[1:]]))
 
 
-def lora_scale(layer):
+def lora_scale(layer: compat.Layer) -> Optional[float]:
   """What the low-rank update is multiplied by, or None without one."""
   return layer.lora_alpha / layer.lora_rank if getattr(layer, 'lora_enabled', False) else None
 
 
-def quantized(layer):
+def quantized(layer: compat.Layer) -> str:
   return 'quantized' if getattr(layer, 'quantization_mode', None) else ''
 
 
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation, why=quantized)
-def dense(layer, call, cotangents):
+def dense(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, flat = sequence(call.inputs), sequence(cotangents)
   scale = lora_scale(layer)
   if scale is None:
@@ -61,7 +63,7 @@ def dense(layer, call, cotangents):
     yield layer.bias, summed_to(cotangents, tuple(layer.bias.shape))
 
 
-def times(x, matrix):
+def times(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
   """x [..., d] times a matrix [d, p], as a product of two matrices."""
   if x.shape.rank == 2:
     return tf.matmul(x, matrix)

@@ -2,6 +2,7 @@
 """EinsumDense, and with it every attention layer that is made of it."""
 
 import string
+from typing import List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -9,11 +10,12 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
 
-def labels(equation, rank):
+def labels(equation: str, rank: int) -> Tuple[str, str, str]:
   """`(inputs, kernel, outputs)` with the ellipsis spelled out."""
   left, outputs = equation.replace(' ', '').split('->')
   inputs, kernel = left.split(',')
@@ -24,7 +26,7 @@ def labels(equation, rank):
   return inputs, kernel, outputs
 
 
-def _why(layer):
+def _why(layer: compat.Layer) -> str:
   left, outputs = layer.equation.replace(' ', '').split('->')
   inputs, kernel = left.split(',')
   if inputs[0] != outputs[0] or inputs[0] in kernel:
@@ -33,7 +35,8 @@ def _why(layer):
 
 
 @registry.register(compat.keras.layers.EinsumDense, tap=registry.at_activation, why=_why)
-def einsum_dense(layer, call, cotangents):
+def einsum_dense(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = (tf.cast(x, trees.wide(x.dtype)) for x in (call.inputs, cotangents))
   left, kernel, right = labels(layer.equation, inputs.shape.rank)
   scale = dense.lora_scale(layer)
@@ -45,7 +48,9 @@ def einsum_dense(layer, call, cotangents):
     yield layer.bias, dense.summed_to(cotangents, tuple(layer.bias.shape))
 
 
-def _lora(layer, scale, inputs, left, cotangents, right, kernel):
+def _lora(
+    layer: compat.Layer, scale: float, inputs: tf.Tensor, left: str, cotangents: tf.Tensor,
+    right: str, kernel: str) -> registry.Factors:
   wide = lambda v: scale * tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
   a, b = wide(layer.lora_kernel_a), wide(layer.lora_kernel_b)
   last, rank = kernel[-1], next(c for c in string.ascii_letters if c not in left + kernel + right)
@@ -72,7 +77,9 @@ def _lora(layer, scale, inputs, left, cotangents, right, kernel):
         rank + last, layer.lora_kernel_b.shape)
 
 
-def _factor(inputs, left, cotangents, right, kernel, shape):
+def _factor(
+    inputs: tf.Tensor, left: str, cotangents: tf.Tensor, right: str, kernel: str,
+    shape: Tuple[int, ...]) -> protocol.Factor:
   """The factor of `kernel` in the product `left,kernel->right`, by its labels."""
   shape = tuple(shape)
   steps = [c for c in left if c in right and c not in kernel]
@@ -87,7 +94,7 @@ def _factor(inputs, left, cotangents, right, kernel, shape):
       axes if axes != tuple(range(len(shape))) else ())
 
 
-def _matrix(x, names, steps, features):
+def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> tf.Tensor:
   """[n, T, d]: axes `steps` joined, then `features` joined, others summed."""
   wanted = ''.join(steps + features)
   if names != wanted:

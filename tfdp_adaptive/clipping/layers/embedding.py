@@ -12,14 +12,14 @@ from tfdp_adaptive.clipping.layers import registry
 layers = compat.keras.layers
 
 
-def _why(layer):
+def _why(layer: compat.Layer) -> str:
   if getattr(layer, 'sparse', False) or getattr(layer, '_use_one_hot_matmul', False):
     return 'sparse'
   return dense.quantized(layer)
 
 
 @registry.register(layers.Embedding, why=_why)
-def embedding(layer, call, cotangents):
+def embedding(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   ids = tf.cast(call.inputs, tf.int32)
   ids = dense.sequence(tf.cast(ids, tf.int32)[..., tf.newaxis])[..., 0]
   cotangents = dense.sequence(cotangents)
@@ -40,7 +40,8 @@ if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
   @registry.register(
       layers.ReversibleEmbedding,
       why=lambda layer: 'LoRA' if dense.lora_scale(layer) is not None else _why(layer))
-  def reversible_embedding(layer, call, cotangents):
+  def reversible_embedding(
+      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
     reverse = call.args[1] if len(call.args) > 1 else call.kwargs.get('reverse', False)
     if not reverse:
       yield from embedding(layer, call, cotangents)

@@ -8,6 +8,7 @@ multiply by is drawn once, and kept for the second run.
 
 import contextlib
 import re
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -27,16 +28,18 @@ _DROPOUT = tuple(getattr(compat.keras.layers, name) for name in (
     'Dropout', 'SpatialDropout1D', 'SpatialDropout2D', 'SpatialDropout3D', 'GaussianDropout'))
 
 
-def is_opaque(layer):
+def is_opaque(layer: compat.Layer) -> bool:
   """Whether the layers inside are called in a loop, out of sight."""
   return isinstance(layer, compat.keras.layers.RNN)
 
 
-def tap(layer, function, tape, args, kwargs):
+def tap(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
   """Taps the outputs; keeps what dropout layers inside multiplied by."""
   factors_drawn = []
 
-  def draw(inputs, original):
+  def draw(inputs: tf.Tensor, original: Callable[..., Any]) -> tf.Tensor:
     drawn = original(tf.ones_like(inputs))
     factors_drawn.append(drawn)
     return _dropped(inputs, drawn)
@@ -48,7 +51,7 @@ def tap(layer, function, tape, args, kwargs):
   return outputs, taps, factors_drawn
 
 
-def gradients(layer, call, cotangents):
+def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """Yields the factor of each trainable variable of the layer, and of those inside."""
   trained = compat.trained_variables(layer)
   variables = [compat.raw_variable(v) for v in trained]
@@ -56,7 +59,7 @@ def gradients(layer, call, cotangents):
   flat = tf.nest.flatten(arguments)
   batched = [t for t, each in zip(flat, call.batched) if each]
 
-  def example(inputs):
+  def example(inputs: Any) -> List[tf.Tensor]:
     own, drawn, cotangent = inputs
     own, drawn = iter(own), iter(drawn)
     args, kwargs = tf.nest.pack_sequence_as(arguments, [
@@ -80,23 +83,23 @@ def gradients(layer, call, cotangents):
 KIND = registry.Kind(gradients, tap, whole=True)
 
 
-def _floats(outputs):
+def _floats(outputs: Any) -> List[tf.Tensor]:
   return [t for t in registry.tensors(outputs) if t.dtype.is_floating]
 
 
-def _dropped(inputs, drawn):
+def _dropped(inputs: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
   """As dropout layers do: what is dropped is zero, whatever it was."""
   return tf.where(drawn == 0, tf.zeros_like(inputs), inputs * drawn)
 
 
 @contextlib.contextmanager
-def _dropout(layer, stand_in):
+def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterator[None]:
   """Has `stand_in(inputs, original call)` in place of every dropout layer's call."""
   inside = {id(one): one for one in layer._flatten_layers() if type(one) in _DROPOUT}
   before = []  # A layer may have a `call` of its own already, from another wrapper.
 
-  def wrapper(original):
-    def call(inputs, *args, **kwargs):
+  def wrapper(original: Callable[..., Any]) -> Callable[..., tf.Tensor]:
+    def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
       return stand_in(inputs, lambda x: original(x, *args, **kwargs))
     return call
 
@@ -113,7 +116,7 @@ def _dropout(layer, stand_in):
         del vars(one)['call']
 
 
-def _each(function, records, layer):
+def _each(function: Callable[..., Any], records: Any, layer: compat.Layer) -> List[tf.Tensor]:
   concrete = mapping.traced(function, records)
   operations = mapping.operations(concrete)
   for operation in operations:

@@ -5,9 +5,11 @@ All others of its models are made of Keras layers, which have files of their own
 """
 
 import sys
+from typing import Any, Callable, Dict, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import rows
@@ -28,15 +30,17 @@ _NORMALIZATIONS = {
 }
 
 
-def _register(module, name, **kwargs):
+def _register(
+    module: str, name: str, **kwargs: Any) -> Callable[[registry.Gradients], registry.Gradients]:
   """`registry.register` for a class that this version may not have."""
   layer_class = getattr(sys.modules.get(f'keras_hub.src.{module}'), name, None)
   return (lambda gradients: gradients) if layer_class is None else registry.register(
       layer_class, **kwargs)
 
 
-def _normalization(scale, neutral):
-  def gradients(layer, call, cotangents):
+def _normalization(scale: str, neutral: Any) -> registry.Gradients:
+  def gradients(
+      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
     cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
     normalized = normalization.normalized(layer, call, **{scale: neutral})
     yield getattr(layer, scale), dense.summed_to(
@@ -48,12 +52,13 @@ for _module, (_name, _scale, _neutral) in _NORMALIZATIONS.items():
   _register(f'models.{_module}', _name)(_normalization(_scale, _neutral))
 
 
-def _argument(call, position, name, default=None):
+def _argument(call: registry.Call, position: int, name: str, default: Any = None) -> Any:
   return call.args[position] if len(call.args) > position else call.kwargs.get(name, default)
 
 
 @_register('layers.modeling.position_embedding', 'PositionEmbedding')
-def position_embedding(layer, call, cotangents):
+def position_embedding(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """Rows of a table from `start_index` on, or at given `positions`."""
   table, cotangents = layer.position_embeddings, dense.sequence(cotangents)
   positions = _argument(call, 2, 'positions')
@@ -68,7 +73,8 @@ def position_embedding(layer, call, cotangents):
 
 
 @_register('layers.modeling.masked_lm_head', 'MaskedLMHead', tap=registry.at_activation)
-def masked_lm_head(layer, call, cotangents):
+def masked_lm_head(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """The layers inside, the table among them, answer for themselves."""
   flat = dense.sequence(cotangents)
   if layer.token_embedding is None:
@@ -80,11 +86,13 @@ def masked_lm_head(layer, call, cotangents):
   yield layer._bias, dense.summed_to(flat, tuple(layer._bias.shape))
 
 
-def _at_bias(layer, function, tape, args, kwargs):
+def _at_bias(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
   """Taps the bias by relative position, a copy for each example."""
   taps, compute = [], layer.compute_bias
 
-  def tapped(*positions, **more):
+  def tapped(*positions: Any, **more: Any) -> tf.Tensor:
     bias = compute(*positions, **more)
     bias = tf.tile(bias, [tf.shape(args[0])[0]] + [1] * (bias.shape.rank - 1))
     bias.set_shape([args[0].shape[0]] + bias.shape[1:].as_list())
@@ -92,7 +100,7 @@ def _at_bias(layer, function, tape, args, kwargs):
     taps.append((bias, positions, more))
     return bias
 
-  attributes = vars(layer)
+  attributes = layer.__dict__
   attributes['compute_bias'] = tapped
   try:
     outputs = function(*args, **kwargs)
@@ -106,18 +114,19 @@ def _at_bias(layer, function, tape, args, kwargs):
   return outputs, bias, where
 
 
-def _no_bias(layer):
+def _no_bias(layer: compat.Layer) -> str:
   return '' if layer.use_relative_attention_bias else 'no bias of its own'
 
 
 @_register('models.t5.t5_multi_head_attention', 'T5MultiHeadAttention', tap=_at_bias,
            why=_no_bias)
-def t5_attention(layer, call, cotangents):
+def t5_attention(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """A number per bucket of relative positions and head; the projections are `Dense`."""
   positions, more = call.saved
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
-  attributes = vars(layer)
+  attributes = layer.__dict__
   attributes['relative_attention_bias'] = tf.eye(table.shape[0], dtype=cotangents.dtype)
   try:
     buckets = layer.compute_bias(*positions, **more)[0]  # [buckets, queries, keys], of 0 and 1.
@@ -127,7 +136,8 @@ def t5_attention(layer, call, cotangents):
 
 
 @_register('models.vit.vit_layers', 'ViTPatchingAndEmbedding', whole=True)
-def vit_embedding(layer, call, cotangents):
+def vit_embedding(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """A class token and patches, with a table of positions that no example has for itself."""
   cotangents = dense.sequence(cotangents)
   positions = layer.position_embedding.embeddings

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that scale and shift what they computed: a vector per example."""
 
+from typing import Any, Tuple
+
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -12,28 +14,28 @@ from tfdp_adaptive.clipping.layers import registry
 layers = compat.keras.layers
 
 
-def _axes(layer, rank):
+def _axes(layer: compat.Layer, rank: int) -> Tuple[int, ...]:
   axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
   axes = sorted(axis % rank for axis in axes)
   if 0 in axes:
     raise registry.Unsupported(f'Layer {layer.name!r} must not normalise over the batch. '
                                f'Received: axis={layer.axis}.')
-  return axes
+  return tuple(axes)
 
 
-def _vectors(x, axes):
+def _vectors(x: tf.Tensor, axes: Tuple[int, ...]) -> factors.Explicit:
   """[n, ...] summed over everything but the first axis and `axes`."""
   others = [i for i in range(1, x.shape.rank) if i not in axes]
   total = tf.reduce_sum(x, others) if others else x
   return factors.explicit(total, dense.numbers(x) // dense.numbers(total))
 
 
-def normalized(layer, call, **without):
+def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
   """What the layer's own code gives with some attributes replaced: its scale and shift.
 
   These are the operations of the layer's call once more, which TensorFlow shares.
   """
-  attributes = vars(layer)
+  attributes = layer.__dict__
   before = {name: attributes[name] for name in without}
   attributes.update(without)
   try:
@@ -46,7 +48,8 @@ def normalized(layer, call, **without):
 @registry.register(
     layers.LayerNormalization,
     why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')
-def layer_normalization(layer, call, cotangents):
+def layer_normalization(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
@@ -56,7 +59,8 @@ def layer_normalization(layer, call, cotangents):
 
 
 @registry.register(layers.GroupNormalization)
-def group_normalization(layer, call, cotangents):
+def group_normalization(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   axes = _axes(layer, cotangents.shape.rank)
   if layer.gamma is not None:
@@ -69,13 +73,14 @@ def group_normalization(layer, call, cotangents):
 if hasattr(layers, 'RMSNormalization'):  # Keras 3.
 
   @registry.register(layers.RMSNormalization)
-  def rms_normalization(layer, call, cotangents):
+  def rms_normalization(
+      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
     cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
     yield layer.scale, _vectors(
         cotangents * normalized(layer, call, scale=None), _axes(layer, cotangents.shape.rank))
 
 
 @registry.register(layers.PReLU)
-def prelu(layer, call, cotangents):
+def prelu(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs = tf.cast(call.inputs, cotangents.dtype)
   yield layer.alpha, dense.summed_to(tf.minimum(inputs, 0) * cotangents, tuple(layer.alpha.shape))

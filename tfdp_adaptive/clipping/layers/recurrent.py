@@ -8,6 +8,7 @@ states before each step and the same cotangents.
 """
 
 import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ layers = compat.keras.layers
 class _Weights:
   """A cell's variables in its compute dtype, and its dropout masks of this call."""
 
-  def __init__(self, cell, x, state, training):
+  def __init__(self, cell: compat.Layer, x: tf.Tensor, state: Any, training: Any) -> None:
     cast = lambda v: tf.cast(tf.convert_to_tensor(v), x.dtype)
     self.kernel, self.recurrent = cast(cell.kernel), cast(cell.recurrent_kernel)
     self.bias = None if cell.bias is None else cast(cell.bias)
@@ -35,7 +36,9 @@ class _Weights:
       self.states = _masks(cell, state, cell.recurrent_dropout, self.gates, training)
 
 
-def _masks(cell, like, rate, gates, training):
+def _masks(
+    cell: compat.Layer, like: tf.Tensor, rate: float, gates: int,
+    training: Any) -> Optional[List[tf.Tensor]]:
   """[n, width] dropout masks: one for all gates, or one for each; None without dropout."""
   if not 0 < rate < 1:
     return None
@@ -44,7 +47,7 @@ def _masks(cell, like, rate, gates, training):
           for _ in range(gates if each else 1)]
 
 
-def _product(x, matrix, masks):
+def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Any) -> tf.Tensor:
   """`x @ matrix`, the columns of each gate with a mask of their own."""
   if masks is None:
     return dense.times(x, matrix)
@@ -54,7 +57,7 @@ def _product(x, matrix, masks):
                     for mask, part in zip(masks, tf.split(matrix, len(masks), 1))], -1)
 
 
-def _lstm(cell, weights, x, states):
+def _lstm(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
   h, c = states
   i, f, g, o = tf.split(x + _product(h, weights.recurrent, weights.states), 4, -1)
   gate = cell.recurrent_activation
@@ -63,7 +66,7 @@ def _lstm(cell, weights, x, states):
   return (h, c), ()
 
 
-def _gru(cell, weights, x, states):
+def _gru(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
   h, = states
   gate, units = cell.recurrent_activation, weights.units
   x_z, x_r, x_h = tf.split(x, 3, -1)
@@ -84,7 +87,7 @@ def _gru(cell, weights, x, states):
   return (h,), (r,)
 
 
-def _simple(cell, weights, x, states):
+def _simple(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
   h, = states
   z = x + _product(h, weights.recurrent, weights.states)
   return (z if cell.activation is None else cell.activation(z),), ()
@@ -93,7 +96,9 @@ def _simple(cell, weights, x, states):
 _STEPS = {layers.LSTMCell: _lstm, layers.GRUCell: _gru, layers.SimpleRNNCell: _simple}
 
 
-def _scan(step, x, states, mask):
+def _scan(
+    step: Callable[..., Any], x: tf.Tensor, states: Any,
+    mask: Optional[tf.Tensor]) -> Tuple[Any, ...]:
   """Runs `step` along the first axis of x [T, n, p].
 
   Returns:
@@ -108,7 +113,7 @@ def _scan(step, x, states, mask):
   extras = step(x[0], states)[1]
   arrays = tuple(array(t) for t in (output, states[0]) + tuple(extras))
 
-  def body(t, states, output, arrays):
+  def body(t: tf.Tensor, states: Any, output: tf.Tensor, arrays: Any) -> Tuple[Any, ...]:
     new, extras = step(x_array.read(t), states)
     if mask_array is None:
       output = new[0]
@@ -126,7 +131,7 @@ def _scan(step, x, states, mask):
   return outputs, after, extras, states
 
 
-def _arguments(args, kwargs):
+def _arguments(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any, Any]:
   """`(x, mask, training, initial state or None)` of a call."""
   inputs = args[0] if args else kwargs.get('sequences', kwargs.get('inputs'))
   names = ('mask', 'training', 'initial_state')
@@ -143,7 +148,9 @@ def _arguments(args, kwargs):
   return inputs, mask, given.get('training'), state
 
 
-def tap(layer, function, tape, args, kwargs):
+def tap(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
   """Runs the layer unseen and its shadow, whose derivatives stand for the layer's."""
   cell = layer.cell
   x, mask, training, states = _arguments(args, kwargs)
@@ -188,19 +195,19 @@ def tap(layer, function, tape, args, kwargs):
 
 
 @tf.custom_gradient
-def _graft(value, shadow):
+def _graft(value: tf.Tensor, shadow: tf.Tensor) -> Any:
   """`value`, differentiated as `shadow`."""
   return tf.identity(value), lambda e: (None, tf.cast(e, shadow.dtype))
 
 
 @contextlib.contextmanager
-def _with_masks(layer, weights):
+def _with_masks(layer: compat.Layer, weights: _Weights) -> Iterator[None]:
   """Makes the layer drop what its shadow drops."""
   changed = []
 
-  def replace(owner, name, function):
-    changed.append((owner, name, vars(owner).get(name)))
-    vars(owner)[name] = function
+  def replace(owner: Any, name: str, function: Any) -> None:
+    changed.append((owner, name, owner.__dict__.get(name)))
+    owner.__dict__[name] = function
 
   for owner in (layer, layer.cell):
     for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states)):
@@ -211,12 +218,12 @@ def _with_masks(layer, weights):
   finally:
     for owner, name, value in reversed(changed):
       if value is None:
-        del vars(owner)[name]
+        del owner.__dict__[name]
       else:
-        vars(owner)[name] = value
+        owner.__dict__[name] = value
 
 
-def _why(layer):
+def _why(layer: compat.Layer) -> str:
   cell = layer.cell
   if type(cell) not in _STEPS:
     return 'an unknown cell'
@@ -227,7 +234,7 @@ def _why(layer):
 
 @registry.register(layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN,
                    tap=tap, whole=True, why=_why)
-def recurrent(layer, call, cotangents):
+def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   flow, previous, extras, weights = call.saved
   wide = lambda t: tf.transpose(tf.cast(t, trees.wide(t.dtype)), [1, 0, 2])
   cotangents, cell = wide(cotangents), layer.cell
@@ -249,7 +256,9 @@ def recurrent(layer, call, cotangents):
     yield cell.bias, factors.explicit(bias, cotangents.shape[1])
 
 
-def _outer(inputs, cotangents, masks, variable):
+def _outer(
+    inputs: tf.Tensor, cotangents: tf.Tensor, masks: Any,
+    variable: compat.Variable) -> factors.Outer:
   """The factor of a product whose inputs were masked, for each gate or for all."""
   masks = [tf.cast(mask, inputs.dtype)[:, tf.newaxis] for mask in masks or []]
   if len(masks) <= 1:
@@ -258,7 +267,9 @@ def _outer(inputs, cotangents, masks, variable):
   return _by_gate([inputs * mask for mask in masks], cotangents, variable)
 
 
-def _reset_before(states, reset, cotangents, masks, variable):
+def _reset_before(
+    states: Any, reset: tf.Tensor, cotangents: tf.Tensor, masks: Any,
+    variable: compat.Variable) -> factors.Outer:
   """GRU with `reset_after=False`: the candidate's product takes `reset * state`."""
   inputs = [states, states, reset * states]
   if masks:
@@ -268,7 +279,8 @@ def _reset_before(states, reset, cotangents, masks, variable):
   return _by_gate(inputs, cotangents, variable)
 
 
-def _by_gate(inputs, cotangents, variable):
+def _by_gate(
+    inputs: Sequence[tf.Tensor], cotangents: Any, variable: compat.Variable) -> factors.Outer:
   """The factor of one product per gate, as steps that reach that gate alone."""
   parts = tf.split(cotangents, len(inputs), -1)
   cotangents = [

@@ -16,9 +16,11 @@ first axis of everything, and no example may look at another.
 """
 
 import importlib
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
+
+from tfdp_adaptive import compat
 
 
 class Unsupported(ValueError):
@@ -36,8 +38,12 @@ class Call(NamedTuple):
   times: Any = 1  # Rows of the first axis per record (users, TimeDistributed).
 
   @property
-  def inputs(self):
+  def inputs(self) -> Any:
     return self.args[0]
+
+
+Factors = Iterable[Tuple[compat.Variable, Any]]  # Variables, and the `Factor` of each.
+Gradients = Callable[..., Factors]  # Of a layer, a `Call` and the cotangents of its taps.
 
 
 class Kind(NamedTuple):
@@ -54,7 +60,7 @@ class Kind(NamedTuple):
       the layers inside (TimeDistributed on Keras 2).
   """
 
-  gradients: Callable[..., Any]
+  gradients: Gradients
   tap: Callable[..., Any]
   whole: bool = False
   why: Callable[[Any], str] = lambda layer: ''
@@ -72,7 +78,9 @@ _HARMLESS = {
     'compute_output_spec'}
 
 
-def at_output(layer, function, tape, args, kwargs):
+def at_output(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
   """Tap: what the layer returns."""
   del layer
   outputs = function(*args, **kwargs)
@@ -81,23 +89,25 @@ def at_output(layer, function, tape, args, kwargs):
   return outputs, outputs if len(watched) == len(tf.nest.flatten(outputs)) else watched, ()
 
 
-def tensors(nest):
+def tensors(nest: Any) -> List[tf.Tensor]:
   """The flat tensors of what a layer returned, which may hold None."""
   return [t for t in tf.nest.flatten(nest) if tf.is_tensor(t)]
 
 
-def at_activation(layer, function, tape, args, kwargs):
+def at_activation(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
   """Tap: what the layer hands to its `activation`."""
   taps, activation = [], layer.activation
   if activation is None:
     return at_output(layer, function, tape, args, kwargs)
 
-  def tapped(x):
+  def tapped(x: tf.Tensor) -> tf.Tensor:
     tape.watch(x)
     taps.append(x)
     return activation(x)
 
-  attributes = vars(layer)
+  attributes = layer.__dict__
   attributes['activation'] = tapped
   try:
     outputs = function(*args, **kwargs)
@@ -107,10 +117,13 @@ def at_activation(layer, function, tape, args, kwargs):
   return outputs, tap, ()
 
 
-def register(*classes, tap=at_output, whole=False, why=lambda layer: '', folds=False):
+def register(
+    *classes: type, tap: Callable[..., Tuple[Any, Any, Any]] = at_output, whole: bool = False,
+    why: Callable[[compat.Layer], str] = lambda layer: '',
+    folds: bool = False) -> Callable[[Gradients], Gradients]:
   """Decorates the `gradients` function of layers of exactly these `classes`."""
 
-  def decorate(gradients):
+  def decorate(gradients: Gradients) -> Gradients:
     for layer_class in classes:
       _KINDS[layer_class] = Kind(gradients, tap, whole, why, folds)
     return gradients
@@ -118,7 +131,7 @@ def register(*classes, tap=at_output, whole=False, why=lambda layer: '', folds=F
   return decorate
 
 
-def why_unknown(layer):
+def why_unknown(layer: compat.Layer) -> str:
   """Why `find` has no kind for a layer that has one of its own."""
   kind = _kind(type(layer))
   if kind is None:
@@ -126,13 +139,13 @@ def why_unknown(layer):
   return f'not known for {type(layer).__name__}: {kind.why(layer)}'
 
 
-def find(layer):
+def find(layer: compat.Layer) -> Optional[Kind]:
   """The kind of a layer, or None: containers and what only `generic` can treat."""
   kind = _kind(type(layer))
   return None if kind is None or kind.why(layer) else kind
 
 
-def _kind(layer_class):
+def _kind(layer_class: type) -> Optional[Kind]:
   """Of the class itself, or of the next above it if all classes between are `_HARMLESS`."""
   library = layer_class.__module__.partition('.')[0]
   if library in _LIBRARIES:
