@@ -3,6 +3,7 @@
 
 import ast
 import pathlib
+import re
 
 import build_deps_test
 import pytest
@@ -26,6 +27,11 @@ ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
     'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
+}
+VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')
+SAY_VERSIONS = {  # They print versions, but for the first, which branches on them.
+    'tfdp_adaptive.compat', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.report',
+    'tfdp_adaptive.privacy.statement', 'tfdp_adaptive', 'tfdp_adaptive.version',
 }
 MODULES = build_deps_test.modules()
 
@@ -100,6 +106,34 @@ def test_libraries_stay_where_they_belong(module):
       assert top not in ('tensorflow', 'keras'), f'{module} is NumPy only; it imports {name}.'
     if top in ONLY_IN:
       assert module.startswith(ONLY_IN[top]), f'{module} must not import {name}.'
+
+
+def version_questions(tree):
+  """What a file asks of the versions of Keras, TensorFlow or Python, as source."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Attribute) and node.attr in VERSIONS:
+      yield ast.unparse(node)
+    elif isinstance(node, ast.Constant) and node.value in VERSIONS:
+      yield repr(node.value)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('hasattr', 'getattr'):
+      asks = len(node.args) == 3 or ast.unparse(node.func) == 'hasattr'  # It may be missing.
+      if asks and re.match(r'(compat\.)?(tf|keras)\b', ast.unparse(node.args[0])):
+        yield ast.unparse(node)
+
+
+@pytest.mark.parametrize('module', sorted(set(MODULES) - SAY_VERSIONS))
+def test_only_compat_asks_for_versions(module):
+  """A branch on the stack belongs there, behind a name that says what it does."""
+  text = (build_deps_test.ROOT / MODULES[module]).read_text(encoding='utf-8')
+  assert not list(version_questions(ast.parse(text))), f'{module}: move it to compat.py.'
+
+
+def test_questions_for_versions_are_seen():
+  asked = ('if compat.KERAS_3: pass', 'tf.__version__', "getattr(tf, 'x', 0)", 'sys.version_info',
+           "hasattr(keras.layers.Layer, 'quantize')", "getattr(keras, '__version__')")
+  for text in asked:
+    assert list(version_questions(ast.parse(text))), text
+  assert not list(version_questions(ast.parse('f(layer.call); getattr(layer, "units", None)')))
 
 
 @pytest.mark.parametrize('module', sorted(m for m in MODULES if layer(m) == 'federated'))

@@ -5,7 +5,7 @@ Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 """
 
 import sys
-from typing import Any
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ if KERAS_3 and keras.backend.backend() != 'tensorflow':
                     "Set KERAS_BACKEND='tensorflow' before Keras is imported.")
 
 
-def init_optimizer(optimizer, learning_rate, name, **kwargs):
+def init_optimizer(optimizer: Optimizer, learning_rate: Any, name: str, **kwargs: Any) -> None:
   """Calls the base class constructor; learning rate schedules work on both."""
   if KERAS_3:
     keras.optimizers.Optimizer.__init__(
@@ -40,7 +40,7 @@ def init_optimizer(optimizer, learning_rate, name, **kwargs):
     optimizer._learning_rate = optimizer._build_learning_rate(learning_rate)
 
 
-def base_config(optimizer):
+def base_config(optimizer: Optimizer) -> Dict[str, Any]:
   """The base class's `get_config`, without what we refuse or set ourselves."""
   config = keras.optimizers.Optimizer.get_config(optimizer)
   for key in ('jit_compile', 'is_legacy_optimizer', 'clipnorm', 'clipvalue', 'global_clipnorm',
@@ -51,17 +51,25 @@ def base_config(optimizer):
   return config
 
 
-def is_built(optimizer):
-  return bool(optimizer.built) if KERAS_3 else getattr(optimizer, '_built', False)
+def losses_named(*names: str) -> List[Any]:
+  """Those of the losses that this Keras has."""
+  return [getattr(keras.losses, name) for name in names if hasattr(keras.losses, name)]
 
 
-def replicated_variable(value, name):
+def mark_built(optimizer: Optimizer) -> None:
+  """Says that an optimizer has all its variables, where its base class does not say so."""
+  if not KERAS_3:
+    optimizer._built = True
+
+
+def replicated_variable(value: Any, name: str) -> tf.Variable:
   """A variable that is the same on all replicas, which all assign the same value."""
   return tf.Variable(value, trainable=False, name=name,
                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
-def add_optimizer_variable(optimizer, value, name='private_state'):
+def add_optimizer_variable(
+    optimizer: Optimizer, value: Any, name: str = 'private_state') -> Variable:
   """A variable that is saved with the optimizer, from a NumPy value."""
   if KERAS_3:
     return optimizer.add_variable(
@@ -72,11 +80,11 @@ def add_optimizer_variable(optimizer, value, name='private_state'):
   return variable
 
 
-def has_replicas():
+def has_replicas() -> bool:
   return tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def check_strategy(model):
+def check_strategy(model: Model) -> None:
   """Refuses a strategy whose batches the `fit` of Keras 3 cannot read, of any model (3.15)."""
   strategy = getattr(model, 'distribute_strategy', None)
   if KERAS_3 and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -87,7 +95,7 @@ def check_strategy(model):
         '`strategy.run(model.train_step, args=(batch,))` in a tf.function.')
 
 
-def sum_over_replicas(tree):
+def sum_over_replicas(tree: Any) -> Any:
   """The sum over all replicas, on each of them."""
   context = tf.distribute.get_replica_context()
   if not has_replicas() or context is None:
@@ -96,7 +104,8 @@ def sum_over_replicas(tree):
   return tf.nest.pack_sequence_as(tree, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
 
 
-def apply_direction(optimizer, grads_and_vars):
+def apply_direction(
+    optimizer: Optimizer, grads_and_vars: Sequence[Tuple[tf.Tensor, Variable]]) -> None:
   """Base class update (learning rate, weight decay, EMA); gradients are already global."""
   kwargs = {} if KERAS_3 else {'skip_gradients_aggregation': True}
   if KERAS_3 and has_replicas():  # It sums over replicas, whatever it is given.
@@ -105,7 +114,7 @@ def apply_direction(optimizer, grads_and_vars):
   keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 
-def weight_regularization(model):
+def weight_regularization(model: Model) -> List[tf.Tensor]:
   """Losses that depend on the weights alone, as a list of scalars."""
   if KERAS_3:
     return [v.regularizer(v) for v in model.trainable_variables if v.regularizer is not None]
@@ -113,65 +122,75 @@ def weight_regularization(model):
           for loss in layer._callable_losses if layer.trainable]
 
 
-def has_data_losses(model):
+def has_data_losses(model: Model) -> bool:
   """Whether the last call of the model added losses that depend on the data."""
   if KERAS_3:
     return any(layer._get_own_losses() for layer in model._flatten_layers())
   return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
 
 
-def trained_variables(layer):
+def trained_variables(layer: Layer) -> List[Variable]:
   """Those that train, also where the layer itself is frozen around them (Keras 3)."""
   return [v for v in layer.weights if v.trainable] if KERAS_3 else layer.trainable_variables
 
 
-def leaf_layers(model):
+def leaf_layers(model: Model) -> List[Layer]:
   """Every layer that has no layers inside, nested models included, once."""
   layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}
   return [l for l in layers.values()
           if not list(l._flatten_layers(include_self=False, recursive=True))]
 
 
-def loss_tracker(model, outputs):
+def loss_tracker(model: Model, outputs: Any) -> Any:
   """The metric that `fit` shows as `loss`."""
   if not KERAS_3 and not model.compiled_loss.built:
     model.compiled_loss.build(outputs)
   return next(metric for metric in model.metrics if metric.name == 'loss')
 
 
-def unwrap_loss_scaling(optimizer):
+def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
   """The optimizer inside a `LossScaleOptimizer`; clipping needs unscaled gradients."""
   wrapper = getattr(keras.mixed_precision, 'LossScaleOptimizer', ())
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
-def input_structure(model):
+# What `compile` must be told for losses to stay as they are.
+NO_LOSS_SCALING = {'auto_scale_loss': False} if KERAS_3 else {}
+
+
+def drop_loss_scaling(model: Model) -> None:
+  """Takes off the `LossScaleOptimizer` that `compile` put around the optimizer, if it does."""
+  if not KERAS_3:
+    model.optimizer = unwrap_loss_scaling(model.optimizer)
+
+
+def input_structure(model: Model) -> Any:
   """The nest of a functional model's symbolic inputs, or None."""
   return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
-def raw_variable(variable):
+def raw_variable(variable: Variable) -> tf.Variable:
   """The `tf.Variable` of a model's variable."""
   return variable._value if KERAS_3 and hasattr(variable, '_value') else variable
 
 
-def variable_key(variable):
+def variable_key(variable: Variable) -> int:
   """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
   return id(raw_variable(variable).handle)
 
 
-def describe(variable):
+def describe(variable: Variable) -> str:
   name = getattr(variable, 'path', None) or variable.name
   return f'variable {name!r} of shape {tuple(variable.shape)}'
 
 
-def overrides(model, method):
+def overrides(model: Model, method: str) -> bool:
   """Whether a model has a method of its own, wherever it comes from, in place of Keras'."""
   found = getattr(model, method)
   return getattr(found, '__func__', found) is not getattr(keras.Model, method)
 
 
-def autographed(layer, function):
+def autographed(layer: Layer, function: Callable[..., Any]) -> Callable[..., Any]:
   """`function`, the layer's `call`, as Keras would run it in a graph."""
   own = not type(layer).__module__.startswith('keras.')
   if KERAS_3 or not own or tf.executing_eagerly():
@@ -180,23 +199,48 @@ def autographed(layer, function):
   return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
-def unconverted(function):
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
   """Keeps autograph from rewriting `function`, but not what it calls."""
-  function.__ag_compiled = True
+  function.__ag_compiled = True  # type: ignore[attr-defined]
   return function
 
 
-def vectorizes_safely(operations):
-  """Whether a function of these kinds of operations may go through `tf.vectorized_map`.
+# Part of the name of operations that must not go through `tf.vectorized_map`, or ''.
+# TF 2.21's products of batches of matrices (oneDNN) write beyond their memory where an
+# axis of size one is broadcast, which is what batches of one example become: wrong
+# numbers or a crash (tensorflow issue 117700).
+UNSAFE_WHEN_VECTORIZED = 'BatchMatMul' if KERAS_3 else ''
 
-  TF 2.21's products of batches of matrices (oneDNN) write beyond their memory where an
-  axis of size one is broadcast, which is what batches of one example become: wrong
-  numbers or a crash (tensorflow issue 117700).
+
+def vectorizes_safely(operations: Iterable[str]) -> bool:
+  """Whether a function of these kinds of operations may go through `tf.vectorized_map`."""
+  unsafe = UNSAFE_WHEN_VECTORIZED
+  return not (unsafe and any(unsafe in name for name in operations))
+
+
+def vectorizes_wrongly(layer: Layer) -> bool:
+  """Whether `tf.vectorized_map` over examples goes wrong in a layer.
+
+  On Keras 3 attention crashes the process (TF 2.21), and dropout would draw one mask
+  for all examples.
   """
-  return not (KERAS_3 and any('BatchMatMul' in name for name in operations))
+  return KERAS_3 and bool(
+      'Attention' in type(layer).__name__ or getattr(layer, '_seed_generators', None))
 
 
-def recurrent_dropout_mask(cell, like, rate, training):
+def depthwise_kernel(layer: Layer) -> Variable:
+  """The kernel of a depthwise convolution."""
+  return layer.kernel if KERAS_3 else layer.depthwise_kernel
+
+
+# What the `call` of recurrent layers takes after the inputs, in order.
+RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if KERAS_3 else
+                       ('mask', 'training', 'initial_state'))
+# Whether TimeDistributed joins the time axis with the batch; else it calls its layer per step.
+TIME_DISTRIBUTED_FOLDS = not KERAS_3
+
+
+def recurrent_dropout_mask(cell: Layer, like: tf.Tensor, rate: float, training: Any) -> tf.Tensor:
   """A mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
   ones = tf.ones_like(like)
   if KERAS_3:
@@ -205,7 +249,8 @@ def recurrent_dropout_mask(cell, like, rate, training):
   return cell._random_generator.dropout(ones, rate)
 
 
-def recurrent_mask_getter(kind, masks, sequence):
+def recurrent_mask_getter(
+    kind: str, masks: List[tf.Tensor], sequence: bool) -> Tuple[str, Callable[..., Any]]:
   """Name and body of the method by which recurrent layers get their masks.
 
   Args:
@@ -217,14 +262,14 @@ def recurrent_mask_getter(kind, masks, sequence):
   if KERAS_3:
     return f'get_{kind}_mask', lambda *_, **__: masks[0] if len(masks) == 1 else masks
 
-  def getter(inputs, training, count=1):
+  def getter(inputs: Any, training: Any, count: int = 1) -> Any:
     del inputs, training
     return masks[0] if count == 1 else (masks * count)[:count]
 
   return f'get_{kind}_mask_for_cell', getter
 
 
-def privacy_module(name):
+def privacy_module(name: str) -> Any:
   """A module of tensorflow_privacy's `dp_query` package, or None where it is absent.
 
   On TF >= 2.16 tensorflow_privacy cannot be imported as a whole (it needs
@@ -232,7 +277,7 @@ def privacy_module(name):
   """
   import importlib  # pylint: disable=import-outside-toplevel
   if KERAS_3:
-    sys.skip_tf_privacy_import = True
+    sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
   try:
     return importlib.import_module(f'tensorflow_privacy.privacy.dp_query.{name}')
   except ImportError:

@@ -69,12 +69,7 @@ def record_gradients(
 
 
 def _must_loop(model: compat.Model) -> bool:
-  """Whether vectorizing examples goes wrong.
-
-  Recurrent layers have no vectorized gradient. On Keras 3 attention crashes the
-  process (TF 2.21), and dropout would draw one mask for all examples.
-  """
+  """Whether vectorizing examples goes wrong: recurrent layers have no vectorized gradient."""
   return any(
-      isinstance(layer, compat.keras.layers.RNN) or compat.KERAS_3 and (
-          'Attention' in type(layer).__name__ or getattr(layer, '_seed_generators', None))
+      isinstance(layer, compat.keras.layers.RNN) or compat.vectorizes_wrongly(layer)
       for layer in model._flatten_layers())

@@ -18,8 +18,7 @@ from tfdp_adaptive.clipping import mapping
 
 # What Keras has and no other example can change, if it reduces the last axis. Of the others,
 # hinge losses decide by all labels of a batch whether these are zeros and ones.
-_named = lambda *names: [
-    getattr(compat.keras.losses, name) for name in names if hasattr(compat.keras.losses, name)]
+_named = compat.losses_named
 _CLASSES = _named('sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy')
 _SPARSE = _CLASSES + _named('ctc', 'CTC')  # Of integers.
 _DENSE = _named(

@@ -31,7 +31,7 @@ def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> 
 
 def vectorized(function: Callable[..., Any], records: Any) -> Any:
   """All records at once, unless TensorFlow would then corrupt memory."""
-  if compat.KERAS_3:
+  if compat.UNSAFE_WHEN_VECTORIZED:
     concrete = traced(function, records)
     if not compat.vectorizes_safely(operations(concrete)):
       return looped(function, records, concrete)

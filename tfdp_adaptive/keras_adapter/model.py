@@ -50,12 +50,10 @@ class DPModel:
     if weighted_metrics is None:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
-    if compat.KERAS_3:
-      kwargs['auto_scale_loss'] = False  # Losses of single examples are not tiny: no 1/B.
+    kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
-    if not compat.KERAS_3:
-      self.optimizer = compat.unwrap_loss_scaling(self.optimizer)
+    compat.drop_loss_scaling(self)
 
   def get_compile_config(self):
     return super().get_compile_config()

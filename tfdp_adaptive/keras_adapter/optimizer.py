@@ -274,8 +274,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
-    if not compat.KERAS_3:
-      self._built = True
+    compat.mark_built(self)
 
   def _warn_of_regimes(self, specs):
     noise_std = self.noise_multiplier * contract.mean_sensitivity(

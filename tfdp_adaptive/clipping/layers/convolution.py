@@ -290,7 +290,7 @@ def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explici
 def depthwise_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
-  kernel = layer.kernel if compat.KERAS_3 else layer.depthwise_kernel
+  kernel = compat.depthwise_kernel(layer)
   yield kernel, _depthwise(factor(layer, inputs, cotangents, tuple(kernel.shape)), cotangents)
   yield from _bias(layer, cotangents)
 

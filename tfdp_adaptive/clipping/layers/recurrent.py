@@ -134,9 +134,7 @@ def _scan(
 def _arguments(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any, Any]:
   """`(x, mask, training, initial state or None)` of a call."""
   inputs = args[0] if args else kwargs.get('sequences', kwargs.get('inputs'))
-  names = ('mask', 'training', 'initial_state')
-  if compat.KERAS_3:
-    names = ('initial_state', 'mask', 'training')
+  names = compat.RECURRENT_ARGUMENTS
   given = dict(zip(names, args[1:]), **{k: v for k, v in kwargs.items() if k in names})
   state, mask = given.get('initial_state'), given.get('mask')
   if isinstance(inputs, (list, tuple)):

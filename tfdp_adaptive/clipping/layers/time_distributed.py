@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping.layers import registry
 
-if not compat.KERAS_3:
+if compat.TIME_DISTRIBUTED_FOLDS:
 
   @registry.register(compat.keras.layers.TimeDistributed, folds=True)
   def time_distributed(
