@@ -67,6 +67,29 @@ def test_named_optimizers_show_every_argument(name):
   assert set(documented) == set(shown)
 
 
+def test_subclasses_of_named_optimizers_show_their_own_arguments():
+
+  class Warm(tfdp.DPAdam):
+
+    def __init__(self, warm_up, learning_rate=0.1, **kwargs):
+      super().__init__(learning_rate, **kwargs)
+      self.warm_up = warm_up
+
+  class Plain(tfdp.DPAdam):
+    pass
+
+  class Warmer(Warm):
+    pass
+
+  class Momentum(tfdp.DPAdam):
+    factory = staticmethod(tfdp.rules.dp_sgd)
+
+  for kind in (Warm, Warmer):
+    assert list(inspect.signature(kind).parameters) == ['warm_up', 'learning_rate', 'kwargs']
+  assert inspect.signature(Plain) == inspect.signature(tfdp.DPAdam)
+  assert inspect.signature(Momentum) == inspect.signature(tfdp.DPSGD)
+
+
 def test_editors_see_the_names_that_there_are():
   """The block for type checkers against the table that is used."""
   body = ast.parse(pathlib.Path(tfdp.__file__).read_text(encoding='utf-8')).body

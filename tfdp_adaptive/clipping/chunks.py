@@ -9,7 +9,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import losses
 
 
 def chunked(
@@ -31,7 +30,7 @@ def chunked(
     return engine
 
   def run(
-      model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+      model: compat.Model, loss: interface.Loss, batch: interface.Batch,
       request: interface.Request) -> interface.Clipped:
     static = batch.mask.shape[0]
     size = tf.shape(batch.mask)[0] if static is None else static
@@ -71,7 +70,7 @@ def chunked(
 
 
 def rows_within(
-    budget: int, engine: interface.Engine, model: compat.Model, loss: losses.ExampleLoss,
+    budget: int, engine: interface.Engine, model: compat.Model, loss: interface.Loss,
     batch: interface.Batch, request: interface.Request, size: int) -> int:
   """How many examples may be worked on at once within a budget of memory.
 

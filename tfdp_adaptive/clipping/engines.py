@@ -12,7 +12,6 @@ from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import ids
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import layered
-from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import materialized
 
 ENGINES = ('auto', 'bookkeeping', 'layered', 'materialized', 'loop')
@@ -60,8 +59,7 @@ def choose(
   return ids.guarded(_ENGINES[decided])
 
 
-def record_gradients(
-    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any) -> List[tf.Tensor]:
+def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
   """[n, ...] gradients of every example, a list like the trainable variables."""
   if bookkeeping.supports(model, x)[0]:
     return layered.record_gradients(model, loss, x, y)

@@ -12,7 +12,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping.layers import registry
 
 
@@ -20,7 +19,7 @@ def guarded(engine: interface.Engine) -> interface.Engine:
   """The same engine, which it holds as `engine`, given ids that its embeddings have."""
 
   def run(
-      model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+      model: compat.Model, loss: interface.Loss, batch: interface.Batch,
       request: interface.Request) -> interface.Clipped:
     x, inside = in_range(model, interface.joined(batch)[0].x)
     if inside is None:

@@ -96,7 +96,7 @@ def of_records(losses: tf.Tensor, batch: Batch) -> tf.Tensor:
 
 
 Loss = Callable[..., tf.Tensor]  # `(y, outputs, sample_weight) -> [n]`.
-Engine = Callable[..., Clipped]  # Of a model, its `ExampleLoss`, a `Batch` and a `Request`.
+Engine = Callable[..., Clipped]  # `(model, loss, batch, request) -> Clipped`.
 
 
 def add_sums(left: Any, right: Any) -> Any:

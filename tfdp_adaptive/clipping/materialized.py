@@ -14,27 +14,26 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
 
 
 def vectorized(
-    model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+    model: compat.Model, loss: interface.Loss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
   """All examples at once, by `tf.vectorized_map` where that is safe."""
   return _engine(mapping.vectorized, model, loss, batch, request)
 
 
 def looped(
-    model: compat.Model, loss: losses.ExampleLoss, batch: interface.Batch,
+    model: compat.Model, loss: interface.Loss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
   """One example after the other: for models that cannot be vectorized."""
   return _engine(mapping.looped, model, loss, batch, request)
 
 
 def record_gradients(
-    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any,
+    model: compat.Model, loss: interface.Loss, x: Any, y: Any,
     vectorize: bool = True) -> List[tf.Tensor]:
   """[n, ...] gradients of every example, a list like the trainable variables."""
 
@@ -63,7 +62,7 @@ def _project(request: interface.Request, gradient: trees.Tree, keep: tf.Tensor) 
 
 
 def _engine(
-    map_examples: Callable[..., Any], model: compat.Model, loss: losses.ExampleLoss,
+    map_examples: Callable[..., Any], model: compat.Model, loss: interface.Loss,
     batch: interface.Batch, request: interface.Request) -> interface.Clipped:
   """See `interface`. The loss of a record is that of a batch of its examples alone."""
   single = trees.absent(batch.examples)
@@ -85,7 +84,7 @@ def _engine(
 
 
 def _gradient(
-    model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any,
+    model: compat.Model, loss: interface.Loss, x: Any, y: Any,
     sample_weight: Any) -> Tuple[List[tf.Tensor], Any, tf.Tensor]:
   """Gradient, outputs and losses of a batch."""
   with tf.GradientTape() as tape:

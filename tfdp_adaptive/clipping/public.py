@@ -8,11 +8,11 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
-from tfdp_adaptive.clipping import losses
+from tfdp_adaptive.clipping import interface
 
 
 def gradients(
-    kind: str, model: compat.Model, loss: losses.ExampleLoss, x: Any, y: Any) -> List[tf.Tensor]:
+    kind: str, model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
   """What `rule.public` asks for.
 
   Args:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which batches a step takes: those that its plan drew for it, or of the declared size."""
 
-from typing import Any, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -11,6 +13,10 @@ from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.privacy import marks
+from tfdp_adaptive.privacy import plan as plan_lib
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 
 _DRAWN = (
     'The optimizer has a plan, so a step takes the batch that `plan.batches(data)` drew for it, '
@@ -39,7 +45,7 @@ def unpack(data: Any, plan: Any = None) -> interface.Batch:
   return interface.Batch(x, y, sample_weight, mask)
 
 
-def _of_users(x, y, sample_weight):
+def _of_users(x: Any, y: Any, sample_weight: Any) -> interface.Batch:
   leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
             if t is not None]
   most = {t.shape[1] if t.shape.rank is not None and t.shape.rank > 1 else None for t in leaves}
@@ -58,8 +64,9 @@ def _of_users(x, y, sample_weight):
   return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples)
 
 
-def admit(optimizer, batch: interface.Batch, noise: noise_lib.State
-          ) -> Tuple[interface.Batch, noise_lib.State]:
+def admit(
+    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch,
+    noise: noise_lib.State) -> Tuple[interface.Batch, noise_lib.State]:
   """The batch, if it is one that this step may take.
 
   Assertions vanish under XLA: there, what may not be taken is taken as empty.
@@ -90,7 +97,7 @@ def admit(optimizer, batch: interface.Batch, noise: noise_lib.State
   return batch._replace(sample_weight=weights, mask=mask), noise._replace(key=key, row=row)
 
 
-def _is_drawn(plan, weights, row):
+def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, row: tf.Tensor) -> Tuple[tf.Tensor, Any]:
   """`([] bool, assertion)`: whether all weights have the mark of this step."""
   if trees.absent(weights) or any(w.dtype != tf.float64 for w in tf.nest.flatten(weights)):
     raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
@@ -102,7 +109,9 @@ def _is_drawn(plan, weights, row):
       'a batch of another step or plan, used before, or changed'))
 
 
-def check_size(optimizer, size: tf.Tensor, static: Optional[int], exact: bool = True) -> list:
+def check_size(
+    optimizer: optimizer_lib.DPOptimizer, size: tf.Tensor, static: Optional[int],
+    exact: bool = True) -> List[Any]:
   """Assertions that a batch has the declared size, where sizes are fixed.
 
   Args:
@@ -126,7 +135,7 @@ def check_size(optimizer, size: tf.Tensor, static: Optional[int], exact: bool = 
                 message=message.format('other' if exact else 'more'))]
 
 
-def refuse_unseen(optimizer) -> None:
+def refuse_unseen(optimizer: optimizer_lib.DPOptimizer) -> None:
   """For steps that cannot see the marks: a plan's batches cannot be told from others."""
   if optimizer.plan is not None and (
       optimizer.own_sampler is None or optimizer.plan.unit == 'user'):
@@ -135,7 +144,7 @@ def refuse_unseen(optimizer) -> None:
         + errors.FIX))
 
 
-def check_fit(optimizer, x, y, kwargs):
+def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
   """Refuses data whose sampling is not what the plan accounts for, before anything is read.
 
   Returns:

@@ -2,6 +2,7 @@
 """Arguments of private optimizers: what is required, what is refused, how they are saved."""
 
 import inspect
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,15 +11,18 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.privacy import plan as plan_lib
 
 
-def check_rule(rule):
+def check_rule(rule: Any) -> None:
   if not isinstance(rule, contract.Rule):
     raise ValueError('`rule` must be a `tfdp.rules` rule. '
                      f'Received: rule={rule!r} of type {type(rule).__name__}.')
 
 
-def check_choices(rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs):
+def check_choices(
+    rule: contract.Rule, engine: str, accumulation_steps: int, memory_budget: Optional[int],
+    average_iterates: bool, kwargs: Dict[str, Any]) -> None:
   """Refuses what is none of the choices, or choices that exclude one another."""
   if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
     raise ValueError('`accumulation_steps` must be a positive integer. '
@@ -41,7 +45,7 @@ def check_choices(rule, engine, accumulation_steps, memory_budget, average_itera
                      'Received: average_iterates=True, use_ema=True.')
 
 
-def check_own_sampler(plan, own_sampler):
+def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optional[str]) -> None:
   """A sentence, for plans only."""
   if own_sampler is None:
     return
@@ -54,7 +58,9 @@ def check_own_sampler(plan, own_sampler):
 
 
 def privatizer_arguments(
-    rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
+    rule: contract.Rule, plan: Optional[plan_lib.PrivacyPlan], l2_norm_clip: Optional[float],
+    noise_multiplier: Optional[float], batch_size: Optional[float],
+    mechanism: Optional[mechanisms.Mechanism], adjacency: Optional[str]) -> Dict[str, Any]:
   """Arguments of the privatizer, from the plan or from the call, never from both."""
   private = _chosen_arguments(
       rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
@@ -66,7 +72,9 @@ def privatizer_arguments(
 
 
 def _chosen_arguments(
-    rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency):
+    rule: contract.Rule, plan: Optional[plan_lib.PrivacyPlan], l2_norm_clip: Optional[float],
+    noise_multiplier: Optional[float], batch_size: Optional[float],
+    mechanism: Optional[mechanisms.Mechanism], adjacency: Optional[str]) -> Dict[str, Any]:
   explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
                   adjacency=adjacency)
   if plan is not None:
@@ -91,7 +99,7 @@ def _chosen_arguments(
   return dict(required, mechanism=mechanism, adjacency=adjacency)
 
 
-def refuse(kwargs):
+def refuse(kwargs: Dict[str, Any]) -> None:
   """Keras arguments that would break sensitivity or do something else than they say."""
   fixes = {
       'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
@@ -105,7 +113,7 @@ def refuse(kwargs):
       raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
 
 
-def to_config(value):
+def to_config(value: Any) -> Any:
   """Arrays, in lists too, as something JSON can hold; see `from_config`."""
   if isinstance(value, (list, tuple)):
     return [to_config(v) for v in value]
@@ -114,7 +122,7 @@ def to_config(value):
   return value
 
 
-def from_config(value):
+def from_config(value: Any) -> Any:
   if isinstance(value, (list, tuple)):
     return [from_config(v) for v in value]
   if isinstance(value, dict) and set(value) == {'array'}:
@@ -122,6 +130,6 @@ def from_config(value):
   return value
 
 
-def parameters(factory):
+def parameters(factory: Callable[..., contract.Rule]) -> Tuple[str, ...]:
   """Names of a rule factory's arguments."""
   return tuple(inspect.signature(factory).parameters)

@@ -9,16 +9,26 @@ quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and of
 Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
 """
 
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple, TYPE_CHECKING
+
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import moments
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def of_step(clipped, clips, mask, batch_size, rule_state):
+def of_step(
+    clipped: interface.Clipped, clips: Sequence[tf.Tensor], mask: tf.Tensor, batch_size: float,
+    rule_state: Any) -> Dict[str, tf.Tensor]:
   """Scalars of one step by name; with several asks they are those of the first.
 
   Args:
@@ -49,7 +59,8 @@ def of_step(clipped, clips, mask, batch_size, rule_state):
   return values
 
 
-def preconditioner_histogram(optimizer, bins=50):
+def preconditioner_histogram(
+    optimizer: optimizer_lib.DPOptimizer, bins: int = 50) -> Tuple[np.ndarray, np.ndarray, int]:
   """Histogram of log10 of the rule's second moment estimate, as NumPy does it.
 
   Public as the releases it is made of, unless the rule is the noiseless diagnostic.
@@ -72,7 +83,7 @@ def preconditioner_histogram(optimizer, bins=50):
   return counts, edges, int(np.sum(values <= 0))
 
 
-def _quantiles(norms, mask, count):
+def _quantiles(norms: tf.Tensor, mask: tf.Tensor, count: tf.Tensor) -> List[tf.Tensor]:
   """Of the real examples: padding is sorted to the end. Lower sample quantiles."""
   ordered = tf.sort(tf.where(mask, norms, tf.fill(tf.shape(norms), np.float32(np.inf))))
   last = tf.maximum(tf.cast(count, tf.int32) - 1, 0)

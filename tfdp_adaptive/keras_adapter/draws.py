@@ -9,6 +9,7 @@ left as they are, and no trace that anybody trains with ever holds a replacement
 
 import itertools
 import re
+from typing import Any, Callable, Dict, List, Sequence
 
 import tensorflow as tf
 
@@ -28,9 +29,10 @@ class Held:
     PrivacyError: If an operation draws numbers that cannot be held fixed.
   """
 
-  def __init__(self, concrete):
+  def __init__(self, concrete: Any) -> None:
     name = f'tfdp_adaptive_draws_{next(_COUNT)}'  # Of the variable that holds the salt.
-    definition, functions = concrete.graph.as_graph_def(), {}
+    definition = concrete.graph.as_graph_def()
+    functions: Dict[Any, Any] = {}
     for node in _nodes(definition):
       if node.op in _DRAWS:
         _replace(node, functions, lambda: tf.raw_ops.ReadVariableOp(
@@ -46,7 +48,7 @@ class Held:
       _rename(definition, name)
     self._salt, self._run = _handle(name), _imported(concrete, definition)
 
-  def __call__(self, values, salt):
+  def __call__(self, values: Sequence[Any], salt: Any) -> Any:
     """The outputs; other salts give other draws."""
     tf.raw_ops.AssignVariableOp(resource=self._salt, value=tf.constant(salt, tf.float64))
     return self._run(*values)
@@ -55,12 +57,12 @@ class Held:
 _COUNT = itertools.count()
 
 
-def _handle(name):
+def _handle(name: str) -> tf.Tensor:
   with tf.device('CPU:0'):
     return tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=name)
 
 
-def _imported(concrete, definition):
+def _imported(concrete: Any, definition: Any) -> Any:
   """A graph, changed, as a function like the one it is of."""
   fed = {'^' + t.op.name for t in concrete.inputs}
   for node in definition.node:  # Nothing can wait for what is fed.
@@ -68,7 +70,7 @@ def _imported(concrete, definition):
   used = {name.split(':')[0] for node in definition.node for name in node.input}
   outputs = [t.name for t in concrete.outputs]
 
-  def run(*values):
+  def run(*values: Any) -> Any:
     inputs = {t.name: v for t, v in zip(concrete.inputs, values) if t.op.name in used}
     return tf.graph_util.import_graph_def(definition, inputs, outputs, name='held')
 
@@ -76,7 +78,7 @@ def _imported(concrete, definition):
       run, [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs])
 
 
-def _rename(definition, suffix):
+def _rename(definition: Any, suffix: str) -> None:
   """Gives functions names of their own: those of the original exist, unchanged."""
   names = {f.signature.name for f in definition.library.function}
   for function in definition.library.function:
@@ -88,25 +90,26 @@ def _rename(definition, suffix):
           called.name += suffix
 
 
-def _nodes(definition):
+def _nodes(definition: Any) -> List[Any]:
   return list(definition.node) + [n for f in definition.library.function for n in f.node_def]
 
 
-def has_draws(concrete):
+def has_draws(concrete: Any) -> bool:
   """Whether any operation of a concrete function, or of what it calls, draws numbers."""
   return any(node.op in _DRAWS or node.op.startswith('StatelessRandom') or _UNHELD.match(node.op)
              for node in _nodes(concrete.graph.as_graph_def()))
 
 
-def _replace(node, functions, salt):
+def _replace(node: Any, functions: Any, salt: Callable[[], tf.Tensor]) -> None:
   """Makes a node that draws call a function of its inputs that does not."""
+  draw: Any
   draw, types = _DRAWS[node.op]
   *taken, result = [
       name if isinstance(name, tf.DType) else tf.as_dtype(node.attr[name].type) for name in types]
   key = (node.op, *taken, result)
   if key not in functions:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, one) for one in taken])
-    def function(*inputs):
+    def function(*inputs: Any) -> tf.Tensor:
       with tf.name_scope('held'):  # Once inlined, names must differ from those around.
         return draw(*inputs, dtype=result, salt=salt())
     functions[key] = function.get_concrete_function()
@@ -117,7 +120,7 @@ def _replace(node, functions, salt):
   node.attr['f'].func.name = functions[key].function_def.signature.name
 
 
-def _include(definition, function):
+def _include(definition: Any, function: Any) -> None:
   """Adds a function and all that it calls to a graph's library."""
   have = {f.signature.name for f in definition.library.function}
   inner = function.graph.as_graph_def().library.function
@@ -126,7 +129,7 @@ def _include(definition, function):
       definition.library.function.append(one)
 
 
-def _uniform(shape, salt, tag=0.0):
+def _uniform(shape: tf.Tensor, salt: Any, tag: Any = 0.0) -> tf.Tensor:
   """Float64 in (0, 1) that depends on each axis' index, not on any axis' length."""
   shape = tf.concat([[1], tf.cast(tf.reshape(shape, [-1]), tf.int64)], 0)
   strides = tf.math.cumprod(shape, exclusive=True, reverse=True)
@@ -138,53 +141,54 @@ def _uniform(shape, salt, tag=0.0):
   return tf.reshape(tf.clip_by_value(mixed, 1e-6, 1 - 1e-6), shape[1:])
 
 
-def _tag(key):
+def _tag(key: Any) -> tf.Tensor:
   """A number of a seed or a key."""
   low = tf.bitwise.bitwise_and(tf.reshape(key, [-1]), tf.constant(0xffff, key.dtype))
   return tf.reduce_sum(tf.cast(low, tf.float64)) * 0.618
 
 
-def _uniforms(shape, *key, dtype, salt):
+def _uniforms(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   return tf.cast(_uniform(shape, salt, _tag(key[0]) if key else 0.0), dtype)
 
 
-def _normals(shape, *key, dtype, salt):
+def _normals(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   uniform = _uniform(shape, salt, _tag(key[0]) if key else 0.0)
   return tf.cast(tf.math.ndtri(0.04 + 0.92 * uniform), dtype)  # Truncated ones, too.
 
 
-def _integers(shape, *rest, dtype, salt):
+def _integers(shape: tf.Tensor, *rest: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   *key, low, high = rest
   uniform = _uniform(shape, salt, _tag(key[0]) if key else 0.0)
   width = tf.cast(high, tf.float64) - tf.cast(low, tf.float64)
   return low + tf.cast(tf.floor(uniform * width), dtype)
 
 
-def _full_integers(shape, key, *_, dtype, salt):
+def _full_integers(shape: tf.Tensor, key: Any, *_: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   return tf.cast(_uniform(shape, salt, _tag(key)) * 2.0**31, dtype)
 
 
-def _shuffled(value, *key, dtype, salt):
+def _shuffled(value: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   del dtype
   order = _uniform(tf.shape(value)[:1], salt, _tag(key[0]) if key else 0.0)
   return tf.gather(value, tf.argsort(order))
 
 
-def _categories(logits, samples, *_, dtype, salt):
+def _categories(
+    logits: tf.Tensor, samples: tf.Tensor, *_: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
   shape = tf.concat([tf.shape(logits)[:1], [samples], tf.shape(logits)[1:]], 0)
   gumbel = -tf.math.log(-tf.math.log(_uniform(shape, salt)))
   chosen = tf.argmax(tf.cast(logits, tf.float64)[:, tf.newaxis] + gumbel, -1)
   return tf.cast(chosen, dtype)
 
 
-def _positive(shape, parameter, dtype, salt):
+def _positive(shape: tf.Tensor, parameter: tf.Tensor, dtype: tf.DType, salt: Any) -> tf.Tensor:
   """Numbers of a gamma or Poisson distribution's support, about as large as they would be."""
   shape = tf.concat([tf.cast(shape, tf.int32), tf.shape(parameter)], 0)
   value = 2 * _uniform(shape, salt) * tf.cast(parameter, tf.float64)
   return tf.cast(value if dtype.is_floating else tf.floor(value), dtype)
 
 
-def _poisson(shape, rate, dtype, salt):
+def _poisson(shape: tf.Tensor, rate: tf.Tensor, dtype: tf.DType, salt: Any) -> tf.Tensor:
   return tf.cast(tf.floor(_positive(shape, rate, tf.float64, salt)), dtype)
 
 

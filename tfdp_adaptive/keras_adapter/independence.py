@@ -8,9 +8,12 @@ tell what gradients do not: integers, ranks, thresholds, lengths, what is behind
 `stop_gradient`, what a backward pass of a layer's own does.
 """
 
+from typing import Any, Callable, Dict, List, Optional
+
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.keras_adapter import draws
@@ -26,7 +29,9 @@ _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
 
 
-def check(model, leaves, structure, static, after_call):
+def check(
+    model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Any,
+    after_call: Callable[..., Any]) -> None:
   """Raises `PrivacyError` where an example depends on others, or a step keeps data.
 
   Args:
@@ -48,20 +53,24 @@ def check(model, leaves, structure, static, after_call):
     return  # Another engine runs every example by itself.
   random = draws.has_draws(first.concrete)
   _check_contents(traces, leaves)
-  for regime in ([dict(salt=salt) for salt in _OTHER_DRAWS] if random else []) + [dict(later=True)]:
-    _check_contents(traces, leaves, **regime)
+  for salt in _OTHER_DRAWS if random else ():
+    _check_contents(traces, leaves, salt=salt)
+  _check_contents(traces, leaves, later=True)
   _check_sizes(traces, leaves, random)
 
 
 class _Traces:
   """The traces of one model, by the size of the batch where that is static."""
 
-  def __init__(self, model, leaves, structure, static, after_call):
+  def __init__(
+      self, model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Any,
+      after_call: Callable[..., Any]) -> None:
     self._model, self._structure, self._after_call = model, structure, after_call
     self._leaves, self._static = leaves, static
-    self._traces, self._runners = {}, {}
+    self._traces: Dict[Optional[int], probes.Trace] = {}
+    self._runners: Dict[Any, probes.Runner] = {}
 
-  def of(self, size):
+  def of(self, size: int) -> probes.Trace:
     if not self._static and None not in self._traces:
       try:
         self._traces[None] = self._trace(None)
@@ -72,22 +81,22 @@ class _Traces:
       self._traces[key] = self._trace(size)
     return self._traces[key]
 
-  def runner(self, size):
+  def runner(self, size: int) -> probes.Runner:
     key = size if self._static else None
     if key not in self._runners:
       self._runners[key] = probes.Runner(self._model, self.of(size))
     return self._runners[key]
 
-  def nest(self, leaves):
+  def nest(self, leaves: Any) -> Any:
     return tf.nest.pack_sequence_as(self._structure, leaves)
 
-  def _trace(self, size):
+  def _trace(self, size: Optional[int]) -> probes.Trace:
     return probes.trace(self._model, self.nest(
         [tf.TensorSpec([size] + list(t.shape[1:]), _dtype(t)) for t in self._leaves]),
                         self._after_call)
 
 
-def _check_repeats(traces, leaves):
+def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
   """The same batch again, after one of zeros, gives the same."""
   run = traces.runner(len(leaves[0]))
   batch = leaves + [_errors(len(leaves[0]))]
@@ -102,7 +111,8 @@ def _check_repeats(traces, leaves):
         'graph calls (`tf.numpy_function`) draw numbers or keep anything.')
 
 
-def _check_contents(traces, leaves, salt=0.0, later=False):
+def _check_contents(
+    traces: _Traces, leaves: List[np.ndarray], salt: float = 0.0, later: bool = False) -> None:
   """Changes some examples in every way; the others must not notice."""
   n = len(leaves[0])
   run = traces.runner(n)
@@ -132,7 +142,7 @@ def _check_contents(traces, leaves, salt=0.0, later=False):
   run.salt, run.later = 0.0, False
 
 
-def _check_sizes(traces, leaves, random):
+def _check_sizes(traces: _Traces, leaves: List[np.ndarray], random: bool) -> None:
   """Leaves out examples, or adds some; after the others where what is drawn goes by place."""
   n = len(leaves[0])
   batch = leaves + [_errors(n)]
@@ -154,7 +164,7 @@ def _check_sizes(traces, leaves, random):
         raise mixes(f'{how} when {words}', _moved(run, before, after, rows, places))
 
 
-def _accepted(run, batch):
+def _accepted(run: Any, batch: Any) -> Any:
   """A run, or None where the batch is no input."""
   try:
     return run(batch)
@@ -162,16 +172,16 @@ def _accepted(run, batch):
     return None
 
 
-def _size(seen):
+def _size(seen: probes.Seen) -> int:
   return sum(t.size for t in seen.outputs + seen.factors)
 
 
-def _errors(n):
+def _errors(n: int) -> np.ndarray:
   """Per example, what its loss makes of the outputs; see `probes`."""
   return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
 
 
-def _ragged(leaves, order):
+def _ragged(leaves: List[np.ndarray], order: Any) -> List[np.ndarray]:
   """Examples of several lengths: zeros after what is kept of the first axis, or before."""
   leaves = [np.copy(t) for t in leaves]
   n = len(leaves[0])
@@ -182,11 +192,11 @@ def _ragged(leaves, order):
   return leaves
 
 
-def _real(array):
+def _real(array: np.ndarray) -> bool:
   return array.dtype.kind in 'fV'  # V: bfloat16.
 
 
-def _shortened(rows, order=slice(None)):
+def _shortened(rows: Any, order: Any = slice(None)) -> Any:
   rows = np.copy(rows)
   if rows.ndim > 1:
     rows[:, order][:, 1:] = np.zeros((), rows.dtype)
@@ -207,7 +217,7 @@ _CHANGES = {
 }
 
 
-def _run_changed(run, batch, kind, kept):
+def _run_changed(run: Any, batch: Any, kind: Any, kept: Any) -> Any:
   """`_accepted` of a batch with all others changed."""
   others = [i for i in range(len(batch[0])) if i not in kept]
   changed = [np.copy(t) for t in batch]
@@ -216,7 +226,7 @@ def _run_changed(run, batch, kind, kept):
   return _accepted(run, changed)
 
 
-def _difference(run, before, after, rows, places, tolerance):
+def _difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolerance: float) -> str:
   """What of the examples `rows` differs where they are now, in words; '' if nothing does."""
   for old, new in zip(before.outputs, after.outputs):
     if old.shape[1:] != new.shape[1:]:
@@ -235,7 +245,7 @@ def _difference(run, before, after, rows, places, tolerance):
   return ''
 
 
-def _near(old, new, tolerance):
+def _near(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
   """Whether arrays of examples are equal but for rounding."""
   if np.array_equal(old, new):
     return True
@@ -247,14 +257,14 @@ def _near(old, new, tolerance):
       np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak)))
 
 
-def _moved(run, before, after, rows, places):
+def _moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
   """How far the clipped sum of examples moves, in clip norms that are below all norms."""
   return float(np.linalg.norm(sum(
       _unit(run.gradient(before, row)) - _unit(run.gradient(after, place))
       for row, place in zip(rows, places))))
 
 
-def _influence(run, batch, before):
+def _influence(run: Any, batch: Any, before: Any) -> float:
   """How far one changed example moves the others' clipped sum, at most."""
   n, worst = len(batch[0]), 0.0
   for row in {0, n // 2, n - 1}:
@@ -266,12 +276,12 @@ def _influence(run, batch, before):
   return worst
 
 
-def _unit(gradient):
+def _unit(gradient: np.ndarray) -> np.ndarray:
   norm = np.linalg.norm(gradient)
   return gradient / norm if 0 < norm < np.inf else np.zeros_like(gradient)
 
 
-def mixes(how, moved=0.0):
+def mixes(how: str, moved: float = 0.0) -> errors.PrivacyError:
   """The error for a model whose examples depend on each other."""
   far = (f' The clipped sum of examples that did not change moves by {moved:.2f} clip norms.'
          if moved else '')
@@ -280,5 +290,5 @@ def mixes(how, moved=0.0):
       'Remove the layer that looks across axis 0.')
 
 
-def _dtype(array):
+def _dtype(array: np.ndarray) -> tf.DType:
   return tf.string if array.dtype.kind in 'OSU' else tf.as_dtype(array.dtype)

@@ -2,7 +2,7 @@
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures
-from typing import Any
+from typing import Any, Dict, List, Optional
 import warnings
 
 import tensorflow as tf
@@ -16,11 +16,14 @@ from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.keras_adapter import step
 from tfdp_adaptive.keras_adapter import validation
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 keras: Any = compat.keras
 
+_Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
 
-class DPModel:
+
+class DPModel(_Mixin):
   """Mixin that makes `fit` and `train_on_batch` private.
 
       class MyModel(tfdp.DPModel, keras.Model): ...
@@ -33,8 +36,9 @@ class DPModel:
   computed from private data: they are NOT private, do not publish them.
   """
 
-  def compile(self, optimizer=None, loss=None, *args, metrics=None, loss_weights=None,
-              weighted_metrics=None, **kwargs):
+  def compile(
+      self, optimizer: Any = None, loss: Any = None, *args: Any, metrics: Any = None,
+      loss_weights: Any = None, weighted_metrics: Any = None, **kwargs: Any) -> None:
     """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples."""
     if args:
       raise TypeError('`compile` of a private model takes everything after `loss` by keyword. '
@@ -44,7 +48,7 @@ class DPModel:
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     _refuse_own(self, 'compute_loss')
-    self._validated = None  # What it was validated as may have changed.
+    self._validated: Optional[str] = None  # What it was validated as may have changed.
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     if weighted_metrics is None:
@@ -55,33 +59,33 @@ class DPModel:
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
 
-  def get_compile_config(self):
+  def get_compile_config(self) -> Any:
     return super().get_compile_config()
 
   @property
-  def ledger(self):
+  def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
     optimizer = getattr(self, 'optimizer', None)
     return history.ledger(self.variables, getattr(optimizer, 'run', None))
 
-  def save_own_variables(self, store):
+  def save_own_variables(self, store: Any) -> None:
     super().save_own_variables(store)
     optimizer = getattr(self, 'optimizer', None)
     history.save(self.variables, getattr(optimizer, 'run', None), store)
 
-  def load_own_variables(self, store):
+  def load_own_variables(self, store: Any) -> None:
     store = {key: store[key] for key in store.keys()}
     record = store.pop(history.STORED, None)
     super().load_own_variables(store)
     if record is not None:
       history.load(self.variables, record)
 
-  def compile_from_config(self, config):
+  def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))
     if self.built:
       self.optimizer.build(self.trainable_variables)
 
-  def fit(self, x=None, y=None, **kwargs):
+  def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
     """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
     compat.check_strategy(self)
     x = admission.check_fit(self.optimizer, x, y, kwargs)
@@ -99,10 +103,10 @@ class DPModel:
       validation.validate_model(self, specs)
     return super().fit(x, y, **kwargs)
 
-  def train_step(self, data):
+  def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     return step.train_step(self, data)
 
-  def prepare_step(self, x):
+  def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
     if not self.built:
       self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
@@ -111,7 +115,7 @@ class DPModel:
     return losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
 
   @tf.autograph.experimental.do_not_convert
-  def _validate(self, x):
+  def _validate(self, x: Any) -> None:
     """Once per kind of input, while the step is traced; the values of `x` are not used."""
     validation.validate_structure(self)
     if compat.has_replicas():
@@ -126,11 +130,11 @@ class DPModel:
         thread.submit(validation.validate_model, self, specs).result()
       self._validated = signature
 
-  def reads_outputs(self):
+  def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
     return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics
 
-  def regularization_gradients(self):
+  def regularization_gradients(self) -> Optional[List[tf.Tensor]]:
     """Gradients of the weight-only losses, or None."""
     with tf.GradientTape() as tape:
       penalties = compat.weight_regularization(self)
@@ -154,23 +158,23 @@ class DPFunctional(DPModel, keras.Model):
 class DPWrapper(DPModel, keras.Model):
   """A private model around a subclassed one, whose layers and weights it shares."""
 
-  def __init__(self, model, **kwargs):
+  def __init__(self, model: compat.Model, **kwargs: Any) -> None:
     super().__init__(**kwargs)
     self.model = model
 
-  def call(self, inputs, training=None):
+  def call(self, inputs: Any, training: Any = None) -> Any:
     return self.model(inputs, training=training)
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
 
   @classmethod
-  def from_config(cls, config):
+  def from_config(cls, config: Dict[str, Any]) -> 'DPWrapper':
     model = keras.saving.deserialize_keras_object(config.pop('model'))
     return cls(model, **config)
 
 
-def make_private(model):
+def make_private(model: compat.Model) -> compat.Model:
   """A private model that shares layers and weights with `model`; compile it anew.
 
   Args:
@@ -207,7 +211,7 @@ def make_private(model):
   return DPWrapper(model, name=model.name)
 
 
-def _refuse_own(model, *methods):
+def _refuse_own(model: compat.Model, *methods: str) -> None:
   """Refuses a model that defines what a private step does not call."""
   for method in methods:
     if compat.overrides(model, method):
@@ -217,7 +221,7 @@ def _refuse_own(model, *methods):
           '`call` and the compiled `loss`.')
 
 
-def _specs(x):
+def _specs(x: Any) -> Any:
   """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
   if isinstance(x, tf.data.Dataset):
     return x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec

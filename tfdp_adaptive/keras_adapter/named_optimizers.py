@@ -4,7 +4,12 @@
 Every class takes the arguments of its factory and those of `DPOptimizer`.
 """
 
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Type
+
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras_adapter import arguments
@@ -16,16 +21,27 @@ from tfdp_adaptive.privacy import plan as plan_lib
 class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
 
-  factory = None  # staticmethod, set by the subclass.
+  factory: Any = None  # staticmethod, set by the subclass.
+  _absolute = False  # Whether absolute arguments of an adaptive phase are taken, too.
 
-  def __init__(self, learning_rate=0.001, **kwargs):
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
+    super().__init_subclass__(**kwargs)
+    constructor = cls.__init__
+    if constructor.__module__ == __name__ and cls.factory is not None:
+      cls.__signature__ = signatures.signature(
+          cls.factory, optimizer_lib.DPOptimizer.__init__, extra=cls._absolute)
+    else:
+      cls.__signature__ = signatures.without_self(constructor)
+
+  def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
     names = arguments.parameters(self.factory)
     rule_config = {k: v for k, v in kwargs.items() if k in names}
     kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
     super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
     self._hidden.rule_config = rule_config
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     config = compat.base_config(self)
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
     config.update(self._hidden.private, clipping=arguments.to_config(self.clipping),
@@ -43,7 +59,9 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     return config
 
   @classmethod
-  def from_config(cls, config, custom_objects=None):
+  def from_config(
+      cls, config: Dict[str, Any],
+      custom_objects: Optional[Dict[str, Any]] = None) -> NamedOptimizer:
     config = {key: arguments.from_config(value) for key, value in config.items()}
     if config.get('plan') is not None:
       config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
@@ -55,8 +73,12 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
 class _Delayed(NamedOptimizer):
   """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
 
-  def __init__(self, learning_rate=0.001, *, l2_norm_clip=None, plan=None,
-               adaptive_l2_norm_clip=None, adaptive_learning_rate=None, **kwargs):
+  _absolute = True
+
+  def __init__(
+      self, learning_rate: Any = 0.001, *, l2_norm_clip: Optional[float] = None,
+      plan: Optional[plan_lib.PrivacyPlan] = None, adaptive_l2_norm_clip: Optional[float] = None,
+      adaptive_learning_rate: Optional[float] = None, **kwargs: Any) -> None:
     clip = plan.l2_norm_clip if l2_norm_clip is None and plan is not None else l2_norm_clip
     if adaptive_l2_norm_clip is not None and clip is not None:
       kwargs['relative_adaptive_clip'] = adaptive_l2_norm_clip / clip
@@ -69,11 +91,11 @@ class _Delayed(NamedOptimizer):
     super().__init__(learning_rate, l2_norm_clip=l2_norm_clip, plan=plan, **kwargs)
 
 
-def _class(name, factory, delayed=False):
-  constructor = optimizer_lib.DPOptimizer.__init__
+def _class(
+    name: str, factory: Callable[..., contract.Rule],
+    delayed: bool = False) -> Type[NamedOptimizer]:
   return compat.serializable(type(name, (_Delayed if delayed else NamedOptimizer,), {
       'factory': staticmethod(factory), '__module__': __name__,
-      '__signature__': signatures.signature(factory, constructor, extra=delayed),
       '__doc__': signatures.docstring(
           factory, optimizer_lib.DPOptimizer, extra=delayed, factories=vars(rules))}))
 

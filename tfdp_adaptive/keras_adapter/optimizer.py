@@ -9,6 +9,7 @@ and averaging.
 
 import dataclasses
 import types
+from typing import Any, Dict, Optional, Sequence, Tuple
 import warnings
 
 import numpy as np
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.keras_adapter import arguments
@@ -23,6 +25,8 @@ from tfdp_adaptive.keras_adapter import guard
 from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
+from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
@@ -91,11 +95,16 @@ class DPOptimizer(guard.GuardedOptimizer):
     PrivacyError: When gradients come from anywhere but a private model.
   """
 
-  def __init__(self, rule, learning_rate=0.001, *, l2_norm_clip=None, noise_multiplier=None,
-               batch_size=None, plan=None, mechanism=None, adjacency=None, clipping='hard',
-               quantile_clip=None, slack_clip=None, accumulation_steps=1, memory_budget=None,
-               engine='auto', public_data=None, average_iterates=False, own_sampler=None,
-               diagnostics=False, seed=None, allow_non_private=False, name=None, **kwargs):
+  def __init__(
+      self, rule: contract.Rule, learning_rate: Any = 0.001, *,
+      l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+      batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
+      public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
+      diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
+      name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
     rule = following_clip.chosen(
@@ -128,44 +137,44 @@ class DPOptimizer(guard.GuardedOptimizer):
   # What the model needs to know.
 
   @property
-  def rule(self):
+  def rule(self) -> contract.Rule:
     return self._hidden.rule
 
   @property
-  def plan(self):
+  def plan(self) -> Optional[plan_lib.PrivacyPlan]:
     return self._hidden.plan
 
   @property
-  def batch_size(self):
+  def batch_size(self) -> float:
     """The divisor B."""
     return self._hidden.private['batch_size']
 
   @property
-  def adjacency(self):
+  def adjacency(self) -> str:
     return self._hidden.private['adjacency']
 
   @property
-  def noise_multiplier(self):
+  def noise_multiplier(self) -> float:
     return self._hidden.private['noise_multiplier']
 
   @property
-  def l2_norm_clip(self):
+  def l2_norm_clip(self) -> float:
     return self._hidden.private['l2_norm_clip']
 
   @property
-  def mechanism(self):
+  def mechanism(self) -> Optional[mechanisms.Mechanism]:
     return self._hidden.private['mechanism']
 
   @property
-  def seed(self):
+  def seed(self) -> Optional[int]:
     return self._hidden.private['seed']
 
   @property
-  def public_data(self):
+  def public_data(self) -> None:
     return self._hidden.public_data
 
   @public_data.setter
-  def public_data(self, data):
+  def public_data(self, data: Any) -> None:
     if data is not None and self.rule.public is None:
       raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
     if isinstance(data, tf.data.Dataset):
@@ -176,7 +185,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       data = lambda: fixed
     self._hidden.public_data = data
 
-  def public_batch(self):
+  def public_batch(self) -> Any:
     """The next public `(x, y)`."""
     if self.public_data is None:
       raise ValueError(f'The rule {self.rule.name} needs gradients of public data. Pass '
@@ -186,16 +195,16 @@ class DPOptimizer(guard.GuardedOptimizer):
   # What may be said.
 
   @property
-  def run(self):
+  def run(self) -> Optional[history.Run]:
     """Its line in the history of the weights; None before it is built."""
     return self._hidden.run
 
   @property
-  def ledger(self):
+  def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights that it moves: all runs they went through, so far."""
     return history.ledger(self._hidden.moved, self._hidden.run)
 
-  def epsilon(self, steps=None):
+  def epsilon(self, steps: Optional[int] = None) -> float:
     """Epsilon at the plan's delta after `steps` steps (default: all planned).
 
     Runs of other optimizers on the same weights are added. What is spent so far is
@@ -214,7 +223,7 @@ class DPOptimizer(guard.GuardedOptimizer):
         self.plan.steps if steps is None else steps)
     return now.epsilon(self.plan.target_delta)
 
-  def statement(self, steps=None):
+  def statement(self, steps: Optional[int] = None) -> str:
     """What may honestly be said of a model trained with this optimizer, in plain text."""
     if self.plan is None:
       text = (f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
@@ -224,7 +233,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     else:
       text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
           steps=steps, rule=self.rule)
-      text += statement_lib.own_sampling(self.own_sampler)
+      text += statement_lib.own_sampling(self.own_sampler or '')
       if self.seed is not None:
         text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise '
                  'away, so this run is a test and the guarantee above does not hold against '
@@ -243,13 +252,13 @@ class DPOptimizer(guard.GuardedOptimizer):
     return text + ('\nCounted are the runs that left their record on these weights. Values copied '
                    'by hand, and training without this library, leave none.\n')
 
-  def _before(self):
+  def _before(self) -> ledger_lib.Ledger:
     return history.before(self._hidden.moved, self._hidden.run)
 
   # State.
 
   @tf.autograph.experimental.do_not_convert
-  def build(self, var_list):
+  def build(self, var_list: Any) -> None:
     """Creates the rule's and the privatizer's variables, once."""
     if self._hidden.state is not None:
       return
@@ -276,46 +285,50 @@ class DPOptimizer(guard.GuardedOptimizer):
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     compat.mark_built(self)
 
-  def _warn_of_regimes(self, specs):
+  def _warn_of_regimes(self, specs: Any) -> None:
     noise_std = self.noise_multiplier * contract.mean_sensitivity(
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
       warnings.warn(f'{self.name}: {message}', stacklevel=2)
 
-  def _add_state(self, value):
+  def _add_state(self, value: Any) -> compat.Variable:
     return compat.add_optimizer_variable(self, value.numpy())
 
-  def read_state(self):
+  def read_state(self) -> Tuple[trees.Tree, privatizer_lib.State]:
     """`(rule's, privatizer's)` state; the second is SECRET."""
     return trees.map(tf.convert_to_tensor, self._hidden.state)
 
-  def write_state(self, rule_state, private_state):
+  def write_state(self, rule_state: trees.Tree, private_state: privatizer_lib.State) -> None:
     trees.map(lambda variable, value: variable.assign(value), self._hidden.state,
               (rule_state, private_state))
 
   @property
-  def rule_state(self):
+  def rule_state(self) -> trees.Tree:
     """State of the rule, after the last step; public, being made of releases."""
     return trees.map(tf.convert_to_tensor, self._hidden.state[0])
 
   @property
-  def steps_done(self):
+  def steps_done(self) -> int:
     """Number of noised steps taken so far (a Python int; eager only)."""
     return 0 if self._hidden.state is None else int(np.asarray(self._hidden.state[1].noise.row))
 
   # The step, see `step.py`.
 
   @property
-  def privatizer(self):
+  def privatizer(self) -> privatizer_lib.Privatizer:
     """The `Privatizer` of a built optimizer."""
     return self._hidden.privatizer
 
-  def update_rule(self, state, releases, public=()):
+  def update_rule(
+      self, state: trees.Tree, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
     """The rule's `(direction, state)`, compiled into one pass where that is exact."""
     return self._hidden.update(state, releases, public)
 
-  def move(self, variables, direction, rule_state, row):
+  def move(
+      self, variables: Sequence[compat.Variable], direction: trees.Tree, rule_state: Any,
+      row: tf.Tensor) -> None:
     """Moves the weights along a direction that the rule made of releases.
 
     Args:
@@ -338,19 +351,19 @@ class DPOptimizer(guard.GuardedOptimizer):
       for average, value in zip(self._hidden.average, averages):
         average.assign(value)
 
-  def finalize_variable_values(self, var_list):
+  def finalize_variable_values(self, var_list: Any) -> None:
     """Puts the averaged iterate into the variables, if one is kept."""
     super().finalize_variable_values(var_list)
     if self._hidden.average is not None:
       for variable, average in zip(var_list, self._hidden.average):
         variable.assign(tf.convert_to_tensor(average))
 
-  def update_step(self, gradient, variable, learning_rate=None):
+  def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
     self._refuse_gradients()
     rate = self.learning_rate if learning_rate is None else learning_rate
     variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
 
-  def minimize(self, loss, var_list, tape=None):
+  def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> None:
     """Keras 2: what a plain `model.compile(..., loss=<reduction none>)` calls.
 
     Args:
@@ -362,12 +375,12 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   # Saving.
 
-  def load_own_variables(self, store):
+  def load_own_variables(self, store: Any) -> None:
     super().load_own_variables(store)
     if self._hidden.run is not None:
       self._hidden.run.restored = True
 
-  def get_config(self):
+  def get_config(self) -> Dict[str, Any]:
     raise NotImplementedError(
         'A `DPOptimizer` around a bare rule cannot be saved as part of a model, since a rule is a '
         'set of functions. Use a named class (tfdp.DPAdam, ...), or save weights only.')

@@ -7,16 +7,28 @@ inspected or run again for one example: that none looks at another is the caller
 promise (Keras' hinge losses break it; `make_private` keeps it by itself).
 """
 
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple, TYPE_CHECKING
+
 import tensorflow as tf
 
+from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.keras_adapter import step
 
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 
-def train_step(optimizer, loss, variables, tape):
+
+def train_step(
+    optimizer: optimizer_lib.DPOptimizer, loss: Any, variables: Sequence[compat.Variable],
+    tape: Any) -> None:
   """The same line as `step.train_step`, with other sums.
 
   Args:
@@ -38,7 +50,9 @@ def train_step(optimizer, loss, variables, tape):
   step.apply(optimizer, variables, direction, rule_state, private_state)
 
 
-def _clip(optimizer, losses, variables, tape, request):
+def _clip(
+    optimizer: optimizer_lib.DPOptimizer, losses: tf.Tensor, variables: Sequence[compat.Variable],
+    tape: Any, request: interface.Request) -> Tuple[contract.Sums, ...]:
   n = tf.shape(losses)[0]
   with tf.control_dependencies(admission.check_size(optimizer, n, losses.shape[0])):
     mask = tf.ones([n], tf.bool)
@@ -47,7 +61,7 @@ def _clip(optimizer, losses, variables, tape, request):
   return materialized.sum_records(request, trees.map(trees.widen, gradients), mask)[0]
 
 
-def _per_example(loss, tape):
+def _per_example(loss: tf.Tensor, tape: Any) -> tf.Tensor:
   """[n] losses, on the tape."""
   if tape is None or callable(loss):
     raise errors.PrivacyError('`minimize` needs the tape on which unreduced losses were recorded. '
@@ -61,7 +75,7 @@ def _per_example(loss, tape):
     return tf.reduce_mean(loss, list(range(1, loss.shape.rank)))
 
 
-def _refuse_batch_statistics(loss):
+def _refuse_batch_statistics(loss: tf.Tensor) -> None:
   """A plain model cannot be inspected, but batch statistics leave traces in its graph."""
   graph = getattr(loss, 'graph', None) if not tf.executing_eagerly() else None
   for op in graph.get_operations() if graph is not None else ():

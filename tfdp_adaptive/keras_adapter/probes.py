@@ -6,7 +6,7 @@ and rates moved a little, so that none that starts at zero hides anything; rando
 held fixed (see `draws`). What comes out is what the gradients of examples are formed from.
 """
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
   factors: Any
 
 
-def trace(model, x, check):
+def trace(model: compat.Model, x: Any, check: Any) -> Trace:
   """`Trace` of what training does with a batch like `x`.
 
   Args:
@@ -48,9 +48,9 @@ def trace(model, x, check):
     check: Called, while tracing, after the model.
   """
   together = bookkeeping.supports(model, x)[0]
-  found = []
+  found: List[Any] = []
 
-  def run(x, errors):
+  def run(x: Any, errors: tf.Tensor) -> Seen:
     batch = interface.Batch(x, errors, (), tf.ones(tf.shape(errors)[:1], tf.bool))
     if together:
       factors, outputs, losses = bookkeeping.factors_of(model, _loss, batch)
@@ -75,7 +75,7 @@ def trace(model, x, check):
   return Trace(concrete, len(tf.nest.flatten(x)) + 1, tuple(found))
 
 
-def _loss(errors, outputs, _):
+def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
   """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
   total = tf.zeros(tf.shape(errors)[:1])
   for output in tf.nest.flatten(outputs):
@@ -90,16 +90,16 @@ def _loss(errors, outputs, _):
 class Runner:
   """Runs a trace on copies of all variables, the weights moved, draws held fixed."""
 
-  def __init__(self, model, traced):
+  def __init__(self, model: compat.Model, traced: Trace) -> None:
     self.salt = 0.0  # Another gives other draws.
     self.later = False  # Whether counters of steps are to stand high.
     self._trace = traced
     self._run = draws.Held(traced.concrete)
-    self._variables = []  # [copy, value or ()]; captures hold no references.
+    self._variables: List[Any] = []  # [copy, value or ()]; captures hold no references.
     weights = {compat.variable_key(v) for v in model.trainable_variables}
     self._captures = [self._copy(t, id(t) in weights) for t in traced.concrete.captured_inputs]
 
-  def _copy(self, capture, is_weight):
+  def _copy(self, capture: Any, is_weight: bool) -> Any:
     """The handle of a variable's copy; what is no variable, as it is."""
     kinds = getattr(getattr(capture, '_handle_data', None), 'shape_and_type', None)
     if capture.dtype != tf.resource or not kinds:
@@ -114,7 +114,7 @@ class Runner:
     self._variables.append((tf.Variable(value), () if is_weight else value))
     return self._variables[-1][0].handle
 
-  def __call__(self, batch):
+  def __call__(self, batch: Any) -> Seen:
     """`Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
       if tf.is_tensor(value):
@@ -124,7 +124,7 @@ class Runner:
     results = tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat)
     return tf.nest.map_structure(lambda t: t.numpy(), results)
 
-  def gradient(self, seen, row):
+  def gradient(self, seen: Seen, row: int) -> np.ndarray:
     """The gradient of one example, as one vector of float64."""
     found = blocks.rebuilt(self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
     parts = [factor.explicit().gradient() for factor in found if factor is not None]

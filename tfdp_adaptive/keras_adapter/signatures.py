@@ -40,6 +40,12 @@ def signature(
   return inspect.Signature(list(found.values()))
 
 
+def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
+  """How a class is called whose constructor this is."""
+  own = inspect.signature(constructor)
+  return own.replace(parameters=list(own.parameters.values())[1:])
+
+
 def docstring(
     factory: Callable[..., Any], base: type, extra: bool, factories: Mapping[str, Any]) -> str:
   """The rule's docstring with the arguments of both, in the format of a Google docstring.

@@ -7,8 +7,10 @@ Nothing here draws noise or clips by itself: `clipping` does the one, the privat
 the other, and the rule sees releases only.
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -23,6 +25,9 @@ from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.keras_adapter import diagnostics
 
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+
 
 class Opened(NamedTuple):
   """A step that has asked and was not answered yet."""
@@ -33,7 +38,7 @@ class Opened(NamedTuple):
   public: Any  # Public gradients, or ().
 
 
-def train_step(model, data: Any) -> Dict[str, tf.Tensor]:
+def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   """What Keras calls for every batch of a private model.
 
   Args:
@@ -61,7 +66,8 @@ def train_step(model, data: Any) -> Dict[str, tf.Tensor]:
   return observe(model, batch, clipped, opened.request)
 
 
-def query(optimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
+def query(
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
   """Reads the state and asks in the rule's geometry."""
   with tf.init_scope():
     optimizer.build(variables)
@@ -72,7 +78,9 @@ def query(optimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
   return Opened(rule_state, private_state, request, public)
 
 
-def clip(model, loss, batch: interface.Batch, request: interface.Request) -> interface.Clipped:
+def clip(
+    model: compat.Model, loss: Any, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
   optimizer = model.optimizer
   engine = engines.choose(
@@ -87,8 +95,8 @@ def clip(model, loss, batch: interface.Batch, request: interface.Request) -> int
 
 
 def release(
-    optimizer, opened: Opened, sums: Tuple[contract.Sums, ...], penalties: Any = None
-) -> Tuple[Tuple[contract.Release, ...], privatizer.State]:
+    optimizer: optimizer_lib.DPOptimizer, opened: Opened, sums: Tuple[contract.Sums, ...],
+    penalties: Any = None) -> Tuple[Tuple[contract.Release, ...], privatizer.State]:
   """Noised means, to which public gradients of losses on the weights alone are added.
 
   Over replicas, sums come first: every replica then draws the same noise.
@@ -103,15 +111,17 @@ def release(
   return releases, private_state
 
 
-def apply(optimizer, variables: Sequence[Any], direction: trees.Tree, rule_state: trees.Tree,
-          private_state: privatizer.State) -> None:
+def apply(
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], direction: trees.Tree,
+    rule_state: trees.Tree, private_state: privatizer.State) -> None:
   """Writes the states and moves the weights; the only place that does."""
   optimizer.write_state(rule_state, private_state)
   optimizer.move(variables, direction, rule_state, private_state.noise.row)
 
 
-def observe(model, batch: interface.Batch, clipped: interface.Clipped,
-            request: interface.Request) -> Dict[str, tf.Tensor]:
+def observe(
+    model: compat.Model, batch: interface.Batch, clipped: interface.Clipped,
+    request: interface.Request) -> Dict[str, tf.Tensor]:
   """Loss, metrics and diagnostics: exact, NOT private."""
   outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
   examples, _ = interface.joined(batch)
@@ -132,7 +142,7 @@ def observe(model, batch: interface.Batch, clipped: interface.Clipped,
   return logs
 
 
-def _blank(tensor, mask):
+def _blank(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
   mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
   return tf.where(mask, tensor, tf.zeros_like(tensor))

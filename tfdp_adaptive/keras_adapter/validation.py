@@ -27,7 +27,7 @@ _MIXING = {
 }
 
 
-def validate_structure(model):
+def validate_structure(model: compat.Model) -> None:
   """Raises `PrivacyError` for layers known to mix examples, or to leak through losses."""
   problems = []
   for layer in model._flatten_layers():
@@ -46,7 +46,7 @@ def validate_structure(model):
     raise errors.PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')
 
 
-def validate_model(model, x=None):
+def validate_model(model: compat.Model, x: Any = None) -> None:
   """Checks that what every example contributes depends on that example alone.
 
   Structurally (batch normalization, activity regularizers, stateful layers), and by
@@ -85,7 +85,7 @@ def validate_model(model, x=None):
   _PROBED.add(model)
 
 
-def check_probed(model):
+def check_probed(model: compat.Model) -> None:
   """Raises `PrivacyError` for a model that has not passed the probes of `validate_model`."""
   if model not in _PROBED:
     raise errors.PrivacyError(
@@ -94,12 +94,12 @@ def check_probed(model):
         'examples, or use `fit`.')
 
 
-def build(model, x):
+def build(model: compat.Model, x: Any) -> None:
   """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
   model(_rows(_examples(x, _LENGTHS[0]), 0, 1), training=False)
 
 
-def _accepted(model, x):
+def _accepted(model: compat.Model, x: Any) -> Any:
   """Examples that the model accepts: words of its vocabulary, axes as long as it needs."""
   words = [layer.input_dim for layer in model._flatten_layers()
            if isinstance(layer, compat.keras.layers.Embedding)]
@@ -115,7 +115,7 @@ def _accepted(model, x):
   raise failures[0]
 
 
-def _check_inference(model, x):
+def _check_inference(model: compat.Model, x: Any) -> None:
   run = lambda start, stop: [np.asarray(t, np.float64) for t in tf.nest.flatten(
       model(_rows(x, start, stop), training=False))]
   together = run(0, 2)
@@ -134,18 +134,18 @@ def _check_inference(model, x):
   _refuse_data_losses(model)
 
 
-def _refuse_data_losses(model):
+def _refuse_data_losses(model: compat.Model) -> None:
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
         'Put them into the compiled `loss`.')
 
 
-def _rows(x, start, stop):
+def _rows(x: Any, start: Any, stop: Any) -> Any:
   return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[start:stop]), x)
 
 
-def _examples(x, length, words=2, whole=False):
+def _examples(x: Any, length: int, words: int = 2, whole: bool = False) -> Any:
   """`independence.SIZE` examples as arrays: made up for specs, else the first ones of `x`.
 
   Args:
@@ -156,7 +156,7 @@ def _examples(x, length, words=2, whole=False):
   """
   rng = np.random.default_rng(0)
 
-  def leaf(t):
+  def leaf(t: Any) -> np.ndarray:
     if not isinstance(t, tf.TensorSpec):
       values = tf.convert_to_tensor(t).numpy()
       return values[np.arange(independence.SIZE) % len(values)]
@@ -175,12 +175,12 @@ def _examples(x, length, words=2, whole=False):
   return tf.nest.map_structure(leaf, x)
 
 
-def tells_inputs(model):
+def tells_inputs(model: compat.Model) -> bool:
   """Whether examples can be made up from the model alone."""
   return bool(model.built and getattr(model, 'inputs', None))
 
 
-def _input_specs(model):
+def _input_specs(model: compat.Model) -> Any:
   """Specs of the model's inputs, or None where it does not tell them."""
   if not tells_inputs(model):
     return None

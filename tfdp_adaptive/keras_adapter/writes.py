@@ -9,7 +9,7 @@ advance, counters of steps. What Python code does that the graph calls (`tf.py_f
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 # Operations with a resource that change nothing but, perhaps, which numbers are drawn next.
 _READS = re.compile(
@@ -28,7 +28,7 @@ class Value(NamedTuple):
   resource: Any = None  # The name of the resource that it is a handle of.
 
 
-def find(concrete, inputs):
+def find(concrete: Any, inputs: Any) -> List[str]:
   """What is written of the data, in words.
 
   Args:
@@ -45,7 +45,7 @@ def find(concrete, inputs):
   return sorted(search.found)
 
 
-def _name(concrete, handle):
+def _name(concrete: Any, handle: Any) -> str:
   found = [v.name for v in concrete.graph.variables if v.handle is handle]
   return f'variable {found[0]!r}' if found else 'a table or another resource'
 
@@ -53,12 +53,12 @@ def _name(concrete, handle):
 class _Search:
   """Follows data through graphs; `found` grows."""
 
-  def __init__(self, library):
-    self.found = set()
+  def __init__(self, library: Any) -> None:
+    self.found: Set[str] = set()
     self._library = {f.signature.name: f for f in library}
-    self._results = {}
+    self._results: Dict[Any, Any] = {}
 
-  def scan(self, nodes, known, control):
+  def scan(self, nodes: Any, known: Any, control: Any) -> Any:
     """What is known of every node's outputs.
 
     Args:
@@ -79,7 +79,7 @@ class _Search:
           known[node.name], changed = values, True
     return known
 
-  def _outputs(self, node, inputs, control):
+  def _outputs(self, node: Any, inputs: Any, control: Any) -> Tuple[Value, ...]:
     functions = _functions(node)
     if node.op in _BRANCHES and functions:
       choice, *arguments = inputs
@@ -98,7 +98,7 @@ class _Search:
       self.found.add(f'{node.op} into {handles[0] if handles else "a file"}')
     return (Value(data, f'a resource ({node.op})' if _MAKES.match(node.op) else None),)
 
-  def _loop(self, node, inputs, control):
+  def _loop(self, node: Any, inputs: Any, control: Any) -> Any:
     condition, body = (node.attr[name].func.name for name in ('cond', 'body'))
     state = tuple(inputs)
     while True:
@@ -110,7 +110,7 @@ class _Search:
         return state
       state = merged
 
-  def _call(self, name, arguments, control):
+  def _call(self, name: str, arguments: Any, control: Any) -> Any:
     key = name, tuple(arguments), control
     if key not in self._results:
       function = self._library[name]
@@ -122,7 +122,7 @@ class _Search:
     return self._results[key]
 
 
-def _functions(node):
+def _functions(node: Any) -> List[str]:
   """Names of the functions that a node calls."""
   found = []
   for name in sorted(node.attr):
@@ -132,7 +132,7 @@ def _functions(node):
   return found
 
 
-def _value(known, reference):
+def _value(known: Any, reference: str) -> Value:
   """Of 'node', 'node:1' or, inside functions, 'node:output:1'."""
   name, *rest = reference.split(':')
   values = known.get(name, (Value(),))
