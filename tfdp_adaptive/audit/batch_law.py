@@ -7,11 +7,16 @@ takes part, and how many records two steps share. Coins are tested two-sided: an
 law is not the one that was accounted for.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class Law(NamedTuple):
@@ -27,7 +32,9 @@ class Law(NamedTuple):
   steps: int
 
 
-def check(plan, batches=None, population=None) -> Law:
+def check(
+    plan: plan_lib.PrivacyPlan, batches: Optional[Sequence[np.ndarray]] = None,
+    population: Optional[int] = None) -> Law:
   """Tests the batches of a plan.
 
   Args:
@@ -37,6 +44,9 @@ def check(plan, batches=None, population=None) -> Law:
     population: Number of records, for a plan that does not say.
   """
   population = plan.population_size or population
+  if population is None:
+    raise ValueError('`population` must be given for a plan without a population size. '
+                     'Received: population=None.')
   batches = _fed(plan, population) if batches is None else [np.asarray(b) for b in batches]
   broken = _structure(plan, batches, population)
   if broken is not None or not plan.amplified:
@@ -46,14 +56,16 @@ def check(plan, batches=None, population=None) -> Law:
   return Law(p_value, what, len(batches))
 
 
-def _fed(plan, population):
+def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
   """The record indices that a model is fed, padding taken off."""
-  users = {} if plan.unit == 'example' else dict(users=np.arange(population), examples_per_user=1)
+  users: Dict[str, Any] = {} if plan.unit == 'example' else dict(
+      users=np.arange(population), examples_per_user=1)
   batches = plan.batches((np.arange(population), np.zeros(population)), **users)
   return [x[weight != 0] for x, _, weight in batches.as_numpy_iterator()]
 
 
-def _structure(plan, batches, population):
+def _structure(
+    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int) -> Optional[str]:
   """What one look refutes, in words, or None."""
   least, most = plan.participation(min(plan.steps, len(batches)))
   last, times = np.full(population, -plan.steps - 1), np.zeros(population, int)
@@ -80,7 +92,9 @@ def _structure(plan, batches, population):
   return None
 
 
-def _coins(plan, batches, population):
+def _coins(
+    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray],
+    population: int) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of tests of independent coins."""
   cycle = getattr(plan.sampling, 'cycle', 1)
   probability = plan.sampling.probability(plan)  # Of a record in its turn.
@@ -90,7 +104,7 @@ def _coins(plan, batches, population):
     trials = population * len(batches)
     yield 'records in all', _two_sided(stats.binom(trials, probability / cycle), sum(sizes))
     return
-  groups = [_group_size(plan, step, population) for step in range(len(batches))]
+  groups = [_group_size(plan, step, population) or 0 for step in range(len(batches))]
   if cut is None:
     yield 'records in all', _two_sided(stats.binom(sum(groups), probability), sum(sizes))
   # Steps of equal groups have equally many records as often as two draws agree.
@@ -111,7 +125,7 @@ def _coins(plan, batches, population):
     yield f'records shared by steps {lag} apart', _overlap(plan, batches, lag, population)
 
 
-def _group_size(plan, step, population):
+def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optional[int]:
   """How many records step `step` can have; None where that is itself left to chance."""
   cycle = getattr(plan.sampling, 'cycle', 1)
   if cycle > 1 and plan.adjacency == 'add_remove':
@@ -119,7 +133,7 @@ def _group_size(plan, step, population):
   return (population - step % cycle + cycle - 1) // cycle
 
 
-def _size_law(size, probability, cut):
+def _size_law(size: int, probability: float, cut: Any) -> np.ndarray:
   """[n + 1] probabilities of a batch's size."""
   law = stats.binom(size, probability).pmf(np.arange(size + 1))
   if cut is not None and cut < size:
@@ -127,7 +141,8 @@ def _size_law(size, probability, cut):
   return law
 
 
-def _overlap(plan, batches, lag, population):
+def _overlap(
+    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], lag: int, population: int) -> float:
   """Given their sizes, two steps share a hypergeometric number of records.
 
   Steps are paired so that none is in two pairs; the sum over pairs is compared with
@@ -144,10 +159,10 @@ def _overlap(plan, batches, lag, population):
 
 
 @functools.lru_cache(maxsize=4096)
-def _shared(size, fewer, more):
+def _shared(size: int, fewer: int, more: int) -> np.ndarray:
   """[fewer + 1] probabilities of how many records two batches of `size` records share."""
   return stats.hypergeom(size, fewer, more).pmf(np.arange(fewer + 1))
 
 
-def _two_sided(law, value):
+def _two_sided(law: Any, value: float) -> float:
   return float(min(1.0, 2 * min(law.cdf(value), law.sf(value - 1))))

@@ -6,9 +6,11 @@ each with a fair coin; `epsilon_from_rates` and `mu_from_rates` for many indepen
 runs with one canary. `gaussian_estimate` is no bound: it assumes what it says.
 """
 
+from __future__ import annotations
+
 import functools
 import math
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 from scipy import optimize
@@ -24,7 +26,9 @@ LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside wha
 
 
 @functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
-def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> float:
+def one_run_epsilon(
+    correct: int, guesses: int, canaries: int, delta: float = 0.0,
+    confidence: float = 0.95) -> float:
   """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
 
   Args:
@@ -38,7 +42,7 @@ def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> f
   if not 0 <= delta < 1:
     raise ValueError(f'`delta` must be in [0, 1). Received: delta={delta}.')
 
-  def surprise(epsilon):
+  def surprise(epsilon: float) -> float:
     """An upper bound of the probability of such a success, minus what is allowed."""
     q = 1 / (1 + math.exp(-epsilon))
     chance = stats.binom.sf(correct - 1, guesses, q)
@@ -49,7 +53,8 @@ def one_run_epsilon(correct, guesses, canaries, delta=0.0, confidence=0.95) -> f
   return _largest_refuted(surprise, LARGEST_EPSILON)
 
 
-def one_run_gaussian_epsilon(correct, guesses, canaries, delta, confidence=0.95) -> float:
+def one_run_gaussian_epsilon(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
   """Largest epsilon that so many right guesses refute for a Gaussian mechanism.
 
   Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: much closer than
@@ -70,7 +75,7 @@ def one_run_gaussian_epsilon(correct, guesses, canaries, delta, confidence=0.95)
   allowed = 1 - confidence
   budget = guesses / canaries
 
-  def surprise(mu):
+  def surprise(mu: float) -> float:
     """Positive where a Gaussian mechanism of this mu can have been so lucky."""
     right, wrong = allowed * correct / canaries, allowed * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
@@ -85,7 +90,8 @@ def one_run_gaussian_epsilon(correct, guesses, canaries, delta, confidence=0.95)
   return accounting.gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
-def provable_epsilon(canaries, delta=0.0, confidence=0.95, attempts=1) -> float:
+def provable_epsilon(
+    canaries: int, delta: float = 0.0, confidence: float = 0.95, attempts: int = 1) -> float:
   """The most that `one_run_epsilon` can say of so many canaries, all guessed rightly.
 
   Args:
@@ -98,7 +104,9 @@ def provable_epsilon(canaries, delta=0.0, confidence=0.95, attempts=1) -> float:
       canaries, canaries, canaries, delta, 1 - (1 - confidence) / attempts)
 
 
-def canaries_to_refute(epsilon, delta=0.0, confidence=0.95, attempts=1):
+def canaries_to_refute(
+    epsilon: float, delta: float = 0.0, confidence: float = 0.95,
+    attempts: int = 1) -> Optional[int]:
   """The least power of two of canaries, up to 2^16, of which perfect guesses refute `epsilon`.
 
   None if there is none: with more canaries delta allows for more luck, too.
@@ -123,7 +131,8 @@ class Estimate(NamedTuple):
   epsilon: float
 
 
-def gaussian_estimate(included, excluded, delta, confidence=0.95) -> Estimate:
+def gaussian_estimate(
+    included: np.ndarray, excluded: np.ndarray, delta: float, confidence: float = 0.95) -> Estimate:
   """Epsilon of the Gaussian mechanism that scores look like.
 
   Assumes independent scores that are normal, of unit noise, so that their difference
@@ -145,8 +154,9 @@ def gaussian_estimate(included, excluded, delta, confidence=0.95) -> Estimate:
   return Estimate(mu, error, accounting.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
 
 
-def epsilon_from_rates(true_positives, included, false_positives, excluded, delta=0.0,
-                       confidence=0.95) -> float:
+def epsilon_from_rates(
+    true_positives: int, included: int, false_positives: int, excluded: int, delta: float = 0.0,
+    confidence: float = 0.95) -> float:
   """Lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
 
   Args:
@@ -160,14 +170,16 @@ def epsilon_from_rates(true_positives, included, false_positives, excluded, delt
   (tpr_low, tpr_high), (fpr_low, fpr_high) = _intervals(
       true_positives, included, false_positives, excluded, confidence)
 
-  def bound(hits, misses):  # hits <= e^epsilon misses + delta.
+  def bound(hits: float, misses: float) -> float:  # hits <= e^epsilon misses + delta.
     return math.log((hits - delta) / misses) if hits > delta and misses > 0 else 0.0
 
   return max(0.0, bound(tpr_low, fpr_high), bound(1 - fpr_high, 1 - tpr_low),
              bound(fpr_low, tpr_high), bound(1 - tpr_high, 1 - fpr_low))
 
 
-def mu_from_rates(true_positives, included, false_positives, excluded, confidence=0.95) -> float:
+def mu_from_rates(
+    true_positives: int, included: int, false_positives: int, excluded: int,
+    confidence: float = 0.95) -> float:
   """Lower bound on mu of Gaussian differential privacy, arguments as `epsilon_from_rates`.
 
   A Gaussian mechanism of noise multiplier s has mu = 1/s: no test of it has
@@ -180,7 +192,7 @@ def mu_from_rates(true_positives, included, false_positives, excluded, confidenc
   return float(max(0.0, *(gap for gap in gaps if not math.isnan(gap))))
 
 
-def clopper_pearson(successes, trials, confidence=0.95):
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Tuple[float, float]:
   """`(low, high)` two-sided interval of a success probability."""
   checks.whole(0, successes=successes)
   checks.whole(trials=trials)
@@ -194,21 +206,23 @@ def clopper_pearson(successes, trials, confidence=0.95):
   return float(low), float(high)
 
 
-def check_confidence(confidence):
+def check_confidence(confidence: float) -> None:
   checks.probability(confidence=confidence)
   if confidence > LARGEST_CONFIDENCE:
     raise ValueError('`confidence` must be at most 1 - 1e-9: several bounds share what is left '
                      f'of 1. Received: confidence={confidence!r}.')
 
 
-def _intervals(true_positives, included, false_positives, excluded, confidence):
+def _intervals(
+    true_positives: int, included: int, false_positives: int, excluded: int,
+    confidence: float) -> Tuple[Tuple[float, float], Tuple[float, float]]:
   check_confidence(confidence)
   each = 1 - (1 - confidence) / 2
   return (clopper_pearson(true_positives, included, each),
           clopper_pearson(false_positives, excluded, each))
 
 
-def _check_guesses(correct, guesses, canaries, confidence):
+def _check_guesses(correct: int, guesses: int, canaries: int, confidence: float) -> None:
   checks.whole(0, correct=correct)
   checks.whole(guesses=guesses, canaries=canaries)
   checks.probability(confidence=confidence)
@@ -217,7 +231,7 @@ def _check_guesses(correct, guesses, canaries, confidence):
                      f'correct={correct}, guesses={guesses}, canaries={canaries}.')
 
 
-def _largest_refuted(surprise, largest):
+def _largest_refuted(surprise: Callable[[float], float], largest: float) -> float:
   """Root of an increasing function, from below; 0 if nothing is refuted."""
   if surprise(0.0) >= 0:
     return 0.0

@@ -11,14 +11,20 @@ nothing: stronger canaries or more of them may find more.
 little: `white_box` sees every step, and convicts.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
 from tfdp_adaptive.audit import bounds
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import compat
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class Canaries(NamedTuple):
@@ -72,7 +78,7 @@ class Report:
     """Whether the claim is refuted, at level `confidence`."""
     return self.epsilon_lower > self.claimed
 
-  def __str__(self):
+  def __str__(self) -> str:
     verdict = (
         'THE CLAIM IS REFUTED: the training code leaks more than the plan accounts for.'
         if self.violated else
@@ -91,7 +97,7 @@ class Report:
             f'{self.confidence:g}; claimed: epsilon <= {self.claimed:.4g}.\n{verdict}')
 
 
-def insert(data, indices, *, labels=None, seed: Optional[int] = None) -> Canaries:
+def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] = None) -> Canaries:
   """Makes the records at `indices` canaries: wrong labels, and a fair coin each.
 
   Args:
@@ -118,7 +124,8 @@ def insert(data, indices, *, labels=None, seed: Optional[int] = None) -> Canarie
   return Canaries((x, y, weight), indices, included)
 
 
-def loss_scores(model, x, y, before=None) -> np.ndarray:
+def loss_scores(
+    model: compat.Model, x: Any, y: Any, before: Optional[np.ndarray] = None) -> np.ndarray:
   """Minus the loss of every record [n]; its fall from `before` if given."""
   loss = model.loss if callable(model.loss) else _named_loss(model.loss)
   outputs = model.predict(x, verbose=0)
@@ -127,13 +134,15 @@ def loss_scores(model, x, y, before=None) -> np.ndarray:
   return scores if before is None else scores - before
 
 
-def _named_loss(name):
+def _named_loss(name: Any) -> Any:
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
   return tf.keras.losses.get(name)
 
 
-def run(build_model, data, plan, *, indices=None, labels=None, score=None,
-        confidence: float = 0.95, seed: Optional[int] = None, **fit) -> Report:
+def run(
+    build_model: Callable[[], compat.Model], data: Any, plan: plan_lib.PrivacyPlan, *,
+    indices: Any = None, labels: Any = None, score: Any = None, confidence: float = 0.95,
+    seed: Optional[int] = None, **fit: Any) -> Report:
   """Trains a model by a plan with canaries in its data, and audits it.
 
   The model is for the audit: its canaries have wrong labels.
@@ -173,7 +182,9 @@ def run(build_model, data, plan, *, indices=None, labels=None, score=None,
   return report(scores, canaries.included, plan.epsilon(), plan.target_delta, confidence)
 
 
-def report(scores, included, claimed, delta, confidence=0.95) -> Report:
+def report(
+    scores: np.ndarray, included: np.ndarray, claimed: float, delta: float,
+    confidence: float = 0.95) -> Report:
   """The bound that scores prove.
 
   Guesses "in" for the highest scores and "out" for as many of the lowest, for
@@ -201,7 +212,7 @@ def report(scores, included, claimed, delta, confidence=0.95) -> Report:
                 _auc(scores, included), scores, included)
 
 
-def _auc(scores, included):
+def _auc(scores: np.ndarray, included: np.ndarray) -> float:
   if included.all() or not included.any():
     return 0.5
   ranks = stats.rankdata(scores)[included]
@@ -209,7 +220,7 @@ def _auc(scores, included):
   return float((ranks.sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def _take(tree, indices):
+def _take(tree: Any, indices: Any) -> Any:
   if isinstance(tree, tuple):
     return tuple(_take(value, indices) for value in tree)
   if isinstance(tree, dict):

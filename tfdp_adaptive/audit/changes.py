@@ -8,10 +8,15 @@ what is left is exact but for rounding. A search proves nothing about batches th
 has not tried; what it finds is a proof.
 """
 
+from __future__ import annotations
+
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.audit import subjects
 
 TOLERANCE = 1e-3  # Relative; below it, a change is taken for rounding.
 _EPS = float(np.finfo(np.float32).eps)
@@ -34,25 +39,25 @@ class Change(NamedTuple):
   pairs: int
 
   @property
-  def violated(self):
+  def violated(self) -> bool:
     return not self.size <= 1 + TOLERANCE + self.rounding
 
 
 class _Found:
   """The largest change so far."""
 
-  def __init__(self, claims):
+  def __init__(self, claims: subjects.Claims) -> None:
     self._claims = claims
     self.worst, self.pairs = Change(0.0, 0.0, 'nothing changed', 0), 0
 
-  def compare(self, left, right, where):
+  def compare(self, left: Any, right: Any, where: str) -> None:
     self.pairs += 1
     size, rounding = distance(left, right, self._claims.noise_multiplier)
     if not size - rounding <= self.worst.size + 1e-6:  # The first of equals.
       self.worst = Change(size, rounding, where, 0)
 
 
-def distance(left, right, noise_multiplier):
+def distance(left: Any, right: Any, noise_multiplier: float) -> Tuple[float, float]:
   """(distance over the allowed one, how much of it may be rounding) of two steps' parts."""
   if len(left) != len(right):
     return math.inf, 0.0
@@ -74,7 +79,9 @@ def distance(left, right, noise_multiplier):
   return noise_multiplier * max(joint, separate), noise_multiplier * error
 
 
-def largest(subject, seed=None, history=(0, 1, 3)) -> Change:
+def largest(
+    subject: subjects.Subject, seed: Optional[int] = None,
+    history: Sequence[int] = (0, 1, 3)) -> Change:
   """Searches from the states after so many steps on ordinary records.
 
   Args:
@@ -97,11 +104,11 @@ def largest(subject, seed=None, history=(0, 1, 3)) -> Change:
   return found.worst._replace(pairs=found.pairs)
 
 
-def _whole(subject):
+def _whole(subject: subjects.Subject) -> int:
   return max(1, int(math.ceil(subject.claims.batch_size)))
 
 
-def _at(subject, state, found, when):
+def _at(subject: subjects.Subject, state: Any, found: _Found, when: str) -> None:
   """All pairs of one state: others of some number and kind, with and without one record."""
   whole = _whole(subject)
   basis = np.eye(1, subject.size)[0]
@@ -122,7 +129,9 @@ def _at(subject, state, found, when):
   _pairs(subject, state, found, np.zeros([0, subject.size]), target, f'a small record, {when}')
 
 
-def _pairs(subject, state, found, others, target, name):
+def _pairs(
+    subject: subjects.Subject, state: Any, found: _Found, others: np.ndarray, target: np.ndarray,
+    name: str) -> None:
   batch = np.concatenate([others, target[np.newaxis]])
   present = np.ones(len(batch))
   zeroed = present.copy()
@@ -139,7 +148,7 @@ def _pairs(subject, state, found, others, target, name):
     found.compare(with_it, replaced, f'{name}, against its opposite')
 
 
-def _with_memory(subject, found, seed):
+def _with_memory(subject: subjects.Subject, found: _Found, seed: Optional[int]) -> None:
   """A record of many steps, seen through all later releases: the others' are the same."""
   target = _HUGE * np.eye(1, subject.size)
   state = other = subject.fresh(seed)

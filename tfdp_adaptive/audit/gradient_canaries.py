@@ -9,12 +9,19 @@ unit noise, and mu = ||C x|| / sigma is the plan's own where nothing is amplifie
 attack on one record does better.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 from tfdp_adaptive.audit import bounds
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 ATTEMPTS = (2, 8)  # Guesses of each side are one of these parts of all canaries.
 _HUGE = 1e12
@@ -45,7 +52,9 @@ class Guessed:
   provable: float
 
 
-def run(subject, plan, count, seed=None, batches=None):
+def run(
+    subject: subjects.Subject, plan: plan_lib.PrivacyPlan, count: int, seed: Optional[int] = None,
+    batches: Any = None) -> Tuple[np.ndarray, np.ndarray]:
   """Trains with canaries; returns their scores, [count], and coins, [count] bool.
 
   Args:
@@ -64,7 +73,8 @@ def run(subject, plan, count, seed=None, batches=None):
   included = rng.random(count) < 0.5
   flipped = subject.claims.adjacency == 'replace'
   state = subject.fresh(seed)
-  drawn, observed = [], {}
+  drawn: List[np.ndarray] = []
+  observed: Dict[str, Any] = {}
   for step, indices in enumerate(plan.index_batches(population) if batches is None else batches):
     canaries = of_record[np.asarray(indices, np.int64)]
     canaries = canaries[canaries >= 0]
@@ -89,7 +99,9 @@ def run(subject, plan, count, seed=None, batches=None):
   return _scores(subject, observed, np.array(drawn), probability), included
 
 
-def _scores(subject, observed, drawn, probability):
+def _scores(
+    subject: subjects.Subject, observed: Any, drawn: np.ndarray,
+    probability: Optional[float]) -> np.ndarray:
   """[count] scores, high where a canary seems to be in.
 
   With steps that are known, the matched filter <C x, C y> / ||C x||; with coins of
@@ -116,13 +128,13 @@ def _scores(subject, observed, drawn, probability):
   return np.sum(_mixed(ratio, probability), axis=0)
 
 
-def _mixed(log_ratio, probability):
+def _mixed(log_ratio: np.ndarray, probability: float) -> np.ndarray:
   """log(1 - q + q e^x) without overflow."""
   return np.logaddexp(math.log1p(-probability) if probability < 1 else -math.inf,
                       math.log(probability) + log_ratio)
 
 
-def guess(scores, included, delta, confidence) -> Guessed:
+def guess(scores: np.ndarray, included: np.ndarray, delta: float, confidence: float) -> Guessed:
   """Guesses "in" for the highest scores and "out" for the lowest, a few numbers of each.
 
   Args:

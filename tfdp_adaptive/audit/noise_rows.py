@@ -7,11 +7,16 @@ more. All tails are exact and one-sided: what is refuted is less noise, in all o
 direction over the steps. More noise than announced refutes nothing.
 """
 
-from typing import Dict, List, NamedTuple
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 from scipy import linalg
 from scipy import stats
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.audit import subjects
 
 _RUNS = 2  # From two keys; more than that prove nothing new.
 
@@ -32,17 +37,19 @@ class Noise(NamedTuple):
   values: int
 
 
-def measure(subject, seed=None, steps=12) -> Noise:
+def measure(subject: subjects.Subject, seed: Optional[int] = None, steps: int = 12) -> Noise:
   """Runs empty batches, twice from fresh keys, and tests what comes out."""
   steps = subject.limit(steps)
   runs = [_whitened(subject, None if seed is None else seed + run, steps) for run in range(_RUNS)]
   return weakest([rows for run in runs for rows in run])
 
 
-def _whitened(subject, seed, steps):
+def _whitened(
+    subject: subjects.Subject, seed: Optional[int], steps: int) -> List[Tuple[str, np.ndarray]]:
   """[(name, [n, k] standard normals if all is as announced)] of one run."""
   empty, weights = np.zeros([1, subject.size]), np.zeros(1)
-  state, found = subject.fresh(seed), {}
+  state = subject.fresh(seed)
+  found: Dict[Any, Any] = {}
   for step in range(steps):
     parts, state = subject.step(state, empty, weights)
     for part in parts:
@@ -55,7 +62,7 @@ def _whitened(subject, seed, steps):
           for name, (when, rows) in found.items()]
 
 
-def weakest(named_rows) -> Noise:
+def weakest(named_rows: Sequence[Tuple[str, np.ndarray]]) -> Noise:
   """Tests [(name, [n, k])] rows that should be independent standard normals.
 
   The kinds of tests share the false alarms, and so do the tests of a kind.
@@ -81,31 +88,31 @@ def weakest(named_rows) -> Noise:
   return Noise(float(np.sqrt(squares / values)), float(scored[what]), what, values)
 
 
-def _least(squares, freedom):
+def _least(squares: Any, freedom: float) -> float:
   """P-value of the least of several sums of `freedom` squares of standard normals."""
   return min(1.0, np.size(squares) * float(stats.chi2.cdf(np.min(squares), freedom)))
 
 
-def _elements(rows):
+def _elements(rows: np.ndarray) -> float:
   """Sums and differences of neighbouring elements: no noise is left where they are one."""
   left, right = rows[:, :rows.shape[1] // 2 * 2:2], rows[:, 1::2]
   return _least([np.sum((left - right)**2) / 2, np.sum((left + right)**2) / 2], left.size)
 
 
-def _pairs(rows):
+def _pairs(rows: np.ndarray) -> float:
   """Sums and differences of any two rows."""
   products, (i, j) = rows @ rows.T, np.triu_indices(len(rows), 1)
   both = (products[i, i] + products[j, j]) / 2
   return _least(both - np.abs(products[i, j]), rows.shape[1]) * 2
 
 
-def _sums(rows):
+def _sums(rows: np.ndarray) -> float:
   """Sums over the first steps, where noise that is anti-correlated vanishes."""
   sums = np.cumsum(rows, axis=0) / np.sqrt(np.arange(1, len(rows) + 1))[:, np.newaxis]
   return _least(np.sum(sums**2, axis=1), rows.shape[1])
 
 
-def _directions(rows):
+def _directions(rows: np.ndarray) -> float:
   """The least singular value (Davidson and Szarek 2001, Theorem 2.13)."""
   length = rows.shape[1]
   rows = rows[:max(1, length // 8)]

@@ -7,8 +7,10 @@ the same. All of the real code runs in between: the private training step of a K
 model with its clipping engine, or the protocol of a DPQuery.
 """
 
+from __future__ import annotations
+
 import copy
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +22,12 @@ from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import base as noise_base
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.privacy import marks
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
+  from tfdp_adaptive import mechanisms
+  from tfdp_adaptive import trees
+  from tfdp_adaptive.privacy import plan as plan_lib
 
 keras = compat.keras
 _FAR = -1e30  # A target that no output reaches: the absolute error's gradient is the record.
@@ -82,19 +90,19 @@ class Subject:
       the steps that it took part in.
   """
 
-  def __init__(self, claims, size, asks, run):
+  def __init__(self, claims: Claims, size: int, asks: Tuple[contract.Ask, ...], run: _Run) -> None:
     self.claims, self.size = claims, size
     self._asks, self._run = asks, run
     self.participations = min(
         (ask.second.participations for ask in asks
          if ask.second is not None and not ask.second.amplifiable), default=0)
 
-  def fresh(self, seed=None):
+  def fresh(self, seed: Optional[int] = None) -> Any:
     """SECRET state before the first step, with a key of its own."""
     key = keys.from_system() if seed is None else keys.from_seed(seed)
     return self._run.fresh(key), 0
 
-  def step(self, state, records, weights=None) -> Tuple[Tuple[Part, ...], Any]:
+  def step(self, state: Any, records: Any, weights: Any = None) -> Tuple[Tuple[Part, ...], Any]:
     """One step on [n, size] records, where a weight of zero is no record at all."""
     tensors, row = state
     records = np.asarray(records, np.float32)
@@ -115,37 +123,37 @@ class Subject:
           parts.append(Part(f'rider {i}', _flat(rider), _root(rider_variance) / norm, 0.0, 0.0))
     return tuple(parts), (tensors, row + 1)
 
-  def with_secret_of(self, state, other):
+  def with_secret_of(self, state: Any, other: Any) -> Any:
     """`state`, but with the clean past of `other`: the same releases, seen from there."""
     return self._run.with_secret_of(state[0], other[0]), state[1]
 
-  def covariance(self, steps):
+  def covariance(self, steps: int) -> np.ndarray:
     """[steps, steps] C^-1 C^-T of the noise that is claimed."""
     inverse = noise_base.as_run(self.claims.mechanism).materialize_inverse(steps)
     return inverse @ inverse.T
 
   @property
-  def largest_batch(self):
+  def largest_batch(self) -> float:
     """How many records a step takes: without a plan, no more than the divisor says."""
     sized = self._run.sized and self.claims.plan is None and self.claims.adjacency != 'add_remove'
     return self.claims.batch_size if sized else float('inf')
 
   @property
-  def separate_releases(self):
+  def separate_releases(self) -> Tuple[float, ...]:
     """`extra_releases` of a plan for this subject."""
     return tuple(ask.second.relative_noise for ask in self._asks
                  if ask.second is not None and not ask.second.amplifiable)
 
-  def limit(self, steps):
+  def limit(self, steps: int) -> int:
     """At most `steps`, as many as are covered."""
     return steps if self.claims.steps is None else min(steps, self.claims.steps)
 
-  def _row_norm(self, row):
+  def _row_norm(self, row: int) -> float:
     mechanism = noise_base.as_run(self.claims.mechanism)
     return float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
 
 
-def of(subject, size) -> Subject:
+def of(subject: Any, size: int) -> Subject:
   """The subject of an audit.
 
   Args:
@@ -160,7 +168,9 @@ def of(subject, size) -> Subject:
                    f'tfdp.queries.RuleQuery. Received: {subject!r}.')
 
 
-def _claims(name, privatizer, mechanism, rule, plan=None):
+def _claims(
+    name: str, privatizer: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
+    plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
   return Claims(
       name=name, noise_multiplier=float(privatizer.noise_multiplier),
       batch_size=float(privatizer.batch_size), adjacency=privatizer.adjacency,
@@ -172,11 +182,13 @@ def _claims(name, privatizer, mechanism, rule, plan=None):
 class _Watched:
   """Keeps what a rule's update is given while it is traced."""
 
-  def __init__(self, rule, l2_norm_clip):
+  def __init__(self, rule: contract.Rule, l2_norm_clip: float) -> None:
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
-    self.seen = ()
+    self.seen: Tuple[Any, ...] = ()
 
-  def update(self, state, releases, public=()):
+  def update(
+      self, state: Any, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
     self.seen = tuple(
         (release.mean, release.variance, release.second, release.second_variance,
          self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32),
@@ -192,7 +204,7 @@ class _Run(NamedTuple):
   sized: bool  # Whether it refuses batches of other sizes than were said.
 
 
-def _of_optimizer(optimizer, size):
+def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
   if optimizer._hidden.state is not None:
     raise ValueError('`subject` must be an optimizer that no model has used yet: the audit trains '
                      f'a model of its own with it. Received: {optimizer.name}, which is built.')
@@ -212,16 +224,16 @@ def _of_optimizer(optimizer, size):
   initial = [tf.convert_to_tensor(v) for v in variables]
   secrets = [id(v) for v in tf.nest.flatten(hidden.state[1].secret)]
 
-  def fresh(key):
+  def fresh(key: Any) -> Any:
     return [key if v is hidden.state[1].noise.key else value
             for v, value in zip(variables, initial)]
 
-  def with_secret_of(tensors, others):
+  def with_secret_of(tensors: Any, others: Any) -> Any:
     return [other if id(v) in secrets else value
             for v, value, other in zip(variables, tensors, others)]
 
   @tf.function
-  def step(tensors, records, weights):
+  def step(tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
     for variable, value in zip(variables, tensors):
       variable.assign(value)
     if optimizer.plan is not None and optimizer.plan.unit == 'user':
@@ -241,27 +253,27 @@ def _of_optimizer(optimizer, size):
                       sized=True))
 
 
-def _of_query(query):
+def _of_query(query: Any) -> Subject:
   rule, privatizer, specs = query._rule, query._privatizer, query._specs
   sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
   watched = _Watched(rule, privatizer._l2_norm_clip)
   query = copy.copy(query)
   query._rule = rule._replace(update=watched.update)
 
-  def fresh(key):
+  def fresh(key: Any) -> Any:
     state = query.initial_global_state()
     noise = state.privatizer.noise._replace(key=key)
     return state._replace(privatizer=state.privatizer._replace(noise=noise))
 
-  def step(state, records, weights, row):
+  def step(state: Any, records: Any, weights: Any, row: int) -> Tuple[Any, Any]:
     del row
     return run(state, tf.constant(records * (weights != 0)[:, np.newaxis]))
 
   @tf.function(reduce_retracing=True)
-  def run(state, records):
+  def run(state: Any, records: Any) -> Tuple[Any, Any]:
     params = query.derive_sample_params(state)
 
-    def accumulate(sums, record):
+    def accumulate(sums: Any, record: Any) -> Any:
       leaves = [tf.reshape(part, spec.shape) for part, spec in zip(
           tf.split(record, sizes), tf.nest.flatten(specs))]
       return query.accumulate_record(params, sums, tf.nest.pack_sequence_as(specs, leaves))
@@ -270,7 +282,7 @@ def _of_query(query):
     _, state, _ = query.get_noised_result(sums, state)
     return watched.seen, state
 
-  def with_secret_of(state, other):
+  def with_secret_of(state: Any, other: Any) -> Any:
     secret = other.privatizer.secret
     return state._replace(privatizer=state.privatizer._replace(secret=secret))
 
@@ -278,23 +290,25 @@ def _of_query(query):
   return Subject(claims, sum(sizes), rule.asks, _Run(fresh, step, with_secret_of, sized=False))
 
 
-def _with_shapes(step, initial, size, plan):
+def _with_shapes(
+    step: Any, initial: Any, size: int,
+    plan: Optional[plan_lib.PrivacyPlan]) -> Callable[..., Any]:
   """`step` traced once, for any number of records; a plan's batches carry its marks."""
   weight = tf.float32 if plan is None else tf.float64
   traced = step.get_concrete_function(
       [tf.TensorSpec(t.shape, t.dtype) for t in initial],
       tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], weight))
 
-  def run(tensors, records, weights, row):
+  def run(tensors: Any, records: Any, weights: Any, row: int) -> Any:
     weights = weights if plan is None else marks.write(weights, plan, row)
     return traced(tensors, tf.constant(records), tf.constant(weights, weight))
 
   return run
 
 
-def _flat(tree):
+def _flat(tree: Any) -> np.ndarray:
   return np.concatenate([np.ravel(np.asarray(t, np.float64)) for t in tf.nest.flatten(tree)])
 
 
-def _root(variance):
+def _root(variance: Any) -> float:
   return float(np.sqrt(np.asarray(variance, np.float64)))

@@ -12,10 +12,12 @@ The first is exact; the others are wrong with a stated probability at most. What
 of them refutes is not proven: other records, models and seeds may refute it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.audit import batch_law
@@ -25,6 +27,9 @@ from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.audit import subjects
 
 CONFIDENCE = 0.95
 _PROBES = 0.02  # Of all false alarms that are allowed, those of noise and of batches, each.
@@ -89,7 +94,7 @@ class WhiteBoxReport:
             dataclasses.asdict(self.canaries), estimate=_dict(self.canaries.estimate)))
     return _finite(fields)
 
-  def __str__(self):
+  def __str__(self) -> str:
     head = (f'White-box audit of {self.name}: epsilon <= {self.claimed:.4g} at delta = '
             f'{self.delta:g} is claimed.')
     if self.vacuous:
@@ -104,9 +109,10 @@ class WhiteBoxReport:
                       f'{1 - self.confidence:.2g} at most. {self.seconds:.1f} s.'])
 
 
-def white_box(subject, *, plan=None, epsilon: Optional[float] = None,
-              delta: Optional[float] = None, confidence: float = CONFIDENCE,
-              canaries: int = 512, batches=None, seed: Optional[int] = None) -> WhiteBoxReport:
+def white_box(
+    subject: Any, *, plan: Optional[plan_lib.PrivacyPlan] = None, epsilon: Optional[float] = None,
+    delta: Optional[float] = None, confidence: float = CONFIDENCE, canaries: int = 512,
+    batches: Any = None, seed: Optional[int] = None) -> WhiteBoxReport:
   """Audits a private optimizer, or a query, by all that can be seen of it.
 
   The optimizer trains a small model of the audit's own, whose gradients can be chosen;
@@ -161,7 +167,7 @@ def white_box(subject, *, plan=None, epsilon: Optional[float] = None,
                         guessed, time.perf_counter() - start)
 
 
-def _full_batches(subject):
+def _full_batches(subject: subjects.Subject) -> plan_lib.PrivacyPlan:
   """The plan of a few steps with every record in each."""
   claims = subject.claims
   whole = max(1, math.ceil(claims.batch_size))
@@ -174,7 +180,7 @@ def _full_batches(subject):
       sampling=sampling.FixedOrder(), extra_releases=extra)
 
 
-def _look_at_changes(change):
+def _look_at_changes(change: changes.Change) -> Look:
   what = (f'one record moves a release by {change.size:.4g} times what is claimed '
           f'({change.pairs} pairs; the worst: {change.where})')
   if change.rounding > 0.05:
@@ -183,13 +189,13 @@ def _look_at_changes(change):
   return Look('changes', change.violated, what)
 
 
-def _look_at_noise(noise, allowed):
+def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:
   return Look('noise', noise.p_value <= allowed, (
       f'the standard deviation is {noise.size:.4g} times what is announced ({noise.values} '
       f'numbers; the weakest: {noise.what}, probability {noise.p_value:.2g})'))
 
 
-def _look_at_canaries(found, claimed, delta, plan):
+def _look_at_canaries(found: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
   """The bounds beside the claim; one of Gaussian shape counts if the claim is of that shape."""
   gaussian = not plan.amplified
   lower = max(found.epsilon_lower, found.gaussian_lower if gaussian else 0.0)
@@ -207,11 +213,11 @@ def _look_at_canaries(found, claimed, delta, plan):
   return Look('canaries', lower > claimed, text)
 
 
-def _dict(value):
+def _dict(value: Any) -> Optional[Dict[str, Any]]:
   return None if value is None else value._asdict()
 
 
-def _finite(value):
+def _finite(value: Any) -> Any:
   if isinstance(value, dict):
     return {key: _finite(one) for key, one in value.items()}
   if isinstance(value, list):

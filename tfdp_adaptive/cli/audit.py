@@ -6,7 +6,10 @@ what the final model knows refutes the plan's epsilon. With --white-box it looks
 step of the optimizer on a model of its own, and ends with status 3 if the claim is violated.
 """
 
+from __future__ import annotations
+
 import json
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +20,13 @@ from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import white_box
 
+if TYPE_CHECKING:
+  import argparse
+
 VIOLATED = 3
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('audit', description=__doc__)
   group = parser.add_argument_group('audit')
   group.add_argument('--white-box', action='store_true',
@@ -43,7 +49,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> int:
   if arguments.white_box:
     return VIOLATED * white_box.run(arguments)
   method = settings_lib.CENTRALIZED.get(arguments.method)

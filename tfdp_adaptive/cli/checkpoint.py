@@ -5,10 +5,13 @@ SECRET: the optimizer's state holds what the noise to come depends on. The key o
 noise is not in it, so a run that goes on draws noise that was never drawn before.
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
 import pathlib
+from typing import Any, Dict, Tuple, TYPE_CHECKING
 import zipfile
 
 import numpy as np
@@ -16,6 +19,9 @@ import tensorflow as tf
 
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.cli import training
 
 _NAME, _FORMAT = 'state', 'tfdp_adaptive.train 1'
 
@@ -28,23 +34,23 @@ class Checkpoint:
     model: Compiled and private.
   """
 
-  def __init__(self, path: pathlib.Path, model: 'tf.keras.Model'):
+  def __init__(self, path: pathlib.Path, model: 'tf.keras.Model') -> None:
     self._file = path / _NAME
     self._optimizer = model.optimizer
     self._optimizer.build(model.trainable_variables)
     variables = self._optimizer.variables
     self._variables = [*model.weights, *(variables() if callable(variables) else variables)]
 
-  def save(self, curve):
+  def save(self, curve: training.Curve) -> None:
     """Replaces what was saved; when this returns it is on disk."""
     buffer = io.BytesIO()
     record = {'format': _FORMAT, 'steps': self._optimizer.steps_done, 'curve': curve}
-    np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8),
-             **{f'v{i}': np.asarray(v) for i, v in enumerate(self._variables)})
+    arrays: Dict[str, Any] = {f'v{i}': np.asarray(v) for i, v in enumerate(self._variables)}
+    np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **arrays)
     content = buffer.getvalue()
     folder.replace(self._file, hashlib.sha256(content).digest() + content, 0o600)
 
-  def restore(self):
+  def restore(self) -> Tuple[int, training.Curve]:
     """`(steps done, learning curve)`; `(0, ())` where nothing is saved.
 
     Raises:

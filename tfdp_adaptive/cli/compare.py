@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp compare`: the same model with each private optimizer, sentence by sentence."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import Any, Dict, Mapping, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -13,12 +16,15 @@ from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
 
+if TYPE_CHECKING:
+  import argparse
+
 PART = 'centralized'
 STEPS = 300
 EPSILON = 4.0
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('compare', description=__doc__)
   add_arguments(parser)
   options.add_data_arguments(parser)
@@ -27,7 +33,7 @@ def add_parser(subparsers):
   return parser
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   """What only this part has."""
   group = parser.add_argument_group('centralized training')
   group.add_argument('--steps', type=options.positive_int, default=STEPS, metavar='N',
@@ -36,7 +42,7 @@ def add_arguments(parser):
                      help='expected number of sentences per step (default: %(default)s)')
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   methods = options.chosen(arguments.methods, settings_lib.CENTRALIZED, '--methods')
   with report_lib.Report(arguments.out) as report:
     task = tasks.load(arguments)
@@ -47,7 +53,9 @@ def run(arguments):
     report.finish(arguments.json)
 
 
-def train_all(arguments, task, plan, methods, report):
+def train_all(
+    arguments: argparse.Namespace, task: tasks.Task, plan: tfdp.PrivacyPlan,
+    methods: Mapping[str, settings_lib.Method], report: report_lib.Report) -> None:
   """Trains with every method and reports it."""
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
   private_runs = 0
@@ -72,7 +80,7 @@ def train_all(arguments, task, plan, methods, report):
   report.state_together(PART, plan, private_runs)
 
 
-def make_plan(arguments, task):
+def make_plan(arguments: argparse.Namespace, task: tasks.Task) -> tfdp.PrivacyPlan:
   """The plan of all private methods; each puts its own clip norm in.
 
   Raises:
@@ -90,7 +98,9 @@ def make_plan(arguments, task):
       l2_norm_clip=1.0)
 
 
-def prepare(task, method, settings, plan):
+def prepare(
+    task: tasks.Task, method: settings_lib.Method, settings: Dict[str, Any],
+    plan: tfdp.PrivacyPlan) -> Tuple[Any, Any, Any]:
   """(compiled model, its batches, its optimizer if that is private)."""
   model = language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
   settings = dict(settings)
@@ -107,10 +117,12 @@ def prepare(task, method, settings, plan):
   return model, batches, private
 
 
-def tune(task, method, plan):
+def tune(
+    task: tasks.Task, method: settings_lib.Method,
+    plan: tfdp.PrivacyPlan) -> Tuple[Dict[str, Any], int]:
   """(settings of least validation loss, number of runs) over the method's grid."""
 
-  def validation_loss(settings):
+  def validation_loss(settings: Dict[str, Any]) -> float:
     model, batches, _ = prepare(task, method, settings, plan)
     evaluate = language_model.Evaluator(model, task.validation)
     return training.fit(model, batches, training.Recorder(

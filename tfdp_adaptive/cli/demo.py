@@ -7,9 +7,12 @@ the optimizer, and rare classes, where the noise of the steps must cancel.
 Where TensorFlow Federated is not installed its part is missing, and that is said.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import platform
 import sys
+from typing import Any, TYPE_CHECKING
 
 from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import federated
@@ -19,13 +22,16 @@ from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import showcases
 from tfdp_adaptive.cli import tasks
 
+if TYPE_CHECKING:
+  import argparse
+
 _LEFT_OUT = (
     'The federated part is missing: TensorFlow Federated is not installed here. It runs on Python '
     f'3.9 to 3.11 (this is {platform.python_version()}) with TensorFlow 2.14. Install such a '
     'Python and requirements/federated.lock, as README.md says under "Installing".')
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('demo', description=__doc__)
   compare.add_arguments(parser)
   federated.add_arguments(parser)
@@ -36,7 +42,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   has_federated = importlib.util.find_spec('tensorflow_federated') is not None
   if has_federated or arguments.workers:
     federated.require(arguments.workers)

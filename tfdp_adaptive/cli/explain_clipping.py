@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp explain-clipping`: which way each layer of a model is clipped, and what that costs."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys
 import traceback
+from typing import Any, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import options
 
+if TYPE_CHECKING:
+  import argparse
 
-def add_parser(subparsers):
+  from tfdp_adaptive import compat
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('explain-clipping', description=__doc__)
   add = parser.add_argument
   add('model', metavar='MODEL',
@@ -23,7 +31,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   model = load(arguments.model)
   try:
     explanation = tfdp.explain_clipping(
@@ -33,7 +41,7 @@ def run(arguments):
   print(options.to_json(explanation.to_dict()) if arguments.json else explanation)
 
 
-def load(name):
+def load(name: str) -> compat.Model:
   """The model that an argument names.
 
   Raises:
@@ -64,6 +72,6 @@ def load(name):
     sys.path.remove(os.getcwd())
 
 
-def _said(error):
+def _said(error: BaseException) -> str:
   """The first line of an error."""
   return (str(error).splitlines() or [type(error).__name__])[0]

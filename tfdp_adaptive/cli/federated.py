@@ -6,9 +6,12 @@ with the same --out. What it keeps there for that (`federated.state/`) is secret
 removed at the end.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import sys
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -20,13 +23,17 @@ from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
 
+if TYPE_CHECKING:
+  import argparse
+  import pathlib
+
 PART = 'federated'
 ROUNDS = 50
 EPSILON = 10.0
 _LOCAL_BATCH, _LOCAL_SENTENCES = 16, 64
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('federated', description=__doc__)
   add_arguments(parser)
   options.add_data_arguments(parser)
@@ -35,7 +42,7 @@ def add_parser(subparsers):
   return parser
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   """What only this part has."""
   group = parser.add_argument_group('federated training')
   group.add_argument('--rounds', type=options.positive_int, default=ROUNDS, metavar='N',
@@ -48,7 +55,7 @@ def add_arguments(parser):
                           '(default: one, started here, that no network reaches)')
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   methods = options.chosen(arguments.methods, settings_lib.FEDERATED, '--methods')
   require(arguments.workers)
   with report_lib.Report(arguments.out, PART) as report:
@@ -60,7 +67,7 @@ def run(arguments):
     report.finish(arguments.json)
 
 
-def require(workers):
+def require(workers: Sequence[str]) -> Any:
   """Raises where TensorFlow Federated cannot be had, or not at these addresses."""
   try:
     for address in workers:
@@ -70,7 +77,9 @@ def require(workers):
     raise options.UsageError(str(error)) from error
 
 
-def train_all(arguments, task, plan, methods, report):
+def train_all(
+    arguments: argparse.Namespace, task: tasks.Task, plan: tfdp.PrivacyPlan,
+    methods: Mapping[str, settings_lib.Method], report: report_lib.Report) -> None:
   """Trains with every method and reports it."""
   report.begin(task.identity())
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
@@ -78,9 +87,11 @@ def train_all(arguments, task, plan, methods, report):
   for method in methods.values():
     settings = method.settings
     if arguments.tune:
-      settings, tried = settings_lib.search(
-          method, lambda s, m=method: train(
-              task, m, s, plan, task.validation, arguments.workers, points=1)[0].loss)
+      def validated(settings: Dict[str, Any], method: settings_lib.Method = method) -> float:
+        return train(
+            task, method, settings, plan, task.validation, arguments.workers, points=1)[0].loss
+
+      settings, tried = settings_lib.search(method, validated)
       private_runs += tried
     try:
       measured, simulation, process = train(
@@ -104,7 +115,7 @@ def train_all(arguments, task, plan, methods, report):
   report.state_together(PART, plan, private_runs)
 
 
-def make_plan(arguments, task):
+def make_plan(arguments: argparse.Namespace, task: tasks.Task) -> tfdp.PrivacyPlan:
   """The plan of all methods; each puts its own clip norm in.
 
   Raises:
@@ -122,7 +133,10 @@ def make_plan(arguments, task):
       steps=arguments.rounds, l2_norm_clip=1.0, unit='user')
 
 
-def train(task, method, settings, plan, held_out, workers, points=training.POINTS, out=None):
+def train(
+    task: tasks.Task, method: settings_lib.Method, settings: Dict[str, Any], plan: tfdp.PrivacyPlan,
+    held_out: Any, workers: Optional[Sequence[str]], points: int = training.POINTS,
+    out: Optional[pathlib.Path] = None) -> Tuple[training.Run, Any, Any]:
   """One run; returns its `training.Run`, the simulation and the process."""
   from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
   settings = dict(settings)
@@ -134,10 +148,10 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
 
   class SentenceLoss(tf.keras.losses.Loss):
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
       return language_model.sentence_loss(y_true, y_pred)
 
-  def model_fn():
+  def model_fn() -> Any:
     return tff.model_from_keras(
         language_model.build(task.num_ids, log_frequencies=task.log_frequencies),
         loss=SentenceLoss(), input_spec=users.element_type_structure)
@@ -150,7 +164,7 @@ def train(task, method, settings, plan, held_out, workers, points=training.POINT
   evaluator = language_model.Evaluator(model, held_out)
   start = evaluator()
 
-  def evaluate(weights):
+  def evaluate(weights: Any) -> Dict[str, float]:
     weights.assign_weights_to(model)
     return dict(zip(('loss', 'accuracy'), evaluator()))
 

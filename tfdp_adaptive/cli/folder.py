@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run's results: usable before the work begins, and one command's at a time."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import pathlib
@@ -11,7 +13,7 @@ from tfdp_adaptive.cli import options
 _LOCK = '.lock'
 
 
-def check(path: pathlib.Path):
+def check(path: pathlib.Path) -> None:
   """Sees that files can be written in a folder, and leaves everything as it was.
 
   Raises:
@@ -36,7 +38,7 @@ def check(path: pathlib.Path):
         break
 
 
-def make(path: pathlib.Path):
+def make(path: pathlib.Path) -> None:
   """Makes the folder, unless it is there."""
   try:
     path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,7 @@ def make(path: pathlib.Path):
     ) from error
 
 
-def replace(path: pathlib.Path, content: bytes, mode: int = 0o666):
+def replace(path: pathlib.Path, content: bytes, mode: int = 0o666) -> None:
   """Replaces a file at once; when this returns it is on disk, and on failure the old one is."""
   new = path.with_name(path.name + '.new')
   try:
@@ -85,7 +87,7 @@ class Lock:
       raise options.UsageError(
           f'Another tfdp is at work in {folder}. Wait for it, or give another --out DIR.')
 
-  def close(self):
+  def close(self) -> None:
     """Removes the lock; only then another command may have it."""
     if not self._file.closed:
       self._path.unlink(missing_ok=True)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry point of `tfdp`: reads the arguments and runs one subcommand."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import importlib.util
@@ -9,6 +11,7 @@ import os
 import platform
 import sys
 import types
+from typing import Any, Iterable, Optional, Sequence
 
 import tfdp_adaptive
 from tfdp_adaptive.cli import folder
@@ -55,7 +58,7 @@ _SLOW = 'tensorflow'  # Seconds to import.
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
-def main(argv=None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
   """Runs `tfdp`; returns the exit status: 2 for what the user can put right."""
   argv = sys.argv[1:] if argv is None else argv
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
@@ -84,7 +87,7 @@ def main(argv=None) -> int:
     return _INTERRUPTED
 
 
-def parser(argv=()) -> argparse.ArgumentParser:
+def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
   """The parser of the whole command; of subcommands, only those that `argv` begins with."""
   result = argparse.ArgumentParser(
       prog='tfdp', formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -108,13 +111,13 @@ def parser(argv=()) -> argparse.ArgumentParser:
   return result
 
 
-def _epilog(examples):
+def _epilog(examples: Iterable[str]) -> str:
   return '\n'.join(['examples:', *(f'  {example}' for example in examples)])
 
 
 class _Version(argparse.Action):
 
-  def __call__(self, *_):
+  def __call__(self, *_: Any) -> None:
     print(version())
     raise SystemExit(0)
 
@@ -127,7 +130,7 @@ def version() -> str:
   return ', '.join(parts)
 
 
-def _installed(name):
+def _installed(name: str) -> Optional[str]:
   from importlib import metadata  # pylint: disable=import-outside-toplevel
   try:
     return metadata.version(name)
@@ -138,11 +141,11 @@ def _installed(name):
 class _Later(types.ModuleType):
   """A module that is imported when something in it is used: wrong arguments do not wait for it."""
 
-  def __init__(self, spec):
+  def __init__(self, spec: Any) -> None:
     super().__init__(spec.name)
     self.__spec__ = spec
 
-  def __getattr__(self, attribute):
+  def __getattr__(self, attribute: str) -> Any:
     if attribute.startswith('__') and attribute != '__path__':  # Asked by the import system.
       raise AttributeError(attribute)
     if sys.modules.get(self.__name__) is self:
@@ -150,13 +153,13 @@ class _Later(types.ModuleType):
     return getattr(importlib.import_module(self.__name__), attribute)
 
 
-def _load_when_used(name):
+def _load_when_used(name: str) -> None:
   spec = None if name in sys.modules else importlib.util.find_spec(name)
   if spec is not None:
     sys.modules[name] = _Later(spec)
 
 
-def _open_closed_streams():
+def _open_closed_streams() -> None:
   """`tfdp >&-` runs with no standard output at all; what is printed then goes nowhere."""
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:
@@ -165,14 +168,14 @@ def _open_closed_streams():
       getattr(sys, name).reconfigure(errors='backslashreplace')  # Under LANG=C, too.
 
 
-def _fail(command, error):
+def _fail(command: str, error: Any) -> int:
   _drop_output()
   text = ' '.join(str(error).split())  # In one line.
   print(f'{command}: error: {text}', file=sys.stderr)
   return 2
 
 
-def _drop_output():
+def _drop_output() -> None:
   """What could not be written is not tried again when Python ends."""
   try:
     sys.stdout.flush()

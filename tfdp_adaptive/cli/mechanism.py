@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp mechanism`: design a noise mechanism and see it beside the alternatives."""
 
+from __future__ import annotations
+
 import json
 import pathlib
 import re
 import sys
 import time
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +18,17 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
 
+if TYPE_CHECKING:
+  import argparse
+
+
 _PLOTTED = 1 << 20  # First steps that are drawn of longer runs.
 _MEASURED_PASSES = 64  # Streams that draw more rows per step are not timed.
 _COLUMNS = ('mechanism', 'mean error', 'max error', 'of independent', 'sensitivity', 'rows kept',
             'draws/step', 'design s')
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser(
       'mechanism', description=__doc__,
       epilog='NAME is one of ' + ', '.join(
@@ -53,7 +60,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   try:
     rows = [_row(name, mechanism, arguments) for name, mechanism in _designs(arguments)]
   except ValueError as error:
@@ -70,7 +77,7 @@ def run(arguments):
   print('\n'.join(map(str, paths)), file=sys.stderr if arguments.json else sys.stdout)
 
 
-def parse(text):
+def parse(text: str) -> Tuple[str, Optional[int]]:
   """`(name, size)` of `NAME[:SIZE]`."""
   name, _, size = text.strip().partition(':')
   if name not in mechanisms.DESIGNS:
@@ -83,7 +90,7 @@ def parse(text):
   return name, int(size) if size else None
 
 
-def alternatives(steps, min_sep=None):
+def alternatives(steps: int, min_sep: Optional[int] = None) -> List[str]:
   """Names that fit a number of steps, and the distance of participations if there are many."""
   names = ['independent', 'tree', 'banded-inverse:4', 'blt:2', 'blt:3', 'blt:4']
   names += [f'banded-toeplitz:{bands}' for bands in sorted({4, 16, 64, min_sep or 4})
@@ -95,7 +102,7 @@ def alternatives(steps, min_sep=None):
   return [name for name in names if steps >= 4 or name == 'independent']
 
 
-def lower_bound(arguments):
+def lower_bound(arguments: argparse.Namespace) -> Optional[float]:
   """Of the mean error for prefix sums: `sqrt(k) ||A||_* / T`; None where it is not known."""
   steps, k = arguments.steps, arguments.max_participations
   if arguments.momentum or steps > 10**7 or (k > 1 and steps != k * arguments.min_sep):
@@ -104,7 +111,7 @@ def lower_bound(arguments):
   return float(np.sqrt(k) * np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * steps + 2)))) / steps)
 
 
-def table(rows):
+def table(rows: Sequence[Dict[str, Any]]) -> str:
   """Aligned text; ratios are to independent noise."""
   columns = _COLUMNS + tuple(key for key in ('MB', 'ms/step') if key in rows[0])
   cells = [columns] + [tuple(_cell(row[column]) for column in columns) for row in rows]
@@ -115,7 +122,7 @@ def table(rows):
   return '\n'.join(lines)
 
 
-def _cell(value):
+def _cell(value: Any) -> str:
   if value is None:
     return '-'
   if isinstance(value, float):
@@ -123,7 +130,7 @@ def _cell(value):
   return str(value)
 
 
-def _designs(arguments):
+def _designs(arguments: argparse.Namespace) -> Iterator[Tuple[str, mechanisms.Mechanism]]:
   """`(name, mechanism)` of the one to save, then of all others."""
   beside = arguments.beside
   many = arguments.max_participations > 1
@@ -140,12 +147,13 @@ def _designs(arguments):
       bar.update()
 
 
-def _pattern(arguments):
+def _pattern(arguments: argparse.Namespace) -> Dict[str, Any]:
   return dict(min_sep=arguments.min_sep, max_participations=arguments.max_participations,
               fixed_order=arguments.fixed_order)
 
 
-def _row(name, mechanism, arguments):
+def _row(
+    name: str, mechanism: mechanisms.Mechanism, arguments: argparse.Namespace) -> Dict[str, Any]:
   steps = arguments.steps
   pattern = _pattern(arguments)
   start = time.perf_counter()
@@ -164,7 +172,8 @@ def _row(name, mechanism, arguments):
   return row
 
 
-def _milliseconds(mechanism, parameters, rows=5):
+def _milliseconds(
+    mechanism: mechanisms.Mechanism, parameters: int, rows: int = 5) -> Optional[float]:
   """Median time of a noise row of so many float32 values; None where it takes too long."""
   if mechanism.passes() > _MEASURED_PASSES:
     return None
@@ -184,14 +193,17 @@ def _milliseconds(mechanism, parameters, rows=5):
   return 1e3 * float(np.median(times[1:] or times))
 
 
-def _json(rows, bound, arguments):
+def _json(
+    rows: Sequence[Dict[str, Any]], bound: Optional[float], arguments: argparse.Namespace) -> str:
   about = {key: str(value) if isinstance(value, pathlib.Path) else value
            for key, value in vars(arguments).items() if key not in ('run', 'command')}
   shown = [{key: value for key, value in row.items() if key != 'made'} for row in rows]
   return json.dumps(dict(options=about, lower_bound_of_mean_error=bound, rows=shown), indent=1)
 
 
-def _save(folder, rows, bound, arguments):
+def _save(
+    folder: pathlib.Path, rows: Sequence[Dict[str, Any]], bound: Optional[float],
+    arguments: argparse.Namespace) -> Sequence[pathlib.Path]:
   folder_lib.make(folder)
   paths = [folder / name for name in ('mechanism.json', 'results.json', 'errors.png')]
   rows[0]['made'].save(paths[0])
@@ -199,7 +211,8 @@ def _save(folder, rows, bound, arguments):
   return paths if _draw(rows, arguments, paths[2]) else paths[:2]
 
 
-def _draw(rows, arguments, path):
+def _draw(
+    rows: Sequence[Dict[str, Any]], arguments: argparse.Namespace, path: pathlib.Path) -> bool:
   """Saves the standard error of every answer; False without matplotlib."""
   try:
     from matplotlib import figure  # pylint: disable=import-outside-toplevel

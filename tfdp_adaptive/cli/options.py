@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that several subcommands share."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
 import pathlib
 import textwrap
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
+
+if TYPE_CHECKING:
+  from tfdp_adaptive.cli import settings as settings_lib
 
 
 class UsageError(ValueError):
   """The command line cannot be carried out; the message says how to put it right."""
 
 
-def path(text):
+def path(text: str) -> pathlib.Path:
   if not text or '\0' in text:
     raise argparse.ArgumentTypeError(f'must be a path. Received: {text!r}')
   try:
@@ -24,28 +30,29 @@ def path(text):
   return pathlib.Path(text)
 
 
-def positive_int(text):
+def positive_int(text: str) -> int:
   return _number(int, text, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
 
 
-def positive_float(text):
+def positive_float(text: str) -> float:
   return _number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
 
 
-def noise_multiplier(text):
+def noise_multiplier(text: str) -> float:
   return _number(float, text, lambda value: 1e-5 <= value <= 1e13, 'a number from 1e-5 to 1e13')
 
 
-def probability(text):
+def probability(text: str) -> float:
   return _number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
 
 
-def confidence(text):
+def confidence(text: str) -> float:
   return _number(float, text, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
                  'a number above 0, at most 1 - 1e-9')
 
 
-def _number(kind, text, accepts, wanted):
+def _number(
+    kind: Callable[[str], Any], text: str, accepts: Callable[[Any], bool], wanted: str) -> Any:
   try:
     value = kind(text)
   except ValueError:
@@ -55,7 +62,7 @@ def _number(kind, text, accepts, wanted):
   return value
 
 
-def add_data_arguments(parser):
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
   """Where text and vocabulary come from, and where results go."""
   add_text_arguments(parser)
   output = parser.add_argument_group('output')
@@ -66,7 +73,7 @@ def add_data_arguments(parser):
       '--json', action='store_true', help='print the results as JSON instead of a table')
 
 
-def add_text_arguments(parser):
+def add_text_arguments(parser: argparse.ArgumentParser) -> None:
   """Where text and vocabulary come from."""
   group = parser.add_argument_group('data')
   group.add_argument(
@@ -82,7 +89,7 @@ def add_text_arguments(parser):
       help='words to take from the standard library (default: %(default)s)')
 
 
-def add_privacy_arguments(parser, default_epsilon):
+def add_privacy_arguments(parser: argparse.ArgumentParser, default_epsilon: str) -> None:
   """The guarantee asked for."""
   group = parser.add_argument_group('privacy')
   group.add_argument(
@@ -93,7 +100,7 @@ def add_privacy_arguments(parser, default_epsilon):
       help='target delta (default: the largest power of ten below 1 / number of records)')
 
 
-def add_method_arguments(parser, methods):
+def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]) -> None:
   """Which methods, with which settings."""
   group = parser.add_argument_group('methods')
   group.add_argument('--methods', metavar='NAME,...',
@@ -101,12 +108,14 @@ def add_method_arguments(parser, methods):
   add_tune_argument(group)
 
 
-def add_tune_argument(group):
+def add_tune_argument(group: Any) -> None:
   group.add_argument('--tune', action='store_true',
                      help='choose the settings again, on held-out validation examples')
 
 
-def add_one_method_arguments(parser, methods, more=()):
+def add_one_method_arguments(
+    parser: argparse.ArgumentParser, methods: Mapping[str, settings_lib.Method],
+    more: Iterable[str] = ()) -> None:
   """One private method, and settings other than the recorded ones."""
   group = parser.add_argument_group('method')
   group.add_argument('--method', metavar='NAME', default='dp_adam_stp', choices=[
@@ -117,12 +126,12 @@ def add_one_method_arguments(parser, methods, more=()):
                           'repeated (default: the recorded settings)')
 
 
-def settings(method, changes):
+def settings(method: settings_lib.Method, changes: Any) -> Dict[str, Any]:
   """The method's settings with the `NAME=VALUE` of the command line put in."""
   return changed(method.settings, changes)
 
 
-def changed(values, changes):
+def changed(values: Mapping[str, Any], changes: Any) -> Dict[str, Any]:
   """`values` with the `NAME=VALUE` of the command line put in."""
   result = dict(values)
   for change in changes:
@@ -136,29 +145,29 @@ def changed(values, changes):
   return result
 
 
-def unreadable(saved, error):
+def unreadable(saved: Any, error: Any) -> UsageError:
   """The error that what an unfinished run saved is broken."""
   return UsageError(
       f'{saved} cannot be read: {error}. Start anew in another --out DIR; what was spent in this '
       'one then counts as well if any of it was published.')
 
 
-def default_delta(population_size):
+def default_delta(population_size: int) -> float:
   """The largest power of ten below `1 / population_size`."""
   return float(f'1e-{len(str(population_size))}')
 
 
-def wrap(text):
+def wrap(text: Optional[str]) -> Optional[str]:
   """Text of a help page in lines of a terminal's width; None stays."""
   return text and textwrap.fill(text, 80)
 
 
-def to_json(value):
+def to_json(value: Any) -> str:
   """Indented JSON that every reader takes: numbers that are not finite are null."""
   return json.dumps(_finite(value), indent=1, allow_nan=False)
 
 
-def _finite(value):
+def _finite(value: Any) -> Any:
   if isinstance(value, dict):
     return {key: _finite(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):
@@ -166,7 +175,7 @@ def _finite(value):
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def calibrate(**fields):
+def calibrate(**fields: Any) -> tfdp.PrivacyPlan:
   """`PrivacyPlan.calibrate`; what it refuses can be put right on the command line."""
   try:
     return tfdp.PrivacyPlan.calibrate(**fields)
@@ -174,7 +183,7 @@ def calibrate(**fields):
     raise UsageError(str(error)) from error
 
 
-def chosen(names, known, flag):
+def chosen(names: Optional[str], known: Mapping[str, Any], flag: str) -> Dict[str, Any]:
   """The entries of `known` that a comma-separated flag names; all of them for None."""
   if names is None:
     return dict(known)

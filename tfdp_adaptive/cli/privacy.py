@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp privacy`: epsilon of a plan, or the noise multiplier for a target epsilon."""
 
+from __future__ import annotations
+
+from typing import Any, TYPE_CHECKING
+
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import options
+
+if TYPE_CHECKING:
+  import argparse
 
 SAMPLINGS = {'poisson': 'Poisson', 'fixed-order': 'FixedOrder'}  # Names in `tfdp.sampling`.
 
 
-def add_parser(subparsers):
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('privacy', description=__doc__)
   add = parser.add_argument
   add('--population-size', type=options.positive_int, required=True, metavar='N',
@@ -39,7 +46,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   plan = make_plan(arguments)
   result = {
       'epsilon': plan.epsilon(accountant=arguments.accountant), 'delta': plan.target_delta,
@@ -65,7 +72,7 @@ def run(arguments):
       print(f'\n{advice}')
 
 
-def make_plan(arguments):
+def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
   fields = dict(
       target_delta=arguments.delta or options.default_delta(arguments.population_size),
       population_size=arguments.population_size, population_is_public=True,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table of results, as text, JSON and curves, and the privacy statement beside it."""
 
+from __future__ import annotations
+
 import io
 import itertools
 import json
@@ -10,12 +12,18 @@ import platform
 import shutil
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
+
+if TYPE_CHECKING:
+  import argparse
+
+  import tfdp_adaptive as tfdp
+  from tfdp_adaptive.cli import tasks
 
 STATE = '.state'  # Suffix of folders that unfinished runs keep.
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
@@ -37,7 +45,7 @@ class Row(NamedTuple):
   curve: Tuple[Tuple[int, float, float], ...] = ()  # (step, loss, accuracy)
 
 
-def about(task, arguments):
+def about(task: tasks.Task, arguments: argparse.Namespace) -> Dict[str, Any]:
   """What a run was made of, for the JSON file."""
   return {
       'data': task.name, 'training_sentences': len(task.train[0]),
@@ -47,14 +55,14 @@ def about(task, arguments):
       'python': platform.python_version(), 'versions': _versions()}
 
 
-def _unused():
+def _unused() -> pathlib.Path:
   """A folder named after the time, which no other command has."""
   stem = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S'))
   names = (stem.with_name(f'{stem.name}_{i}') for i in itertools.count(2))
   return next(path for path in itertools.chain([stem], names) if not path.exists())
 
 
-def preamble(task, arguments):
+def preamble(task: tasks.Task, arguments: argparse.Namespace) -> List[str]:
   """First paragraphs of the statement: the text, and what no epsilon covers."""
   tuning = (
       'Settings were chosen by this run on validation sentences; the models trained for that are '
@@ -83,30 +91,30 @@ class Report:
     options.UsageError: The folder holds results or another unfinished run, or is a file.
   """
 
-  def __init__(self, out: Optional[pathlib.Path], state: str = ''):
+  def __init__(self, out: Optional[pathlib.Path], state: str = '') -> None:
     self._folder = _unused() if out is None else out
     if self._folder.exists() and not self._folder.is_dir():
       raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
-    self.unfinished = self.path(state + STATE) if state else None
-    self._lock = None
+    self.unfinished: Any = self.path(state + STATE) if state else None
+    self._lock: Optional[folder.Lock] = None
     self._about: Dict[str, Any] = {}
     self._rows: List[Row] = []
     self._statement: List[str] = []
     self._files: List[pathlib.Path] = []
     self._refuse_others()
 
-  def __enter__(self):
+  def __enter__(self) -> 'Report':
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: Any) -> None:
     if self._lock is not None:
       self._lock.close()
 
-  def describe(self, task, arguments):
+  def describe(self, task: tasks.Task, arguments: argparse.Namespace) -> None:
     """Says what the run is about, for the JSON file."""
     self._about = about(task, arguments)
 
-  def _refuse_others(self):
+  def _refuse_others(self) -> None:
     for other in set(self._folder.glob('*' + STATE)) - {self.unfinished}:
       raise options.UsageError(
           f'{other} belongs to an unfinished run of another command; give another --out DIR.')
@@ -114,14 +122,14 @@ class Report:
       raise options.UsageError(
           f'{self.path("results.json")} exists and would be overwritten; give another --out DIR.')
 
-  def _claim(self):
+  def _claim(self) -> None:
     """Makes the folder and locks it, once."""
     if self._lock is None:
       folder.make(self._folder)
       self._lock = folder.Lock(self._folder)
       self._refuse_others()  # Another command may have ended in the meantime.
 
-  def begin(self, description):
+  def begin(self, description: Dict[str, Any]) -> None:
     """Makes the folder of the unfinished run, or sees that it is this run's.
 
     Args:
@@ -146,29 +154,29 @@ class Report:
     else:
       folder.replace(path, text.encode(), 0o600)
 
-  def path(self, name):
+  def path(self, name: str) -> pathlib.Path:
     return self._folder / name
 
-  def file(self, name):
+  def file(self, name: str) -> pathlib.Path:
     """The path of one more file of results, named at the end with the others."""
     self._files.append(self.path(name))
     return self._files[-1]
 
-  def add(self, row: Row):
+  def add(self, row: Row) -> None:
     """Adds a result and saves what there is, so that an interrupted run keeps it."""
     self._rows.append(row)
     self._write('results.json', self.json())
 
-  def state(self, *paragraphs: str):
+  def state(self, *paragraphs: str) -> None:
     """Adds paragraphs to the privacy statement and saves it."""
     self._statement += paragraphs
     self._write('privacy.txt', '\n\n'.join(self._statement))
 
-  def _write(self, name, text):
+  def _write(self, name: str, text: str) -> None:
     self._claim()
     folder.replace(self.path(name), (text + '\n').encode())
 
-  def state_together(self, part, plan, runs):
+  def state_together(self, part: str, plan: tfdp.PrivacyPlan, runs: int) -> None:
     """States what `runs` models of one part cost when all of them are released."""
     if runs:
       import dp_accounting  # pylint: disable=import-outside-toplevel
@@ -198,7 +206,7 @@ class Report:
       result += [line for row, line in zip(rows, lines[1:]) if row.part == part]
     return '\n'.join(result)
 
-  def finish(self, as_json: bool):
+  def finish(self, as_json: bool) -> None:
     """Draws the curves, prints the results and the paths of all files."""
     paths = [self.path('results.json'), self.path('privacy.txt'), *self._files]
     if _draw(self._rows, self.path('curves.png')):
@@ -212,7 +220,7 @@ class Report:
       shutil.rmtree(self.unfinished, ignore_errors=True)
 
 
-def _cells(row):
+def _cells(row: Row) -> Tuple[str, ...]:
   return (
       row.method, f'{row.loss:.3f}', f'{row.accuracy:.3f}',
       'none' if row.epsilon is None else _rounded_up(row.epsilon),
@@ -220,12 +228,12 @@ def _cells(row):
       '-' if row.seconds_per_step is None else f'{row.seconds_per_step:.3f}')
 
 
-def _rounded_up(epsilon):
+def _rounded_up(epsilon: float) -> str:
   from tfdp_adaptive.privacy import statement  # It is slow. pylint: disable=import-outside-toplevel
   return statement.rounded_up(epsilon)
 
 
-def _versions():
+def _versions() -> Dict[str, str]:
   """Versions of the libraries that are loaded."""
   names = ('tfdp_adaptive', 'tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
   found = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
@@ -253,7 +261,7 @@ _PANELS = {
 }
 
 
-def _draw(rows, path):
+def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
   """Saves learning curves, one panel per part; False where there are none."""
   parts = [part for part in _PANELS if any(row.part == part and len(row.curve) > 1 for row in rows)]
   if not parts:
@@ -278,7 +286,7 @@ def _draw(rows, path):
   return True
 
 
-def _draw_part(panel, how, rows):
+def _draw_part(panel: Any, how: _Panel, rows: Sequence[Row]) -> None:
   """One line per method, named in the order they end in; gray and dotted without privacy."""
   baseline = next((row.loss for row in rows if not row.curve), 0.0)
   lines, ends = [], {}
@@ -292,12 +300,12 @@ def _draw_part(panel, how, rows):
   late = [line.get_ydata()[len(line.get_ydata()) // 5:] for line in lines]
   low, high = min(map(min, late)), max(map(max, late))  # The common start would flatten the rest.
   panel.set_ylim(low - .1 * (high - low) - 1e-9, high + .15 * (high - low) + 1e-9)
-  private = next((row for row in rows if row.epsilon is not None), None)
+  private = next(((row.epsilon, row.unit) for row in rows if row.epsilon is not None), None)
   title = how.title
   if private is not None:
-    title += f' (epsilon {math.ceil(100 * private.epsilon) / 100:g} per {private.unit})'
+    title += f' (epsilon {math.ceil(100 * private[0]) / 100:g} per {private[1]})'
   if how.fewer and len(ends) > 1:
-    best, plain = min(ends, key=ends.get), next(iter(ends))
+    best, plain = min(ends, key=lambda name: ends[name]), next(iter(ends))
     title += f'\n{best}: {1 - ends[best] / ends[plain]:.0%} {how.fewer} than {plain}'
   panel.set_title(title, fontsize='medium')
   panel.set(xlabel=how.steps, ylabel=how.quantity)

@@ -7,9 +7,11 @@ ones are what `tfdp federated --tune` chose by validation loss; the centralized 
 text were chosen by hand within the grids that `tfdp compare --tune` searches.
 """
 
+from __future__ import annotations
+
 import itertools
 import sys
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 
 class Method(NamedTuple):
@@ -97,7 +99,9 @@ NOISE = {
 }
 
 
-def search(method, validation_loss):
+def search(
+    method: Method,
+    validation_loss: Callable[[Dict[str, Any]], float]) -> Tuple[Dict[str, Any], int]:
   """Tries the method's whole grid.
 
   Args:

@@ -9,8 +9,10 @@ method sees them if the noise is as small as they are (scale-then-privatize).
 errors of correlated noise cancel over the steps, and cyclic sampling still amplifies.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +22,9 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import report as report_lib
 from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import training
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import compat
 
 _DELTA = 1e-5
 _HELD_OUT = 5000
@@ -78,7 +83,7 @@ def make_classes(count: int, seed: int) -> Examples:
   return inputs.astype(np.float32), labels.astype(np.int32)
 
 
-def _linear(inputs, outputs, offset=None):
+def _linear(inputs: int, outputs: int, offset: Any = None) -> compat.Model:
   layers = [tf.keras.layers.Input([inputs]),
             tf.keras.layers.Dense(outputs, kernel_initializer='zeros')]
   if offset is not None:
@@ -97,7 +102,7 @@ NOISE = Showcase(
     lambda measured: measured.loss, settings_lib.NOISE)
 
 
-def run(case: Showcase, report: report_lib.Report, tune: bool = False):
+def run(case: Showcase, report: report_lib.Report, tune: bool = False) -> None:
   """Trains with every method and reports it."""
   train, validation, test = (
       case.make(count, seed) for seed, count in
@@ -105,9 +110,10 @@ def run(case: Showcase, report: report_lib.Report, tune: bool = False):
   for method in case.methods.values():
     settings = method.settings
     if tune:
-      settings, _ = settings_lib.search(
-          method, lambda s, m=method: case.measure(
-              fit(case, m, s, train, validation, points=1)[0]))
+      def validated(settings: Dict[str, Any], method: settings_lib.Method = method) -> float:
+        return case.measure(fit(case, method, settings, train, validation, points=1)[0])
+
+      settings, _ = settings_lib.search(method, validated)
     measured, private = fit(case, method, settings, train, test)
     guarantee = {}
     if private is not None:
@@ -118,7 +124,9 @@ def run(case: Showcase, report: report_lib.Report, tune: bool = False):
         **guarantee))
 
 
-def fit(case, method, settings, train, held_out, points=_POINTS):
+def fit(
+    case: Showcase, method: settings_lib.Method, settings: Dict[str, Any], train: Any,
+    held_out: Any, points: int = _POINTS) -> Tuple[training.Run, Any]:
   """`(training.Run, private optimizer or None)` of one method."""
   model, settings, private = case.build(), dict(settings), None
   if method.optimizer is None:
@@ -136,8 +144,8 @@ def fit(case, method, settings, train, held_out, points=_POINTS):
       case.steps, evaluate, f'{method.label} ({case.part})', points)), private
 
 
-def _plan(case, bands, l2_norm_clip):
-  correlated = {} if bands == 1 else dict(
+def _plan(case: Showcase, bands: int, l2_norm_clip: float) -> tfdp.PrivacyPlan:
+  correlated: Dict[str, Any] = {} if bands == 1 else dict(
       mechanism=tfdp.mechanisms.BandedToeplitz(bands, case.steps),
       sampling=tfdp.sampling.CyclicPoisson(cycle=bands))
   return dataclasses.replace(options.calibrate(
@@ -146,11 +154,11 @@ def _plan(case, bands, l2_norm_clip):
                              l2_norm_clip=l2_norm_clip)
 
 
-def _evaluator(model, loss, examples):
+def _evaluator(model: compat.Model, loss: Any, examples: Any) -> Callable[[], Tuple[float, float]]:
   """`() -> (loss, accuracy)`, exact: NOT private numbers."""
   x, y = examples
 
-  def evaluate():
+  def evaluate() -> Tuple[float, float]:
     logits = np.asarray(model(x, training=False))
     guesses = logits > 0 if logits.shape[1] == 1 else logits.argmax(1)
     return float(loss(y, logits)), float(np.mean(guesses == y))

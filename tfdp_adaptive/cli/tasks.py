@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job itself: which sentences train, which are held out, which words are known."""
 
+from __future__ import annotations
+
 import hashlib
 import json
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 from tfdp_adaptive.data import corpus as corpus_lib
 from tfdp_adaptive.data import next_word
+
+if TYPE_CHECKING:
+  import argparse
 
 EVALUATED = 4000  # Held-out sentences that are looked at, at the most.
 Examples = Tuple[np.ndarray, np.ndarray]
@@ -28,20 +33,20 @@ class Task(NamedTuple):
   notes: List[str]  # For the privacy statement.
 
   @property
-  def num_ids(self):
+  def num_ids(self) -> int:
     """Vocabulary, unknown word and padding."""
     return len(self.vocabulary) + next_word.FIRST_WORD
 
-  def identity(self):
+  def identity(self) -> Dict[str, str]:
     """What tells this task from others, for JSON."""
     sizes = [(client, len(x)) for client, (x, _) in self.clients.items()]
     digest = hashlib.sha256(json.dumps([self.vocabulary, sizes]).encode())
     for array in self.train:
-      digest.update(np.ascontiguousarray(array))
+      digest.update(np.ascontiguousarray(array).data)
     return {'data': self.name, 'sha256': digest.hexdigest()}
 
 
-def load(arguments, need_client=False) -> Task:
+def load(arguments: argparse.Namespace, need_client: bool = False) -> Task:
   """Reads text and vocabulary as the command line says.
 
   Args:
@@ -78,19 +83,19 @@ def load(arguments, need_client=False) -> Task:
       notes=_notes(corpus, parts, source, len(vocabulary)))
 
 
-def _vocabulary(arguments):
+def _vocabulary(arguments: argparse.Namespace) -> Tuple[Tuple[str, ...], str]:
   if arguments.vocabulary:
     return next_word.read_vocabulary(arguments.vocabulary), f'the file {arguments.vocabulary.name}'
   public = corpus_lib.standard_library()
   return next_word.build_vocabulary(public.sentences, arguments.vocabulary_size), public.name
 
 
-def _spread(sentences):
+def _spread(sentences: Sequence[Any]) -> Sequence[Any]:
   """At most `EVALUATED` sentences, evenly spaced."""
   return sentences[::-(-len(sentences) // EVALUATED)]
 
 
-def _notes(corpus, parts, source, size):
+def _notes(corpus: Any, parts: Any, source: str, size: int) -> List[str]:
   held_out = ('whole clients' if corpus_lib.by_client(parts.test) else 'sentences')
   notes = [
       f'Data: {corpus.name}, {len(corpus.sentences)} sentences; {len(parts.train)} train, '

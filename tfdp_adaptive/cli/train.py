@@ -5,7 +5,10 @@ A run that was interrupted goes on when the command is given again with the same
 --out. What it keeps there for that (`train.state/`) is secret and is removed at the end.
 """
 
+from __future__ import annotations
+
 import sys
+from typing import Any, Optional, TYPE_CHECKING
 
 from tfdp_adaptive.cli import checkpoint
 from tfdp_adaptive.cli import compare
@@ -17,8 +20,13 @@ from tfdp_adaptive.cli import settings as settings_lib
 from tfdp_adaptive.cli import tasks
 from tfdp_adaptive.cli import training
 
+if TYPE_CHECKING:
+  import argparse
 
-def add_parser(subparsers):
+  from tfdp_adaptive import compat
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('train', description=__doc__)
   compare.add_arguments(parser)
   parser.add_argument('--save-every', type=options.positive_int, default=100, metavar='N',
@@ -30,7 +38,7 @@ def add_parser(subparsers):
   return parser
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> None:
   method = settings_lib.CENTRALIZED[arguments.method]
   settings = options.settings(method, arguments.set)
   with report_lib.Report(arguments.out, 'train') as report:
@@ -55,7 +63,9 @@ def run(arguments):
     report.finish(arguments.json)
 
 
-def _train(model, task, method, report, save_every):
+def _train(
+    model: compat.Model, task: tasks.Task, method: settings_lib.Method, report: report_lib.Report,
+    save_every: Optional[int]) -> training.Run:
   """Takes the steps that are left."""
   plan = model.optimizer.plan
   saved = checkpoint.Checkpoint(report.unfinished, model)
@@ -69,7 +79,7 @@ def _train(model, task, method, report, save_every):
   return training.fit(model, left, recorder)
 
 
-def _publish(model, task, report):
+def _publish(model: compat.Model, task: tasks.Task, report: report_lib.Report) -> None:
   """Saves the weights in a plain model: no optimizer, so nothing secret."""
   plain = language_model.build(
       task.num_ids, log_frequencies=task.log_frequencies)

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras training with a progress bar, a learning curve and the time of a step."""
 
+from __future__ import annotations
+
 import statistics
 import time
-from typing import NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 import tqdm
 
+if TYPE_CHECKING:
+  from tfdp_adaptive import compat
+
+Curve = Sequence[Tuple[int, float, float]]  # (step, loss, accuracy).
 POINTS = 10  # Of a learning curve, besides its start.
 
 
@@ -18,11 +24,11 @@ class Run(NamedTuple):
   seconds_per_step: float  # Median over steps, tracing and evaluation left out.
 
   @property
-  def loss(self):
+  def loss(self) -> float:
     return self.curve[-1][1]
 
   @property
-  def accuracy(self):
+  def accuracy(self) -> float:
     return self.curve[-1][2]
 
 
@@ -41,27 +47,31 @@ class Recorder:
     curve: Of the steps done already.
   """
 
-  def __init__(self, steps, evaluate, label, points=POINTS, *, done=0, save=lambda curve: None,
-               save_every=None, curve=()):
+  def __init__(
+      self, steps: int, evaluate: Callable[[], Tuple[float, float]], label: str,
+      points: int = POINTS, *, done: int = 0, save: Callable[[Curve], None] = lambda curve: None,
+      save_every: Optional[int] = None, curve: Curve = ()) -> None:
     self._steps, self._evaluate, self._save = steps, evaluate, save
     self._every, self._save_every = -(-steps // points), save_every or steps
-    self._done, self._curve, self._seconds = done, list(curve), []
-    self._label, self._bar, self._began = label, None, 0.0
+    self._done, self._curve = done, list(curve)
+    self._seconds: List[float] = []
+    self._bar: Any = None
+    self._label, self._began = label, 0.0
 
-  def __enter__(self):
+  def __enter__(self) -> 'Recorder':
     self._bar = tqdm.tqdm(total=self._steps, initial=self._done, desc=self._label, leave=True,
                           dynamic_ncols=True)
     if self._evaluated() and (not self._curve or self._curve[-1][0] < self._done):
       self._measure()
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: Any) -> None:
     self._bar.close()
 
-  def begin(self):
+  def begin(self) -> None:
     self._began = time.perf_counter()
 
-  def end(self):
+  def end(self) -> None:
     """After a step."""
     self._seconds.append(time.perf_counter() - self._began)
     self._done += 1
@@ -71,10 +81,10 @@ class Recorder:
     if self._evaluated():
       self._measure()
 
-  def _evaluated(self):
+  def _evaluated(self) -> bool:
     return self._done % self._every == 0 or self._done == self._steps
 
-  def _measure(self):
+  def _measure(self) -> None:
     self._curve.append((self._done, *self._evaluate()))
     self._bar.set_postfix(loss=f'{self._curve[-1][1]:.3f}', refresh=False)
 
@@ -83,7 +93,7 @@ class Recorder:
     return Run(tuple(self._curve), statistics.median(self._seconds or [0.0]))
 
 
-def fit(model, batches, recorder) -> Run:
+def fit(model: compat.Model, batches: Any, recorder: Recorder) -> Run:
   """The steps that are left, one batch each, with a compiled model."""
   callback = tf.keras.callbacks.LambdaCallback(
       on_train_batch_begin=lambda batch, logs: recorder.begin(),
@@ -94,7 +104,7 @@ def fit(model, batches, recorder) -> Run:
   return recorder.result()
 
 
-def from_history(start, history) -> Run:
+def from_history(start: Any, history: Any) -> Run:
   """The `Run` of a `tfdp.federated.simulate` history, evaluated at `start` as well."""
   curve = [(0, *start)] + [(row['round'], row['loss'], row['accuracy'])
                            for row in history if 'loss' in row]

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp audit --white-box`: which optimizers, and by which plans."""
 
+from __future__ import annotations
+
 import json
+from typing import Any, Dict, Optional, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import settings as settings_lib
 
+if TYPE_CHECKING:
+  import argparse
+
 CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
 _DELAYED = dict(sgd_steps=2, adaptive_steps=1, adaptive_l2_norm_clip=2.0)
 _STP = dict(scale_epsilon=0.1)
 # Every class: the arguments that it cannot do without.
-METHODS = {
+METHODS: Dict[str, Dict[str, Any]] = {
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPAdamBC', 'DPAdaGradBC',
         'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME', 'SideInformationAdam', 'AdaDPS',
@@ -26,7 +32,7 @@ METHODS = {
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
 
 
-def run(arguments) -> bool:
+def run(arguments: argparse.Namespace) -> bool:
   """Audits the method; returns whether the claim is violated."""
   found = report(
       arguments.method, changes=arguments.set, epsilon=arguments.epsilon, delta=arguments.delta,
@@ -36,8 +42,10 @@ def run(arguments) -> bool:
   return found.violated
 
 
-def report(method, *, changes=(), epsilon=None, delta=None, canaries=CANARIES, confidence=.95,
-           steps=STEPS, batch_size=BATCH_SIZE, seed=None):
+def report(
+    method: str, *, changes: Any = (), epsilon: Optional[float] = None,
+    delta: Optional[float] = None, canaries: int = CANARIES, confidence: float = .95,
+    steps: int = STEPS, batch_size: int = BATCH_SIZE, seed: Optional[int] = None) -> Any:
   """The audit of one method, by its class's name or one of `settings.CENTRALIZED`."""
   if batch_size > canaries:
     raise options.UsageError('--batch-size must be at most the number of canaries, which are all '
@@ -51,13 +59,16 @@ def report(method, *, changes=(), epsilon=None, delta=None, canaries=CANARIES, c
       optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
 
 
-def make(method, changes, epsilon, delta, population_size, steps, batch_size, seed=None):
+def make(
+    method: str, changes: Any, epsilon: float, delta: Optional[float], population_size: int,
+    steps: int, batch_size: int, seed: Optional[int] = None) -> Any:
   """A fresh optimizer with a plan that claims `epsilon`."""
   if method in METHODS:
-    name, settings = method, dict(METHODS[method], learning_rate=0.1, l2_norm_clip=1.0)
+    name = method
+    settings: Dict[str, Any] = {**METHODS[method], 'learning_rate': 0.1, 'l2_norm_clip': 1.0}
   else:
-    name, settings = settings_lib.CENTRALIZED[method].optimizer, dict(
-        settings_lib.CENTRALIZED[method].settings)
+    name = settings_lib.CENTRALIZED[method].optimizer
+    settings = dict(settings_lib.CENTRALIZED[method].settings)
   settings = options.changed(settings, changes)
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
               l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed)

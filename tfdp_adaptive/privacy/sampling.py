@@ -60,6 +60,10 @@ class Sampling(abc.ABC):
   def participation(self, plan: plan_lib.PrivacyPlan, steps: int) -> Tuple[int, int]:
     """`(min_sep, max_participations)` of any record within the first `steps` steps."""
 
+  def probability(self, plan: plan_lib.PrivacyPlan) -> float:
+    """Where `amplified`: of a record to be in a batch, in its turn."""
+    raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
+
   def compositions(self, plan: plan_lib.PrivacyPlan, steps: int) -> Tuple[float, int]:
     """Where `amplified`: `(q, count)` of the Poisson-sampled releases a record can be part of."""
     raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
