@@ -131,3 +131,12 @@ def test_a_page_that_nobody_listed_is_found(tmp_path):
   navigation = hooks.on_config(argparse.Namespace(docs_dir=str(docs), nav=None)).nav
   assert navigation[0] == {'Start': ['index.md']} and {'More': ['new.md']} in navigation
   assert all(pages for entry in navigation for pages in entry.values())
+
+
+def test_links_out_of_the_pages_are_named_instead():
+  import hooks  # pylint: disable=g-import-not-at-top
+  config = argparse.Namespace(docs_dir=str(ROOT / 'docs'))
+  page = argparse.Namespace(file=argparse.Namespace(src_uri='guides/report.md'))
+  text = 'See [security](../../SECURITY.md#x), [words](../glossary.md), [gone](../../GONE.md).'
+  assert hooks.on_page_markdown(text, page, config) == (
+      'See security (`SECURITY.md`), [words](../glossary.md), [gone](../../GONE.md).')

@@ -7,6 +7,7 @@ A page that is not in `ORDER` appears under "More": nobody has to know this file
 import ast
 import importlib
 import pathlib
+import re
 import shutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -19,6 +20,7 @@ ORDER = {
         'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
     'Trust': ('pitfalls.md', 'accounting.md', 'audit.md', 'faults.md', 'architecture.md'),
 }
+_LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
 # What a page of the reference says before its names.
 INTRODUCTIONS = {
     'optimizers': 'One Keras class per rule. All take their arguments by name.',
@@ -104,6 +106,23 @@ def on_config(config):
     config.nav.append({'More': rest})
   config.nav.append({'Reference': list(reference())})
   return config
+
+
+def on_page_markdown(markdown, page, config, **unused):
+  """Names files outside `docs/`, to which the pages link in the repository, but no site can."""
+  del unused
+  folder = pathlib.Path(config.docs_dir)
+  here = (folder / page.file.src_uri).parent
+
+  def named(match):
+    text, target = match.groups()
+    path = (here / target).resolve()
+    if folder.resolve() in path.parents or not path.exists():
+      return match.group(0)  # Of the site; or wrong, which is an error.
+    path = path.relative_to(ROOT).as_posix()
+    return text if path in text else f'{text} (`{path}`)'
+
+  return _LINK.sub(named, markdown)
 
 
 def on_files(files, config):
