@@ -175,10 +175,15 @@ class Outer(protocol.Factor):
         norms.update((i, self._gram()) for i in chosen)
       else:
         picked = [scales[i] for i in chosen]
-        norms.update(zip(chosen, blocks.in_blocks(
-            lambda factor: factor.explicit().squared_norms(picked), self,
-            len(picked))))
+        formed = blocks.in_blocks(
+            lambda factor: factor.explicit().squared_norms(picked), self, len(picked))
+        norms.update(zip(chosen, protocol.charged(formed, self, picked)))
     return [norms[i] for i in range(len(scales))]
+
+  def products(self) -> protocol.Products:
+    left, right = (tf.reduce_sum(tf.square(t), 1) for t in (self.inputs, self.cotangents))
+    return tf.shape(self.inputs)[1], lambda scale: product_squares(
+        left, right, scale if trees.absent(scale) else tf.square(self._matrix(scale)))
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     if self.inputs.shape[2] < self.cotangents.shape[2]:
@@ -306,6 +311,13 @@ def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
   total = wide_sum(inner * outer, [1, 2])
   rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps)
   return tf.maximum(total, 0) + rounding * magnitude
+
+
+def product_squares(left: tf.Tensor, right: tf.Tensor, curvature: trees.Tree) -> tf.Tensor:
+  """[n] float64: `sum_ij left_i curvature_ij right_j`, with left [n, d] and right [n, p]."""
+  if trees.absent(curvature):
+    return wide_sum(left) * wide_sum(right)
+  return wide_sum(tf.matmul(left, curvature) * right)
 
 
 def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:

@@ -11,7 +11,7 @@ the work. Weights are [n] float64.
 """
 
 import abc
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tfdp_adaptive.clipping import blocks
 
 Tensors = Sequence[tf.Tensor]
 Scales = Sequence[Any]  # Of each, `()` or a tensor.
+Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
 
 
 class Cost(NamedTuple):
@@ -51,6 +52,14 @@ class Factor(abc.ABC):
     Squares that overflow give what is not finite, and so do those so large that what
     underflows beside them could count; see `overflow`.
     """
+
+  def products(self) -> Products:
+    """`(count, squares)` of the products that each number of a gradient adds up.
+
+    `squares(scale)` is an [n] float64, at least the squared norm of the same gradient made
+    of magnitudes. Only for factors whose norms take another order than their sums.
+    """
+    raise NotImplementedError(f'Received: {type(self).__name__}.')
 
   @abc.abstractmethod
   def weighted_sums(self, weights: Tensors) -> Tensors:
@@ -125,6 +134,19 @@ def divided(x: tf.Tensor, peaks: tf.Tensor) -> tf.Tensor:
 
 def tiny(dtype: tf.DType) -> float:
   return float(np.finfo(dtype.as_numpy_dtype).tiny)
+
+
+def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
+  """Squared norms, and what the terms of a factor lose where they cancel.
+
+  Weighted sums add the same products in another order: a record whose terms cancel in its
+  norm must not come back there, nor swallow others, by more than its clip norm.
+  """
+  count, squares = factor.products()
+  dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
+              key=lambda one: one.size)
+  lost = (wide(count) + 4) * float(np.finfo(dtype.as_numpy_dtype).eps)
+  return [norm + lost**2 * squares(scale) for norm, scale in zip(norms, scales)]
 
 
 def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

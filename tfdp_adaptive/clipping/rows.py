@@ -42,7 +42,13 @@ class Rows(protocol.Factor):
       same = tf.cast(self._same(), self.cotangents.dtype)
       return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
     merged = self._merged()
-    return [factors.sum_squares(self._scaled(merged, scale)) for scale in scales]
+    norms = [factors.sum_squares(self._scaled(merged, scale)) for scale in scales]
+    return norms if self.route(True) == 'once' else protocol.charged(norms, self, scales)
+
+  def products(self) -> protocol.Products:
+    length = tf.shape(self.ids)[1]
+    return length, lambda scale: protocol.wide(length) * factors.sum_squares(
+        self._scaled(self.cotangents, scale))
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [self._scatter(self.cotangents * protocol.along(w, self.cotangents)) for w in weights]

@@ -50,8 +50,14 @@ class Mixed(protocol.Factor):
   def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'tied':
       return self._tied(scales)
-    return blocks.in_blocks(
+    formed = blocks.in_blocks(
         lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
+    return protocol.charged(formed, self, scales)
+
+  def products(self) -> protocol.Products:
+    counts, squares = zip(*[part.products() for part in self.parts])
+    return tf.add_n(list(counts)), lambda scale: len(squares) * tf.add_n(
+        [one(scale) for one in squares])
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [tf.add_n(list(sums))

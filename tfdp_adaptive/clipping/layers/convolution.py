@@ -61,10 +61,23 @@ class Convolution(protocol.Factor):
         several = blocks.in_blocks(lambda one: one.patches().squared_norms(picked), self,
                                   len(picked), points * int(np.prod(self.shape[:-1])))
       elif chosen:
-        several = blocks.in_blocks(
-            lambda one: one.explicit().squared_norms(picked), self, len(picked))
+        several = protocol.charged(blocks.in_blocks(
+            lambda one: one.explicit().squared_norms(picked), self, len(picked)), self, picked)
       norms.update(zip(chosen, several if chosen else []))
     return [norms[i] for i in range(len(scales))]
+
+  def products(self) -> protocol.Products:
+    left, right = (tf.reduce_sum(tf.square(dense.sequence(t)), 1)
+                   for t in (self.inputs, self.cotangents))
+    size, places = [int(n) for n in self.shape[-2:]], int(np.prod(self.shape[:-2]))
+
+    def squares(scale: trees.Tree) -> tf.Tensor:
+      if trees.absent(scale):
+        return places * factors.product_squares(left, right, ())
+      places_of = tf.reshape(tf.square(scale), [-1] + size)
+      return factors.product_squares(left, right, tf.reduce_sum(places_of, 0))
+
+    return tf.reduce_prod(tf.shape(self.cotangents)[1:-1]), squares
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [self._product(w) for w in weights]
