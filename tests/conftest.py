@@ -39,6 +39,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
   config.addinivalue_line('markers', 'slow: long statistical or training test; runs with --slow')
   config.addinivalue_line('markers', 'federated: needs tensorflow_federated')
+  config.addinivalue_line('markers', 'pitfall(what, severity, stops): a line of docs/pitfalls.md')
   # Shells start background jobs that way; TFF, which ends its worker by it, would hang.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

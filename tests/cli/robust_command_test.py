@@ -72,6 +72,9 @@ def broken(tmp_path_factory):
   return path
 
 
+@pytest.mark.pitfall(
+    'Wrong arguments end in a traceback, or after minutes of work.',
+    severity='medium', stops='an error in one line, before any work')
 @pytest.mark.parametrize('command', sorted(USED))
 def test_nothing_wrong_is_a_traceback_or_leaves_files(command, broken, monkeypatch):
   """One option at least is wrong: the text to train on never is one."""

@@ -139,6 +139,9 @@ def test_another_run_does_not_go_on_from_this_one(folder, unfinished, capsys):
   (unfinished / 'elsewhere').rename(unfinished / 'run.json')
 
 
+@pytest.mark.pitfall(
+    'A saved state was damaged.',
+    severity='critical', stops='refused: a digest over all of it')
 def test_no_byte_of_a_saved_state_may_change(tmp_path):
   model, whole = _small(tmp_path), (tmp_path / 'state').read_bytes()
   changed = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1:] for i in range(len(whole))]
@@ -151,6 +154,9 @@ def test_no_byte_of_a_saved_state_may_change(tmp_path):
   assert model.restore() == (0, ((0, 1.5, .25),))
 
 
+@pytest.mark.pitfall(
+    'A saved state from elsewhere runs code.',
+    severity='critical', stops='refused; nothing of it is executed')
 def test_a_hostile_state_runs_no_code(tmp_path):
   model, fired = _small(tmp_path), tmp_path / 'fired'
 
@@ -175,6 +181,9 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     _checkpoint(tmp_path, 3).restore()
 
 
+@pytest.mark.pitfall(
+    'Two runs go on from one state, with the same noise.',
+    severity='critical', stops='a lock')
 def test_two_cannot_train_in_one_folder(folder, unfinished, monkeypatch, capsys):
   state = {path: path.read_bytes() for path in unfinished.iterdir()}
   held = folder_lib.Lock(folder / 'other')
@@ -206,6 +215,9 @@ def test_where_no_state_can_be_kept_nothing_is_trained(folder, monkeypatch, caps
   assert 'train.state (File exists)' in capsys.readouterr().err
 
 
+@pytest.mark.pitfall(
+    'The disk is full in the middle of a run.',
+    severity='medium', stops='an error in one line; the run goes on from its last step')
 def test_a_full_disk_loses_nothing(folder, capsys):
   """No file may exceed `room`: not even the folder, the state, the model, the picture."""
   out, messages = folder / 'disk', []

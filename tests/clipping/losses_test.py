@@ -109,6 +109,9 @@ def _target_of(name, outputs):
   return y
 
 
+@pytest.mark.pitfall(
+    'A loss normalises over the batch, as by a mask\'s mean.',
+    severity='critical', stops='computed for each example by itself')
 @pytest.mark.parametrize('name', [name for name, _ in _all_losses()])
 def test_no_loss_of_keras_lets_an_example_change_another(name):
   """Whatever the others are: labels that are no labels, outputs a thousand times as large."""
@@ -188,6 +191,9 @@ def test_a_loss_of_ones_own_that_squeezes():
   np.testing.assert_allclose(own(y, tf.constant(outputs)), (outputs - y)[:, 0]**2, rtol=1e-5)
 
 
+@pytest.mark.pitfall(
+    'A loss keeps statistics of the data in a variable.',
+    severity='critical', stops='PrivacyError before the first step')
 @pytest.mark.parametrize('n', [N, 1])
 def test_losses_that_keep_something_of_the_data_are_refused(n):
   """Later steps would depend on it, around clipping and noise."""
@@ -219,6 +225,9 @@ def test_missing_and_unknown_losses_are_refused():
     losses.ExampleLoss(['mse', 'mse'])(VALUES, tf.constant(VALUES))
 
 
+@pytest.mark.pitfall(
+    'Sample weights are normalised by their sum over the batch.',
+    severity='high', stops='PrivacyError before the first step')
 @pytest.mark.skipif(not compat.KERAS_3, reason='a reduction of Keras 3')
 def test_sample_weight_normalisation_is_refused():
   with pytest.raises(ValueError, match='sum of sample weights'):

@@ -74,6 +74,10 @@ def test_train_survives_kills_and_keeps_its_curve(tmp_path):
   assert [point[0] for point in row['curve']] == [0, 3, 6, 9, 12, 15, 18, 21, 23]
 
 
+@pytest.mark.pitfall(
+    'A run that was killed uses a row of noise for two different batches.',
+    severity='critical', stops='state is saved before anything of a step is shown; proven '
+                               'by a ledger')
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['train', 'fit'])
 def test_25_kills_at_any_moment(kind, tmp_path):

@@ -136,6 +136,9 @@ def go_on(path, process, data):
     return run_lib.Run(process, folder, True, data, list(data.client_ids))
 
 
+@pytest.mark.pitfall(
+    'A run goes on with another rule, client optimizer or form of the data.',
+    severity='critical', stops='refused; the error says which differs')
 def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
   rate = RATES['cosine']
   run = go_on(tmp_path, make(rate=rate()), users())
@@ -160,6 +163,9 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
     go_on(tmp_path, make(rate=lambda step: 0.1), users())
 
 
+@pytest.mark.pitfall(
+    'A run goes on with its clients in another order, so that groups are others.',
+    severity='critical', stops='refused: a fingerprint of clients and their order is saved')
 def test_groups_would_break_for_clients_in_another_order(tmp_path, worker):
   """The defect itself: separated groups go by position, and the run refuses."""
   plan = regression.make_plan(steps=6, batch_size=2, sampling=tfdp.sampling.BallsInBins(cycle=3),
@@ -172,6 +178,9 @@ def test_groups_would_break_for_clients_in_another_order(tmp_path, worker):
   assert simulate(users(), rounds=2).rounds == 2
 
 
+@pytest.mark.pitfall(
+    'A client is named twice: one user has three times the sensitivity.',
+    severity='critical', stops='ValueError')
 def test_a_client_that_is_named_twice_is_refused():
   class Twice:
     client_ids = ['user0', 'user1', 'user0', 'user2', 'user3', 'user4']

@@ -78,6 +78,9 @@ def test_calls_of_few_sizes_have_every_client_once():
   assert max(sizes) == rounds.CLIENTS_PER_CALL and len(sizes) <= workers_lib._EXECUTORS
 
 
+@pytest.mark.pitfall(
+    'One client\'s data stop a round.',
+    severity='high', stops='it counts as absent')
 def test_a_failing_client_counts_as_absent_and_takes_nobody_along(process, worker):
   """Else one user's data would move more than its own clip norm."""
   rest = [c for c in COHORT if c not in ('user2', 'user3')]
@@ -87,6 +90,9 @@ def test_a_failing_client_counts_as_absent_and_takes_nobody_along(process, worke
   assert sorted(outcome.failed) == ['user2', 'user3']
 
 
+@pytest.mark.pitfall(
+    'A cohort made by hand has a client twice.',
+    severity='critical', stops='ValueError')
 def test_a_client_is_in_a_cohort_once(process, worker):
   with pytest.raises(ValueError, match='once at most'):
     total(process, worker, Flaky(), COHORT + COHORT[:1])

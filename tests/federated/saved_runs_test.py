@@ -42,6 +42,9 @@ def refused(folder, data):
     folder.load(TREE)
 
 
+@pytest.mark.pitfall(
+    'A federated run\'s state was damaged.',
+    severity='critical', stops='refused, in our own words')
 def test_every_flipped_byte_and_every_truncation_is_noticed(saved):
   whole = (saved.path / 'state.npz').read_bytes()
   for place in range(len(whole)):
@@ -61,6 +64,9 @@ def test_foreign_bytes_with_a_digest_of_their_own(saved, data):
     refused(saved, body + hashlib.sha256(body).digest())
 
 
+@pytest.mark.pitfall(
+    'Secrets of a run can be read by other users of the machine.',
+    severity='high', stops='mode 0600 from the first byte on')
 def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch):
   modes = []
   opened = os.open
@@ -83,6 +89,10 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
   assert modes == [0o600] and files == {'state.npz': 0o600, 'lock': 0o600}
 
 
+@pytest.mark.pitfall(
+    'The state is gone while rounds were released: the run would begin anew and state one '
+    'round\'s epsilon.',
+    severity='critical', stops='refused')
 @pytest.mark.parametrize('state', [None, 2])
 def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
   for path in (tmp_path / 'csv', tmp_path / 'events'):
@@ -138,6 +148,9 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
 NAMES = strategies.dictionaries(strategies.sampled_from('abc'), strategies.integers(), max_size=3)
 
 
+@pytest.mark.pitfall(
+    'An exact metric overwrites the private one of the same name, or the other way round.',
+    severity='high', stops='names are kept apart')
 @hypothesis.given(NAMES, NAMES, NAMES)
 def test_no_number_overwrites_another(a, b, c):
   parts = {'first': a, 'second': b, 'third': c}
@@ -148,6 +161,9 @@ def test_no_number_overwrites_another(a, b, c):
       releases.together(**parts)
 
 
+@pytest.mark.pitfall(
+    'The time of a round tells a heavy user apart.',
+    severity='high', stops='named `not_private/`, kept out of what is released')
 def test_no_time_of_a_round_is_in_what_is_released(tmp_path):
   """Neither as a number nor as the time of an event."""
   contents = []

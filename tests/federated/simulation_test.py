@@ -36,6 +36,9 @@ def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
   assert result.speed['clients_per_second'] > 0
 
 
+@pytest.mark.pitfall(
+    'A user takes part more often, or sooner, than was accounted for.',
+    severity='critical', stops='cohorts come from the plan')
 @pytest.mark.parametrize('sampling, batch_size, participation', [
     (tfdp.sampling.FixedOrder(), 3, (2, 3)), (tfdp.sampling.CyclicPoisson(cycle=2), 2, None)])
 def test_nobody_takes_part_more_often_than_was_accounted_for(

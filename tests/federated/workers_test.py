@@ -73,6 +73,9 @@ def test_nothing_is_left_running(how):
   assert all(map(ends_soon, pids))
 
 
+@pytest.mark.pitfall(
+    'TFF\'s worker listens on all networks and asks nobody who they are.',
+    severity='high', stops='a network namespace of its own')
 def test_no_network_reaches_a_worker_that_was_started_here(worker):
   address, (process,) = worker.addresses[0], worker.processes
   with open(f'/proc/{process.pid}/task/{process.pid}/children', encoding='ascii') as children:

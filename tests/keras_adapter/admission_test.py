@@ -52,6 +52,10 @@ SCHEMES = pytest.mark.parametrize('plan', [
     ids=lambda plan: type(plan.sampling).__name__ + '-' + plan.adjacency)
 
 
+@pytest.mark.pitfall(
+    'The same batch is trained on twice, or batches in another order, by `train_on_batch`.',
+    severity='critical', stops='PrivacyError, or nothing but an empty batch under XLA: '
+                               'batches are marked for their step')
 @SCHEMES
 def test_batches_are_taken_once_and_in_their_order(plan):
   model = make_model(plan)
@@ -68,6 +72,9 @@ def test_batches_are_taken_once_and_in_their_order(plan):
   assert model.optimizer.steps_done == 2
 
 
+@pytest.mark.pitfall(
+    'Batches of another plan are used.',
+    severity='critical', stops='refused by their mark')
 def test_a_batch_of_another_plan_is_refused():
   model = make_model()
   for changes in (dict(batch_size=9), dict(steps=7), dict(sampling=tfdp.sampling.FixedOrder()),
@@ -76,6 +83,9 @@ def test_a_batch_of_another_plan_is_refused():
     refused(model, lambda other=other: model.train_on_batch(*other))
 
 
+@pytest.mark.pitfall(
+    'XLA drops the assertions that would refuse a batch.',
+    severity='critical', stops='a refused batch counts as empty')
 def test_under_xla_nothing_of_a_refused_batch_gets_out():
   """Assertions vanish there: the step must not depend on the data."""
   results = []
@@ -102,6 +112,10 @@ def test_weights_are_what_they_seem():
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 
 
+@pytest.mark.pitfall(
+    'A second `fit` starts the order over: records take part too soon.',
+    severity='critical', stops='the data set goes on with the step that comes next, or is '
+                               'refused')
 def test_fit_goes_on_where_it_was_and_after_an_exception():
   plan = make_plan()
   model = make_model(plan)
@@ -129,6 +143,10 @@ def test_two_models_and_a_second_optimizer_on_one_plan_each_keep_it():
     assert [entry.steps for entry in model.ledger.entries] == [1, 1]
 
 
+@pytest.mark.pitfall(
+    'Batches are one\'s own, and the reader of the statement does not know.',
+    severity='high', stops='`own_sampler=` must say how; the statement repeats it as the '
+                           'caller\'s word')
 def test_own_sampling_is_said_in_the_statement():
   with pytest.raises(ValueError, match='without a plan'):
     tfdp.DPAdam(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8, own_sampler='mine')
@@ -145,6 +163,9 @@ def test_own_sampling_is_said_in_the_statement():
   assert again.own_sampler == model.optimizer.own_sampler
 
 
+@pytest.mark.pitfall(
+    'A `sample_weight` hides that the batch has the wrong size.',
+    severity='high', stops='PrivacyError')
 def test_fixed_sizes_are_kept_with_weights_too():
   fixed = dict(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8)
   model = make_model(optimizer=tfdp.DPAdam(0.1, **fixed))
@@ -159,6 +180,9 @@ def test_class_weight_under_a_plan_says_what_to_do():
     model.fit(plan.batches((X, Y)), class_weight={0: 1.0, 1: 2.0})
 
 
+@pytest.mark.pitfall(
+    'A loop of one\'s own calls a lower method of the optimizer (`update_step`).',
+    severity='critical', stops='PrivacyError; no weight moves')
 def test_gradients_of_ones_own_never_reach_the_weights():
   model = make_model()
   model.optimizer.build(model.trainable_variables)
@@ -173,6 +197,9 @@ def test_gradients_of_ones_own_never_reach_the_weights():
     refused(model, lambda: optimizer.update_step(gradients[0], raw[0]))
 
 
+@pytest.mark.pitfall(
+    'A plain Keras 2 model trains on full batches under a Poisson plan.',
+    severity='critical', stops='PrivacyError before the first step')
 @pytest.mark.skipif(compat.KERAS_3, reason='Keras 2 hands losses of plain models to the optimizer')
 def test_plain_models_cannot_show_their_batches():
   plan = make_plan()

@@ -31,6 +31,9 @@ def both(plan):
   return (plan + plan).epsilon(plan.target_delta)
 
 
+@pytest.mark.pitfall(
+    'A second optimizer trains the same weights, and states the epsilon of one run.',
+    severity='critical', stops='the history hangs on the weights; both are counted')
 def test_a_second_optimizer_adds_up():
   plan = make_plan()
   model = trained(plan)
@@ -50,6 +53,9 @@ def test_spent_is_less_than_planned():
   assert model.ledger.epsilon() < model.optimizer.epsilon()
 
 
+@pytest.mark.pitfall(
+    'The model is wrapped again, or shares a layer with another.',
+    severity='critical', stops='runs on any of its weights are counted')
 def test_wrapping_again_or_sharing_a_layer_hides_nothing():
   plan, inner = make_plan(), keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
   trained(plan, tfdp.make_private(inner))
@@ -60,6 +66,9 @@ def test_wrapping_again_or_sharing_a_layer_hides_nothing():
   assert trained(plan, head).optimizer.epsilon() > both(plan)
 
 
+@pytest.mark.pitfall(
+    'Guarantees about different neighbours are added.',
+    severity='high', stops='refused')
 def test_neighbours_of_two_kinds_have_no_common_epsilon():
   model = trained(make_plan())
   other = make_plan(adjacency='replace', sampling=tfdp.sampling.FixedOrder())
@@ -69,6 +78,9 @@ def test_neighbours_of_two_kinds_have_no_common_epsilon():
   assert 'No epsilon of both together can be stated' in model.optimizer.statement()
 
 
+@pytest.mark.pitfall(
+    'Weights went through a run of which nothing is known.',
+    severity='critical', stops='no epsilon is stated')
 def test_a_run_without_plan_leaves_no_epsilon():
   model = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
   model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8), loss='mse')
@@ -77,6 +89,9 @@ def test_a_run_without_plan_leaves_no_epsilon():
   assert trained(plan, model).optimizer.epsilon() == float('inf')
 
 
+@pytest.mark.pitfall(
+    'The history is lost when the model is saved.',
+    severity='critical', stops='saved with the weights')
 @pytest.mark.parametrize('compiled', [True, False])
 def test_files_carry_it(tmp_path, compiled):
   plan = make_plan()

@@ -198,6 +198,12 @@ MIXING = {
 }
 
 
+@pytest.mark.pitfall(
+    'Examples are mixed out of gradients\' sight: centring behind `stop_gradient`, ranks, '
+    'medians, trimming to the longest, capacities of experts, a backward pass that '
+    'normalises.',
+    severity='critical', stops='PrivacyError before the first step: values are compared, in '
+                               'training, on batches whose other rows change')
 @pytest.mark.parametrize('name', MIXING)
 def test_mixing_is_found(name):
   with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as found:
@@ -417,6 +423,11 @@ def _on_disk(self, x):
   return x
 
 
+@pytest.mark.pitfall(
+    'A layer writes data into a variable, table or file of its own, which outlives the '
+    'step.',
+    severity='critical', stops='PrivacyError before the first step: writes are followed '
+                               'through the graph')
 @pytest.mark.parametrize('how', [
     _assigned, _moving, _in_a_condition, _in_a_loop, _in_a_function, _backwards, _tabulated,
     _counted, _measured, _on_disk])
@@ -451,6 +462,10 @@ def test_layers_called_in_a_loop_take_one_example_at_a_time():
   tfdp.validate_model(model)
 
 
+@pytest.mark.pitfall(
+    'Python code inside the graph keeps something of earlier batches.',
+    severity='critical', stops='PrivacyError before the first step: the same batch must '
+                               'give the same twice')
 def test_what_python_keeps_between_steps():
   """Where the graph calls Python no operation tells, but the same batch gives something else."""
   seen = []
@@ -466,6 +481,9 @@ def test_what_python_keeps_between_steps():
       tfdp.validate_model(model, tf.random.stateless_normal([7, 4], [0, 1]))
 
 
+@pytest.mark.pitfall(
+    'A layer is changed after the model was validated.',
+    severity='critical', stops='validated again after `compile`')
 def test_a_model_compiled_anew_is_validated_anew():
   """A layer may have been told to do something else."""
   inputs = keras.Input((4,))

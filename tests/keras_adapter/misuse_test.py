@@ -34,6 +34,10 @@ def _plan(**kwargs):
       population_size=16, sampling=tfdp.sampling.Poisson()), **kwargs})
 
 
+@pytest.mark.pitfall(
+    'Clip norm, noise or batch size is missing, not finite, or Keras\' own clipping is asked '
+    'for.',
+    severity='high', stops='ValueError: nothing has a default that could be wrong')
 @pytest.mark.parametrize('change,message', [
     (dict(l2_norm_clip=None), r"Missing \['l2_norm_clip'\]: there is no safe default"),
     (dict(noise_multiplier=None), 'Missing'), (dict(batch_size=None), 'Missing'),
@@ -56,16 +60,26 @@ def test_bad_arguments(change, message):
     _optimizer(**change)
 
 
+@pytest.mark.pitfall(
+    'Noise is given twice, in the plan and beside it, and the two differ.',
+    severity='critical', stops='ValueError: what runs comes from the plan alone')
 def test_plan_and_noise_multiplier_together_are_refused():
   with pytest.raises(ValueError, match='come from the plan'):
     tfdp.DPAdam(plan=_plan(), noise_multiplier=0.1)
 
 
+@pytest.mark.pitfall(
+    'A noise multiplier of zero is left over from an experiment.',
+    severity='critical', stops='warning; epsilon is infinite, and the statement says so')
 def test_zero_noise_is_said():
   with pytest.warns(UserWarning, match='NOT private'):
     _optimizer(noise_multiplier=0.0)
 
 
+@pytest.mark.pitfall(
+    'Gradients computed elsewhere, of whole batches, are handed to the private optimizer.',
+    severity='critical', stops='PrivacyError by every method that takes or gives gradients; '
+                               'no weight moves')
 @pytest.mark.parametrize('call', [
     lambda o, v: o.apply_gradients([(tf.ones_like(v), v)]),
     lambda o, v: o.apply([tf.ones_like(v)], [v]),
@@ -80,6 +94,9 @@ def test_ready_made_gradients_are_refused(call):
   np.testing.assert_array_equal(variable, before)
 
 
+@pytest.mark.pitfall(
+    'The private optimizer is compiled into a plain Keras model.',
+    severity='critical', stops='PrivacyError that names `make_private`')
 @pytest.mark.skipif(not compat.KERAS_3, reason='Keras 3 has no hook in a plain model')
 def test_a_plain_model_on_keras_3_names_the_fix():
   model = _model()
@@ -115,6 +132,9 @@ class TestPlainModelOnKeras2:
     np.testing.assert_allclose(*results, rtol=1e-5)
 
 
+@pytest.mark.pitfall(
+    'Batches have another size than the sum is divided by.',
+    severity='high', stops='PrivacyError before the first step')
 def test_wrong_batch_size_raises_before_any_step():
   model = _compiled()
   before = model.get_weights()[0]
@@ -127,6 +147,10 @@ def test_wrong_batch_size_raises_before_any_step():
   np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
+@pytest.mark.pitfall(
+    'Batch normalization, or an activity regularizer: gradients of an example depend on '
+    'others.',
+    severity='critical', stops='PrivacyError before the first step that names what to use')
 @pytest.mark.parametrize('hidden,message', [
     (lambda: layers.BatchNormalization(), 'normalises over the batch; use LayerNormalization'),
     (lambda: layers.Dense(4, activity_regularizer='l2'), 'activity_regularizer'),
@@ -138,6 +162,9 @@ def test_layers_that_break_per_example_gradients(hidden, message):
     _compiled(hidden()).fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.pitfall(
+    'A stateful recurrent layer carries data from batch to batch.',
+    severity='critical', stops='PrivacyError before the first step')
 def test_states_that_outlive_a_batch_are_refused():
   inputs = keras.Input(batch_shape=(8, 4, 2))
   model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(3, stateful=True)(inputs)))
@@ -236,6 +263,9 @@ def test_a_weight_that_counts_steps_is_no_statistic():
   tfdp.validate_model(_model(Steps(), layers.Dense(4)))
 
 
+@pytest.mark.pitfall(
+    'Integers of one example, such as token ids, reach another.',
+    severity='critical', stops='PrivacyError before the first step')
 def test_words_of_the_first_example_that_all_get():
   """No gradient tells of integers: the examples made up must differ, however short they are."""
   class First(layers.Layer):
@@ -253,6 +283,9 @@ def test_an_operation_without_a_gradient_before_the_weights():
       layers.Input((4, 4, 3)), layers.Lambda(contrast), layers.Flatten(), layers.Dense(1)]))
 
 
+@pytest.mark.pitfall(
+    'MixUp and CutMix blend examples, also while frozen.',
+    severity='critical', stops='PrivacyError before the first step')
 @pytest.mark.skipif(not compat.KERAS_3, reason='layers of Keras 3')
 @pytest.mark.parametrize('kind', ['MixUp', 'CutMix'])
 @pytest.mark.parametrize('trainable', [False, True])
@@ -265,6 +298,11 @@ def test_layers_that_blend_examples(kind, trainable):
     tfdp.make_private(model)
 
 
+@pytest.mark.pitfall(
+    'A model with its own `train_step` or `compute_loss`, as of KerasHub, is made private, '
+    'and its method is ignored.',
+    severity='critical', stops='PrivacyError before the first step, whatever the package is '
+                               'called')
 @pytest.mark.parametrize('method', ['compute_loss', 'train_step', 'make_train_function'])
 @pytest.mark.parametrize('module', ['mine', 'keras_hub.src.models', 'keras_mine', 'keras'])
 def test_models_with_a_step_of_their_own(method, module):
@@ -279,6 +317,9 @@ def test_models_with_a_step_of_their_own(method, module):
       type('Own', (tfdp.DPModel, keras.Model), own)().compile(optimizer=_optimizer(), loss='mse')
 
 
+@pytest.mark.pitfall(
+    'A step is assigned to one model rather than defined in its class.',
+    severity='critical', stops='PrivacyError before the first step')
 def test_a_step_put_on_one_model():
   model = _model()
   model.train_step = lambda data: {}
@@ -299,6 +340,9 @@ def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
     tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(2), _Centre(True)))
 
 
+@pytest.mark.pitfall(
+    '`add_loss` adds what depends on the data, around clipping.',
+    severity='critical', stops='PrivacyError before the first step')
 @pytest.mark.parametrize('always', [True, False])
 def test_losses_added_in_call_are_found(always):
   class Penalty(layers.Layer):
@@ -314,6 +358,9 @@ def test_losses_added_in_call_are_found(always):
       _compiled(*hidden).fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.pitfall(
+    'A private model is compiled with an ordinary optimizer.',
+    severity='critical', stops='ValueError at `compile`')
 def test_a_private_model_wants_a_private_optimizer():
   with pytest.raises(ValueError, match='needs a private optimizer'):
     _model(kind=tfdp.DPSequential).compile(optimizer='adam', loss='mse')
@@ -323,6 +370,9 @@ def test_a_private_model_wants_a_private_optimizer():
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.pitfall(
+    'Shuffled batches of one\'s own run under a plan for Poisson sampling.',
+    severity='critical', stops='PrivacyError before the first step')
 def test_a_plan_wants_its_own_batches():
   model = _compiled(optimizer=tfdp.DPAdam(plan=_plan()))
   shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(16).batch(8)
@@ -335,6 +385,9 @@ def test_a_plan_wants_its_own_batches():
     model.fit(_plan().batches((X, Y)), epochs=2, verbose=0)
 
 
+@pytest.mark.pitfall(
+    'Training goes on after the steps that were accounted for.',
+    severity='critical', stops='refused by `fit`, by the step and by the noise')
 @pytest.mark.parametrize('chunks', [1, 2])
 def test_more_steps_than_planned_are_refused(chunks):
   """Steps are counted, not the chunks they are worked through in."""

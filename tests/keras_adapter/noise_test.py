@@ -69,6 +69,9 @@ def test_steps_fits_and_optimizers_never_share_noise():
   assert _distinct(*rows)
 
 
+@pytest.mark.pitfall(
+    '`set_random_seed` makes the noise known to whoever knows the seed.',
+    severity='critical', stops='keys come from the operating system')
 def test_no_global_seed_fixes_the_noise():
   rows = []
   for _ in range(2):
@@ -79,6 +82,9 @@ def test_no_global_seed_fixes_the_noise():
   assert _distinct(*rows)
 
 
+@pytest.mark.pitfall(
+    'A restored run uses its noise a second time, on other gradients.',
+    severity='critical', stops='a fresh key')
 def test_restoring_never_repeats_noise(tmp_path):
   model = _model()
   _steps(model, 1)
@@ -99,6 +105,9 @@ def test_restoring_never_repeats_noise(tmp_path):
   assert _distinct(original, from_file, again)
 
 
+@pytest.mark.pitfall(
+    'The noise\'s key is in the saved model.',
+    severity='critical', stops='not saved')
 def test_the_key_is_not_saved():
   model = _model()
   _steps(model, 1)

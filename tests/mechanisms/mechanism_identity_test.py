@@ -59,6 +59,9 @@ def test_any_changed_number_is_another_mechanism(mechanism, name, index):
     assert repr(other) != repr(mechanism)
 
 
+@pytest.mark.pitfall(
+    'A mechanism loaded from a file with other numbers has the sensitivity of the original.',
+    severity='critical', stops='computed from the numbers that run')
 @pytest.mark.parametrize('mechanism, name, index', ENTRIES)
 def test_loaded_numbers_have_their_own_sensitivity_everywhere(mechanism, name, index):
   expected = accounting.sensitivity(mechanism, PATTERN['min_sep'], PATTERN['max_participations'])
@@ -111,6 +114,9 @@ def test_a_plan_with_a_designed_mechanism_is_its_description_only():
   assert 'arrays' not in mechanisms.to_config(mechanisms.BLT(2, STEPS))
 
 
+@pytest.mark.pitfall(
+    'The file of a plan was altered.',
+    severity='critical', stops='ValueError')
 def test_altered_numbers_in_a_plan_are_refused():
   other = altered(mechanisms.BLT(2, STEPS), 'decays', 0, .9)
   content = mechanisms.to_config(other)

@@ -54,6 +54,9 @@ def test_graph_keys_fail_closed_without_the_kernels_uuids(monkeypatch):
   assert unique([keys.from_system(), keys.from_system()])
 
 
+@pytest.mark.pitfall(
+    'Under XLA a key is a constant of the compiled program.',
+    severity='critical', stops='refused')
 def test_xla_has_no_keys_rather_than_constant_ones():
   with pytest.raises(tf.errors.OpError):
     tf.function(keys.from_system, jit_compile=True)()

@@ -70,6 +70,9 @@ def test_an_empty_batch_has_one_padded_row_at_least():
   assert len(found) == 30 and empty and all(len(w) == 1 for w in empty)
 
 
+@pytest.mark.pitfall(
+    'The same coins are used for two passes.',
+    severity='high', stops='drawn anew from the operating system')
 def test_every_pass_and_every_call_draws_anew():
   plan = make_plan(seed=None, steps=8)
   one = plan.batches(make_data())
@@ -179,6 +182,9 @@ def test_refused_data_sets():
     make_plan().batches((x, y), pad_to=0)
 
 
+@pytest.mark.pitfall(
+    'A plan for users is fed with batches of examples, or the other way round.',
+    severity='critical', stops='ValueError')
 def test_units_and_users_go_together():
   with pytest.raises(ValueError, match='unit="user".*users=ids.*tfdp.federated'):
     make_plan(unit='user').batches(make_data())
@@ -233,6 +239,9 @@ def test_schemes_whose_batches_have_a_largest_size_have_one_static_shape(scheme,
   assert len(sizes) == plan.steps and max(sizes) <= rows
 
 
+@pytest.mark.pitfall(
+    'A second pass over a fixed order begins at its start.',
+    severity='critical', stops='PrivacyError that names `start_step`')
 @pytest.mark.parametrize('scheme, refused', [
     (sampling.Poisson(), False), (sampling.CyclicPoisson(cycle=3), True),
     (sampling.FixedOrder(), True)], ids=repr)

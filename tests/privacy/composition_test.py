@@ -50,6 +50,10 @@ def single_step(q, sigma, epsilon):
 # --- Never below, at most one percent above.
 
 
+@pytest.mark.pitfall(
+    'The accountant is below the truth at a tiny delta, by its own rounding.',
+    severity='critical', stops='a proven upper bound, compared with an independent '
+                               'accountant')
 @pytest.mark.parametrize('seed', range(PLANS))
 def test_epsilon_is_never_below_the_truth_and_at_most_a_percent_above(seed):
   q, sigma, count, delta = random_plan(seed)
@@ -159,6 +163,9 @@ def test_very_long_runs_are_answered(count):
       accounting.gaussian_epsilon(1 / mu, 1e-9))
 
 
+@pytest.mark.pitfall(
+    'A delta is asked for that numbers cannot express.',
+    severity='high', stops='ValueError')
 def test_deltas_beyond_floating_point_are_refused():
   with pytest.raises(ValueError, match='`target_delta` must be at least 1e-100'):
     accounting.epsilon(sampled(0.1, 1.0, 10), 1e-200)

@@ -115,6 +115,9 @@ def test_schemes_refuse(scheme, arguments):
     scheme(**arguments)
 
 
+@pytest.mark.pitfall(
+    'The number of records is private, and the plan publishes it.',
+    severity='high', stops='ValueError, unless it is declared public')
 def test_the_private_size_of_a_population_stays_out_of_the_plan():
   plan = plan_lib.PrivacyPlan(
       batch_size=50, steps=40, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-5,
@@ -141,6 +144,9 @@ def test_steps_done_are_at_most_the_plan():
     make_plan().index_batches(start_step=40)
 
 
+@pytest.mark.pitfall(
+    'The data have another size than the plan: the sampling probability is wrong.',
+    severity='high', stops='ValueError')
 @pytest.mark.parametrize('size', [999, 1001, 1])
 def test_other_data_than_planned_is_refused_by_name(size):
   with pytest.raises(ValueError, match=f'population_size=1000 records, and the data has\\s+{size}'):
@@ -160,6 +166,10 @@ def test_rules_that_use_the_present_batch_only_are_fine():
   assert make_plan().check_rule(make_rule(None, make_statistic()))
 
 
+@pytest.mark.pitfall(
+    'Amplification is claimed for a statistic of past clean data, which every step '
+    'releases.',
+    severity='critical', stops='ValueError: the plan must count it in full')
 def test_statistics_of_past_clean_data_are_not_amplified():
   rule = make_rule(make_statistic(amplifiable=False, relative_noise=2.0))
   with pytest.raises(ValueError, match=r'must be \(2.0,\) for the rule .some_rule., .*amplify'):
@@ -186,6 +196,9 @@ def test_statistics_of_past_clean_data_are_paid_for_at_every_step():
   assert 'further statistic' in plan.statement()
 
 
+@pytest.mark.pitfall(
+    'A rule is made for fewer participations than the plan has.',
+    severity='critical', stops='ValueError')
 def test_noisy_adagrad():
   plan = make_plan(sampling=sampling.FixedOrder(), extra_releases=(3.0,))
   rule = rules.noisy_adagrad(participations=2, diagonal=True, relative_noise=3.0)
