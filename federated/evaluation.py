@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of the global model on held-out users, computed centrally."""
 
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
 import tensorflow as tf
 
 from . import tff
 
 
-def evaluator(model_fn, dataset):
+def evaluator(model_fn: Any, dataset: tf.data.Dataset) -> Callable[[Any], Dict[str, float]]:
   """`weights -> {metric: float}` of a TFF model on a batched `tf.data.Dataset`.
 
   The metrics are exact: they are private only for users who are not in `dataset`.
@@ -22,12 +26,12 @@ def evaluator(model_fn, dataset):
            if isinstance(model_fn, tff.FunctionalModel) else model_fn())
 
   @tf.function
-  def run():
+  def run() -> Any:
     for batch in dataset:
       model.forward_pass(batch, training=False)
     return model.report_local_unfinalized_metrics()
 
-  def evaluate(weights):
+  def evaluate(weights: Any) -> Dict[str, float]:
     weights.assign_weights_to(model)
     model.reset_metrics()
     unfinalized = run()

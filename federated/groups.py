@@ -12,15 +12,20 @@ values before every client, and a model that keeps anything in a place that is n
 is not trained in groups.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import re
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from . import tff
+
+if TYPE_CHECKING:
+  pass
 
 # What an operation can remember a client in, besides variables.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
@@ -45,7 +50,7 @@ class NotInGroupsError(ValueError):
   """The clients of this model must be trained one at a time."""
 
 
-def input_spec_of(model_fn):
+def input_spec_of(model_fn: Any) -> Any:
   """Nest of `tf.TensorSpec` of a batch of the model."""
   if isinstance(model_fn, tff.FunctionalModel):
     return model_fn.input_spec
@@ -111,7 +116,8 @@ def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
 
 def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
   """`count` lists of clients of about the same work, whatever the sizes; some may be empty."""
-  parts, work = [[] for _ in range(count)], [0] * count
+  parts: List[List[Any]] = [[] for _ in range(count)]
+  work = [0] * count
   for client in sorted(clients, key=len, reverse=True):
     least = work.index(min(work))
     parts[least].append(client)
@@ -119,7 +125,9 @@ def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
   return parts
 
 
-def computation(model_fn, optimizer, answer, zero, *, weights_type, broadcast_type):
+def computation(
+    model_fn: Any, optimizer: Any, answer: Callable[..., Any], zero: Any, *, weights_type: Any,
+    broadcast_type: Any) -> Any:
   """The TFF computation `(weights, broadcast, group) -> (sum of answers, sum of metrics)`.
 
   Args:
@@ -135,31 +143,33 @@ def computation(model_fn, optimizer, answer, zero, *, weights_type, broadcast_ty
     NotInGroupsError: The model keeps something that cannot be set back.
   """
   # Of the model, and of the finalizers of metrics, which write theirs before they read them.
-  variables, passing, unknown = [], [], []
+  variables: List[Any] = []
+  passing: List[Any] = []
+  unknown: List[Any] = []
   made_by = [unknown]
 
-  def record(next_creator, **kwargs):
+  def record(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     made_by[-1].append(next_creator(**kwargs))
     return made_by[-1][-1]
 
   @contextlib.contextmanager
-  def recorded(made):
+  def recorded(made: Any) -> Iterator[None]:
     made_by.append(made)
     yield
     made_by.pop()
 
-  def one_answer(*arguments):
+  def one_answer(*arguments: Any) -> Any:
     with recorded(passing):
       return answer(*arguments)
 
-  def make():
+  def make() -> Any:
     return (tff.model_from_functional(model_fn)
             if isinstance(model_fn, tff.FunctionalModel) else model_fn())
 
   input_spec = input_spec_of(model_fn)
   graphs = []
 
-  def train(weights, broadcast, group):
+  def train(weights: Any, broadcast: Any, group: Any) -> Any:
     variables.clear()
     with tf.variable_creator_scope(record):  # Of this graph, into which all others lift theirs.
       with recorded(variables):
@@ -174,18 +184,20 @@ def computation(model_fn, optimizer, answer, zero, *, weights_type, broadcast_ty
   return result
 
 
-def _loop(model, variables, input_spec, optimizer, answer, zero):
+def _loop(
+    model: Any, variables: Sequence[tf.Variable], input_spec: Any, optimizer: Any,
+    answer: Callable[..., Any], zero: Any) -> Any:
   """`(weights, broadcast, group) -> (answers, metrics)` summed over the clients of a group."""
   mine = tff.ModelWeights.from_model(model)
   weight_refs = {v.ref() for v in tf.nest.flatten(mine)}
   others = [v for v in variables if v.ref() not in weight_refs]
 
-  def batch_of(group, start, end):
+  def batch_of(group: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
     leaves = [tf.ensure_shape(rows[start:end], spec.shape)
               for rows, spec in zip(group['rows'], tf.nest.flatten(input_spec))]
     return tf.nest.pack_sequence_as(input_spec, leaves)
 
-  def step(group, batch, examples, optimizer_state):
+  def step(group: Any, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: Any) -> Any:
     start, end = _bounds(group['batch_ends'], batch)
     with tf.GradientTape() as tape:
       output = model.forward_pass(batch_of(group, start, end), training=True)
@@ -197,7 +209,8 @@ def _loop(model, variables, input_spec, optimizer, answer, zero):
     count = tf.shape(output.predictions)[0] if output.num_examples is None else output.num_examples
     return batch + 1, examples + tf.cast(count, tf.int64), optimizer_state
 
-  def client(weights, broadcast, group, index, initial):
+  def client(
+      weights: Any, broadcast: Any, group: Any, index: tf.Tensor, initial: Any) -> Tuple[Any, Any]:
     _assign(mine, weights)
     for variable, value in zip(others, initial):
       variable.assign(value)
@@ -218,12 +231,12 @@ def _loop(model, variables, input_spec, optimizer, answer, zero):
     return answer(broadcast, update, tf.where(finite, examples, 0), metrics), metrics
 
   @tf.function
-  def train_all(weights, broadcast, group):
+  def train_all(weights: Any, broadcast: Any, group: Any) -> Any:
     initial = [v.read_value() for v in others]
     _assign(mine, weights)
     no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
 
-    def body(index, total):
+    def body(index: tf.Tensor, total: Any) -> Tuple[tf.Tensor, Any]:
       one = client(weights, broadcast, group, index, initial)
       return index + 1, tf.nest.map_structure(tf.add, total, one)
 
@@ -235,22 +248,22 @@ def _loop(model, variables, input_spec, optimizer, answer, zero):
   return train_all
 
 
-def _bounds(ends, index):
+def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """Start and end of part `index`."""
   return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
 
 
-def _assign(variables, values):
+def _assign(variables: Sequence[tf.Variable], values: Any) -> None:
   for variable, value in zip(tf.nest.flatten(variables), tf.nest.flatten(values)):
     variable.assign(value)
 
 
-def _reset(model):
+def _reset(model: Any) -> tf.Tensor:
   model.reset_metrics()
   return tf.constant(0)
 
 
-def _check_memory(graph, variables):
+def _check_memory(graph: Any, variables: Sequence[tf.Variable]) -> None:
   """Raises unless all that the graph remembers is in variables that are known."""
   definition = graph.as_graph_def()
   operations = [node.op for node in definition.node] + [

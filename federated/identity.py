@@ -6,11 +6,13 @@ clients: groups and fixed orders go by a client's POSITION. So all of it is writ
 with the state. No address of an object may get in, since it is new in every process.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import math
 import types
-from typing import Any, Dict, Iterable
+from typing import Any, Callable, Dict, Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -52,7 +54,7 @@ def describe(value: Any, name: str) -> Any:
   return _describe(value, name, ())
 
 
-def _describe(value, name, above):
+def _describe(value: Any, name: str, above: Any) -> Any:
   if isinstance(value, float) and not math.isfinite(value):
     return str(value)  # NaN is not equal to itself.
   if value is None or isinstance(value, (bool, int, float, str)):
@@ -70,7 +72,8 @@ def _describe(value, name, above):
     return str(value)
   if isinstance(value, tuple) and hasattr(value, '_fields'):
     # `cautions` are words for people, and no part of what a rule does.
-    return {'kind': kind, **{field: inner(child) for field, child in value._asdict().items()
+    fields: Any = value
+    return {'kind': kind, **{field: inner(child) for field, child in fields._asdict().items()
                              if field != 'cautions'}}
   if isinstance(value, dict) or hasattr(value, 'items'):
     return {str(key): inner(child) for key, child in value.items()}
@@ -95,7 +98,7 @@ def _describe(value, name, above):
   raise NotDescribableError(_refusal(name, value))
 
 
-def _function(function, name, inner):
+def _function(function: Any, name: str, inner: Callable[[Any], Any]) -> Any:
   """Its name and what it holds; a lambda has no name, unless it is one of this library's."""
   if '<lambda>' in function.__qualname__ and function.__module__.partition('.')[0] != _OWN:
     raise NotDescribableError(_refusal(name, function))
@@ -106,7 +109,7 @@ def _function(function, name, inner):
           **({'defaults': inner(function.__defaults__)} if function.__defaults__ else {})}
 
 
-def _array(value, name):
+def _array(value: Any, name: str) -> Any:
   if not hasattr(value, 'numpy') and tf.is_tensor(value):
     raise NotDescribableError(_refusal(name, value))
   array = np.asarray(value)
@@ -116,7 +119,7 @@ def _array(value, name):
           'sha256': hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}
 
 
-def _client(client_id):
+def _client(client_id: Any) -> str:
   value = client_id.item() if isinstance(client_id, np.generic) else client_id
   if not isinstance(value, (str, int, bytes)):
     raise NotDescribableError(
@@ -125,7 +128,7 @@ def _client(client_id):
   return f'{type(value).__name__}:{value!r}'
 
 
-def _digest(texts):
+def _digest(texts: Iterable[str]) -> str:
   whole = hashlib.sha256()
   for text in texts:
     data = text.encode('utf-8', 'surrogatepass')
@@ -133,7 +136,7 @@ def _digest(texts):
   return whole.hexdigest()
 
 
-def _refusal(name, value):
+def _refusal(name: str, value: Any) -> str:
   return (f'`{name}` must be something that a saved run knows again in another process: a number, '
           'a Keras schedule or another object with `get_config()`, a TFF optimizer, or a function '
           'that has a name of its own (`def`, no lambda). Give such a one, or leave `out` out. '

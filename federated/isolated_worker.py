@@ -13,6 +13,8 @@ It is a plain program without imports of this package: a process with threads ca
 a namespace. It ends with status 77 where the system allows for no namespaces.
 """
 
+from __future__ import annotations
+
 import ctypes
 import fcntl
 import os
@@ -32,14 +34,14 @@ _BYTES = 2**20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with(parent: int):
+def die_with(parent: int) -> None:
   """Ends this process when `parent` does, in whatever way."""
   _LIBC.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
   if os.getppid() != parent:
     sys.exit()
 
 
-def isolate():
+def isolate() -> None:
   """Leaves all networks for an empty one; exits where that is not allowed."""
   user, group = os.getuid(), os.getgid()
   try:
@@ -55,20 +57,20 @@ def isolate():
     sys.exit(NOT_ALLOWED)
 
 
-def start(binary: str, flags):
+def start(binary: str, flags: tuple) -> None:
   """Runs the worker, which ends with this process; this process ends with it."""
   me, child = os.getpid(), os.fork()
   if not child:
     die_with(me)
     os.execv(binary, [binary, f'--port={_PORT}', *flags])
 
-  def wait():
+  def wait() -> None:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xff or 1)
 
   threading.Thread(target=wait, daemon=True).start()
 
 
-def connection():
+def connection() -> socket.socket:
   """A connection to the worker, as soon as it listens."""
   while True:
     try:
@@ -77,7 +79,7 @@ def connection():
       time.sleep(0.05)
 
 
-def pass_on(source, sink):
+def pass_on(source: socket.socket, sink: socket.socket) -> None:
   """Copies bytes one way until their end."""
   try:
     while data := source.recv(_BYTES):
@@ -88,7 +90,7 @@ def pass_on(source, sink):
       end.close()
 
 
-def serve(path: pathlib.Path):
+def serve(path: pathlib.Path) -> None:
   """Passes on connections for ever; the socket is there when the worker listens."""
   connection().close()
   new = path.with_name(path.name + '.new')
@@ -106,7 +108,7 @@ def serve(path: pathlib.Path):
         threading.Thread(target=pass_on, args=ends, daemon=True).start()
 
 
-def main(path, binary, *flags):
+def main(path: str, binary: str, *flags: str) -> None:
   parent = os.environ.pop('TFDP_WORKER_PARENT', '')
   if parent:
     die_with(int(parent))

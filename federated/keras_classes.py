@@ -5,15 +5,20 @@ Keras 2 changes the bases of a model's class, for good and for all of its object
 one is made inside a graph as TFF does. Models made before then end in "invalid state".
 """
 
+from __future__ import annotations
+
 import contextlib
+from typing import Iterator, List, Set
 
 import tensorflow as tf
 
 
-def _all_below(kind):
-  found, left = set(), [kind]
+def _all_below(kind: type) -> Set[type]:
+  found: Set[type] = set()
+  left: List[type] = [kind]
   while left:
-    for child in left.pop().__subclasses__():
+    children: List[type] = left.pop().__subclasses__()
+    for child in children:
       if child not in found:
         found.add(child)
         left.append(child)
@@ -21,7 +26,7 @@ def _all_below(kind):
 
 
 @contextlib.contextmanager
-def kept():
+def kept() -> Iterator[None]:
   """Inside, models may be made in graphs; afterwards those made before are as they were."""
   bases = {kind: kind.__bases__ for kind in _all_below(tf.keras.layers.Layer)}
   try:

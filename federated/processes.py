@@ -9,9 +9,11 @@ rule turns it into a direction of descent:
     weights <- weights - server_learning_rate * direction
 """
 
+from __future__ import annotations
+
 import collections
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -21,6 +23,9 @@ from . import groups
 from . import keras_classes
 from . import server as server_lib
 from . import tff
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
 
 
 class Sums(NamedTuple):
@@ -71,18 +76,23 @@ class PrivateFedAvg(tff.LearningProcess):
     seed: The seed of a test, or None.
   """
 
-  def __init__(self, computations, *, plan, rule, model_fn, server, client_sums, in_groups,
-               settings, seed):
+  def __init__(
+      self, computations: Any, *, plan: privacy.PrivacyPlan, rule: contract.Rule, model_fn: Any,
+      server: server_lib.Server, client_sums: Any, in_groups: Any, settings: Dict[str, Any],
+      seed: Optional[int]) -> None:
     super().__init__(*computations)
     self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
     self.client_sums, self.settings, self.seed = client_sums, settings, seed
     self.in_groups = functools.lru_cache(None)(in_groups)  # Traced when it is first needed.
 
 
-def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
-                          client_optimizer_fn, client_weighting='uniform',
-                          max_examples_per_client=None, quantile_clip=None, private_metrics=None,
-                          exact_metrics=False, seed=None):
+def build_private_fed_avg(
+    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
+    server_learning_rate: float, client_optimizer_fn: Any, client_weighting: str = 'uniform',
+    max_examples_per_client: Optional[int] = None,
+    quantile_clip: Optional[server_lib.QuantileClip] = None,
+    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
+    seed: Optional[int] = None) -> PrivateFedAvg:
   """Builds federated averaging with user-level differential privacy.
 
   Args:
@@ -119,10 +129,13 @@ def build_private_fed_avg(model_fn, *, server_rule, plan, server_learning_rate,
       private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
 
 
-def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
-                          client_weighting='uniform', max_examples_per_client=None,
-                          quantile_clip=None, private_metrics=None, exact_metrics=False,
-                          seed=None):
+def build_private_fed_sgd(
+    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
+    server_learning_rate: float, client_weighting: str = 'uniform',
+    max_examples_per_client: Optional[int] = None,
+    quantile_clip: Optional[server_lib.QuantileClip] = None,
+    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
+    seed: Optional[int] = None) -> PrivateFedAvg:
   """Federated SGD: a client's answer is its gradient, the mean over its examples.
 
   All of a client's examples of a round make one batch of one step of size one.
@@ -138,8 +151,12 @@ def build_private_fed_sgd(model_fn, *, server_rule, plan, server_learning_rate,
 
 
 @keras_classes.kept()
-def _build(model_fn, client_optimizer, one_batch, *, rule, plan, learning_rate, client_weighting,
-           max_examples, quantile_clip, private_metrics, exact_metrics, seed):
+def _build(
+    model_fn: Any, client_optimizer: Any, one_batch: Any, *, rule: contract.Rule,
+    plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
+    max_examples: Optional[int], quantile_clip: Optional[server_lib.QuantileClip],
+    private_metrics: Optional[server_lib.PrivateMetrics], exact_metrics: bool,
+    seed: Optional[int]) -> PrivateFedAvg:
   _check(plan, learning_rate, client_weighting, max_examples)
   server = server_lib.Server(rule, trainable_specs(model_fn), plan, learning_rate, quantile_clip,
                              private_metrics, seed)
@@ -156,11 +173,11 @@ def _build(model_fn, client_optimizer, one_batch, *, rule, plan, learning_rate, 
       server.step, state_type, client_sums.type_signature.result.member.answers)
 
   @tff.federated_computation
-  def initialize():
+  def initialize() -> Any:
     return tff.federated_eval(init, tff.SERVER)
 
   @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), data_type)
-  def next_round(state, data):
+  def next_round(state: Any, data: Any) -> Any:
     sums = client_sums(
         state.global_model_weights, tff.federated_map(broadcast, state), data)
     state, released = tff.federated_map(step, (state, sums.answers))
@@ -186,8 +203,10 @@ def _build(model_fn, client_optimizer, one_batch, *, rule, plan, learning_rate, 
                            state_type.global_model_weights, **arguments))
 
 
-def _client_sums(model_fn, client_optimizer, one_batch, *, server, broadcast_type, full_weight,
-                 private_metrics, exact_metrics):
+def _client_sums(
+    model_fn: Any, client_optimizer: Any, one_batch: Any, *, server: server_lib.Server,
+    broadcast_type: Any, full_weight: Optional[int],
+    private_metrics: Optional[server_lib.PrivateMetrics], exact_metrics: bool) -> Any:
   """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   work = _client_work(
       model_fn, client_optimizer, _metrics_aggregator(server, private_metrics, exact_metrics))
@@ -195,13 +214,13 @@ def _client_sums(model_fn, client_optimizer, one_batch, *, server, broadcast_typ
   result_type = work.next.type_signature.result.result.member
 
   @tff.tf_computation(broadcast_type, result_type)
-  def record(broadcast, result):
+  def record(broadcast: Any, result: Any) -> Any:
     return server.record(broadcast, _weighted(result.update, result.update_weight, full_weight))
 
   @tff.federated_computation(
       tff.FederatedType(weights_type.member, tff.SERVER),
       tff.FederatedType(broadcast_type, tff.SERVER), data_type)
-  def client_sums(weights, broadcast, data):
+  def client_sums(weights: Any, broadcast: Any, data: Any) -> Any:
     if one_batch is not None:
       data = tff.federated_map(one_batch, data)
     output = work.next(work.initialize(), tff.federated_broadcast(weights), data)
@@ -214,7 +233,7 @@ def _client_sums(model_fn, client_optimizer, one_batch, *, server, broadcast_typ
   return client_sums
 
 
-def _weighted(update, examples, full_weight):
+def _weighted(update: Any, examples: Any, full_weight: Optional[int]) -> Any:
   """An update that counts in proportion to its examples, up to a weight of one."""
   if full_weight is None:
     return update
@@ -223,8 +242,11 @@ def _weighted(update, examples, full_weight):
 
 
 @keras_classes.kept()
-def _in_groups(model_fn, client_optimizer, as_one, weights_type, *, server, broadcast_type,
-               full_weight, private_metrics, exact_metrics):
+def _in_groups(
+    model_fn: Any, client_optimizer: Any, as_one: Any, weights_type: Any, *,
+    server: server_lib.Server, broadcast_type: Any, full_weight: Optional[int],
+    private_metrics: Optional[server_lib.PrivateMetrics],
+    exact_metrics: bool) -> Optional[InGroups]:
   """`InGroups`, or None where clients must be trained one at a time."""
   with tf.Graph().as_default():
     model = (tff.model_from_functional(model_fn)
@@ -233,7 +255,7 @@ def _in_groups(model_fn, client_optimizer, as_one, weights_type, *, server, broa
     finalize = tff.sum_then_finalize(finalizers) if exact_metrics else None
   specs = trainable_specs(model_fn)
 
-  def answer(broadcast, update, examples, metrics):
+  def answer(broadcast: Any, update: Any, examples: Any, metrics: Any) -> Any:
     update = _weighted(tf.nest.pack_sequence_as(specs, update), examples, full_weight)
     bounded = (server.bounded_metrics(_finalized(finalizers, metrics))
                if private_metrics is not None else ())
@@ -249,7 +271,7 @@ def _in_groups(model_fn, client_optimizer, as_one, weights_type, *, server, broa
   @tff.federated_computation(
       tff.FederatedType(weights_type, tff.SERVER), tff.FederatedType(broadcast_type, tff.SERVER),
       tff.FederatedType(group_type, tff.CLIENTS))
-  def sums(weights, broadcast, parts):
+  def sums(weights: Any, broadcast: Any, parts: Any) -> Any:
     answers, metrics = tff.federated_map(
         train, (tff.federated_broadcast(weights), tff.federated_broadcast(broadcast), parts))
     exact = (tff.federated_value(collections.OrderedDict(), tff.SERVER) if finalize is None
@@ -259,7 +281,7 @@ def _in_groups(model_fn, client_optimizer, as_one, weights_type, *, server, broa
   return InGroups(sums, input_spec, as_one)
 
 
-def _client_work(model_fn, client_optimizer, metrics_aggregator):
+def _client_work(model_fn: Any, client_optimizer: Any, metrics_aggregator: Any) -> Any:
   # `Dataset.reduce`, TFF's default, builds the graph of the training step anew for
   # every client, which costs ten times what a small model's training does.
   arguments = dict(client_weighting=tff.ClientWeighting.NUM_EXAMPLES,
@@ -271,14 +293,16 @@ def _client_work(model_fn, client_optimizer, metrics_aggregator):
   return tff.build_client_work(model_fn=model_fn, **arguments)
 
 
-def _metrics_aggregator(server, private_metrics, exact_metrics):
+def _metrics_aggregator(
+    server: server_lib.Server, private_metrics: Optional[server_lib.PrivateMetrics],
+    exact_metrics: bool) -> Callable[..., Any]:
   """A TFF metrics aggregator: the sum of bounded vectors, and exact values if asked for."""
 
-  def aggregator(finalizers, local_unfinalized_metrics_type=None):
+  def aggregator(finalizers: Any, local_unfinalized_metrics_type: Any = None) -> Any:
     del local_unfinalized_metrics_type
 
     @tff.federated_computation
-    def aggregate(metrics):
+    def aggregate(metrics: Any) -> Any:
       private = tff.federated_value((), tff.SERVER)
       exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
       if private_metrics is not None:
@@ -295,13 +319,15 @@ def _metrics_aggregator(server, private_metrics, exact_metrics):
   return aggregator
 
 
-def _finalized(finalizers, values):
+def _finalized(finalizers: Any, values: Any) -> Any:
   if callable(finalizers):
     return finalizers(values)
   return {name: finalize(values[name]) for name, finalize in finalizers.items()}
 
 
-def _check(plan, learning_rate, client_weighting, max_examples):
+def _check(
+    plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
+    max_examples: Optional[int]) -> None:
   if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user':
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user': what is clipped and "
                      f'noised here is the update of a whole user. Received: plan={plan!r}.')
@@ -318,7 +344,7 @@ def _check(plan, learning_rate, client_weighting, max_examples):
         f'Received: max_examples_per_client={max_examples}.')
 
 
-def initial_weights(model_fn):
+def initial_weights(model_fn: Any) -> Any:
   """`tff.learning.models.ModelWeights` of a new model."""
   if isinstance(model_fn, tff.FunctionalModel):
     trainable, non_trainable = model_fn.initial_weights
@@ -328,7 +354,7 @@ def initial_weights(model_fn):
   return tff.ModelWeights.from_model(model_fn())
 
 
-def trainable_specs(model_fn):
+def trainable_specs(model_fn: Any) -> Any:
   """Nest of `tf.TensorSpec` of a model's trainable weights, as TFF passes them."""
   if isinstance(model_fn, tff.FunctionalModel):
     return tuple(tf.TensorSpec(w.shape, w.dtype) for w in model_fn.initial_weights[0])
@@ -337,7 +363,7 @@ def trainable_specs(model_fn):
   return tff.type_to_tf_tensor_specs(weights.trainable)
 
 
-def _data_type(model_fn):
+def _data_type(model_fn: Any) -> Any:
   """The TFF type of a client's data set."""
   if not isinstance(model_fn, tff.FunctionalModel):
     with tf.Graph().as_default():

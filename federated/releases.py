@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where released numbers go: TFF release managers, driven from ordinary Python."""
 
+from __future__ import annotations
+
 import asyncio
 import concurrent.futures
 import csv
 import pathlib
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,18 +22,18 @@ class UnreadableError(ValueError):
   """What a run released cannot be read any more."""
 
 
-def managers(path: pathlib.Path):
+def managers(path: pathlib.Path) -> List[Any]:
   """CSV and TensorBoard files in a run's folder."""
   _mend(path / _METRICS)
   return [tff.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
           _TensorBoard(path / 'tensorboard')]
 
 
-def release(release_managers, row: Mapping[str, Any]):
+def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
   """Hands a row of numbers, without times, to every `tff.program.ReleaseManager`."""
   values = {name: value for name, value in row.items() if name not in (_KEY, SECONDS)}
 
-  async def to_all():
+  async def to_all() -> None:
     await asyncio.gather(*(manager.release(values, row[_KEY]) for manager in release_managers))
 
   # A thread of its own, since notebooks already run an event loop in this one.
@@ -45,7 +47,7 @@ def together(**parts: Mapping[str, Any]) -> Dict[str, Any]:
   Raises:
     ValueError: A name is in two parts.
   """
-  row = {}
+  row: Dict[str, Any] = {}
   for part, values in parts.items():
     taken = sorted(set(row) & set(values))
     if taken:
@@ -77,13 +79,13 @@ def last_round(path: pathlib.Path) -> Optional[int]:
   return max(rounds, default=None)
 
 
-def _round(row, names):
+def _round(row: Dict[str, str], names: Any) -> int:
   if _KEY not in (names or ()) or not (row[_KEY] or '').isdecimal() or None in row:
     raise ValueError(f'there is a row that is none, {list(row.values())[:3]}')
   return int(row[_KEY])
 
 
-def _mend(path):
+def _mend(path: pathlib.Path) -> None:
   """Removes half a row, of a run that was killed while it wrote; it is released again."""
   if path.exists():
     data = path.read_bytes()
@@ -100,10 +102,11 @@ _EVENTS = 'events.out.tfevents.'
 class _TensorBoard(tff.ReleaseManager):
   """Numbers for TensorBoard, with the round for a time: the real one is not private."""
 
-  def __init__(self, path):
-    self._path, self._writer = path, None
+  def __init__(self, path: pathlib.Path) -> None:
+    self._path = path
+    self._writer: Any = None
 
-  async def release(self, value, key):
+  async def release(self, value: Any, key: Any) -> None:
     if self._writer is None:  # One file per process, named by its first round.
       self._path.mkdir(parents=True, exist_ok=True)
       self._writer = tf.io.TFRecordWriter(str(self._path / f'{_EVENTS}{key:08d}'))
@@ -113,6 +116,6 @@ class _TensorBoard(tff.ReleaseManager):
         for name, number in value.items() if np.ndim(number) == 0])
     self._write(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
 
-  def _write(self, event):
+  def _write(self, event: Any) -> None:
     self._writer.write(event.SerializeToString())
     self._writer.flush()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clients of one round: spread over workers, failing one by one and not together."""
 
+from __future__ import annotations
+
 import collections
 import concurrent.futures
 import functools
 import threading
-from typing import List, NamedTuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence
 
 import grpc
 import tensorflow as tf
@@ -37,7 +39,9 @@ class Outcome(NamedTuple):
   failed: List[str]
 
 
-def run(process, workers, state, cohort, users, check_all_failed=True):
+def run(
+    process: Any, workers: workers_lib.Workers, state: Any, cohort: Sequence[str], users: Any,
+    check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
 
   A client that fails contributes nothing and leaves the others untouched, which
@@ -61,17 +65,18 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
                      f'of a user in a round. Received: {len(cohort) - len(set(cohort))} repeated.')
   broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
-  failed = {}
+  failed: Dict[Any, Exception] = {}
   in_groups = process.in_groups()
   if in_groups is None:
-    compute, calls = process.client_sums, _split
+    compute: Callable[..., Any] = process.client_sums
+    calls: Callable[..., Iterable[Any]] = _split
     read = users.create_tf_dataset_for_client
   else:
     compute, calls = functools.partial(_compute_in_groups, in_groups), _split_groups
     read = lambda client: groups.batches_of(users, client, *in_groups[1:])
   reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
 
-  def available(clients):
+  def available(clients: Sequence[Any]) -> Iterator[Any]:
     for client in clients:
       try:
         with reading:
@@ -81,7 +86,7 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
       else:
         yield client, data
 
-  def work(context, mine):
+  def work(context: Any, mine: Any) -> List[Any]:
     with tff.get_context_stack().install(context):
       return [result for call in calls(available(mine))
               for result in _call(functools.partial(compute, weights, broadcast), call, failed)]
@@ -102,7 +107,7 @@ def run(process, workers, state, cohort, users, check_all_failed=True):
   return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
 
 
-def _compute_in_groups(in_groups, weights, broadcast, clients):
+def _compute_in_groups(in_groups: Any, weights: Any, broadcast: Any, clients: Sequence[Any]) -> Any:
   """The `Sums` of the clients of one call, by their batches."""
   specs = groups.specs(in_groups.input_spec)
   parts = [collections.OrderedDict(groups.pack(part, specs)._asdict())
@@ -110,7 +115,7 @@ def _compute_in_groups(in_groups, weights, broadcast, clients):
   return in_groups.sums(weights, broadcast, parts)
 
 
-def _call(compute, clients, failed):
+def _call(compute: Callable[..., Any], clients: Sequence[Any], failed: Any) -> List[Any]:
   """[(clients, Sums)] of one call, or of its parts if it failed."""
   if not clients:
     return []
@@ -126,7 +131,7 @@ def _call(compute, clients, failed):
     return _call(compute, clients[:half], failed) + _call(compute, clients[half:], failed)
 
 
-def _split(clients):
+def _split(clients: Sequence[Any]) -> List[Any]:
   """Calls of few different sizes, since a new size compiles everything anew in the worker.
 
   As many as fit into calls of multiples of `CLIENTS_STEP`, `CLIENTS_PER_CALL` at
@@ -142,7 +147,7 @@ def _split(clients):
   return calls
 
 
-def _split_groups(clients):
+def _split_groups(clients: Sequence[Any]) -> Iterator[Any]:
   """Calls of a bounded number of clients and bytes; a size of their own compiles nothing anew."""
   call, size = [], 0
   for client, batches in clients:
@@ -155,5 +160,5 @@ def _split_groups(clients):
     yield call
 
 
-def _numpy(value):
+def _numpy(value: Any) -> Any:
   return value.numpy() if tf.is_tensor(value) else value

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """State and history of a run: in memory and, where it has a folder, on disk."""
 
+from __future__ import annotations
+
 import json
+from typing import Any, Dict, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +12,9 @@ import tensorflow as tf
 from . import identity
 from . import releases
 from . import storage
+
+if TYPE_CHECKING:
+  import pathlib
 
 _RECORD = ('identity', 'history', 'failed', 'pending')
 
@@ -31,7 +37,9 @@ class Run:
     ever_succeeded: Whether any client could ever be trained.
   """
 
-  def __init__(self, process, folder, resume, train_data, client_ids):
+  def __init__(
+      self, process: Any, folder: Optional[storage.RunFolder], resume: bool, train_data: Any,
+      client_ids: Sequence[str]) -> None:
     self._folder = folder
     self.history, self.failed, self.pending = [], {}, {}
     self.ever_succeeded = False
@@ -52,9 +60,10 @@ class Run:
         record['history'], record['failed'], record['pending'])
     self.ever_succeeded = True
 
-  def _check(self, record):
+  def _check(self, record: Dict[str, Any]) -> None:
     """Raises unless the saved record is one to go on with."""
-    path = self._folder.path
+    folder: Any = self._folder
+    path = folder.path
     if not isinstance(record, dict) or not set(_RECORD) <= set(record):
       raise storage.SavedRunError(f'{path} must hold what a run saved, and does not. Give '
                                   'another folder.')
@@ -66,15 +75,15 @@ class Run:
           f'Expected: {expected}. Give those to go on, or give another folder.')
 
   @property
-  def done(self):
+  def done(self) -> int:
     """Rounds of the plan that are used up."""
     return int(self.state.round)
 
-  def weights(self):
+  def weights(self) -> Any:
     weights = self.state.global_model_weights
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
 
-  def advance(self, state, released, exact, failed, seconds):
+  def advance(self, state: Any, released: Any, exact: Any, failed: Any, seconds: float) -> None:
     """Takes over the next state and saves it, before anything of it is released."""
     self.state = state
     # The size of the cohort is left out: under add_remove it is private.
@@ -90,7 +99,7 @@ class Run:
           'pending': self.pending})
 
 
-def _identity(process, train_data, client_ids):
+def _identity(process: Any, train_data: Any, client_ids: Sequence[str]) -> Dict[str, Any]:
   """What a run must have in common with the saved one that it goes on with."""
   return json.loads(json.dumps({
       'plan': json.loads(process.plan.to_json()),
@@ -98,7 +107,7 @@ def _identity(process, train_data, client_ids):
       **{name: identity.describe(value, name) for name, value in process.settings.items()}}))
 
 
-def _check_released(path, saved_round):
+def _check_released(path: pathlib.Path, saved_round: Optional[int]) -> None:
   """Raises if rounds were released that the saved state, or None, knows nothing of."""
   try:
     last = releases.last_round(path)
@@ -112,7 +121,7 @@ def _check_released(path, saved_round):
         'state back, or give another folder; what was spent in this one then counts as well.')
 
 
-def _differences(left, right):
+def _differences(left: Any, right: Any) -> Tuple[Any, Any]:
   """The two trees of settings without what they agree on."""
   if not (isinstance(left, dict) and isinstance(right, dict)):
     return left, right

@@ -12,9 +12,11 @@ the plan's noise multiplier sigma: a part with share s of the budget is noised w
 joint vector, each part in units of its own noise, moves by at most 1 / sigma.
 """
 
+from __future__ import annotations
+
 import collections
 import math
-from typing import Any, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -23,6 +25,9 @@ from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import privacy
 
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
@@ -102,14 +107,17 @@ class Server:
     seed: For tests only.
   """
 
-  def __init__(self, rule, specs, plan, learning_rate, quantile_clip=None, private_metrics=None,
-               seed=None):
+  def __init__(
+      self, rule: contract.Rule, specs: trees.Tree, plan: privacy.PrivacyPlan, learning_rate: float,
+      quantile_clip: Optional[QuantileClip] = None,
+      private_metrics: Optional[PrivateMetrics] = None, seed: Optional[int] = None) -> None:
     plan.check_rule(rule)
     rule = privatizer.bound(rule, plan.mechanism)
     sides = [side for side in (quantile_clip, private_metrics) if side is not None]
     _check_sides(rule, plan, sides, quantile_clip)
     self._rule, self._plan, self._learning_rate = rule, plan, learning_rate
-    self._quantile_clip, self._private_metrics = quantile_clip, private_metrics
+    self._quantile_clip: Any = quantile_clip  # Read where there is one.
+    self._private_metrics: Any = private_metrics
     bare = rule._replace(project=None)  # The server, unlike a DPQuery, has the parameters.
     self.query = queries.RuleQuery(
         bare if quantile_clip is None else _with_factor(bare), specs, seed=seed,
@@ -121,24 +129,24 @@ class Server:
         for side, size, offset in (
             (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
 
-  def _noise(self, share, l2_norm_clip):
+  def _noise(self, share: float, l2_norm_clip: float) -> Dict[str, Any]:
     return dict(l2_norm_clip=l2_norm_clip, batch_size=self._plan.batch_size,
                 noise_multiplier=self._plan.noise_multiplier / math.sqrt(share),
                 adjacency=self._plan.adjacency, mechanism=self._plan.mechanism,
                 steps=self._plan.steps)
 
   @_plain
-  def init(self, weights):
+  def init(self, weights: Any) -> State:
     return State(weights, tf.zeros([], tf.int64), self.query.initial_global_state(),
                  self._within.init() if self._within else (),
                  self._metrics.init() if self._metrics else ())
 
   @_plain
-  def broadcast(self, state):
+  def broadcast(self, state: State) -> Any:
     return self.query.derive_sample_params(state.query)
 
   @_plain
-  def record(self, broadcast, update, metrics=()):
+  def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
     """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
     within = ()
     if self._within:
@@ -148,7 +156,7 @@ class Server:
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
 
   @_plain
-  def bounded_metrics(self, values):
+  def bounded_metrics(self, values: Any) -> tf.Tensor:
     """[1 + metrics] float32 of norm at most one, from a client's own metrics."""
     parts = [tf.ones([])]
     for name, (low, high) in self._private_metrics.ranges.items():
@@ -159,14 +167,14 @@ class Server:
       parts.append(tf.where(tf.math.is_finite(value), tf.clip_by_value(value, 0.0, 1.0), 0.0))
     return tf.stack(parts) / math.sqrt(len(parts))
 
-  def zero(self):
+  def zero(self) -> Answer:
     """The sum over no clients."""
     return Answer(self.query.initial_sample_state(),
                   tf.zeros([1]) if self._within else (),
                   tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
 
   @_plain
-  def step(self, state, total):
+  def step(self, state: State, total: Answer) -> Tuple[State, Any]:
     """Noises the sums of a round and moves the weights.
 
     Returns:
@@ -196,7 +204,7 @@ class Server:
     return State(weights._replace(trainable=trainable), state.round + 1, query, clip,
                  metrics), released
 
-  def _metric_means(self, mean):
+  def _metric_means(self, mean: tf.Tensor) -> Iterator[Tuple[str, tf.Tensor]]:
     clients = mean[0] * math.sqrt(len(self._private_metrics.ranges) + 1) * self._plan.batch_size
     yield 'clients', clients
     # The noised number of clients may be anything; means stay in their range.
@@ -205,7 +213,9 @@ class Server:
       yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
 
 
-def _check_sides(rule, plan, sides, quantile_clip):
+def _check_sides(
+    rule: contract.Rule, plan: privacy.PrivacyPlan, sides: Any,
+    quantile_clip: Optional[QuantileClip]) -> None:
   if rule.public is not None:
     raise ValueError(
         f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
@@ -232,7 +242,7 @@ def _check_sides(rule, plan, sides, quantile_clip):
                        f'Received: {quantile_clip}.')
 
 
-def _with_factor(rule):
+def _with_factor(rule: contract.Rule) -> contract.Rule:
   return rule._replace(
       init=lambda specs: _Scaled(rule.init(specs), tf.ones([])),
       query=lambda state, public=(): tuple(
@@ -241,15 +251,17 @@ def _with_factor(rule):
       update=lambda state, releases, public=(): _updated(rule, state, releases, public))
 
 
-def _updated(rule, state, releases, public):
+def _updated(
+    rule: contract.Rule, state: Any, releases: contract.Releases,
+    public: trees.Tree) -> Tuple[trees.Tree, Any]:
   direction, inner = rule.update(state.rule, releases, public)
   return direction, state._replace(rule=inner)
 
 
-def _release(noiser, state, total):
+def _release(noiser: privatizer.Privatizer, state: Any, total: tf.Tensor) -> Tuple[tf.Tensor, Any]:
   (release,), state = noiser.release(state, (contract.Query(),), (contract.Sums(total),))
   return release.mean, state
 
 
-def _size(private_metrics):
+def _size(private_metrics: Optional[PrivateMetrics]) -> int:
   return 1 + len(private_metrics.ranges) if private_metrics else 0

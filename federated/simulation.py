@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a private process over simulated users, as its plan says."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import time
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TYPE_CHECKING
 import warnings
 
 import numpy as np
@@ -17,6 +19,10 @@ from . import run as run_lib
 from . import statement as statement_lib
 from . import storage
 from . import workers as workers_lib
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
+  from tfdp_adaptive import privacy
 
 _PREFIXES = ('private/', 'not_private/')
 
@@ -45,9 +51,12 @@ class Simulation(NamedTuple):
   speed: Dict[str, float]
 
 
-def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
-             rounds_per_evaluation=10, max_epsilon=None, out=None, resume=True,
-             release_managers=(), dropout=0.0, workers=(), progress=True, facts=()):
+def simulate(
+    process: Any, train_data: Any, plan: Optional[privacy.PrivacyPlan] = None,
+    rounds: Optional[int] = None, *, evaluate: Optional[Callable[[Any], Dict[str, float]]] = None,
+    rounds_per_evaluation: int = 10, max_epsilon: Optional[float] = None, out: Any = None,
+    resume: bool = True, release_managers: Sequence[Any] = (), dropout: float = 0.0,
+    workers: Any = (), progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
   The state of a round is on disk before anything of it is released, so a run
@@ -98,7 +107,7 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
         total=rounds, initial=run.done, disable=not progress, unit='round'))
     step = tf.function(process.server.step)
 
-    def report():
+    def report() -> None:
       """Releases what the last round, which is saved, gave."""
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
@@ -113,7 +122,7 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
       report()  # Saved, but perhaps not released when the run ended.
     clients, total_seconds, first = 0, 0.0, run.done
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done)
-               if run.done < rounds else ())
+               if run.done < rounds else iter(()))
     while run.done < rounds:
       start = time.monotonic()
       cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
@@ -135,7 +144,7 @@ def simulate(process, train_data, plan=None, rounds=None, *, evaluate=None,
                     _speed(run, run.done - first, clients, total_seconds))
 
 
-def _clients(train_data):
+def _clients(train_data: Any) -> List[str]:
   """All client ids, each of which must be there once: a user is one client."""
   client_ids = list(train_data.client_ids)
   counts = collections.Counter(client_ids)
@@ -148,7 +157,7 @@ def _clients(train_data):
   return client_ids
 
 
-def _evaluated(metrics):
+def _evaluated(metrics: Dict[str, Any]) -> Dict[str, Any]:
   """`metrics`, unless a name would say something of it that it does not hold."""
   wrong = [name for name in metrics if name == 'round' or name.startswith(_PREFIXES)]
   if wrong:
@@ -157,14 +166,16 @@ def _evaluated(metrics):
   return metrics
 
 
-def _speed(run, rounds, clients, seconds):
+def _speed(run: run_lib.Run, rounds: int, clients: int, seconds: float) -> Dict[str, float]:
   state_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(run.state))
   per_second = (lambda count: count / seconds) if seconds else (lambda count: 0.0)
   return {'rounds_per_second': per_second(rounds), 'clients_per_second': per_second(clients),
           'state_bytes': state_bytes}
 
 
-def _number_of_rounds(plan, rule, rounds, max_epsilon):
+def _number_of_rounds(
+    plan: privacy.PrivacyPlan, rule: contract.Rule, rounds: Optional[int],
+    max_epsilon: Optional[float]) -> int:
   """All, or as many as asked for, or as many as the budget allows."""
   rounds = plan.steps if rounds is None else rounds
   if not 0 < rounds <= plan.steps:
@@ -183,7 +194,8 @@ def _number_of_rounds(plan, rule, rounds, max_epsilon):
   return low
 
 
-def _answering(cohort, dropout, seed, done):
+def _answering(
+    cohort: Sequence[str], dropout: float, seed: Optional[int], done: int) -> Sequence[str]:
   """The clients of a cohort that answer, whatever their data."""
   if not dropout:
     return cohort
@@ -191,14 +203,14 @@ def _answering(cohort, dropout, seed, done):
   return [client for client, coin in zip(cohort, rng.random(len(cohort))) if coin >= dropout]
 
 
-def _floats(tree):
+def _floats(tree: Any) -> Dict[str, float]:
   return {name: float(value) for name, value in tree.items()}
 
 
-def _not_private(calls):
+def _not_private(calls: Any) -> Dict[str, Any]:
   """Exact metrics of a round: integers add up, others are means over the calls' clients."""
   clients = sum(count for count, _ in calls)
-  merged = {}
+  merged: Dict[str, Any] = {}
   for count, metrics in calls:
     for name, value in metrics.items():
       weight = 1 if np.issubdtype(np.asarray(value).dtype, np.integer) else count / clients

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the plan's statement says, and what is particular to federated users."""
 
+from __future__ import annotations
 
-def statement(process, rounds, facts=()):
+from typing import Any, Sequence
+
+
+def statement(process: Any, rounds: int, facts: Sequence[str] = ()) -> str:
   """Plain text; `rounds` of the plan's steps have been taken with `process`."""
   settings = process.settings
   lines = [

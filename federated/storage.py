@@ -6,13 +6,15 @@ released. Going on from an older one would publish a round twice, with the same
 noise around different clients' data.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import io
 import json
 import os
 import pathlib
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -35,11 +37,11 @@ class RunFolder:
     path: `pathlib.Path`.
   """
 
-  def __init__(self, path):
+  def __init__(self, path: Union[str, os.PathLike]) -> None:
     self.path = pathlib.Path(path)
-    self._lock = None
+    self._lock: Any = None
 
-  def __enter__(self):
+  def __enter__(self) -> 'RunFolder':
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.mkdir(mode=0o700, exist_ok=True)
     self._lock = os.fdopen(
@@ -53,17 +55,18 @@ class RunFolder:
           'wait for it, or give another folder.') from None
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: Any) -> None:
     self._lock.close()
 
-  def save(self, tree: Any, record: Dict[str, Any]):
+  def save(self, tree: Any, record: Dict[str, Any]) -> None:
     """Replaces the saved state; when this returns it is on disk.
 
     Args:
       tree: SECRET nest of tensors.
       record: What else to remember, JSON-serializable.
     """
-    leaves = {f'leaf{i}': np.asarray(x) for i, x in enumerate(tf.nest.flatten(tree))}
+    leaves: Dict[str, Any] = {
+        f'leaf{i}': np.asarray(x) for i, x in enumerate(tf.nest.flatten(tree))}
     buffer = io.BytesIO()
     np.savez(buffer, record=np.frombuffer(json.dumps(record).encode('utf-8'), np.uint8), **leaves)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
@@ -115,14 +118,14 @@ class RunFolder:
                           'Give the process it was started with, or another folder.')
     return tf.nest.pack_sequence_as(template, [tf.constant(x) for x in leaves]), record
 
-  def _unreadable(self, cause):
+  def _unreadable(self, cause: Any) -> SavedRunError:
     return SavedRunError(
         f'{self.path / _STATE} must be what a run saved, and cannot be read: {cause}. Start anew '
         'in another folder; what was spent in this one then counts as well if any of it was '
         'published.')
 
 
-def with_fresh_keys(tree):
+def with_fresh_keys(tree: Any) -> Any:
   """The state with new keys for all noise to come; what past noise it needs stays.
 
   Whatever became of the rounds after this state, noise used for them is not used

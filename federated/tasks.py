@@ -5,8 +5,10 @@ A task knows nothing of privacy but one thing: whether its vocabulary was given,
 or chosen privately from the users' own words.
 """
 
+from __future__ import annotations
+
 import collections
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -33,7 +35,10 @@ class Task(NamedTuple):
   items: Tuple[int, ...]
 
 
-def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples=64, epochs=1):
+def next_word(
+    sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str],
+    build_model: Callable[[int], Any], *, batch_size: int = 16, max_examples: int = 64,
+    epochs: int = 1) -> Task:
   """Next-word prediction.
 
   Args:
@@ -52,7 +57,7 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
        for client, mine in corpus.by_client(parts.train).items()},
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
 
-  def model_fn():
+  def model_fn() -> Any:
     return tff.model_from_keras(
         build_model(num_ids), loss=_WordLoss(), input_spec=users.element_type_structure,
         metrics=[_WordAccuracy(), _WordCrossEntropy()])
@@ -60,12 +65,15 @@ def next_word(sentences, vocabulary, build_model, *, batch_size=16, max_examples
   return Task(users, held_out_sentences(parts.test, vocabulary), model_fn, (num_ids,))
 
 
-def held_out_sentences(sentences, vocabulary):
+def held_out_sentences(
+    sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str]) -> tf.data.Dataset:
   """`tf.data.Dataset` of batches for `evaluator`."""
   return tf.data.Dataset.from_tensor_slices(_sentence_examples(sentences, vocabulary)).batch(256)
 
 
-def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, epochs=1):
+def tag_prediction(
+    questions: Sequence[tags_lib.Question], words: Sequence[str], tags: Sequence[str], *,
+    batch_size: int = 16, max_examples: int = 64, epochs: int = 1) -> Task:
   """Tags of questions by logistic regression on bags of words (Li et al., ICLR 2023).
 
   Args:
@@ -76,7 +84,7 @@ def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, ep
     max_examples: Questions of one user that a round uses at most.
     epochs: Local epochs.
   """
-  by_user = {}
+  by_user: Dict[Any, List[Any]] = {}
   for question in questions:
     by_user.setdefault(question.client, []).append(question)
   parts = {client: _part(client) for client in by_user}
@@ -86,7 +94,7 @@ def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, ep
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
   held_out = [q for client, mine in by_user.items() if parts[client] == 'test' for q in mine]
 
-  def model_fn():
+  def model_fn() -> Any:
     model = tf.keras.Sequential([
         tf.keras.layers.InputLayer((len(words),)),
         tf.keras.layers.Dense(len(tags), kernel_initializer='zeros')])
@@ -99,7 +107,7 @@ def tag_prediction(questions, words, tags, *, batch_size=16, max_examples=64, ep
               (len(words), len(tags)))
 
 
-def from_baseline(task, held_out_clients=100):
+def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
   """A `Task` of one of TFF's own, such as those in `tff.simulation.baselines.stackoverflow`.
 
   Its vocabulary is made of counts over the training users: taken to be public.
@@ -119,11 +127,11 @@ def from_baseline(task, held_out_clients=100):
   return Task(users, held_out, task.model_fn, ())
 
 
-def _sentence_examples(sentences, vocabulary):
+def _sentence_examples(sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str]) -> Any:
   return collections.OrderedDict(zip('xy', next_word_lib.examples(sentences, vocabulary)))
 
 
-def _part(client):
+def _part(client: Optional[str]) -> Optional[str]:
   """The part of a user, by the same fixed hash as of sentences."""
   parts = corpus.split([corpus.Sentence(client, ())])
   return next(name for name, sentences in parts._asdict().items() if sentences)
@@ -132,7 +140,7 @@ def _part(client):
 class _WordLoss(tf.keras.losses.Loss):
   """Mean cross-entropy over the words of a sentence, then over sentences."""
 
-  def call(self, y_true, y_pred):
+  def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     losses, words = _word_losses(y_true, y_pred)
     return tf.math.divide_no_nan(tf.reduce_sum(losses, -1), tf.reduce_sum(words, -1))
 
@@ -140,7 +148,7 @@ class _WordLoss(tf.keras.losses.Loss):
 class _TagLoss(tf.keras.losses.Loss):
   """Sum over the tags of the binary cross-entropy."""
 
-  def call(self, y_true, y_pred):
+  def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(
         tf.nn.sigmoid_cross_entropy_with_logits(labels=y_true, logits=y_pred), -1)
 
@@ -148,10 +156,10 @@ class _TagLoss(tf.keras.losses.Loss):
 class _WordAccuracy(tf.keras.metrics.Mean):
   """Share of the words that are predicted."""
 
-  def __init__(self, name='accuracy', **kwargs):
+  def __init__(self, name: str = 'accuracy', **kwargs: Any) -> None:
     super().__init__(name=name, **kwargs)
 
-  def update_state(self, y_true, y_pred, sample_weight=None):
+  def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
     del sample_weight
     right = tf.equal(tf.argmax(y_pred, -1, y_true.dtype), y_true)
     return super().update_state(tf.cast(right, y_pred.dtype), _word_losses(y_true, y_pred)[1])
@@ -160,15 +168,15 @@ class _WordAccuracy(tf.keras.metrics.Mean):
 class _WordCrossEntropy(tf.keras.metrics.Mean):
   """Mean cross-entropy per word."""
 
-  def __init__(self, name='word_loss', **kwargs):
+  def __init__(self, name: str = 'word_loss', **kwargs: Any) -> None:
     super().__init__(name=name, **kwargs)
 
-  def update_state(self, y_true, y_pred, sample_weight=None):
+  def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
     del sample_weight
     return super().update_state(*_word_losses(y_true, y_pred))
 
 
-def _word_losses(y_true, y_pred):
+def _word_losses(y_true: tf.Tensor, y_pred: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """Cross-entropies and which of them count, both [n, length]; padding does not."""
   words = tf.cast(tf.not_equal(y_true, next_word_lib.PADDING), y_pred.dtype)
   losses = tf.nn.sparse_softmax_cross_entropy_with_logits(

@@ -5,8 +5,11 @@ A port to another release is this file: later ones have the language of computat
 package of its own, `federated_language`, and no DPQuery of another package.
 """
 
+from __future__ import annotations
+
 # pylint: disable=invalid-name
 import pathlib
+from typing import Any
 
 import tensorflow_federated as _tff
 from tensorflow_federated.proto.v0 import executor_pb2_grpc as _executor_grpc
@@ -58,7 +61,7 @@ remove_default_context = _tff.test.set_no_default_context
 WORKER_BINARY = pathlib.Path(_tff.__file__).parent / 'data' / 'worker_binary'
 
 
-def remote_context(executor_factory):
+def remote_context(executor_factory: Any) -> Any:
   """A context in which computations run on what the factory makes."""
   return _tff.framework.SyncExecutionContext(
       executor_factory,

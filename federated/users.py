@@ -5,7 +5,9 @@
 per user and caps what one user may contribute to a round.
 """
 
-from typing import Any, Mapping, Optional
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -24,31 +26,32 @@ class Users:
       bounds its work.
   """
 
-  def __init__(self, examples: Mapping[str, Any], *, batch_size: int, epochs: int = 1,
-               max_examples: Optional[int] = None):
+  def __init__(
+      self, examples: Mapping[str, Any], *, batch_size: int, epochs: int = 1,
+      max_examples: Optional[int] = None) -> None:
     if not examples:
       raise ValueError('`examples` must hold at least one user. Received: none.')
     self._examples = dict(examples)
     self._batch_size, self._epochs, self._max_examples = batch_size, epochs, max_examples
 
   @property
-  def client_ids(self):
+  def client_ids(self) -> List[str]:
     return list(self._examples)
 
   @property
-  def element_type_structure(self):
+  def element_type_structure(self) -> Any:
     """Nest of `tf.TensorSpec` of a batch; what a TFF model takes as `input_spec`."""
     return self._dataset(next(iter(self._examples.values()))).element_spec
 
   @property
-  def settings(self):
+  def settings(self) -> Dict[str, Any]:
     """What a round uses of a user's examples; a saved run goes on with the same."""
     return dict(batch_size=self._batch_size, epochs=self._epochs, max_examples=self._max_examples)
 
-  def create_tf_dataset_for_client(self, client_id):
+  def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
     return self._dataset(self._drawn(client_id))
 
-  def batches(self, client_id):
+  def batches(self, client_id: str) -> Iterator[Any]:
     """The same batches as nests of arrays, for whoever can do without a data set."""
     arrays = self._drawn(client_id)
     if self._epochs > 1:
@@ -57,7 +60,7 @@ class Users:
     for start in range(0, size, self._batch_size):
       yield tf.nest.map_structure(lambda a, s=start: a[s:s + self._batch_size], arrays)
 
-  def _drawn(self, client_id):
+  def _drawn(self, client_id: str) -> Any:
     """The examples of a user that a round uses."""
     arrays = self._examples[client_id]
     size = len(tf.nest.flatten(arrays)[0])
@@ -66,20 +69,20 @@ class Users:
       return tf.nest.map_structure(lambda a: np.asarray(a)[chosen], arrays)
     return tf.nest.map_structure(np.asarray, arrays)
 
-  def all_examples(self, batch_size=256):
+  def all_examples(self, batch_size: int = 256) -> tf.data.Dataset:
     """One data set of everybody's examples, for evaluation."""
     together = tf.nest.map_structure(
         lambda *arrays: np.concatenate(arrays), *self._examples.values())
     return tf.data.Dataset.from_tensor_slices(together).batch(batch_size)
 
-  def _dataset(self, arrays):
+  def _dataset(self, arrays: Any) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     if self._epochs > 1:
       dataset = dataset.repeat(self._epochs)
     return dataset.batch(self._batch_size).with_options(_as_it_is())
 
 
-def _as_it_is():
+def _as_it_is() -> tf.data.Options:
   """Options of a data set that is read once: optimizing it takes longer than reading it."""
   options = tf.data.Options()
   options.autotune.enabled = False

@@ -11,6 +11,8 @@ can read its data and run code on it. Those started here no network reaches, see
 `isolated_worker`; reach others through that and an SSH tunnel.
 """
 
+from __future__ import annotations
+
 import atexit
 import collections
 import contextlib
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any, List, Sequence
 import warnings
 
 import grpc
@@ -69,8 +72,12 @@ class Workers:
     processes: `subprocess.Popen` of the workers started here.
   """
 
-  def __init__(self, addresses=(), *, count=1, max_concurrent_clients=0):
-    self.processes, self._channels, self._installed = [], [], contextlib.ExitStack()
+  def __init__(
+      self, addresses: Sequence[str] = (), *, count: int = 1,
+      max_concurrent_clients: int = 0) -> None:
+    self.processes: List[subprocess.Popen] = []
+    self._channels: List[grpc.Channel] = []
+    self._installed = contextlib.ExitStack()
     self._folders = contextlib.ExitStack()
     self.addresses, self.contexts = [], []
     try:
@@ -87,19 +94,19 @@ class Workers:
       self.close()
       raise
 
-  def installed(self):
+  def installed(self) -> Any:
     """A context manager inside which TFF computations run on the first worker."""
     return tff.get_context_stack().install(self.contexts[0])
 
-  def __enter__(self):
+  def __enter__(self) -> 'Workers':
     self._installed.enter_context(self.installed())
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: Any) -> None:
     self._installed.close()
     self.close()
 
-  def close(self):
+  def close(self) -> None:
     """Ends the processes started here; remote workers go on."""
     for channel in self._channels:
       channel.close()
@@ -109,7 +116,7 @@ class Workers:
     self._channels, self.processes = [], []
     self._folders.close()
 
-  def _start(self, max_concurrent_clients):
+  def _start(self, max_concurrent_clients: int) -> str:
     """Starts a worker that no network reaches, or any where that cannot be; its address."""
     flags = [f'--max_concurrent_computation_calls={max_concurrent_clients or -1}']
     folder = pathlib.Path(self._folders.enter_context(tempfile.TemporaryDirectory()))
@@ -132,7 +139,7 @@ class Workers:
         ['-c', _LAUNCHER, str(os.getpid()), binary(), f'--port={port}', *flags]))
     return f'localhost:{port}'
 
-  def _wait_for(self, channel, address):
+  def _wait_for(self, channel: grpc.Channel, address: str) -> None:
     deadline = time.monotonic() + (_START_SECONDS if self.processes else _ANSWER_SECONDS)
     while not _answers(channel):
       ended = [p.returncode for p in self.processes if p.poll() is not None]
@@ -143,7 +150,7 @@ class Workers:
             f'Exit codes of workers started here: {ended}.')
 
 
-def _answers(channel):
+def _answers(channel: grpc.Channel) -> bool:
   """Whether a server is there within a moment: it says that it knows no such method.
 
   gRPC's own way to wait leaves a thread behind, which prints "Channel closed!" when the
@@ -157,7 +164,7 @@ def _answers(channel):
   return True
 
 
-def binary():
+def binary() -> str:
   """Path of the `worker_binary` of the installed tensorflow_federated."""
   if not tff.WORKER_BINARY.is_file():
     raise FileNotFoundError(
@@ -165,13 +172,13 @@ def binary():
   return str(tff.WORKER_BINARY)
 
 
-def _run(arguments, **environment):
+def _run(arguments: Sequence[str], **environment: str) -> subprocess.Popen:
   return subprocess.Popen(
       [sys.executable, '-S', '-E', *arguments], env={**os.environ, **environment},
       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def check_address(address):
+def check_address(address: str) -> None:
   """Raises unless it is host and port, or a socket's path."""
   if address.startswith('unix:/'):
     return
@@ -181,29 +188,29 @@ def check_address(address):
                      f'Received: {address!r}.')
 
 
-def _cause(error):
+def _cause(error: Any) -> str:
   return f'{error.code().name}, {error.details()}' if isinstance(error, grpc.Call) else error
 
 
 class _Stub(tff.RemoteExecutorGrpcStub):
   """Turns what TFF would retry for ever into `WorkerLostError`."""
 
-  def __init__(self, channel, address):
+  def __init__(self, channel: grpc.Channel, address: str) -> None:
     # Not TFF's own initializer: it subscribes to the channel, and the thread behind
     # that prints "Channel closed!" at the end.
     self._stub = tff.ExecutorGroupStub(channel)
     self._channel, self.address = channel, address
 
   @property
-  def is_ready(self):
+  def is_ready(self) -> bool:
     return True
 
 
-def _fail_fast(name):
+def _fail_fast(name: str) -> Any:
   base_method = getattr(tff.RemoteExecutorGrpcStub, name)
 
   @functools.wraps(base_method)
-  def method(self, request):
+  def method(self: Any, request: Any) -> Any:
     try:
       return base_method(self, request)
     except tff.RetryableError as error:
@@ -226,10 +233,11 @@ class _ExecutorFactory(tff.ExecutorFactory):
   forgets to close the eleventh, which leaks in the worker.
   """
 
-  def __init__(self, stub):
-    self._stub, self._executors = stub, collections.OrderedDict()
+  def __init__(self, stub: _Stub) -> None:
+    self._stub = stub
+    self._executors: collections.OrderedDict = collections.OrderedDict()
 
-  def create_executor(self, cardinalities):
+  def create_executor(self, cardinalities: Any) -> Any:
     clients = sum(cardinalities.values())  # Only clients have a cardinality here.
     if clients not in self._executors:
       executor = tff.RemoteExecutor(self._stub)
@@ -240,14 +248,14 @@ class _ExecutorFactory(tff.ExecutorFactory):
     self._executors.move_to_end(clients)
     return self._executors[clients]
 
-  def clean_up_executor(self, cardinalities):
+  def clean_up_executor(self, cardinalities: Any) -> None:
     del cardinalities
     while self._executors:
       self._executors.popitem()[1].close()
 
 
 @atexit.register
-def end_default_worker():
+def end_default_worker() -> None:
   """Ends the worker of TFF's own default context, which outlives Python otherwise."""
   tff.remove_default_context()
   gc.collect()
