@@ -282,7 +282,7 @@ def _in_groups(
 
 
 def _client_work(model_fn: Any, client_optimizer: Any, metrics_aggregator: Any) -> Any:
-  # `Dataset.reduce`, TFF's default, builds the graph of the training step anew for
+  # `Dataset.reduce`, TFF's default, builds the graph of the training step again for
   # every client, which costs ten times what a small model's training does.
   arguments = dict(client_weighting=tff.ClientWeighting.NUM_EXAMPLES,
                    optimizer=client_optimizer, metrics_aggregator=metrics_aggregator,

@@ -24,7 +24,7 @@ class UnreadableError(ValueError):
 
 def managers(path: pathlib.Path) -> List[Any]:
   """CSV and TensorBoard files in a run's folder."""
-  _mend(path / _METRICS)
+  _drop_unfinished_row(path / _METRICS)
   return [tff.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
           _TensorBoard(path / 'tensorboard')]
 
@@ -63,7 +63,7 @@ def last_round(path: pathlib.Path) -> Optional[int]:
   Raises:
     UnreadableError: `metrics.csv` is not what a run wrote.
   """
-  _mend(path / _METRICS)
+  _drop_unfinished_row(path / _METRICS)
   rounds = [int(file.name.rsplit('.', 1)[1]) for file in (path / 'tensorboard').glob(_EVENTS + '*')
             if file.name.rsplit('.', 1)[1].isdecimal()]
   try:
@@ -85,7 +85,7 @@ def _round(row: Dict[str, str], names: Any) -> int:
   return int(row[_KEY])
 
 
-def _mend(path: pathlib.Path) -> None:
+def _drop_unfinished_row(path: pathlib.Path) -> None:
   """Removes half a row, of a run that was killed while it wrote; it is released again."""
   if path.exists():
     data = path.read_bytes()

@@ -132,7 +132,7 @@ def _call(compute: Callable[..., Any], clients: Sequence[Any], failed: Any) -> L
 
 
 def _split(clients: Sequence[Any]) -> List[Any]:
-  """Calls of few different sizes, since a new size compiles everything anew in the worker.
+  """Calls of few different sizes, since a new size compiles everything again in the worker.
 
   As many as fit into calls of multiples of `CLIENTS_STEP`, `CLIENTS_PER_CALL` at
   most; the rest, if any, in one more.
@@ -148,7 +148,7 @@ def _split(clients: Sequence[Any]) -> List[Any]:
 
 
 def _split_groups(clients: Sequence[Any]) -> Iterator[Any]:
-  """Calls of a bounded number of clients and bytes; a size of their own compiles nothing anew."""
+  """Calls of a bounded number of clients and bytes; a size of their own compiles nothing again."""
   call, size = [], 0
   for client, batches in clients:
     call.append((client, batches))

@@ -21,7 +21,7 @@ class Users:
       order of the users is kept.
     batch_size: Examples per local step.
     epochs: Passes over a user's examples in a round.
-    max_examples: Examples of one user that a round uses at most, drawn anew in
+    max_examples: Examples of one user that a round uses at most, drawn again in
       every round; None for all. Clipping bounds a user's influence anyway: this
       bounds its work.
   """

@@ -229,7 +229,7 @@ for _name in ('get_executor', 'create_value', 'create_struct', 'create_call', 'c
 class _ExecutorFactory(tff.ExecutorFactory):
   """An executor per number of clients, the last few of them.
 
-  A new one compiles every computation anew. TFF's own factory keeps ten and
+  A new one compiles every computation again. TFF's own factory keeps ten and
   forgets to close the eleventh, which leaks in the worker.
   """
 

@@ -8,9 +8,9 @@ import re
 import build_deps_test
 import pytest
 
-# The house from the ground up: a room (a package, or a file beside them) may import rooms
-# of lower floors only, and none of its own floor.
-FLOORS = (
+# The layers from the lowest up: a component (a package, or a file beside them) may import
+# components of lower layers only, and none of its own.
+LAYERS = (
     ('version', 'errors', 'checks', 'compat', 'trees', 'data'),
     ('contract',),
     ('mechanisms', 'rules'),
@@ -21,7 +21,7 @@ FLOORS = (
     ('federated',),
     ('cli',),
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {component: level for level, components in enumerate(LAYERS) for component in components}
 NUMPY_ONLY = ('mechanisms',)
 ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
@@ -53,41 +53,41 @@ BEGIN, END = '<!-- drawn from the imports: python tests/layers_test.py -->', '<!
 
 
 def picture():
-  """The house from top to bottom, as Mermaid: a box a room, an arrow an import.
+  """The components from top to bottom, as Mermaid: a box a component, an arrow an import.
 
-  Left out are the files of the ground floor, which everybody uses, and arrows that follow
+  Left out are the files of the lowest layer, which everybody uses, and arrows that follow
   from others.
   """
-  below = {room: set() for room in FLOOR_OF}
+  below = {component: set() for component in LAYER_OF}
   for module in MODULES:
     mine = layer(module)
     below.setdefault(mine, set()).update(
         layer(name) for name in imports(module)
         if mine and name.startswith('tfdp_adaptive') and layer(name) not in ('', mine))
-  rooms = [room for floor in reversed(FLOORS[1:]) for room in floor]
+  components = [component for level in reversed(LAYERS[1:]) for component in level]
 
-  def reach(room):
-    return below[room].union(*(reach(other) for other in below[room]))
+  def reach(component):
+    return below[component].union(*(reach(other) for other in below[component]))
 
   lines = ['```mermaid', 'flowchart TD']
-  for floor in reversed(FLOORS[1:]):
-    lines += [f'  {room}' for room in floor]
-  for room in rooms:
-    direct = {other for other in below[room] if other in rooms}
+  for level in reversed(LAYERS[1:]):
+    lines += [f'  {component}' for component in level]
+  for component in components:
+    direct = {other for other in below[component] if other in components}
     implied = set().union(*(reach(other) for other in direct)) if direct else set()
-    lines += [f'  {room} --> {other}' for other in sorted(direct - implied)]
+    lines += [f'  {component} --> {other}' for other in sorted(direct - implied)]
   return '\n'.join(lines + ['```'])
 
 
-def test_the_page_shows_the_house_as_it_is():
+def test_the_page_shows_the_imports_as_they_are():
   text = PAGE.read_text(encoding='utf-8')
   drawn = text[text.index(BEGIN) + len(BEGIN):text.index(END)].strip()
   assert drawn == picture(), 'Run `python tests/layers_test.py`.'
 
 
-def test_every_room_has_a_floor():
-  rooms = {layer(module) for module in MODULES} - {''}
-  assert len(rooms) > 10 and not rooms - set(FLOOR_OF)
+def test_every_component_has_a_layer():
+  components = {layer(module) for module in MODULES} - {''}
+  assert len(components) > 10 and not components - set(LAYER_OF)
 
 
 @pytest.mark.parametrize('module', sorted(MODULES))
@@ -96,7 +96,7 @@ def test_imports_point_down(module):
   for name in imports(module):
     other = layer(name)
     if name.startswith('tfdp_adaptive') and mine and other not in ('', mine):
-      assert FLOOR_OF[other] < FLOOR_OF[mine], f'{module} must not import {name}.'
+      assert LAYER_OF[other] < LAYER_OF[mine], f'{module} must not import {name}.'
 
 
 def lazy_imports(module):
@@ -114,7 +114,7 @@ def test_lazy_imports_point_down(module):
   """But for public names that stayed where they were when what they name moved up."""
   mine = layer(module)
   up = {name for name in lazy_imports(module)
-        if mine and layer(name) != mine and FLOOR_OF[layer(name)] >= FLOOR_OF[mine]}
+        if mine and layer(name) != mine and LAYER_OF[layer(name)] >= LAYER_OF[mine]}
   assert up == ALIASES.get(module, set())
 
 

@@ -154,7 +154,7 @@ def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
-# What `compile` must be told for losses to stay as they are.
+# Arguments of `compile` for losses to stay as they are.
 NO_LOSS_SCALING = {'auto_scale_loss': False} if KERAS_3 else {}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract: what the rooms of this library hand to one another in one private step.
+"""The contract: what the packages of this library hand to one another in one private step.
 
 Read this page first. A step of any private optimizer is one straight line:
 

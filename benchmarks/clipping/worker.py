@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of one framework that takes steps when told to, so that frameworks can take turns.
+"""A process of one framework that takes steps on request, so that frameworks can take turns.
 
     python worker.py ours|tfp|torch|jax GIGABYTES
 

@@ -22,7 +22,7 @@ from tfdp_adaptive.clipping import protocol
 
 # Per-example gradients are formed and kept when they take at most this many
 # times the memory of their factors, and this many steps or more make up one of
-# them: forming is as dear as multiplying by that many steps once more.
+# them: forming costs as much as multiplying by that many steps once more.
 KEEP = 2.0
 STEPS = 64
 # Beyond this, what a square loses by underflow can count when another multiplies it.

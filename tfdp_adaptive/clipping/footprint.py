@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a computation needs, told from its graph and static shapes.
+"""How much memory a computation needs, read from its graph and static shapes.
 
 Operations are walked through in the order they were traced in; a tensor lives from
 the operation that makes it to the last one that reads it. That is an estimate: an

@@ -44,7 +44,7 @@ def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, 
     units, sizes = zip(*[factor.unit() for factor in before])
     return tf.stack([_parts(units, sizes, [of_ask[i] for i in present]) for of_ask in scales])
 
-  # In a condition of its own: XLA would form each part anew for all that is made of it.
+  # In a condition of its own: XLA would form each part again for all that is made of it.
   parts = tf.cond(
       moderate, lambda: tf.zeros([len(scales), len(present), tf.shape(ones)[0]], ones.dtype),
       measured)

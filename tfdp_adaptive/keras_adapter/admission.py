@@ -136,7 +136,7 @@ def check_size(
 
 
 def refuse_unseen(optimizer: optimizer_lib.DPOptimizer) -> None:
-  """For steps that cannot see the marks: a plan's batches cannot be told from others."""
+  """For steps that cannot see the marks: a plan's batches cannot be recognized."""
   if optimizer.plan is not None and (
       optimizer.own_sampler is None or optimizer.plan.unit == 'user'):
     raise errors.PrivacyError(_DRAWN.format(
@@ -182,7 +182,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
       return x.tfdp_from(lambda: optimizer.steps_done)  # It restores after this.
     if x.tfdp_start_step != optimizer.steps_done:
-      return x.tfdp_from(optimizer.steps_done)  # Coins are drawn anew, for the steps that are left.
+      return x.tfdp_from(optimizer.steps_done)  # Coins are drawn again, for the steps left.
   elif plan is None and y is not None and hasattr(x, 'shape') and (
       optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32

@@ -30,7 +30,7 @@ class Run:
 
   @property
   def living(self) -> bool:
-    """Whether its optimizer may still take steps; else it is what a file told."""
+    """Whether its optimizer may still take steps; else it was read from a file."""
     return self._row is not None
 
   @property

@@ -175,7 +175,7 @@ class DPWrapper(DPModel, keras.Model):
 
 
 def make_private(model: compat.Model) -> compat.Model:
-  """A private model that shares layers and weights with `model`; compile it anew.
+  """A private model that shares layers and weights with `model`; compile it again.
 
   Args:
     model: Any Keras model; it is validated and left as it is.

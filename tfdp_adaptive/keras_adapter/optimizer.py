@@ -7,7 +7,6 @@ to the base class, which multiplies by the learning rate and does weight decay
 and averaging.
 """
 
-import dataclasses
 import types
 from typing import Any, Dict, Optional, Sequence, Tuple
 import warnings
@@ -21,13 +20,13 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.keras_adapter import arguments
+from tfdp_adaptive.keras_adapter import claims
 from tfdp_adaptive.keras_adapter import guard
 from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
 from tfdp_adaptive.rules import record_weights
@@ -213,44 +212,11 @@ class DPOptimizer(guard.GuardedOptimizer):
     Raises:
       ValueError: Without a plan, since nothing is accounted for.
     """
-    if self.plan is None:
-      raise ValueError('Without a plan there is no epsilon: sampling and number of steps are '
-                       'unknown. Make a `tfdp.PrivacyPlan` and pass `plan=`.')
-    before = self._before()
-    if not before.entries:
-      return self.plan.epsilon(steps, rule=self.rule)
-    now = before.begin(self.plan, self.rule, self.own_sampler or '').done(
-        self.plan.steps if steps is None else steps)
-    return now.epsilon(self.plan.target_delta)
+    return claims.epsilon(self, self._before(), steps)
 
   def statement(self, steps: Optional[int] = None) -> str:
     """What may honestly be said of a model trained with this optimizer, in plain text."""
-    if self.plan is None:
-      text = (f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
-              f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. '
-              'There is no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor '
-              'steps are known.\n')
-    else:
-      text = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip).statement(
-          steps=steps, rule=self.rule)
-      text += statement_lib.own_sampling(self.own_sampler or '')
-      if self.seed is not None:
-        text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise '
-                 'away, so this run is a test and the guarantee above does not hold against '
-                 'them.\n')
-    before = self._before()
-    if before.entries:
-      text += ('\nTHE WEIGHTS WERE TRAINED BEFORE, and what they lost then adds up with the '
-               'above. ')
-      try:
-        if self.plan is not None:
-          text += (f'Together: epsilon {statement_lib.rounded_up(self.epsilon(steps))} at delta '
-                   f'{self.plan.target_delta:g}.')
-      except ValueError as error:  # Plans of different neighbours have no common epsilon.
-        text += f'No epsilon of both together can be stated: {error}'
-      text += '\n'
-    return text + ('\nCounted are the runs that left their record on these weights. Values copied '
-                   'by hand, and training without this library, leave none.\n')
+    return claims.statement(self, self._before(), steps)
 
   def _before(self) -> ledger_lib.Ledger:
     return history.before(self._hidden.moved, self._hidden.run)

@@ -38,8 +38,8 @@ def train_step(
     tape: The tape the losses were recorded on.
 
   Raises:
-    PrivacyError: If the losses of single examples cannot be told apart, or under a plan,
-      whose batches cannot be told from others here.
+    PrivacyError: If the losses of single examples cannot be separated, or under a plan,
+      whose batches cannot be recognized here.
   """
   admission.refuse_unseen(optimizer)
   losses = _per_example(loss, tape)

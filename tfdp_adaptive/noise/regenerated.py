@@ -72,7 +72,7 @@ def _regenerated(
     if not lags:
       return x, history
     # A loop, so that no two past rows are in memory at a time; `gather`, because XLA compiles
-    # a slice anew for every place it starts at.
+    # a slice again for every place it starts at.
     _, x = tf.while_loop(
         lambda k, x: k <= past(row),
         lambda k, x: (k + 1, tuple(map(tf.add, x, term(k, tf.gather(history, (row - k) % lags))))),

@@ -211,7 +211,7 @@ class PrivacyPlan(ledger.Accounted):
     return plan_checks.serves(self, rule)
 
   def index_batches(self, size: Optional[int] = None, start_step: int = 0) -> Iterator[np.ndarray]:
-    """Record indices of steps `start_step`, ..., `steps - 1`; drawn anew at every call.
+    """Record indices of steps `start_step`, ..., `steps - 1`; drawn again at every call.
 
     Args:
       size: Number of records there are; must be `population_size` where the

@@ -37,7 +37,7 @@ class Sampling(abc.ABC):
     adjacencies: What it can be accounted for at all.
     amplified: Whether its coins may be claimed to amplify privacy; if not,
       every participation is counted in full.
-    coins: Whether batches are drawn anew, independently of earlier steps.
+    coins: Whether batches are drawn at every step, independently of earlier steps.
     fixed_order: Whether all participations of a record are multiples of the
       least distance apart: it has one place in every epoch.
   """

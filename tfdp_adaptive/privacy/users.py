@@ -3,7 +3,7 @@
 
 A user's examples lie along the second axis of a batch [users, examples, ...]. Which of
 them are taken depends on the user alone, never on the others: at most `m` of those
-there are, drawn anew at every step. A user with fewer is filled up with examples of
+there are, drawn again at every step. A user with fewer is filled up with examples of
 weight zero: one of the user's own, whose gradient is as finite as the others.
 """
 

@@ -45,8 +45,8 @@ def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Te
   weighted = weights > 0
   inner, rest = tf.where(weighted, y, 0), tf.where(weighted, tf.zeros_like(y), y)
   inner_norm, rest_norm = tf.norm(inner), tf.norm(rest)
-  room = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
-  rest *= arithmetic.safe_divide(tf.minimum(rest_norm, room), rest_norm)
+  left = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
+  rest *= arithmetic.safe_divide(tf.minimum(rest_norm, left), rest_norm)
   h = arithmetic.safe_divide(weights, tf.reduce_max(weights))
 
   def shrunk(lam: tf.Tensor) -> tf.Tensor:

@@ -46,7 +46,7 @@ class Convolution(protocol.Factor):
     kernel = int(np.prod(self.shape))
     points = int(np.prod(self.cotangents.shape[1:-1]))
     stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.cotangents.shape[1:]))
-    if kernel <= 2 * factors.KEEP * stored:  # Multiplying again is as dear as the patches.
+    if kernel <= 2 * factors.KEEP * stored:  # Multiplying again costs what the patches do.
       return 'explicit'
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
