@@ -104,6 +104,59 @@ def largest(
   return found.worst._replace(pairs=found.pairs)
 
 
+def of_records(subject: subjects.Subject, seed: Optional[int] = None,
+               history: Sequence[int] = (0, 1, 3), targets: int = 3) -> Change:
+  """The same search where records are places in a data set, not gradients of choice.
+
+  Args:
+    subject: A `Subject` of `own_models`.
+    seed: Of which records are tried, and the noise; for tests.
+    history: See `largest`.
+    targets: How many records are taken out, at every step that is looked at.
+  """
+  rng = np.random.default_rng(seed)
+  found = _Found(subject.claims)
+  state = subject.fresh(seed)
+  last = subject.limit(max(history) + 1) - 1
+  whole = int(min(_whole(subject), subject.largest_batch))
+  sizes = sorted({0, 1, whole - 1}) if subject.largest_batch == math.inf else [whole - 1]
+  for step in range(last + 1):
+    if step in history:
+      for target in rng.choice(subject.count, min(targets, subject.count), replace=False):
+        for size in sizes:
+          others = rng.integers(subject.count // 2, size=(size, 1)) * 1.0
+          _records(subject, state, found, others, target, f'{size} others, after {step} steps')
+        alike = np.full((whole - 1, 1), target * 1.0)
+        _records(subject, state, found, alike, target, f'{whole - 1} like it, after {step} steps')
+    if step < last:
+      ordinary = rng.integers(subject.count // 2, size=(whole, 1)) * 1.0
+      _, state = subject.step(state, ordinary)
+  return found.worst._replace(pairs=found.pairs)
+
+
+def _records(subject: subjects.Subject, state: Any, found: _Found, others: np.ndarray,
+             target: int, name: str) -> None:
+  batch = np.concatenate([others, [[target * 1.0]]])
+  present = np.ones(len(batch))
+  with_it, _ = subject.step(state, batch, present)
+  again, _ = subject.step(state, batch, present)
+  if any(not np.array_equal(a.value, b.value) for a, b in zip(with_it, again)):
+    raise ValueError(
+        'The model must do the same twice from the same state, so that batches can be compared. '
+        'Received: a model that draws numbers without a seed of its own, such as dropout in Keras '
+        '2. Set its rate to 0 for the audit.')
+  zeroed = present.copy()
+  zeroed[-1] = 0
+  without, _ = subject.step(state, batch, zeroed)
+  place = f'record {int(target) % (subject.count // 2)}' + (
+      ', enlarged,' if target >= subject.count // 2 else '')
+  found.compare(with_it, without, f'{place} among {name}, against weight zero')
+  if subject.claims.adjacency == 'replace':
+    batch[-1] = (target + 1) % subject.count
+    replaced, _ = subject.step(state, batch, present)
+    found.compare(with_it, replaced, f'{place} among {name}, against another')
+
+
 def _whole(subject: subjects.Subject) -> int:
   return max(1, int(math.ceil(subject.claims.batch_size)))
 

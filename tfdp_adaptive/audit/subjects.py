@@ -86,12 +86,14 @@ class Subject:
   Attributes:
     claims: `Claims`.
     size: Coordinates of a record.
+    count: How many records there are, where they cannot be chosen.
     participations: 0, or how often a record may take part, where it can still be seen after
       the steps that it took part in.
   """
 
-  def __init__(self, claims: Claims, size: int, asks: Tuple[contract.Ask, ...], run: _Run) -> None:
-    self.claims, self.size = claims, size
+  def __init__(self, claims: Claims, size: int, asks: Tuple[contract.Ask, ...], run: Run,
+               count: int = 0) -> None:
+    self.claims, self.size, self.count = claims, size, count
     self._asks, self._run = asks, run
     self.participations = min(
         (ask.second.participations for ask in asks
@@ -168,6 +170,14 @@ def of(subject: Any, size: int) -> Subject:
                    f'tfdp.queries.RuleQuery. Received: {subject!r}.')
 
 
+def claims_of(optimizer: Any) -> Claims:
+  """What a built optimizer says, not what it gave to whoever adds the noise."""
+  claims = _claims(type(optimizer).__name__, optimizer._hidden.privatizer, optimizer.mechanism,
+                   optimizer.rule, optimizer.plan)
+  return claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
+                         batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
+
+
 def _claims(
     name: str, privatizer: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
     plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
@@ -179,7 +189,7 @@ def _claims(
       steps=privatizer.steps, plan=plan)
 
 
-class _Watched:
+class Watched:
   """Keeps what a rule's update is given while it is traced."""
 
   def __init__(self, rule: contract.Rule, l2_norm_clip: float) -> None:
@@ -197,7 +207,7 @@ class _Watched:
     return self._rule.update(state, releases, public)
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
   fresh: Any  # key -> tensors
   step: Any  # (tensors, records, weights, row) -> (seen, tensors)
   with_secret_of: Any  # (tensors, tensors) -> tensors
@@ -218,7 +228,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
   optimizer.build(model.trainable_variables)
   hidden = optimizer._hidden
-  watched = _Watched(optimizer.rule, optimizer.l2_norm_clip)
+  watched = Watched(optimizer.rule, optimizer.l2_norm_clip)
   hidden.update = watched.update
   variables = tf.nest.flatten(hidden.state) + list(model.trainable_variables)
   initial = [tf.convert_to_tensor(v) for v in variables]
@@ -243,20 +253,15 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     model.train_step((records, tf.ensure_shape(targets, records.shape[:-1] + [1]), weights))
     return watched.seen, [tf.convert_to_tensor(v) for v in variables]
 
-  claims = _claims(type(optimizer).__name__, hidden.privatizer, optimizer.mechanism,
-                   optimizer.rule, optimizer.plan)
-  # What the optimizer says, not what it gave to whoever adds the noise.
-  claims = claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
-                           batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
-  return Subject(claims, size, optimizer.rule.asks,
-                 _Run(fresh, _with_shapes(step, initial, size, optimizer.plan), with_secret_of,
+  return Subject(claims_of(optimizer), size, optimizer.rule.asks,
+                 Run(fresh, _with_shapes(step, initial, size, optimizer.plan), with_secret_of,
                       sized=True))
 
 
 def _of_query(query: Any) -> Subject:
   rule, privatizer, specs = query._rule, query._privatizer, query._specs
   sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
-  watched = _Watched(rule, privatizer._l2_norm_clip)
+  watched = Watched(rule, privatizer._l2_norm_clip)
   query = copy.copy(query)
   query._rule = rule._replace(update=watched.update)
 
@@ -287,7 +292,7 @@ def _of_query(query: Any) -> Subject:
     return state._replace(privatizer=state.privatizer._replace(secret=secret))
 
   claims = _claims(f'RuleQuery({rule.name})', privatizer, query._mechanism, rule)
-  return Subject(claims, sum(sizes), rule.asks, _Run(fresh, step, with_secret_of, sized=False))
+  return Subject(claims, sum(sizes), rule.asks, Run(fresh, step, with_secret_of, sized=False))
 
 
 def _with_shapes(

@@ -19,6 +19,8 @@ import math
 import time
 from typing import Any, Dict, Optional, Tuple, TYPE_CHECKING
 
+import numpy as np
+
 from tfdp_adaptive import checks
 from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import bounds
@@ -58,7 +60,7 @@ class WhiteBoxReport:
     change: `changes.Change`.
     noise: `noise_rows.Noise`.
     batches: `batch_law.Law`, or None if there was no plan to compare with.
-    canaries: `gradient_canaries.Guessed`.
+    canaries: `gradient_canaries.Guessed`; None of a model of one's own.
     seconds: What it took.
   """
 
@@ -110,17 +112,23 @@ class WhiteBoxReport:
 
 
 def white_box(
-    subject: Any, *, plan: Optional[plan_lib.PrivacyPlan] = None, epsilon: Optional[float] = None,
-    delta: Optional[float] = None, confidence: float = CONFIDENCE, canaries: int = 512,
-    batches: Any = None, seed: Optional[int] = None) -> WhiteBoxReport:
-  """Audits a private optimizer, or a query, by all that can be seen of it.
+    subject: Any, *, data: Any = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+    epsilon: Optional[float] = None, delta: Optional[float] = None,
+    confidence: float = CONFIDENCE, canaries: int = 512, batches: Any = None,
+    seed: Optional[int] = None) -> WhiteBoxReport:
+  """Audits a private optimizer, a query, or a model of one's own, by all that can be seen.
 
-  The optimizer trains a small model of the audit's own, whose gradients can be chosen;
-  the training step, clipping engine, noise and rule are the real ones.
+  An optimizer trains a small model of the audit's own, whose gradients can be chosen; the
+  training step, clipping engine, noise and rule are the real ones. A record of a query is
+  a user's update, so that this is the audit of federated users. A model of one's own is
+  looked at on its own records (and larger ones); as their gradients cannot be chosen, there
+  are no canaries (`tfdp.audit.run` has those), and the model is left as it was.
 
   Args:
     subject: A private optimizer that no model has used yet, such as
-      `tfdp.DPAdam(plan=plan)`, or a `tfdp.queries.RuleQuery`.
+      `tfdp.DPAdam(plan=plan)`, a `tfdp.queries.RuleQuery`, or, with `data`, a compiled
+      private model.
+    data: `(x, y)` of arrays, the records of a model of one's own; a hundred will do.
     plan: What is claimed, if the subject has no plan. Without either, the audit takes
       the numbers of the subject, full batches and a dozen steps.
     epsilon: The claim to be refuted, instead of the plan's.
@@ -134,12 +142,29 @@ def white_box(
   Returns:
     A `WhiteBoxReport`.
   """
+  from tfdp_adaptive.audit import own_models  # pylint: disable=g-import-not-at-top
   from tfdp_adaptive.audit import subjects  # pylint: disable=g-import-not-at-top
   bounds.check_confidence(confidence)
   checks.whole(16, canaries=canaries)
   start = time.perf_counter()
-  batches = None if batches is None else [*batches]
-  subject = subjects.of(subject, canaries)
+  if batches is not None:
+    try:
+      batches = [np.asarray(batch, np.int64) for batch in batches]
+    except (TypeError, ValueError, OverflowError) as error:
+      raise ValueError('`batches` must be an array of record indices for every step. '
+                       f'Received: batches={batches!r}.') from error
+  if data is not None:
+    with own_models.of(subject, data) as own_model:
+      return _looked_at(own_model, plan, epsilon, delta, confidence, None, batches, seed, start)
+  return _looked_at(subjects.of(subject, canaries), plan, epsilon, delta, confidence, canaries,
+                    batches, seed, start)
+
+
+def _looked_at(
+    subject: subjects.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
+    delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
+    seed: Optional[int], start: float) -> WhiteBoxReport:
+  """The report; without `canaries`, of a model of one's own."""
   claims, allowed = subject.claims, _PROBES * (1 - confidence)
   own = claims.plan if plan is None else plan
   plan = _full_batches(subject) if own is None else own
@@ -150,19 +175,20 @@ def white_box(
   change = noise = law = guessed = None
   looks = []
   if claimed < math.inf:
-    change = changes.largest(subject, seed)
+    change = (changes.of_records if canaries is None else changes.largest)(subject, seed)
     looks.append(_look_at_changes(change))
     noise = noise_rows.measure(subject, seed)
     looks.append(_look_at_noise(noise, allowed))
     if own is not None or batches is not None:
-      law = batch_law.check(plan, batches, plan.population_size or canaries)
+      law = batch_law.check(plan, batches, plan.population_size or canaries or subject.count // 2)
       looks.append(Look('batches', law.p_value <= allowed, (
           f'the most unusual of {law.steps} batches: {law.what} (probability {law.p_value:.2g})')))
-    scores, included = gradient_canaries.run(subject, plan, canaries, seed, batches)
-    bounds_used = 1 if plan.amplified else 2
-    guessed = gradient_canaries.guess(
-        scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
-    looks.append(_look_at_canaries(guessed, claimed, delta, plan))
+    if canaries is not None:
+      scores, included = gradient_canaries.run(subject, plan, canaries, seed, batches)
+      bounds_used = 1 if plan.amplified else 2
+      guessed = gradient_canaries.guess(
+          scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
+      looks.append(_look_at_canaries(guessed, claimed, delta, plan))
   return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(looks), change, noise, law,
                         guessed, time.perf_counter() - start)
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of one's own under audit: right ones pass and stay as they were, bugs are caught."""
+
+import json
+
+import numpy as np
+import planted
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+
+keras = compat.keras
+RNG = np.random.default_rng(0)
+DATA = (RNG.normal(size=(40, 3)).astype(np.float32), RNG.integers(2, size=(40,)))
+
+
+def plan_of(**changes):
+  return tfdp.PrivacyPlan(**{**dict(
+      population_size=40, batch_size=8, steps=10, l2_norm_clip=0.3, noise_multiplier=1.0,
+      target_delta=1e-3), **changes})
+
+
+def model_of(optimizer):
+  keras.utils.set_random_seed(1)
+  model = tfdp.DPSequential([
+      keras.layers.Input([3]), keras.layers.Dense(4, 'tanh'), keras.layers.Dense(2)])
+  model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(True))
+  return model
+
+
+def test_a_right_model_passes_and_is_left_as_it_was():
+  plan = plan_of()
+  model = model_of(tfdp.DPAdamSTP(plan=plan, scale_epsilon=.1))
+  before = model.get_weights()
+  found = tfdp.audit.white_box(model, data=DATA, seed=1)
+  assert not found.violated, str(found)
+  assert [look.name for look in found.looks] == ['changes', 'noise', 'batches']
+  assert 0.9 < found.change.size < 1.001 and 0.9 < found.noise.size < 1.1
+  assert 'DPAdamSTP' in str(found) and json.dumps(found.to_dict(), allow_nan=False)
+  assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0
+  for a, b in zip(before, model.get_weights()):
+    np.testing.assert_array_equal(a, b)
+  model.fit(plan.batches(DATA), steps_per_epoch=2, verbose=0)
+  assert model.optimizer.steps_done == 2
+  with pytest.raises(ValueError, match='after 2 steps'):
+    tfdp.audit.white_box(model, data=DATA)
+
+
+def test_bugs_are_caught():
+  with planted.switched() as bugs:
+    model = model_of(tfdp.DPAdam(
+        l2_norm_clip=.3, noise_multiplier=1., batch_size=8, adjacency='add_remove'))
+    for bug, by in (('no clipping', 'changes'), ('half the noise', 'noise'),
+                    ('the same noise at each step', 'noise')):
+      bugs.only(bug)
+      found = tfdp.audit.white_box(model, data=DATA, seed=1, epsilon=8., delta=1e-3)
+      assert by in [look.name for look in found.looks if look.violated], bug
+
+
+@pytest.mark.parametrize('data', [DATA[0], (DATA[0], DATA[1][:3]), (DATA[0][:0], DATA[1][:0]), 3])
+def test_data_that_are_no_records_are_refused(data):
+  with pytest.raises(ValueError, match='`data` must be a pair.*Received'):
+    tfdp.audit.white_box(model_of(tfdp.DPAdam(plan=plan_of())), data=data)
+
+
+def test_a_model_that_is_not_private_is_refused():
+  with pytest.raises(ValueError, match='compiled private model'):
+    tfdp.audit.white_box(keras.Sequential(), data=DATA)
