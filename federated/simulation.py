@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tfdp_adaptive.privacy import coins as coins_lib
+
 from . import releases
 from . import rounds as rounds_lib
 from . import run as run_lib
@@ -121,7 +123,9 @@ def simulate(
     if run.pending:
       report()  # Saved, but perhaps not released when the run ended.
     clients, total_seconds, first = 0, 0.0, run.done
-    cohorts = (plan.index_batches(len(client_ids), start_step=run.done)
+    # What a run released is saved before: one that begins again has released nothing.
+    kept = coins_lib.Coins(plan, None if folder is None else folder.path / 'coins', replace=True)
+    cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=kept)
                if run.done < rounds else iter(()))
     while run.done < rounds:
       start = time.monotonic()

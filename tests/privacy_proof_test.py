@@ -20,7 +20,10 @@ NOISE = {
         'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
     'estimates before training, with their own cost': {
         'estimates.stddevs.private_stddevs', 'estimates.vocabulary.private_vocabulary'},
-    'which records take part': {'privacy.sampling._bernoulli'},
+    'which records take part': {'privacy.scheme.bernoulli'},
+    'the draws of an accountant': {
+        'privacy.monte_carlo.BallsInBinsDpEvent.losses',
+        'privacy.monte_carlo.MinSeparationDpEvent._chunk'},
 }
 # What turns records, or gradients of single records, into sums.
 RECORDS = {
@@ -39,9 +42,10 @@ _NOISE_CALLS = {'standard_normal', 'normal', 'vectors', 'stateless_normal', 'ran
                 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial', 'uniform'}
 _RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
                  'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
-# Made-up examples and data sets, sketches of public data: no record, no release.
-_NOT_OF_A_RUN = ('audit.', 'cli.showcases.', 'rules.subspaces.', 'keras_adapter.independence.',
-                 'keras_adapter.probes.', 'keras_adapter.validation.')
+# Made-up examples and data sets, sketches of public data, plans: no record, no release.
+_NOT_OF_A_RUN = ('privacy.choice.', 'audit.', 'cli.showcases.', 'rules.subspaces.',
+                 'keras_adapter.independence.', 'keras_adapter.probes.',
+                 'keras_adapter.validation.')
 
 
 def functions(names, also=()):

@@ -18,6 +18,8 @@ SCHEMES = {
     'cyclic-add_remove': dict(
         sampling=CYCLIC, adjacency='add_remove', population_is_public=True),
     'bins': dict(sampling=tfdp.sampling.BallsInBins(cycle=10)),
+    'secret bins': dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=9)),
+    'separated': dict(sampling=tfdp.sampling.MinSeparation(4, draws=9)),
     'fixed': dict(sampling=tfdp.sampling.FixedOrder()),
 }
 
@@ -64,6 +66,18 @@ def test_sizes_that_do_not_vary_are_caught():
   rng = np.random.default_rng(0)
   found = batch_law.check(plan_of(), [rng.permutation(200)[:20] for _ in range(24)])
   assert found.p_value < 1e-4 and 'equally many' in found.what
+
+
+@pytest.mark.parametrize('scheme, wrong', [
+    ('secret bins', dict(sampling=tfdp.sampling.BallsInBins(cycle=10))),  # Equal and public.
+    ('separated', dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=9))),  # A fixed period.
+    ('separated', dict(sampling=tfdp.sampling.FixedOrder())),
+    ('separated', dict(sampling=tfdp.sampling.MinSeparation(4, draws=9), batch_size=115))])
+def test_patterns_of_another_law_are_caught(scheme, wrong):
+  sizes = dict(steps=40, population_size=1000, batch_size=100)
+  plan = plan_of(**SCHEMES[scheme], **sizes)
+  found = batch_law.check(plan, drawn(plan_of(**{**sizes, **wrong})))
+  assert found.p_value < 1e-3, found
 
 
 @pytest.mark.parametrize('change, what', [

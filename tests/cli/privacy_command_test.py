@@ -45,6 +45,15 @@ def test_fixed_order_is_not_amplified(capsys):
   assert 'No amplification' in fixed['statement']
 
 
+@pytest.mark.parametrize('scheme', [['balls-in-bins'], ['min-separation', '--min-sep', '3']])
+def test_secret_patterns_are_bounded_by_draws(scheme, capsys):
+  same = ['--noise-multiplier', '2', '--delta', '4e-4', '--steps', '3', '--draws', '100000',
+          '--population-size', '2048', '--sampling']
+  found = answer(capsys, *same, *scheme)
+  assert '100000 draws of the privacy loss' in found['statement']
+  assert 0 < found['epsilon'] < answer(capsys, *same, 'fixed-order')['epsilon']
+
+
 def test_table_and_statement(capsys):
   assert main.main([*PLAN, '--noise-multiplier', '1', '--unit', 'user']) == 0
   out = capsys.readouterr().out

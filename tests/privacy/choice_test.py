@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 
@@ -79,3 +80,24 @@ def test_the_reason_is_not_part_of_the_mechanism():
 def test_memory_is_a_count(memory):
   with pytest.raises(ValueError, match='`memory`'):
     mechanisms.choose(make_plan(sampling.FixedOrder()), memory=memory)
+
+
+def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
+  given = make_plan(sampling.Poisson(), steps=64, batch_size=50, population_size=800)
+  found = privacy.choose_plan(given, memory=16)
+  assert found.epsilon() <= given.epsilon() and found.steps == given.steps
+  assert found.noise_multiplier * found.mechanism.rmse(64) < given.noise_multiplier * (
+      given.mechanism.rmse(64))
+  assert 'CyclicPoisson(cycle=16)' in found.mechanism.reason and 'FixedOrder' in (
+      found.mechanism.reason)
+  # With one step of memory at most, and much noise, nothing is better than Poisson sampling.
+  plain = privacy.choose_plan(dataclasses.replace(given, noise_multiplier=20.), memory=0)
+  assert plain.sampling == sampling.CyclicPoisson(1)
+  assert plain.epsilon() <= dataclasses.replace(given, noise_multiplier=20.).epsilon()
+
+
+@pytest.mark.parametrize('change', [
+    dict(noise_multiplier=0.), dict(adjacency='add_remove', population_is_public=True)])
+def test_no_plan_is_chosen_for_what_has_no_public_answer(change):
+  with pytest.raises(ValueError, match='can be chosen for zero_out'):
+    privacy.choose_plan(dataclasses.replace(make_plan(sampling.Poisson()), **change))

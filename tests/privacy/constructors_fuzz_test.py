@@ -35,7 +35,8 @@ CONSTRUCTORS = {
     'Poisson': (sampling.Poisson, dict(sampling_probability=.1)),
     'TruncatedPoisson': (sampling.TruncatedPoisson, dict(max_batch_size=20)),
     'CyclicPoisson': (sampling.CyclicPoisson, dict(cycle=4)),
-    'BallsInBins': (sampling.BallsInBins, dict(cycle=4)),
+    'BallsInBins': (sampling.BallsInBins, dict(cycle=4, draws=0)),
+    'MinSeparation': (sampling.MinSeparation, dict(min_sep=4, draws=9)),
     'FixedOrder': (sampling.FixedOrder, {}),
     'Workload': (mechanisms.Workload, dict(momentum=.5)),
     'IndependentGaussian': (mechanisms.IndependentGaussian, dict(workload=None)),
@@ -56,6 +57,10 @@ CONSTRUCTORS = {
     'dp_adam_ime': (rules.dp_adam_ime, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
 }
+
+
+# A second reader of the same plan, whose sampling has other fields.
+SEPARATED = tfdp.PrivacyPlan(**{**PLAN, 'sampling': sampling.MinSeparation(2, draws=9)})
 
 
 def works_or_refuses(call):
@@ -92,6 +97,7 @@ PLAN_TEXT = tfdp.PrivacyPlan(**PLAN).to_json()
 MECHANISM_TEXT = mechanisms.storage.to_json(mechanisms.BandedToeplitz(2, 8))
 LEDGER_TEXT = tfdp.Ledger().begin(tfdp.PrivacyPlan(**PLAN)).done(3).to_json()
 READERS = {'plan': (tfdp.PrivacyPlan.from_json, PLAN_TEXT),
+           'separated plan': (tfdp.PrivacyPlan.from_json, SEPARATED.to_json()),
            'mechanism': (mechanisms.from_json, MECHANISM_TEXT),
            'ledger': (tfdp.Ledger.from_json, LEDGER_TEXT)}
 

@@ -11,7 +11,15 @@ from tfdp_adaptive.cli import options
 if TYPE_CHECKING:
   import argparse
 
-SAMPLINGS = {'poisson': 'Poisson', 'fixed-order': 'FixedOrder'}  # Names in `tfdp.sampling`.
+_DRAWS = 1_000_000
+# Name -> the scheme, of (min_sep, draws, bins).
+SAMPLINGS = {
+    'poisson': lambda min_sep, draws, bins: tfdp.sampling.Poisson(),
+    'fixed-order': lambda min_sep, draws, bins: tfdp.sampling.FixedOrder(),
+    'balls-in-bins': lambda min_sep, draws, bins: tfdp.sampling.BallsInBins(bins, draws=draws),
+    'min-separation': lambda min_sep, draws, bins: tfdp.sampling.MinSeparation(
+        min_sep, draws=draws),
+}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -36,7 +44,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
       help='default: %(default)s')
   add('--sampling', choices=tuple(SAMPLINGS), default='poisson',
-      help='how batches are drawn; only Poisson sampling amplifies (default: %(default)s)')
+      help='how batches are drawn; a fixed order does not amplify (default: %(default)s)')
+  add('--min-sep', type=options.positive_int, default=1, metavar='b',
+      help='least distance of two steps of a record, with min-separation (default: %(default)s)')
+  add('--draws', type=options.positive_int, default=_DRAWS, metavar='n',
+      help='of the privacy loss, to account for bins and separation (default: %(default)s)')
   add('--accountant', choices=('pld', 'rdp'), default='pld', help='default: %(default)s')
   add('--advise', type=options.positive_int, metavar='M',
       help='also say which private Adam suits a model of M parameters, and why')
@@ -78,7 +90,9 @@ def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
       population_size=arguments.population_size, population_is_public=True,
       batch_size=arguments.batch_size, steps=arguments.steps,
       l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
-      sampling=getattr(tfdp.sampling, SAMPLINGS[arguments.sampling])())
+      sampling=SAMPLINGS[arguments.sampling](
+          arguments.min_sep, arguments.draws,
+          max(1, round(arguments.population_size / arguments.batch_size))))
   if arguments.epsilon is not None:
     return options.calibrate(
         target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)

@@ -4,5 +4,6 @@
 from tfdp_adaptive.privacy import sampling as sampling
 from tfdp_adaptive.privacy.advice import advise as advise
 from tfdp_adaptive.privacy.choice import choose as choose
+from tfdp_adaptive.privacy.choice import choose_plan as choose_plan
 from tfdp_adaptive.privacy.ledger import Ledger as Ledger
 from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan

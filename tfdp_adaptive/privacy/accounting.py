@@ -17,20 +17,21 @@ from typing import Any, Callable, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import dp_accounting
 from dp_accounting import rdp
-import numpy as np
 from scipy import optimize
-from scipy import special
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import composition
+from tfdp_adaptive.privacy import gaussian
 from tfdp_adaptive.privacy import losses
+from tfdp_adaptive.privacy import monte_carlo
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import plan as plan_lib
 
 ACCOUNTANTS = ('pld', 'rdp')
+gaussian_delta, gaussian_epsilon = gaussian.delta, gaussian.epsilon
 SMALLEST_DELTA = 1e-100
 LARGEST_EPSILON = 1e4  # That noise is calibrated to.
 # What the grids of losses may add: relative to epsilon, or to delta.
@@ -50,10 +51,7 @@ def needs_current_library(what: str) -> None:
 
 def claims_amplification(plan: plan_lib.PrivacyPlan) -> bool:
   """Whether the plan's mechanism may use its sampling's amplification."""
-  bands = plan.mechanism.bands
-  if not plan.sampling.amplified or bands is None:
-    return False
-  return bands <= getattr(plan.sampling, 'cycle', 1)
+  return plan.sampling.amplified_noise(plan.mechanism)
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,16 +74,29 @@ def total_sensitivity(plan: plan_lib.PrivacyPlan, steps: int) -> float:
 
 def event(
     plan: plan_lib.PrivacyPlan, steps: int, noise_multiplier: Optional[float] = None,
-    neighbors: Optional[dp_accounting.NeighboringRelation] = None) -> dp_accounting.DpEvent:
-  """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`."""
+    neighbors: Optional[dp_accounting.NeighboringRelation] = None,
+    composed: bool = False) -> dp_accounting.DpEvent:
+  """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
+
+  Args:
+    plan: A `PrivacyPlan`.
+    steps: How many.
+    noise_multiplier: The plan's by default.
+    neighbors: Of a ledger, where it is another relation.
+    composed: Whether it is one of several: what only draws can bound does not compose
+      with anything, and is then counted without amplification.
+  """
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
-  if not claims_amplification(plan):
+  drawn = bool(getattr(plan.sampling, 'draws', 0))
+  if not claims_amplification(plan) or drawn and composed:
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
     return dp_accounting.GaussianDpEvent(float(doubled * sigma / total_sensitivity(plan, steps)))
+  if drawn:
+    return plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
   probability, count = plan.sampling.compositions(plan, steps)
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
@@ -120,6 +131,8 @@ def epsilon(
   """An epsilon that the accountant proves at `target_delta`, as small as it can."""
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
+    return monte_carlo.epsilon(_drawn(dp_event, accountant), target_delta)
   if accountant == 'rdp':
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
@@ -145,6 +158,8 @@ def delta(
   """A delta that the accountant proves at `target_epsilon`, as small as it can."""
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
+    return monte_carlo.delta(_drawn(dp_event, accountant), target_epsilon)
   if accountant == 'rdp':
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
@@ -175,6 +190,14 @@ def _largest(
   return least
 
 
+def _drawn(dp_event: dp_accounting.DpEvent, accountant: str) -> monte_carlo.MonteCarloDpEvent:
+  if accountant == 'rdp':
+    raise ValueError('Patterns of participation that are secret are accounted for by draws of the '
+                     'privacy loss, not by Renyi differential privacy. Received: '
+                     'accountant="rdp". Leave it out.')
+  return dp_event  # type: ignore[return-value]
+
+
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
   accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
   if not accountant.supports(dp_event):
@@ -203,34 +226,6 @@ def _gaussian(
   return None
 
 
-def gaussian_delta(noise_multiplier: float, target_epsilon: float) -> float:
-  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
-  if not noise_multiplier:
-    return 1.0
-  mu = 1 / noise_multiplier
-  first = special.log_ndtr(mu / 2 - target_epsilon / mu)
-  second = target_epsilon + special.log_ndtr(-mu / 2 - target_epsilon / mu)
-  if first == -math.inf:
-    return 0.0
-  share = -math.expm1(min(0.0, second - first))
-  # The logarithms are exact to a few units, of which `share` sees the difference.
-  rounding = 8 * np.finfo(np.float64).eps * (1 + abs(first) + mu + abs(target_epsilon))
-  return float(min(1.0, math.exp(first) * (share * (1 + rounding) + rounding)))
-
-
-def gaussian_epsilon(noise_multiplier: float, target_delta: float) -> float:
-  """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
-  if not noise_multiplier:
-    return math.inf
-  gap = lambda e: gaussian_delta(noise_multiplier, e) - target_delta
-  if gap(0.0) <= 0:
-    return 0.0
-  mu = 1 / noise_multiplier
-  upper = mu * (mu / 2 + math.sqrt(-2 * math.log(target_delta)))  # Phi(-x) <= exp(-x^2 / 2)
-  root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
-  return float(root * (1 + 1e-12))
-
-
 def calibrate(
     event_of: Callable[[float], dp_accounting.DpEvent], target_epsilon: float, target_delta: float,
     accountant: str = 'pld',
@@ -249,6 +244,9 @@ def calibrate(
   if target_epsilon > LARGEST_EPSILON:
     raise ValueError(f'`target_epsilon` must be at most {LARGEST_EPSILON:g}; more than about 10 '
                      f'is no privacy. Received: target_epsilon={target_epsilon}.')
+  if isinstance(event_of(1.0), monte_carlo.MonteCarloDpEvent):
+    _drawn(None, accountant)
+    return monte_carlo.calibrate(event_of, target_epsilon, target_delta)
   log_delta = math.log(target_delta)
 
   def epsilon_of(log_sigma: float) -> float:

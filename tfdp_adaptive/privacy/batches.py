@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import cache as cache_lib
+from tfdp_adaptive.privacy import coins as coins_lib
 from tfdp_adaptive.privacy import marks
 from tfdp_adaptive.privacy import sources
 from tfdp_adaptive.privacy import users as users_lib
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # It imports this.
 def dataset(
     plan: plan_lib.PrivacyPlan, data: Any, *, users: Any = None,
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
-    start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None) -> tf.data.Dataset:
+    start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
+    coins: Any = None) -> tf.data.Dataset:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -51,6 +53,10 @@ def dataset(
       the expected batch size, and three more for each size after that, so that a run
       has two sizes and hardly ever a third. Fixed-order batches are padded to
       `batch_size`, truncated ones to `max_batch_size`.
+    coins: Path of a SECRET file, for schemes in which the steps of a record hang together
+      (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
+      begins writes it, one that goes on reads it. Without it such a run cannot be resumed
+      by another process. One file, one run.
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
@@ -80,12 +86,13 @@ def dataset(
   later = callable(start_step)  # Known when a pass begins: a run may be restored before.
   now = start_step() if callable(start_step) else start_step
   size = len(records)
-  first = plan.index_batches(size, now)  # Fails here, not in a tf.data thread.
-  passes = _passes(first, lambda: plan.index_batches(size, now))
+  kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
+  draw = lambda start: plan.index_batches(size, start, kept)
+  passes = _passes(draw(now), lambda: draw(now))  # Fails here, not in a tf.data thread.
 
   def generate() -> Iterator[Any]:
     start = start_step() if callable(start_step) else now
-    indices_of_steps = plan.index_batches(size, start) if later else next(passes)
+    indices_of_steps = draw(start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
       yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step)
 
@@ -103,7 +110,7 @@ def dataset(
   result.tfdp_start_step = now
   result.tfdp_from = lambda step: dataset(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
-      start_step=step, pad_to=pad_to)
+      start_step=step, pad_to=pad_to, coins=kept)
   return result
 
 
@@ -175,7 +182,8 @@ def _rows(plan: plan_lib.PrivacyPlan, count: int, pad_to: Optional[int]) -> int:
 def _largest(plan: plan_lib.PrivacyPlan) -> Optional[int]:
   """Rows of the largest batch, where that is known; None where coins decide."""
   largest = getattr(plan.sampling, 'max_batch_size', None)
-  if largest is None and plan.sampling.fixed_order and plan.adjacency != 'add_remove':
+  if largest is None and plan.sampling.fixed_order and not plan.sampling.amplified and (
+      plan.adjacency != 'add_remove'):
     cycle = getattr(plan.sampling, 'cycle', None)
     largest = plan.batch_size if cycle is None else -(-(plan.population_size or 0) // cycle)
   return None if largest is None else int(largest)

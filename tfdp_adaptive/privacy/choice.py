@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which mechanism to take for a plan."""
 
+import dataclasses
+import functools
+import math
 from typing import Any, Dict
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import workload as workload_lib
+from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sampling as sampling_lib
 
 _BUFFERS = 5
 _WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
@@ -18,7 +23,8 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
 
   * Poisson sampling amplifies independent noise only.
   * Cyclic Poisson sampling amplifies banded noise with at most `cycle` bands,
-    at the same cost for any number of them: as many as memory allows.
+    at the same cost for any number of them: as many as memory allows. So do
+    `MinSeparation` and `BallsInBins` with `draws`, at a cost that grows with them.
   * Without amplification noise may be correlated over all steps: a BLT with as
     many buffers as gain 1% each, unless a banded mechanism is better for the
     plan's participation by more than that.
@@ -42,17 +48,17 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
     return mechanisms.IndependentGaussian(workload=workload).because(
         'There is one step: nothing to correlate.')
   if plan.sampling.amplified:
-    cycle = getattr(plan.sampling, 'cycle', 1)
-    bands = min(cycle, plan.steps, memory + 1)
+    most, scheme = plan.sampling.most_bands, type(plan.sampling).__name__
+    bands = min(most, plan.steps, memory + 1)
     if bands == 1:
       return mechanisms.IndependentGaussian(workload=workload).because(
-          f'{type(plan.sampling).__name__} sampling amplifies independent noise only'
-          + (f' at a cycle of {cycle} and memory for {memory} rows.' if cycle > 1 else
+          f'{scheme} sampling amplifies independent noise only'
+          + (f' at {most} bands and memory for {memory} rows.' if most > 1 else
              '. CyclicPoisson with banded noise, or FixedOrder with a BLT, may be better for '
              'large epsilon or few epochs.'))
     return mechanisms.BandedToeplitz(bands, plan.steps, **design).because(
-        f'Cyclic Poisson sampling of {cycle} groups amplifies banded noise, at the same cost for '
-        f'any number of bands up to {cycle}; {bands} fit into {memory} rows of memory.')
+        f'{scheme} sampling amplifies banded noise of up to {most} bands; {bands} fit into '
+        f'{memory} rows of memory.')
   min_sep, k = plan.participation()
   participation: Dict[str, Any] = dict(min_sep=min_sep, max_participations=k)
   pattern = (f'a record that takes part at most {k} times, at least {min_sep} steps apart'
@@ -78,3 +84,52 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
   return streaming.because(
       f'A BLT keeps {streaming.buffers} rows, whatever the number of steps. '
       + numbers.format(error(streaming), error(tight), f'{bands} bands'))
+
+
+def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
+                workload: workload_lib.Like = None, objective: str = 'mean'
+                ) -> plan_lib.PrivacyPlan:
+  """The plan of the same epsilon whose releases have the least error: its cycle and bands.
+
+  Tried are cyclic Poisson sampling of 1 (which is Poisson), 2, 4, ... groups, each with as
+  many bands as groups and memory allow, and a fixed order with the noise that `choose`
+  takes for it. Only public constants of the plan are read, so the choice costs nothing.
+
+  Args:
+    plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are
+      not kept. Its adjacency must be 'zero_out'.
+    memory: Rows of the model's size that the noise may keep between steps.
+    workload: A `Workload`; None for prefix sums (SGD with a constant rate).
+    objective: 'mean', 'max' or 'last', the error to minimize.
+
+  Returns:
+    A plan whose epsilon is at most that of `plan`; its mechanism's `reason` has the errors.
+  """
+  target = plan.epsilon()
+  if plan.adjacency != 'zero_out' or plan.population_size is None or not 0 < target < math.inf:
+    raise ValueError(
+        'A plan can be chosen for zero_out adjacency, a public population and a finite epsilon. '
+        f'Received: adjacency={plan.adjacency!r}, population_size={plan.population_size}, '
+        f'epsilon={target}.')
+  most = min(int(plan.population_size // plan.batch_size), plan.steps)
+  schemes: list = [sampling_lib.CyclicPoisson(2**i) for i in range(most.bit_length())]
+  if float(plan.batch_size).is_integer():
+    schemes.append(sampling_lib.FixedOrder())
+  found = []
+  for scheme in schemes:
+    trial = dataclasses.replace(
+        plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
+        max_participations=None, noise_multiplier=1.0)
+    mechanism = choose(trial, memory=memory, workload=workload, objective=objective)
+    trial = dataclasses.replace(trial, mechanism=mechanism)
+    event = functools.partial(accounting.event, trial, plan.steps)
+    sigma = accounting.calibrate(event, target, plan.target_delta)
+    # Of the noise alone: what the sampling of C costs is in sigma.
+    error = sigma * getattr(mechanism, _ERRORS[objective])(plan.steps)
+    found.append((error, dataclasses.replace(trial, noise_multiplier=sigma)))
+  least, best = min(found, key=lambda pair: pair[0])
+  errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
+                     for error, one in found)
+  return dataclasses.replace(best, mechanism=best.mechanism.because(
+      f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
+      f'Tried: {errors}.'))

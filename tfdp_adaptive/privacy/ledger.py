@@ -169,7 +169,8 @@ class Ledger:
     if not self.guaranteed:
       return dp_accounting.NonPrivateDpEvent()
     relation = self.relation()
-    events = [accounting.event(entry.plan, entry.steps, neighbors=relation)
+    events = [accounting.event(entry.plan, entry.steps, neighbors=relation,
+                               composed=len(entries) > 1)
               for entry in entries if entry.plan is not None]
     if not events:
       return dp_accounting.NoOpDpEvent()

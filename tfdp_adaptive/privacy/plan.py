@@ -14,6 +14,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import coins as coins_lib
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import sampling as sampling_lib
@@ -210,13 +211,16 @@ class PrivacyPlan(ledger.Accounted):
     """
     return plan_checks.serves(self, rule)
 
-  def index_batches(self, size: Optional[int] = None, start_step: int = 0) -> Iterator[np.ndarray]:
+  def index_batches(self, size: Optional[int] = None, start_step: int = 0,
+                    coins: Any = None) -> Iterator[np.ndarray]:
     """Record indices of steps `start_step`, ..., `steps - 1`; drawn again at every call.
 
     Args:
       size: Number of records there are; must be `population_size` where the
         plan has one.
       start_step: Steps done so far, when a run is resumed.
+      coins: Path of the SECRET file that keeps the coins of one run, where those of a record
+        hang together: written when it begins, read when it goes on.
     """
     if start_step >= self.steps:
       raise ValueError(f'All {self.steps} steps of the plan are used up. '
@@ -230,18 +234,19 @@ class PrivacyPlan(ledger.Accounted):
           f'The plan is for population_size={self.population_size} records, and the data has '
           f'{size}. The sampling probability is a public constant of the plan: make the plan for '
           'this data, or pass the data it was made for (a tf.data set must be unbatched).')
-    return self.sampling.index_batches(self, size, start_step)
+    kept = () if self.sampling.coins else (coins_lib.of(self, coins),)
+    return self.sampling.index_batches(self, size, start_step, *kept)
 
   def batches(
       self, data: Any, *, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
-      pad_to: Optional[int] = None) -> tf.data.Dataset:
+      pad_to: Optional[int] = None, coins: Any = None) -> tf.data.Dataset:
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
     from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
     return batches.dataset(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
-        start_step=start_step, pad_to=pad_to)
+        start_step=start_step, pad_to=pad_to, coins=coins)
 
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,

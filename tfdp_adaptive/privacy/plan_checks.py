@@ -51,11 +51,8 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
         f'as many as the plan has. Received: steps={plan.steps}.')
   if plan.sampling.amplified and not plan.amplified:
     raise ValueError(
-        f'{scheme} amplifies privacy only for '
-        + ('independent noise; use CyclicPoisson with a banded mechanism, or FixedOrder.'
-           if not hasattr(plan.sampling, 'cycle') else
-           'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
-        + f' Received: mechanism={type(plan.mechanism).__name__} with '
+        f'{scheme} amplifies privacy only for {plan.sampling.amplifies}'
+        f' Received: mechanism={type(plan.mechanism).__name__} with '
         f'bands={plan.mechanism.bands}, sampling={plan.sampling!r}.')
   if plan.extra_releases and (plan.sampling.amplified or plan.mechanism.bands != 1):
     raise ValueError(

@@ -16,6 +16,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import version
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import meaning
+from tfdp_adaptive.privacy import monte_carlo
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -197,12 +198,16 @@ def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
   text = f'tfdp_adaptive {version.__version__}, dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
+  draws = getattr(plan.sampling, 'draws', 0)
   method = ('Renyi differential privacy' if accountant == 'rdp' else
+            f'{draws} draws of the privacy loss' if plan.amplified and draws else
             'privacy loss distributions' if plan.amplified else 'the exact Gaussian trade-off')
   if plan.amplified:
+    luck = (f' Epsilon and delta are upper bounds of confidence 1 - {monte_carlo.BETA:g}: the '
+            "guarantee holds unless the accountant's own draws were that unlucky." if draws else '')
     return text + (
-        f'{method}, of {plan.event(steps)}. Amplification by sampling is claimed; it holds only '
-        'if the batches were the ones this plan drew, and if nobody learns who was in them.')
+        f'{method}, of {plan.event(steps)}.{luck} Amplification by sampling is claimed; it holds '
+        'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
   sensitivity = accounting.total_sensitivity(plan, steps)
   distance = 'a multiple of' if plan.fixed_order and count > 1 else 'at least'

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models train on secret patterns of steps, stop anywhere, and go on with the same coins."""
+
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+
+keras = compat.keras
+
+
+def test_a_model_goes_on_in_the_middle_of_a_pattern(tmp_path):
+  plan = tfdp.PrivacyPlan(
+      population_size=60, batch_size=10, steps=8, l2_norm_clip=1.0, noise_multiplier=1.0,
+      target_delta=1e-3, sampling=tfdp.sampling.MinSeparation(3, draws=1000),
+      mechanism=tfdp.mechanisms.BandedToeplitz(3, 8))
+  x = np.arange(60, dtype=np.float32)[:, np.newaxis] / 60
+  model = tfdp.DPSequential([keras.layers.Input([1]), keras.layers.Dense(1)])
+  model.compile(tfdp.DPAdam(plan=plan), 'mse')
+  batches = lambda start: plan.batches((x, x), start_step=start, coins=tmp_path / 'coins')
+  model.fit(batches(0), steps_per_epoch=5, epochs=1, verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match='must go on where'):
+    model.fit(batches(2), steps_per_epoch=3, epochs=1, verbose=0)
+  model.fit(batches(5), steps_per_epoch=3, epochs=1, verbose=0)
+  assert model.optimizer.steps_done == 8
+  assert 'draws of the privacy loss' in model.ledger.statement()
+  assert model.ledger.epsilon() == plan.epsilon()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do records keep to a law of waiting: free, and then at least so many steps apart?
+
+Step by step, given all steps before it, how many records take part is a sum of two
+binomials: of those that never did, and of those that are free again. Each test combines
+the steps' p-values by Fisher's method, which is exact or errs towards no alarm.
+"""
+
+from typing import Any, Iterator, List, Sequence, Tuple
+
+import numpy as np
+from scipy import special
+from scipy import stats
+
+
+def tests(plan: Any, batches: Sequence[np.ndarray], population: int
+          ) -> Iterator[Tuple[str, float]]:
+  """(what, p-value) of batches against the waiting law of `plan.sampling`."""
+  bins = hasattr(plan.sampling, 'cycle')
+  least = plan.sampling.cycle if bins else plan.sampling.min_sep
+  free = 1.0 if bins else plan.sampling.free_probability(plan)
+  first = _first_step(least, free, len(batches))
+  left = 1 - np.concatenate([[0.0], np.cumsum(first)])
+  last = np.full(population, -1)
+  sizes, spreads, soonest = [], [], []
+  for step, batch in enumerate(batches):
+    never = int(np.sum(last < 0))
+    again = int(np.sum((last >= 0) & (step - last >= least)))
+    hazard = min(1.0, first[step] / left[step]) if left[step] > 1e-12 else 1.0
+    law = np.convolve(_binomial(never, hazard), _binomial(again, free))
+    sizes.append(_two_sided(law, len(batch)))
+    mean = law @ np.arange(len(law))
+    far = np.abs(np.arange(len(law)) - mean) <= abs(len(batch) - mean) + 1e-9
+    spreads.append(float(min(1.0, law[far].sum())))
+    due = (last >= 0) & (step - last == least)
+    soonest.append(_two_sided(_binomial(int(due.sum()), free), int(due[batch].sum())))
+    last[batch] = step
+  yield 'how many take part', _fisher(sizes)
+  yield 'sizes that vary too little', _fisher(spreads)
+  yield 'how many come again at once', _fisher(soonest)
+
+
+def _first_step(least: int, free: float, steps: int) -> np.ndarray:
+  """[steps] probabilities of a record's first step, in the stationary law."""
+  waiting = np.full(least, free)
+  waiting[0] = 1.0
+  waiting /= waiting.sum()
+  gaps = free * (1 - free)**np.arange(steps)
+  return np.convolve(waiting, gaps)[:steps]
+
+
+def _binomial(trials: int, chance: float) -> np.ndarray:
+  """[trials + 1] probabilities."""
+  k = np.arange(trials + 1)
+  ways = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
+  return np.exp(ways + special.xlogy(k, chance) + special.xlog1py(trials - k, -chance))
+
+
+def _two_sided(law: np.ndarray, value: int) -> float:
+  return float(min(1.0, 2 * min(law[:value + 1].sum(), law[value:].sum())))
+
+
+def _fisher(p_values: List[float]) -> float:
+  """Of all that can vary: the others are one."""
+  p_values = [p for p in p_values if p < 1] or [1.0]
+  with np.errstate(divide='ignore'):
+    return float(stats.chi2.sf(-2 * np.sum(np.log(p_values)), 2 * len(p_values)))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secret key of coins that hold for a whole run, and the file that keeps it.
+
+Where a record's steps hang together, a run that goes on in another process needs the
+coins that it began with. They belong to ONE run: two runs with the same coins do not
+compose. So a run that begins draws its own, and never takes those of a file.
+"""
+
+import json
+import os
+import pathlib
+import secrets
+from typing import Any, Optional, Union
+
+from tfdp_adaptive.privacy import marks
+
+_FORMAT, _VERSION = 'tfdp_adaptive.coins', 1
+_BITS = 256
+
+
+class Coins:
+  """The coins of one run of a plan.
+
+  Args:
+    plan: The `PrivacyPlan`.
+    path: Of the SECRET file that keeps the key; None keeps it in this object only.
+    replace: Whether a run that begins may replace a file: only where nothing of the run
+      that wrote it was or will be released.
+  """
+
+  def __init__(self, plan: Any, path: Union[str, 'os.PathLike[str]', None] = None,
+               replace: bool = False):
+    try:
+      self._path = None if path is None else pathlib.Path(path)
+    except TypeError as error:
+      raise ValueError('`coins` must be the path of a file, or None. '
+                       f'Received: coins={path!r}.') from error
+    self._plan, self._replace = plan, replace
+    self._key: Optional[int] = None
+
+  def key(self, start_step: int) -> int:
+    """The key of a run that goes on from `start_step`; drawn if that is its beginning."""
+    if self._plan.seed is not None:
+      return self._plan.seed
+    if self._key is None:
+      self._key = self._read(start_step) if start_step else self._begin()
+    return self._key
+
+  def _begin(self) -> int:
+    key = secrets.randbits(_BITS)
+    if self._path is not None:
+      content = json.dumps({'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
+                            'plan': marks.line(self._plan)}).encode()
+      flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if self._replace else os.O_EXCL)
+      try:
+        file = os.open(self._path, flags, 0o600)
+      except FileExistsError:
+        raise ValueError(
+            'The file of `coins` is there, so a run of its own has begun with them: coins of two '
+            'runs must differ. Go on with that run (`start_step=optimizer.steps_done`), give a new '
+            'file, or remove this one if nothing of its run was or will be released. Received: '
+            f'coins={str(self._path)!r}, start_step=0.') from None
+      try:
+        os.write(file, content)
+        os.fsync(file)
+      finally:
+        os.close(file)
+    return key
+
+  def _read(self, start_step: int) -> int:
+    if self._path is None:
+      raise ValueError(
+          f'{type(self._plan.sampling).__name__} draws secret coins for a whole run and cannot '
+          'resume without them. Give the same file when it begins and when it goes on: '
+          '`plan.batches(data, coins=PATH)`; or use adjacency="zero_out" with groups that are '
+          f'public and fixed. Received: start_step={start_step}, coins=None.')
+    wanted = f'The coins of a run that goes on must be the file it began with: {self._path}. '
+    try:
+      content = json.loads(self._path.read_text(encoding='utf-8'))
+      found, key = (content['format'], content['version']), content['key']
+      plan = tuple(content['plan'])
+      key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+      raise ValueError(f'{wanted}Received: {error!r}.') from error
+    if found != (_FORMAT, _VERSION) or key is None:
+      raise ValueError(f'{wanted}Received: {found[0]} of version {found[1]}.')
+    if plan != marks.line(self._plan):
+      raise ValueError(f'{wanted}Received: the coins of another plan.')
+    return key
+
+
+def of(plan: Any, coins: Any) -> Coins:
+  """`Coins` as they are; else those of a path or of nothing."""
+  return coins if isinstance(coins, Coins) else Coins(plan, coins)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilon and delta of one Gaussian mechanism: exact, and never below the truth."""
+
+import math
+
+import numpy as np
+from scipy import optimize
+from scipy import special
+
+
+def delta(noise_multiplier: float, target_epsilon: float) -> float:
+  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
+  if not noise_multiplier:
+    return 1.0
+  mu = 1 / noise_multiplier
+  first = special.log_ndtr(mu / 2 - target_epsilon / mu)
+  second = target_epsilon + special.log_ndtr(-mu / 2 - target_epsilon / mu)
+  if first == -math.inf:
+    return 0.0
+  share = -math.expm1(min(0.0, second - first))
+  # The logarithms are exact to a few units, of which `share` sees the difference.
+  rounding = 8 * np.finfo(np.float64).eps * (1 + abs(first) + mu + abs(target_epsilon))
+  return float(min(1.0, math.exp(first) * (share * (1 + rounding) + rounding)))
+
+
+def epsilon(noise_multiplier: float, target_delta: float) -> float:
+  """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
+  if not noise_multiplier:
+    return math.inf
+  gap = lambda e: delta(noise_multiplier, e) - target_delta
+  if gap(0.0) <= 0:
+    return 0.0
+  mu = 1 / noise_multiplier
+  upper = mu * (mu / 2 + math.sqrt(-2 * math.log(target_delta)))  # Phi(-x) <= exp(-x^2 / 2)
+  root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
+  return float(root * (1 + 1e-12))
