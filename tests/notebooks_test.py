@@ -2,6 +2,7 @@
 """Notebooks are whole, show what they computed, and run: without training, in full where slow."""
 
 import ast
+import base64
 import importlib.util
 import os
 import pathlib
@@ -78,6 +79,21 @@ def test_notebook_is_whole(path):
   assert '%pip install' in code[0].source and "find_spec('tfdp_adaptive')" in code[0].source
   (parameters,) = [cell for cell in code if 'parameters' in cell.metadata.get('tags', ())]
   assert assigned(notebook.metadata['tfdp']['short']) <= assigned(parameters.source)
+
+
+@pytest.mark.parametrize(
+    'path', [path for path in PATHS if not path.stem.startswith('4')], ids=lambda path: path.stem)
+def test_notebook_shows_what_it_computed(path):
+  _, code = read(path)
+  assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+  outputs = [output for cell in code for output in cell.outputs]
+  assert all(output.output_type in ('stream', 'display_data') for output in outputs)
+  assert not any(output.get('name') == 'stderr' for output in outputs)
+  pictures = [base64.b64decode(output.data['image/png']) for output in outputs
+              if 'image/png' in output.get('data', {})]
+  assert pictures and max(map(len, pictures)) < 80_000
+  said = ''.join(output.get('text', '') for output in outputs)
+  assert said and not re.search(r'/(home|root|tmp|work|usr)/', said)
 
 
 @pytest.mark.parametrize('path', HERE, ids=lambda path: path.stem)
