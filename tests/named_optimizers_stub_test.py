@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stub from which editors know the arguments of the named optimizers.
+
+Their classes are made at run time, from the factories of rules; type checkers and editors
+read `named_optimizers.pyi` instead. `python tests/named_optimizers_stub_test.py` writes it.
+"""
+
+import ast
+import inspect
+import pathlib
+import re
+import textwrap
+
+PACKAGE = pathlib.Path(__file__).parent.parent / 'tfdp_adaptive'
+ADAPTER = PACKAGE / 'keras_adapter'
+STUB = ADAPTER / 'named_optimizers.pyi'
+IMPORTS = {  # The names that annotations may use.
+    'npt': 'import numpy.typing as npt',
+    'mechanisms': 'from tfdp_adaptive import mechanisms',
+    'trees': 'from tfdp_adaptive import trees',
+    'optimizer_lib': 'from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib',
+    'plan_lib': 'from tfdp_adaptive.privacy import plan as plan_lib',
+    'constraints': 'from tfdp_adaptive.rules import constraints',
+}
+ABSOLUTE = ('adaptive_l2_norm_clip', 'adaptive_learning_rate')  # Of the delayed ones.
+OPENING = '''# SPDX-License-Identifier: Apache-2.0
+# Written by `python tests/named_optimizers_stub_test.py`.
+
+'''
+BASE = '''class NamedOptimizer(optimizer_lib.DPOptimizer):
+  factory: Any
+  def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None: ...'''
+
+
+def functions(path):
+  return {node.name: node for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
+          if isinstance(node, ast.FunctionDef)}
+
+
+def parameters(function):
+  """{name: as it is written there, with type and default}."""
+  arguments = function.args
+  positional = arguments.args
+  defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+  pairs = [*zip(positional, defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
+  found = {}
+  for argument, default in pairs:
+    if argument.arg not in ('self', 'rule'):
+      text = ast.unparse(argument)
+      found[argument.arg] = text if default is None else f'{text} = {ast.unparse(default)}'
+  return found
+
+
+def classes():
+  """{name: (factory's name, whether it is delayed)} in their order."""
+  for node in ast.parse((ADAPTER / 'named_optimizers.py').read_text(encoding='utf-8')).body:
+    if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith('_class('):
+      name, factory = node.value.args
+      yield name.value, factory.attr, bool(node.value.keywords)
+
+
+def stub():
+  factories = {}
+  for path in sorted((PACKAGE / 'rules').glob('*.py')):
+    factories.update(functions(path))
+  own = parameters(functions(ADAPTER / 'optimizer.py')['__init__'])
+  parts = [BASE]
+  for name, factory, delayed in classes():
+    extra = {each: f'{each}: Optional[float] = None' for each in ABSOLUTE if delayed}
+    mine = {**parameters(factories[factory]), **extra}
+    rest = {key: text for key, text in own.items() if key != 'learning_rate' and key not in mine}
+    texts = ['self', own['learning_rate'], '*', *mine.values(), *rest.values(), '**kwargs: Any']
+    lines = textwrap.wrap(
+        ', '.join(text.replace(' ', '\0') for text in texts), 94, break_long_words=False,
+        break_on_hyphens=False)
+    body = '\n'.join(f'      {line}' for line in lines).replace('\0', ' ')
+    parts.append(f'class {name}(NamedOptimizer):\n  def __init__(\n{body}) -> None: ...')
+  text = '\n\n'.join(parts)
+  types = [name for name in ('Any', 'Dict', 'Optional', 'Tuple', 'Union')
+           if re.search(rf'\b{name}\b', text)]
+  used = [line for name, line in IMPORTS.items() if re.search(rf'\b{name}\.', text)]
+  blocks = (f'from typing import {", ".join(types)}',
+            '\n'.join(line for line in used if 'numpy' in line),
+            '\n'.join(line for line in used if 'numpy' not in line), text)
+  return OPENING + '\n\n'.join(blocks) + '\n'
+
+
+def test_the_stub_is_what_the_sources_say():
+  assert STUB.read_text(encoding='utf-8') == stub(), (
+      'Run `python tests/named_optimizers_stub_test.py`.')
+
+
+def test_the_stub_shows_the_arguments_that_there_are():
+  import tfdp_adaptive as tfdp
+  found = {node.name: node.body[0].args for node in ast.parse(stub()).body
+           if isinstance(node, ast.ClassDef) and node.name != 'NamedOptimizer'}
+  public = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
+  assert set(found) == public and len(public) > 20
+  for name, arguments in found.items():
+    shown = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs + [arguments.kwarg]]
+    assert shown == list(inspect.signature(getattr(tfdp, name)).parameters), name
+
+
+if __name__ == '__main__':
+  STUB.write_text(stub(), encoding='utf-8')
