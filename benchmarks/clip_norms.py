@@ -37,7 +37,8 @@ VARIANTS = {
     'hard': {}, 'auto_v': dict(clipping='auto_v'), 'auto_s': dict(clipping='auto_s'),
     'psac': dict(clipping='psac'), 'tanh': dict(clipping='tanh'),
     'quantile_clip': dict(quantile_clip=0.5), 'slack_clip': dict(slack_clip=0.5),
-    'low_pass': dict(rule='low_pass'), 'denoised': dict(rule='denoised')}
+    'groups': dict(groups='layer'), 'low_pass': dict(rule='low_pass'),
+    'denoised': dict(rule='denoised')}
 
 
 def network(width):
@@ -102,6 +103,7 @@ RUNS = [  # title, class, arguments, clip norms, learning rates times the clip n
     ('auto_v', 'DPSGD', dict(clipping='auto_v'), (1.0,), (1.0, 4.0)),
     ('psac', 'DPSGD', dict(clipping='psac'), (1.0,), (1.0, 4.0)),
     ('tanh', 'DPSGD', dict(clipping='tanh'), (1.0,), (1.0, 4.0)),
+    ('groups', 'DPSGD', dict(groups='layer'), (0.1, 1.0), (1.0, 4.0)),
     ('hard', 'DPAdam', {}, (0.1, 10.0), (None,)),
     ('quantile_clip', 'DPAdam', dict(quantile_clip=0.5), (0.1, 10.0), (None,)),
     ('slack_clip', 'DPAdam', dict(slack_clip=0.5), (0.1, 10.0), (None,)),

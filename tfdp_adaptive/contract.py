@@ -123,6 +123,14 @@ class Ask(NamedTuple):
   second: Optional[Statistic] = None
   weight: Weight = Weight()  # Of the projection 'rescale'.
   rider: Optional[Rider] = None
+  groups: Tuple[int, ...] = ()  # Of each leaf, from 0: clipped by themselves; () is one group.
+
+
+class Groups(NamedTuple):
+  """The geometry of an ask with groups: group k is clipped as `scale_k * g_k`."""
+
+  scale: tf.Tensor  # [K] > 0.
+  clip: tf.Tensor  # [K] clip norms over that of the ask; their squares add up to one at most.
 
 
 class Query(NamedTuple):
@@ -131,6 +139,7 @@ class Query(NamedTuple):
   scale: Tree = ()  # s_t > 0: records are clipped and noised as s_t * g.
   relative_clip: Scalar = 1.0  # [] times `l2_norm_clip`, in scaled units.
   share: Scalar = 1.0  # [] of the step's privacy budget; 0 = not asked now.
+  groups: Tree = ()  # `Groups`, for an ask that has some.
 
 
 Queries = Tuple[Query, ...]  # One per ask, as are sums and releases.

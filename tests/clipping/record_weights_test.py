@@ -146,7 +146,7 @@ def test_steps_that_cancel_are_not_brought_up(scaled):
 
 
 @pytest.mark.parametrize('clipping', ['soft', ('auto_s', 0.0), ('tanh', 1.0), ('p_norm', 0.5),
-                                      ('psac', 0.1, 0.2)])
+                                      ('psac', 0.1, 0.2), None, (), {'auto_s': 1.0}, 2.0])
 def test_what_is_no_weight_is_refused(clipping):
   with pytest.raises(ValueError, match='clipping'):
     tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping=clipping)

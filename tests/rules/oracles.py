@@ -115,6 +115,29 @@ def denoised_adam_bc(kappa, b1, b2, floor):
   return solve
 
 
+def grouped_adam_bc(cut, norms, b1, b2, floor):
+  """Two groups, each with its clip norm in raw units and its noise, optimally split."""
+  def solve(p):
+    sizes = np.array([cut, len(p.theta) - cut])
+    raw = p.clip * np.array(norms) / np.linalg.norm(norms)
+    share = raw * np.sqrt(sizes) / np.sum(raw * np.sqrt(sizes))
+    std = np.repeat(p.factor * p.sigma * raw / np.sqrt(share) / p.divisor, sizes)
+    gs = []
+
+    def step(theta, t):
+      records = p.gradients(theta, t)
+      total = np.concatenate([
+          clipped_sum(records[:, :cut], raw[0]), clipped_sum(records[:, cut:], raw[1])])
+      gs.append(total / p.divisor + std * p.z[t])
+      normal = 1 - b2**(t + 1)
+      clean = average(np.square(gs), b2) / normal - std**2
+      mu = average(gs, b1) / (1 - b1**(t + 1))
+      return theta - p.rate * mu / np.sqrt(np.maximum(clean, floor**2))
+
+    return iterate(p, step)
+  return solve
+
+
 def low_pass_sgd(b, a):
   def solve(p):
     gs = []

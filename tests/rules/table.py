@@ -58,6 +58,9 @@ RULES = (
     Case('denoised-dp_adam_bc', lambda: privatizer.bound(rules.denoised(
         rules.dp_adam_bc(0.8, 0.9, 0.05), 0.7)), oracles.denoised_adam_bc(0.7, 0.8, 0.9, 0.05),
          {}, 1e-5),
+    Case('grouped-dp_adam_bc', lambda: rules.grouped(
+        rules.dp_adam_bc(0.8, 0.9, 0.05), (0, 1), norms=(1.0, 3.0)),
+         oracles.grouped_adam_bc(2, (1.0, 3.0), 0.8, 0.9, 0.05), dict(adjacency='replace')),
     Case('dp_adagrad', lambda: rules.dp_adagrad(0.1, 0.0), oracles.adagrad(0.1, 0.0)),
     Case('dp_rmsprop', lambda: rules.dp_rmsprop(0.8), oracles.rmsprop(0.8, 1e-8)),
     Case('dp_yogi', lambda: rules.dp_yogi(0.8, 0.9), oracles.yogi(0.8, 0.9, 1e-3, 1e-6)),

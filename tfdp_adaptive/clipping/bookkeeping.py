@@ -20,6 +20,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import groups
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import protocol
@@ -75,19 +76,25 @@ def engine(
   _check_asks(asks)
   variables = model.trainable_variables
   per_variable, outputs, losses = factors_of(model, loss, batch)
-  scales = [_per_variable(query.scale, variables) for query in queries]
-  norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in asks]
-  for factor, *of_asks in zip(per_variable, *scales):
+  parts = groups.parts(asks, queries, clips, len(variables))
+  scales = [[scale if i in part.leaves else None for i, scale in enumerate(
+      _per_variable(queries[part.ask].scale, variables))] for part in parts]
+  norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in parts]
+  for i, factor in enumerate(per_variable):
     if factor is not None:
-      norms = [a + b for a, b in zip(norms, factor.squared_norms(of_asks))]
+      mine = [p for p, part in enumerate(parts) if i in part.leaves]
+      for p, square in zip(mine, factor.squared_norms([scales[p][i] for p in mine])):
+        norms[p] += square
   norms = [tf.sqrt(norm) for norm in norms]
   norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
-  weights = [_weight(ask.weight, norm, clip, batch.mask) for ask, norm, clip in zip(
-      asks, overflow.charged(asks, norms, per_variable, sizes, scales), clips)]
+  weights = _weights(asks, parts, overflow.charged(
+      tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), batch.mask)
+  norms = _of_asks(asks, parts, norms)
   sums = tuple(
       one._replace(rider=_rider(ask.rider, norm, clip, batch.mask, variables))
       for one, ask, norm, clip in zip(
-          _sums(variables, per_variable, asks, scales, weights, sizes), asks, norms, clips))
+          _sums(variables, per_variable, asks, queries, parts, weights, sizes), asks, norms,
+          clips))
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -134,11 +141,35 @@ def terms(records: Any, proven: Any, cotangents: Sequence[Any]) -> Dict[Any, pro
   return per_variable
 
 
-def _weight(
-    weight: contract.Weight, norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-  """[n] weights of the records; zero for padding and where the norm is not finite."""
-  factor = weights_lib.factor(weight, norm, tf.cast(clip, norm.dtype))
-  return tf.where(tf.math.is_finite(norm) & mask, factor, tf.zeros_like(norm))
+def _weights(
+    asks: Tuple[contract.Ask, ...], parts: Tuple[groups.Part, ...], norms: Any,
+    mask: tf.Tensor) -> List[tf.Tensor]:
+  """[n] per part: weights of the records, times the part's scale.
+
+  Zero for padding and where a norm is not finite, be it that of another group.
+  """
+  finite = [mask for _ in asks]
+  for part, norm in zip(parts, norms):
+    finite[part.ask] &= tf.math.is_finite(norm)
+  weights = []
+  for part, norm in zip(parts, norms):
+    scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
+    factor = weights_lib.factor(
+        asks[part.ask].weight, norm * scale, tf.cast(part.clip, norm.dtype))
+    weights.append(tf.where(finite[part.ask], factor * scale, tf.zeros_like(norm)))
+  return weights
+
+
+def _of_asks(
+    asks: Tuple[contract.Ask, ...], parts: Tuple[groups.Part, ...],
+    norms: Any) -> List[tf.Tensor]:
+  """One norm per ask, over its groups."""
+  squares: List[List[tf.Tensor]] = [[] for _ in asks]
+  for part, norm in zip(parts, norms):
+    scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
+    squares[part.ask].append(norm * scale)
+  return [mine[0] if len(mine) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in mine]))
+          for mine in squares]
 
 
 def _rider(
@@ -155,18 +186,20 @@ def _rider(
 
 def _sums(
     variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
-    asks: Tuple[contract.Ask, ...], scales: Any, weights: Any,
-    sizes: Any) -> Tuple[contract.Sums, ...]:
+    asks: Tuple[contract.Ask, ...], queries: contract.Queries, parts: Tuple[groups.Part, ...],
+    weights: Any, sizes: Any) -> Tuple[contract.Sums, ...]:
   """One `contract.Sums` per ask, scaled."""
   totals: List[List[tf.Tensor]] = [[] for _ in asks]
   squares: List[List[tf.Tensor]] = [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  for variable, factor, size, *of_asks in zip(variables, per_variable, sizes, *scales):
+  scales = [_per_variable(query.scale, variables) for query in queries]
+  for k, (variable, factor, size) in enumerate(zip(variables, per_variable, sizes)):
+    of_asks = [scale[k] for scale in scales]
     if factor is None:
       zeros = tf.zeros(variable.shape, trees.wide(tf.as_dtype(variable.dtype)))
       mine, of_squares = [zeros] * len(asks), [zeros] * len(squared)
     else:
-      sized = [weight * size for weight in weights]
+      sized = [weight * size for weight, part in zip(weights, parts) if k in part.leaves]
       mine = [total if trees.absent(scale) else scale * total
               for total, scale in zip(factor.weighted_sums(sized), of_asks)]
       of_squares = factor.squared_sums(

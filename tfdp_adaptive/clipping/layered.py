@@ -30,29 +30,36 @@ def engine(
   per_variable, outputs, losses = bookkeeping.factors_of(model, loss, batch)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
-  whole = tf.TensorSpec([sum(spec.shape.num_elements() for spec in specs)], specs[0].dtype)
-  request = request._replace(queries=tuple(
-      query if trees.absent(query.scale) else query._replace(
-          scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
-      for query in request.queries))
+  # Groups are of variables, though.
+  size = sum(spec.shape.num_elements() for spec in specs)
+  join = not any(ask.groups for ask in request.asks)
+  whole = tf.TensorSpec([size], specs[0].dtype) if join else specs
+  if join:
+    request = request._replace(queries=tuple(
+        query if trees.absent(query.scale) else query._replace(
+            scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
+        for query in request.queries))
   n, parts = blocks.cut(
-      blocks.tensors(tuple(per_variable)) + [batch.mask], whole.shape[0], RECORD_BYTES)
+      blocks.tensors(tuple(per_variable)) + [batch.mask], size, RECORD_BYTES)
   count = tf.shape(parts[-1])[0]
 
   def body(i: tf.Tensor, sums: Any, arrays: Any) -> Tuple[Any, ...]:
     *values, mask = [t[i] for t in parts]
-    gradients = _joined(_gradients(specs, blocks.rebuilt(tuple(per_variable), values), mask))
+    gradients = _gradients(specs, blocks.rebuilt(tuple(per_variable), values), mask)
+    gradients = _joined(gradients) if join else gradients
     more, norms = materialized.sum_records(request, gradients, mask)
     return (i + 1, interface.add_sums(sums, more),
             [array.write(i, norm) for array, norm in zip(arrays, norms)])
 
   sums = tuple(interface.zero_sums(ask, whole) for ask in request.asks)
-  arrays = [tf.TensorArray(whole.dtype, count, element_shape=[parts[-1].shape[1]])
+  arrays = [tf.TensorArray(specs[0].dtype, count, element_shape=[parts[-1].shape[1]])
             for _ in request.asks]
   _, sums, arrays = tf.while_loop(
       lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
       maximum_iterations=count)
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
+  if not join:
+    return interface.Clipped(sums, outputs, losses, norms)
   sums = tuple(each._replace(total=_divided(each.total, specs),
                              square=_divided(each.square, specs)) for each in sums)
   return interface.Clipped(sums, outputs, losses, norms)

@@ -26,7 +26,7 @@ def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, 
   Args:
     norms: One [n] per ask, from the factors.
     per_variable: The factor of every variable, or None.
-    scales: For every ask, the scale of every variable.
+    scales: For every norm, the scale of every variable; None for one that it is not of.
 
   Returns:
     `(norms, per_variable, sizes)`: norms that are not finite where a record counts as none;
@@ -86,7 +86,7 @@ def charged(
   peaks = {i: per_variable[i].unit()[1] * sizes[i] for i in present}
   result = []
   for norm, of_ask, grows in zip(norms, scales, growing):
-    for i in present if grows else ():
+    for i in [i for i in present if of_ask[i] is not None] if grows else ():
       rounding = _rounding(per_variable[i]) * protocol.numbers(per_variable[i].shape)**0.5
       smallest = 1.0 if trees.absent(of_ask[i]) else protocol.wide(tf.reduce_min(of_ask[i]))
       norm = tf.maximum(norm, rounding * smallest * peaks[i])
@@ -117,6 +117,9 @@ def _parts(units: Any, sizes: Any, scales: Any) -> tf.Tensor:
   """
   parts = []
   for factor, size, scale in zip(units, sizes, scales):
+    if scale is None:
+      parts.append(tf.zeros_like(size))
+      continue
     rounding = 1.0
     if not trees.absent(scale):
       top = tf.reduce_max(scale)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import groups
 from tfdp_adaptive.clipping import weights
 
 
@@ -96,7 +97,10 @@ def project_record(
   Returns:
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
-  if ask.projection == 'euclidean':
+  if ask.groups:
+    total = groups.clipped(ask, query, clip_norm, _scaled(query, gradient),
+                           lambda leaves, bound: clip(leaves, bound, ask.weight))
+  elif ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
   elif ask.projection != 'rescale':
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "

@@ -2,6 +2,7 @@
 """Arguments of private optimizers: what is required, what is refused, how they are saved."""
 
 import inspect
+import numbers
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.rules import groups as groups_lib
 
 
 def check_rule(rule: Any) -> None:
@@ -43,6 +45,37 @@ def check_choices(
   if kwargs.get('use_ema') and average_iterates:
     raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one. '
                      'Received: average_iterates=True, use_ema=True.')
+
+
+def check_groups(groups: Any, rule: contract.Rule) -> None:
+  """Refuses what names no groups of variables, before there are any variables."""
+  if groups is None:
+    return
+  named = groups.get('groups') if isinstance(groups, dict) else groups
+  whole = isinstance(named, (list, tuple)) and all(
+      isinstance(group, numbers.Integral) and int(group) >= 0 for group in named)
+  if not (named in ('layer', 'variable') if isinstance(named, str) else whole and named):
+    raise ValueError("`groups` must be None, 'layer', 'variable', the group of every variable, or "
+                     'a dictionary of the arguments of `tfdp.rules.grouped`. '
+                     f'Received: groups={groups!r}.')
+  if any(ask.rider is not None for ask in rule.asks):
+    raise ValueError('`groups` have fixed clip norms: leave `quantile_clip` and `slack_clip` out. '
+                     f'Received: groups={groups!r}, rule={rule.name}.')
+
+
+def grouped(rule: contract.Rule, groups: Any, variables: Any) -> contract.Rule:
+  """The rule on gradients clipped in groups of these variables; see `check_groups`."""
+  if groups is None:
+    return rule
+  arguments = dict(groups) if isinstance(groups, dict) else {'groups': groups}
+  if isinstance(arguments['groups'], str):
+    names = [str(i) for i in range(len(variables))]
+    if arguments['groups'] == 'layer':
+      names = [getattr(v, 'path', v.name).rpartition('/')[0] or str(i)
+               for i, v in enumerate(variables)]
+    first = list(dict.fromkeys(names))
+    arguments['groups'] = tuple(first.index(name) for name in names)
+  return groups_lib.grouped(rule, **arguments)
 
 
 def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optional[str]) -> None:

@@ -46,6 +46,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
     config.update(self._hidden.private, clipping=arguments.to_config(self.clipping),
                   quantile_clip=self.quantile_clip, slack_clip=self.slack_clip,
+                  groups=self.groups,
                   accumulation_steps=self.accumulation_steps,
                   memory_budget=self.memory_budget, engine=self.engine,
                   average_iterates=self.average_iterates, own_sampler=self.own_sampler,

@@ -63,6 +63,9 @@ class DPOptimizer(guard.GuardedOptimizer):
       What it needs is part of the same release and of its cost.
     slack_clip: The same, from the slack below the clip norm, which costs nothing at all;
       see `tfdp.rules.slack_clip`.
+    groups: Clip groups of variables by themselves, with the split of the noise that adds
+      the least: 'layer', 'variable', a group for every variable, or a dictionary of the
+      arguments of `tfdp.rules.grouped`.
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
     memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk
@@ -100,6 +103,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
       clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -110,6 +114,7 @@ class DPOptimizer(guard.GuardedOptimizer):
         record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
         *((batch_size, noise_multiplier) if plan is None else
           (plan.batch_size, plan.noise_multiplier)))
+    arguments.check_groups(groups, rule)
     arguments.check_choices(
         rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
@@ -118,11 +123,12 @@ class DPOptimizer(guard.GuardedOptimizer):
     rule = privatizer_lib.bound(rule, private['mechanism'])
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None,
-                           update=fusion.one_pass(rule.update) if rule.elementwise else rule.update,
+    self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None, update=None,
                            privatizer=None, state=None, average=None, public_data=None,
                            run=None, moved=())
+    self._take_rule(rule)
     self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
+    self.groups = groups
     self.average_iterates = average_iterates
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics
@@ -230,6 +236,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       return
     super().build(var_list)
     with tf.init_scope():
+      self._take_rule(arguments.grouped(self.rule, self.groups, var_list))
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in var_list]
       privatizer = privatizer_lib.Privatizer(
           self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
@@ -250,6 +257,10 @@ class DPOptimizer(guard.GuardedOptimizer):
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     compat.mark_built(self)
+
+  def _take_rule(self, rule: contract.Rule) -> None:
+    self._hidden.rule = rule
+    self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
 
   def _warn_of_regimes(self, specs: Any) -> None:
     noise_std = self.noise_multiplier * contract.mean_sensitivity(

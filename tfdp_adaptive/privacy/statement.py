@@ -187,6 +187,9 @@ def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str
     if weights:
       text += (f' A record is weighted by a function of its norm, {", ".join(weights)}, '
                'which leaves it at most the clip norm.')
+    if any(ask.groups for ask in rule.asks):
+      text += (' Groups of variables are clipped by themselves; the squares of their clip norms '
+               'add up to that of the clip norm.')
     if any(ask.rider is not None for ask in rule.asks):
       text += (' The clip norm given is the first; it follows noised statistics of the norms of '
                'records, which are part of the same release and of its cost.')

@@ -41,6 +41,7 @@ class Params(NamedTuple):
 
   scales: Any  # Tree per ask, or ().
   clips: Any  # [] absolute clip norm per ask, in scaled units.
+  groups: Any = ()  # `contract.Groups` per ask, or ().
 
 
 def check_rule(rule: contract.Rule) -> None:
@@ -142,7 +143,8 @@ class RuleQuery(query_base.SumAggregationDPQuery):
 
   def derive_sample_params(self, global_state: State) -> Params:
     queries = self._rule.query(global_state.rule, ())
-    return Params(tuple(query.scale for query in queries), self._privatizer.resolve(queries))
+    return Params(tuple(query.scale for query in queries), self._privatizer.resolve(queries),
+                  tuple(query.groups for query in queries))
 
   def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # The sums' own structure, which a record does not have.
@@ -152,8 +154,10 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     tf.nest.assert_same_structure(record, self._specs)
     record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
-        projection.project_record(ask, contract.Query(scale), clip, record, alone=True)
-        for ask, scale, clip in zip(self._rule.asks, params.scales, params.clips))
+        projection.project_record(
+            ask, contract.Query(scale, groups=groups), clip, record, alone=True)
+        for ask, scale, clip, groups in zip(
+            self._rule.asks, params.scales, params.clips, params.groups))
 
   def get_noised_result(
       self, sample_state: trees.Tree,

@@ -21,6 +21,7 @@ from tfdp_adaptive.rules.ellipsoids import pasan_ellipsoid as pasan_ellipsoid
 from tfdp_adaptive.rules.following_clip import quantile_clip as quantile_clip
 from tfdp_adaptive.rules.following_clip import slack_buckets as slack_buckets
 from tfdp_adaptive.rules.following_clip import slack_clip as slack_clip
+from tfdp_adaptive.rules.groups import grouped as grouped
 from tfdp_adaptive.rules.independent_moments import dp_adagrad_ime as dp_adagrad_ime
 from tfdp_adaptive.rules.independent_moments import dp_adam_ime as dp_adam_ime
 from tfdp_adaptive.rules.joint_moments import dp_adam_jme as dp_adam_jme

@@ -21,8 +21,8 @@ def weight(clipping: Any) -> contract.Weight:
   Raises:
     ValueError: If it is none of these.
   """
-  kind, *constants = (clipping,) if isinstance(clipping, str) else tuple(clipping)
-  if kind not in KINDS or len(constants) > 1:
+  kind, *constants = clipping if isinstance(clipping, (list, tuple)) and clipping else (clipping,)
+  if not isinstance(kind, str) or kind not in KINDS or len(constants) > 1:
     raise ValueError(f'`clipping` must be one of {tuple(KINDS)}, or a pair such as '
                      f"('auto_s', 0.05). Received: clipping={clipping!r}.")
   default = KINDS[kind]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that are clipped in groups: each group of a record by itself.
+
+Group k of a record has at most the norm c_k, and the squares of these add up to that of
+the clip norm, so that the whole record has at most the clip norm: noise and cost are
+those of one group.
+"""
+
+from typing import Any, Callable, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+
+
+class Part(NamedTuple):
+  """What is clipped by one norm: a group of an ask, or all of it."""
+
+  ask: int
+  leaves: Tuple[int, ...]
+  scale: Any  # [] that the group is multiplied by, or () for one.
+  clip: Any  # [] its clip norm.
+
+
+def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[Any, Any]:
+  """`(scale, absolute clip norm)`, [K] each.
+
+  Whatever a rule asks for, the squares of the clip norms add up to that of `clip_norm` at most.
+  """
+  relative = tf.convert_to_tensor(query.groups.clip)
+  relative = tf.maximum(relative, tf.zeros_like(relative))
+  whole = tf.maximum(tf.norm(relative), tf.ones([], relative.dtype))
+  return tf.convert_to_tensor(query.groups.scale), tf.cast(clip_norm, relative.dtype) * (
+      relative / whole)
+
+
+def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tuple[Any, ...],
+          count: int) -> Tuple[Part, ...]:
+  """All that is clipped by one norm, of records of `count` leaves."""
+  found = []
+  for i, (ask, query, clip) in enumerate(zip(asks, queries, clips)):
+    if not ask.groups:
+      found.append(Part(i, tuple(range(count)), (), clip))
+      continue
+    members = of_leaves(ask.groups, count)
+    scale, absolute = bounds(query, clip)
+    found += [Part(i, leaves, scale[k], absolute[k]) for k, leaves in enumerate(members)]
+  return tuple(found)
+
+
+def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:
+  """The leaves of every group; raises unless each leaf has one, counted from zero."""
+  if len(groups) != count or sorted(set(groups)) != list(range(max(groups, default=0) + 1)):
+    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
+                     f'Received: groups={groups} for {count} variables.')
+  return tuple(tuple(i for i, group in enumerate(groups) if group == k)
+               for k in range(max(groups) + 1))
+
+
+def clipped(ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, tree: trees.Tree,
+            clip: Callable[..., Any]) -> trees.Tree:
+  """One scaled record, its groups multiplied by their scale and clipped by `clip(leaves, norm)`.
+
+  It is nothing where any of it is not finite, even if other groups are.
+  """
+  leaves = tf.nest.flatten(tree)
+  members = of_leaves(ask.groups, len(leaves))
+  scale, absolute = bounds(query, clip_norm)
+  result = list(leaves)
+  for k, group in enumerate(members):
+    mine = [tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group]
+    for i, leaf in zip(group, clip(mine, tf.cast(absolute[k], mine[0].dtype))):
+      result[i] = leaf
+  finite = tf.reduce_all(tf.stack([
+      tf.reduce_all(tf.math.is_finite(tf.cast(scale[k], leaves[i].dtype) * leaves[i]))
+      for k, group in enumerate(members) for i in group]))
+  return trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)),
+                   tf.nest.pack_sequence_as(tree, result))
