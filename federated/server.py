@@ -121,6 +121,7 @@ class Server:
     bare = rule._replace(project=None)  # The server, unlike a DPQuery, has the parameters.
     self.query = queries.RuleQuery(
         bare if quantile_clip is None else _with_factor(bare), specs, seed=seed,
+        max_participations=plan.participation()[1],
         **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
     self._within, self._metrics = (
         side and privatizer.Privatizer(

@@ -181,6 +181,27 @@ def test_class_weight_under_a_plan_says_what_to_do():
 
 
 @pytest.mark.pitfall(
+    'Several steps per execution run more steps than `fit` counted.',
+    severity='critical', stops='the step counts, and looks for the mark of each')
+@pytest.mark.parametrize('several', [2, 4])  # Of six steps: all, and not all, in whole executions.
+def test_several_steps_per_execution(several):
+  plan = make_plan(sampling=tfdp.sampling.FixedOrder())
+  model = make_model(plan)
+  model.compile(model.optimizer, loss='mse', steps_per_execution=several)
+  with pytest.raises(tfdp.PrivacyError, match='covers 6 steps'):
+    model.fit(plan.batches((X, Y)), epochs=2, verbose=0)
+  model.fit(plan.batches((X, Y)), verbose=0)
+  done = model.optimizer.steps_done
+  assert done == 6 if several == 2 else 4 <= done <= 6
+  model = make_model(plan)
+  model.compile(model.optimizer, loss='mse', steps_per_execution=several)
+  before = weights_of(model)
+  with pytest.raises(REFUSED):
+    model.fit(plan.batches((X, Y)), steps_per_epoch=1, epochs=7, verbose=0)
+  np.testing.assert_array_equal(weights_of(model), before)
+
+
+@pytest.mark.pitfall(
     'A loop of one\'s own calls a lower method of the optimizer (`update_step`).',
     severity='critical', stops='PrivacyError; no weight moves')
 def test_gradients_of_ones_own_never_reach_the_weights():

@@ -240,9 +240,20 @@ def test_events():
 def test_a_rule_that_releases_the_past_has_no_event_of_one_round():
   for relative_noise in (1.0, 5.0):
     rule = rules.noisy_adagrad(participations=1, diagonal=True, relative_noise=relative_noise)
-    event = make_query(rule).event
+    event = make_query(rule, max_participations=1).event
     assert event == dp_accounting.UnsupportedDpEvent()
     assert not dp_accounting.pld.PLDAccountant().supports(event)
+
+
+@pytest.mark.pitfall(
+    'A query\'s rule is made for fewer participations than a record has.',
+    severity='critical', stops='ValueError, unless a plan or the caller says how many there are')
+@pytest.mark.parametrize('most', [None, 3])
+def test_participations_must_be_known(most):
+  rule = rules.noisy_adagrad(participations=2, diagonal=True)
+  with pytest.raises(ValueError, match=f'of at most 2.*max_participations={most}'):
+    make_query(rule, max_participations=most)
+  make_query(rule, max_participations=2)
 
 
 def test_rules_that_need_the_parameters_are_refused():

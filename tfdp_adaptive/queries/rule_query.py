@@ -54,6 +54,17 @@ def check_rule(rule: contract.Rule) -> None:
                      f'Received: rule={rule.name!r}.')
 
 
+def _check_participations(rule: contract.Rule, most: Optional[int]) -> None:
+  """Raises where the noise of a rule is made for fewer participations than a record has."""
+  made_for = [ask.second.participations for ask in rule.asks
+              if ask.second is not None and ask.second.participations]
+  if made_for and (most is None or min(made_for) < most):
+    raise ValueError(
+        f'`plan`, or `max_participations` of at most {min(made_for)}, must be given: the noise of '
+        f'{rule.name} is made for that many participations of a record. '
+        f'Received: plan=None, max_participations={most}.')
+
+
 class RuleQuery(query_base.SumAggregationDPQuery):
   """The DPQuery of a rule: its result is the rule's direction, to be descended.
 
@@ -80,6 +91,8 @@ class RuleQuery(query_base.SumAggregationDPQuery):
     steps: Number of rounds accounted for; None for no limit.
     seed: For tests only: fixed noise protects nobody.
     allow_non_private: Accept a rule that releases a statistic without noise.
+    max_participations: Without a plan, how often a record takes part at most: your word, for
+      rules whose noise depends on it.
   """
 
   def __init__(
@@ -88,7 +101,8 @@ class RuleQuery(query_base.SumAggregationDPQuery):
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = 'hard',
       quantile_clip: Any = None, slack_clip: Any = None, steps: Optional[int] = None,
-      seed: Optional[int] = None, allow_non_private: bool = False) -> None:
+      seed: Optional[int] = None, allow_non_private: bool = False,
+      max_participations: Optional[int] = None) -> None:
     check_rule(rule)
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
@@ -105,6 +119,8 @@ class RuleQuery(query_base.SumAggregationDPQuery):
         numbers['batch_size'], numbers['noise_multiplier'])
     if plan is not None:
       plan.check_rule(rule)
+    else:
+      _check_participations(rule, max_participations)
     missing = [name for name, value in numbers.items() if value is None]
     if missing:
       raise ValueError(f'`plan`, or each of {sorted(numbers)}, must be given. '
