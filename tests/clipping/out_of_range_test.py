@@ -87,3 +87,38 @@ def test_training_goes_on_and_counts_them():
   history = model.fit(x, y, batch_size=4, verbose=0).history
   assert history['private/records_left_out'] == [2.0]
   assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+
+
+def _frozen():
+  table = layers.Embedding(WORDS, 4)
+  table.trainable = False
+  return [table, layers.Dense(CLASSES)]
+
+
+class Own(layers.Layer):
+  """Reads its weight in a loop, so that examples are taken one by one."""
+
+  def build(self, shape):
+    self.matrix = self.add_weight(name='matrix', shape=(shape[-1], CLASSES))
+
+  def call(self, x):
+    return tf.while_loop(lambda i, _: i < 1, lambda i, _: [
+        i + 1, tf.linalg.matmul(x, tf.convert_to_tensor(self.matrix))],
+                         [0, tf.zeros(tf.concat([tf.shape(x)[:2], [CLASSES]], 0))])[1]
+
+
+@pytest.mark.parametrize('make, dtype, value', [
+    (_frozen, 'int32', WORDS), (_frozen, 'float32', -3.0), (_frozen, 'float32', np.nan),
+    (lambda: [layers.Embedding(WORDS, 4), layers.Dense(CLASSES)], 'float32', 1e20),
+    (lambda: [layers.Embedding(WORDS, 4), Own()], 'int32', -1)])
+def test_tables_that_are_not_trained_and_ids_of_other_types(make, dtype, value):
+  model = keras.Sequential([keras.Input((2,), dtype=dtype), *make()])
+  x, y = data()
+  x = x.astype(dtype)
+  x[1, 1] = value
+  model = tfdp.make_private(model)
+  model.compile(
+      tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.1, batch_size=4, diagnostics=True),
+      keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  assert model.fit(x, y, batch_size=4, verbose=0).history['private/records_left_out'] == [1.0]
+  assert all(np.all(np.isfinite(w)) for w in model.get_weights())

@@ -12,6 +12,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import limits
 from tfdp_adaptive.clipping.layers import registry
 
 
@@ -41,12 +42,13 @@ def in_range(model: compat.Model, x: Any) -> Tuple[Any, Any]:
   `inside` is None where no input is known to go to an embedding as it is.
   """
   try:
-    limits = bookkeeping.prove(model, x).limits
+    rows = bookkeeping.prove(model, x).limits
   except registry.Unsupported:
-    limits = {}
+    rows = limits.traced(model, x)
   flat, inside = tf.nest.flatten(x), None
-  for i, limit in limits.items():
-    good = (flat[i] >= 0) & (flat[i] < tf.cast(limit, flat[i].dtype))
+  for i, limit in rows.items():
+    above = flat[i] >= 0 if flat[i].dtype.is_integer else flat[i] > -1  # Its whole part counts.
+    good = above & (flat[i] < tf.cast(limit, flat[i].dtype))
     flat[i] = tf.where(good, flat[i], tf.zeros_like(flat[i]))
     good = tf.reduce_all(good, list(range(1, good.shape.rank)))
     inside = good if inside is None else inside & good

@@ -15,13 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import limits
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
 
 # A batch size that no layer's width or sequence length is likely to equal.
 _PROBE = 1009
-_SAME_VALUES = {'Cast', 'Identity', 'Reshape', 'ExpandDims', 'Squeeze', 'EnsureShape'}
 
 
 class Unit(NamedTuple):
@@ -129,11 +129,12 @@ def probe(model: compat.Model, x: Any) -> Proof:
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = Recorder(units(model), tape)
   flags: List[Any] = []
-  limits: Dict[int, Any] = {}
+  rows_of: Dict[int, int] = {}
 
   def run(inputs: Any) -> tf.Tensor:
-    with tape:
+    with tape, limits.listening(model) as heard:
       outputs = recorder.run(model, inputs)
+    rows_of.update(limits.of(heard, tf.nest.flatten(inputs)))
     for record in recorder.records:
       for output in registry.tensors(record.call.outputs):
         if output.shape.rank is None or output.shape[0] != _PROBE * record.call.times:
@@ -141,7 +142,6 @@ def probe(model: compat.Model, x: Any) -> Proof:
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
               f'Received: a result of shape {output.shape} for a batch of {_PROBE}. Broadcast its '
               "input to the batch first, or use engine='materialized'.")
-    limits.update(_limits(recorder.records, tf.nest.flatten(inputs)))
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
         raise registry.Unsupported(
@@ -172,23 +172,7 @@ def probe(model: compat.Model, x: Any) -> Proof:
     raise registry.Unsupported(
         "Layers must do without Python conditions and loops on tensors. Received one's refusal: "
         f"{str(error).splitlines()[0]} Use tf.cond, or engine='materialized'.") from error
-  return Proof(tuple(flags), limits)
-
-
-def _limits(records: Any, inputs: Any) -> Dict[int, Any]:
-  """`Proof.limits`: of inputs whose values go to an embedding unchanged."""
-  positions = {id(t): i for i, t in enumerate(inputs)}
-  limits: Dict[int, Any] = {}
-  for record in records:
-    if not isinstance(record.unit.layer, compat.keras.layers.Embedding):
-      continue
-    ids: Any = record.call.args[0] if record.call.args else None
-    while tf.is_tensor(ids) and id(ids) not in positions and ids.op.type in _SAME_VALUES:
-      ids = ids.op.inputs[0]
-    if id(ids) in positions and ids.dtype.is_integer:
-      i = positions[id(ids)]
-      limits[i] = min(limits.get(i, record.unit.layer.input_dim), record.unit.layer.input_dim)
-  return limits
+  return Proof(tuple(flags), rows_of)
 
 
 def batched_as_proven(records: Any, proven: Any) -> List[Any]:
