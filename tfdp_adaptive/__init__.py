@@ -24,6 +24,7 @@ _EXPORTS = {
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private',
     ), 'keras_adapter.model'),
     'explain_clipping': 'clipping.explain',
+    'fix_model': 'keras_adapter.fixes',
     'validate_model': 'keras_adapter.validation',
     'diagnostics': 'keras_adapter.diagnostics',
     **dict.fromkeys((
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
   from tfdp_adaptive.keras_adapter import diagnostics as diagnostics
+  from tfdp_adaptive.keras_adapter.fixes import fix_model as fix_model
   from tfdp_adaptive.keras_adapter.model import DPFunctional as DPFunctional
   from tfdp_adaptive.keras_adapter.model import DPModel as DPModel
   from tfdp_adaptive.keras_adapter.model import DPSequential as DPSequential

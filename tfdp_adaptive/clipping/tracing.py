@@ -69,7 +69,7 @@ def units(model: compat.Model) -> List[Unit]:
     if isinstance(layer, compat.keras.layers.BatchNormalization) and layer.trainable:
       raise registry.Unsupported(
           f'Layer {layer.name!r} is a BatchNormalization, which mixes the examples of a batch. Use '
-          'LayerNormalization or GroupNormalization, or freeze it.')
+          '`tfdp.fix_model(model)`, or freeze it.')
 
   def visit(layer: compat.Layer) -> None:
     mine = {compat.variable_key(v): v for v in layer.weights

@@ -19,10 +19,11 @@ _PROBED: MutableSet[Any] = weakref.WeakSet()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
+_BY_EXAMPLE = 'LayerNormalization or GroupNormalization, as `tfdp.fix_model(model)` does'
 _MIXING = {
-    'BatchNormalization': 'LayerNormalization or GroupNormalization',
-    'BatchNormalizationV1': 'LayerNormalization or GroupNormalization',
-    'SyncBatchNormalization': 'LayerNormalization or GroupNormalization',
+    'BatchNormalization': _BY_EXAMPLE,
+    'BatchNormalizationV1': _BY_EXAMPLE,
+    'SyncBatchNormalization': _BY_EXAMPLE,
     'SpectralNormalization': 'a weight constraint (its power iteration is stateful)',
 }
 
