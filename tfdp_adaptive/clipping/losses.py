@@ -122,7 +122,42 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(
         tf.reshape(tf.cast(value, output.dtype), sizes), values.shape[1:])
 
-  return mapping.vectorized(alone, (target, output))
+  return _one_by_one(alone, target, output, scalar=not values.shape.rank - 1)
+
+
+def _one_by_one(alone, target, output, scalar):
+  """`alone` of every record, its gradient taken inside the map as well.
+
+  Outside, TensorFlow would differentiate how the map picks its records, which is dearer than
+  the loss.
+  """
+  def value_and_gradient(record, cotangent=None):
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(record[1])
+      value = alone(record)
+    gradient = tape.gradient(value, record[1], output_gradients=cotangent)
+    return value, tf.zeros_like(record[1]) if gradient is None else gradient
+
+  @tf.custom_gradient
+  def run(output):
+    if scalar:
+      values, gradients = mapping.vectorized(value_and_gradient, (target, output))
+    else:
+      values = mapping.vectorized(alone, (target, output))
+
+    def backward(cotangents, variables=()):
+      if scalar:
+        shape = [-1] + [1] * (output.shape.rank - 1)
+        found = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
+      else:
+        found = mapping.vectorized(
+            lambda record: value_and_gradient(record[:2], record[2])[1],
+            (target, output, cotangents))
+      return (found, [None] * len(variables)) if variables else found
+
+    return values, backward
+
+  return run(output)
 
 
 def _classes_in_range(
