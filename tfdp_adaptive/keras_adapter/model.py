@@ -2,7 +2,7 @@
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 import warnings
 
 import tensorflow as tf
@@ -101,7 +101,13 @@ class DPModel(_Mixin):
         with self.distribute_strategy.scope():
           validation.build(self, specs)
       validation.validate_model(self, specs)
+    x, y = self.prepare_data(x, y, kwargs)
     return super().fit(x, y, **kwargs)
+
+  def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+    """What Keras is to be given for `fit(x, y, **kwargs)`, which was admitted."""
+    del kwargs
+    return x, y
 
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     return step.train_step(self, data)
@@ -200,6 +206,9 @@ def make_private(model: compat.Model) -> compat.Model:
                   stacklevel=2)
   if model.built:
     validation.validate_model(model)
+  from tfdp_adaptive.keras_adapter import tasks  # pylint: disable=g-import-not-at-top
+  if tasks.is_task(model):
+    return tasks.DPTask(model)
   if isinstance(model, keras.Sequential):
     private = DPSequential(model.layers, name=model.name)
     if model.built and not private.built:

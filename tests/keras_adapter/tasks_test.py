@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KerasHub's tasks from a preset folder: strings in, private training, generated text."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import tasks
+from tfdp_adaptive.privacy import marks
+
+keras = compat.keras
+PLAN = tfdp.PrivacyPlan(
+    population_size=32, batch_size=16, steps=12, l2_norm_clip=1.0, noise_multiplier=0.1,
+    target_delta=1e-3, seed=1)
+
+
+def test_products_of_weights_keep_the_mark_of_their_step():
+  weights = marks.write(np.array([1, 0.5, 0], np.float32), PLAN, 7)
+  factor = tf.constant([[1.0, 0.25], [0.0, 3.0], [1.0, 1.0]])
+  found = tasks.scaled(tf.constant(weights), factor).numpy()
+  np.testing.assert_array_equal(
+      found.astype(np.float32), [[1, 0.25], [0, 1.5], [0, 0]])
+  used = found[found != 0].view(np.int64)
+  assert len(used) == 3 and set(marks.read(used)) == {marks.mark(PLAN, 7)}
+  plain = tasks.scaled(tf.constant([2.0, 1.0, 1.0]), factor)
+  np.testing.assert_array_equal(plain, [[2, 0.5], [0, 3], [1, 1]])
+
+
+TEXTS = np.array(['ab ab ab', 'ba ba', 'ab ab', 'ba ba ba'] * 8)
+
+
+@pytest.fixture(scope='module')
+def preset(tmp_path_factory):
+  """A folder with a language model of two letters, random weights."""
+  if not compat.KERAS_3 or importlib.util.find_spec('keras_hub') is None:
+    pytest.skip('KerasHub is not installed.')
+  import keras_hub  # pylint: disable=g-import-not-at-top
+  keras.utils.set_random_seed(0)
+  letters = ['<|endoftext|>', 'a', 'b', '\u0120', '\u0120a', '\u0120b', 'ab', 'ba']
+  tokenizer = keras_hub.tokenizers.GPT2Tokenizer(
+      vocabulary={letter: i for i, letter in enumerate(letters)}, merges=['\u0120 a', '\u0120 b',
+                                                                         'a b', 'b a'])
+  backbone = keras_hub.models.GPT2Backbone(
+      vocabulary_size=len(letters), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=12,
+      max_sequence_length=8, dropout=0.0)
+  preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=8)
+  folder = str(tmp_path_factory.mktemp('preset') / 'letters')
+  keras_hub.models.GPT2CausalLM(backbone, preprocessor).save_to_preset(folder)
+  return folder
+
+
+def test_fine_tuning_on_strings_lowers_the_loss_and_then_generates(preset):
+  import keras_hub  # pylint: disable=g-import-not-at-top
+  task = keras_hub.models.GPT2CausalLM.from_preset(preset)
+  model = tfdp.make_private(task)
+  assert model.preprocessor is task.preprocessor and model.backbone is task.backbone
+  model.compile(tfdp.DPAdam(0.05, plan=PLAN, seed=2),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  losses = model.fit(PLAN.batches(TEXTS), steps_per_epoch=4, epochs=3, verbose=0).history['loss']
+  assert losses[-1] < 0.8 * losses[0]
+  assert model.optimizer.steps_done == 12
+  text = model.generate('ab', max_length=6)
+  assert isinstance(text, str) and text.startswith('ab')
+  assert text == task.generate('ab', max_length=6)  # One set of weights.
+
+
+def test_a_classifier_takes_strings_and_labels(preset):
+  import keras_hub  # pylint: disable=g-import-not-at-top
+  words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'ab', 'ba']
+  preprocessor = keras_hub.models.BertTextClassifierPreprocessor(
+      keras_hub.tokenizers.BertTokenizer(vocabulary=words), sequence_length=6)
+  backbone = keras_hub.models.BertBackbone(
+      vocabulary_size=len(words), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=12,
+      max_sequence_length=8, dropout=0.0)
+  model = tfdp.make_private(keras_hub.models.BertTextClassifier(
+      backbone, 2, preprocessor=preprocessor, dropout=0.0))
+  model.compile(tfdp.DPAdam(0.05, plan=PLAN, seed=2), metrics=['accuracy'],
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  labels = np.arange(32) % 2
+  model.fit(PLAN.batches((TEXTS, labels)), steps_per_epoch=6, epochs=2, verbose=0)
+  assert model.predict(TEXTS[:2], verbose=0).shape == (2, 2)
+  assert model.evaluate(TEXTS, labels, verbose=0)[1] > 0.9
+  with pytest.raises(NotImplementedError, match='save_to_preset'):
+    model.get_config()
