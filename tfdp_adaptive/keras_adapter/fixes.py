@@ -2,7 +2,7 @@
 """Models without layers that normalise over the batch: the same, by groups of channels."""
 
 import logging
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
@@ -55,10 +55,11 @@ def fix_model(model: Any, groups: int = GROUPS) -> Any:
   return copy
 
 
-def _cloned(model, groups, changes, pairs):
-  replaced = set()
+def _cloned(model: Any, groups: int, changes: List[str],
+            pairs: Dict[int, Tuple[Any, Any]]) -> Any:
+  replaced: Set[int] = set()
 
-  def clone(layer):
+  def clone(layer: Any) -> Any:
     if _is_container(layer):
       return _cloned(layer, groups, changes, pairs)
     if _mixes(layer):
@@ -70,7 +71,7 @@ def _cloned(model, groups, changes, pairs):
       pairs[id(layer)] = layer, new
     return new
 
-  def call(layer, *args, **kwargs):
+  def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     if id(layer) in replaced:  # Keras 3 hands over masks by name to whoever took them.
       kwargs = {key: value for key, value in kwargs.items() if key not in ('mask', 'training')}
     return layer(*args, **kwargs)
@@ -80,20 +81,20 @@ def _cloned(model, groups, changes, pairs):
       model, clone_function=clone, **(dict(call_function=call) if functional else {}))
 
 
-def _is_container(layer):
+def _is_container(layer: Any) -> bool:
   return isinstance(layer, keras.Sequential) or (
       isinstance(layer, keras.Model) and compat.input_structure(layer) is not None)
 
 
-def _mixes(layer):
+def _mixes(layer: Any) -> bool:
   return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
-def _refuse_hidden(model):
+def _refuse_hidden(model: Any) -> None:
   """Refuses what a copy made layer by layer does not reach."""
-  reached = set()
+  reached: Set[int] = set()
 
-  def visit(one):
+  def visit(one: Any) -> None:
     for layer in one.layers:
       reached.add(id(layer))
       if _is_container(layer):
@@ -111,7 +112,7 @@ def _refuse_hidden(model):
         + '. Use GroupNormalization where these are made.')
 
 
-def _replacement(layer, groups, changes):
+def _replacement(layer: Any, groups: int, changes: List[str]) -> Any:
   size, axis, rank = _channels(layer)
   config = {key: value for key, value in layer.get_config().items() if key in _KEPT}
   if rank == 2:
@@ -133,7 +134,7 @@ def number_of_groups(channels: int, most: int = GROUPS) -> int:
              default=1)
 
 
-def _channels(layer):
+def _channels(layer: Any) -> Tuple[int, int, int]:
   """`(number, axis, rank of the inputs)`."""
   axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
   if len(axes) != 1:
@@ -143,6 +144,6 @@ def _channels(layer):
   return int(layer.moving_mean.shape[0]), axes[0], layer.input_spec.ndim
 
 
-def _values(layer, name):
+def _values(layer: Any, name: str) -> List[Any]:
   variable = getattr(layer, name, None)
   return [] if variable is None else [variable.numpy()]
