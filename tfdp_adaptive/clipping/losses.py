@@ -125,13 +125,13 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
   return _one_by_one(alone, target, output, scalar=not values.shape.rank - 1)
 
 
-def _one_by_one(alone, target, output, scalar):
+def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: bool) -> Any:
   """`alone` of every record, its gradient taken inside the map as well.
 
   Outside, TensorFlow would differentiate how the map picks its records, which is dearer than
   the loss.
   """
-  def value_and_gradient(record, cotangent=None):
+  def value_and_gradient(record: Any, cotangent: Any = None) -> Tuple[Any, Any]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(record[1])
       value = alone(record)
@@ -139,13 +139,13 @@ def _one_by_one(alone, target, output, scalar):
     return value, tf.zeros_like(record[1]) if gradient is None else gradient
 
   @tf.custom_gradient
-  def run(output):
+  def run(output: Any) -> Any:
     if scalar:
       values, gradients = mapping.vectorized(value_and_gradient, (target, output))
     else:
       values = mapping.vectorized(alone, (target, output))
 
-    def backward(cotangents, variables=()):
+    def backward(cotangents: Any, variables: Any = ()) -> Any:
       if scalar:
         shape = [-1] + [1] * (output.shape.rank - 1)
         found = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
