@@ -169,6 +169,13 @@ def input_structure(model: Model) -> Any:
   return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
+def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
+  """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
+  if KERAS_3 and not isinstance(model, keras.Sequential):
+    return keras.models.clone_model(model, clone_function=clone, call_function=call)
+  return keras.models.clone_model(model, clone_function=clone)
+
+
 def raw_variable(variable: Variable) -> tf.Variable:
   """The `tf.Variable` of a model's variable."""
   return variable._value if KERAS_3 and hasattr(variable, '_value') else variable

@@ -76,9 +76,7 @@ def _cloned(model: Any, groups: int, changes: List[str],
       kwargs = {key: value for key, value in kwargs.items() if key not in ('mask', 'training')}
     return layer(*args, **kwargs)
 
-  functional = compat.KERAS_3 and not isinstance(model, keras.Sequential)
-  return keras.models.clone_model(
-      model, clone_function=clone, **(dict(call_function=call) if functional else {}))
+  return compat.clone_model(model, clone, call)
 
 
 def _is_container(layer: Any) -> bool:
