@@ -68,6 +68,9 @@ class Privatizer:
     self._batch_size = float(batch_size)
     self._adjacency = adjacency
     mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    if not isinstance(mechanism, mechanisms.Mechanism):
+      raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                       f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
     limits = [n for n in (steps, mechanism.steps) if n is not None]
     self._steps = min(limits) if limits else None
     self._allow_non_private = allow_non_private

@@ -25,7 +25,6 @@ LARGEST_MU = 50.0
 LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside what is left.
 
 
-@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
 def one_run_epsilon(
     correct: int, guesses: int, canaries: int, delta: float = 0.0,
     confidence: float = 0.95) -> float:
@@ -39,9 +38,14 @@ def one_run_epsilon(
     confidence: In (0, 1).
   """
   _check_guesses(correct, guesses, canaries, confidence)
-  if not 0 <= delta < 1:
-    raise ValueError(f'`delta` must be in [0, 1). Received: delta={delta}.')
+  checks.decay(delta=delta)
+  return _one_run_epsilon(int(correct), int(guesses), int(canaries), float(delta),
+                          float(confidence))
 
+
+@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
+def _one_run_epsilon(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
   def surprise(epsilon: float) -> float:
     """An upper bound of the probability of such a success, minus what is allowed."""
     q = 1 / (1 + math.exp(-epsilon))

@@ -22,15 +22,19 @@ def check_rule(rule: Any) -> None:
                      f'Received: rule={rule!r} of type {type(rule).__name__}.')
 
 
+def check_plan(plan: Any) -> None:
+  if plan is not None and not isinstance(plan, plan_lib.PrivacyPlan):
+    raise ValueError('`plan` must be a `tfdp.PrivacyPlan` or None. '
+                     f'Received: plan={plan!r} of type {type(plan).__name__}.')
+
+
 def check_choices(
     rule: contract.Rule, engine: str, accumulation_steps: int, memory_budget: Optional[int],
     average_iterates: bool, kwargs: Dict[str, Any]) -> None:
   """Refuses what is none of the choices, or choices that exclude one another."""
-  if int(accumulation_steps) != accumulation_steps or accumulation_steps < 1:
-    raise ValueError('`accumulation_steps` must be a positive integer. '
-                     f'Received: accumulation_steps={accumulation_steps}.')
+  checks.whole(accumulation_steps=accumulation_steps)
   if memory_budget is not None:
-    if isinstance(memory_budget, (str, bool)) or not memory_budget > 0:
+    if not checks.is_number(memory_budget) or not memory_budget > 0:
       raise ValueError('`memory_budget` must be a positive number of bytes, such as 2**30. '
                        f'Received: memory_budget={memory_budget!r}.')
     if accumulation_steps != 1:
@@ -124,7 +128,11 @@ def _chosen_arguments(
   missing = sorted(k for k, v in required.items() if v is None)
   if missing:
     raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
-                     '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy.')
+                     '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy. '
+                     f'Received: {required}.')
+  if mechanism is not None and not isinstance(mechanism, mechanisms.Mechanism):
+    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                     f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
   checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
   checks.not_negative(noise_multiplier=noise_multiplier)
   adjacency = adjacency or 'zero_out'

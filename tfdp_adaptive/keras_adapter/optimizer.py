@@ -110,6 +110,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
+    arguments.check_plan(plan)
     rule = following_clip.chosen(
         record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
         *((batch_size, noise_multiplier) if plan is None else

@@ -46,6 +46,9 @@ class Params(NamedTuple):
 
 def check_rule(rule: contract.Rule) -> None:
   """Raises unless releases alone determine the rule's update."""
+  if not isinstance(rule, contract.Rule):
+    raise ValueError('`rule` must be a `tfdp.rules` rule. '
+                     f'Received: rule={rule!r} of type {type(rule).__name__}.')
   if rule.public is not None or rule.project is not None:
     needs = ('public gradients at the current parameters' if rule.public is not None
              else 'to project the parameters')

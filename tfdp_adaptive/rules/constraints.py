@@ -19,8 +19,10 @@ def check(box: Optional[Box], radius: Optional[float]) -> None:
                      f'Received: box={box}, radius={radius}.')
   if radius is not None:
     checks.positive(radius=radius)
-  if box is not None and not (len(box) == 2 and box[0] < box[1]):
-    raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box}.')
+  if box is not None and not (
+      isinstance(box, (tuple, list)) and len(box) == 2 and all(map(checks.is_number, box))
+      and box[0] < box[1]):
+    raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box!r}.')
 
 
 def into_box(box: Box, params: trees.Tree) -> trees.Tree:
