@@ -23,6 +23,8 @@ class NamedOptimizers(griffe.Extension):
     base = pkg['keras_adapter.optimizer.DPOptimizer']
     theirs = {p.name: p for p in base['__init__'].parameters if p.name not in ('self', 'rule')}
     for name, attribute in list(module.members.items()):
+      if attribute.is_alias:
+        continue  # Imported.
       made = ast.parse(str(getattr(attribute, 'value', None) or 'None'), mode='eval').body
       if not (isinstance(made, ast.Call) and ast.unparse(made.func) == '_class'):
         continue
