@@ -20,6 +20,8 @@ NOISE = {
         'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
     'estimates before training, with their own cost': {
         'estimates.stddevs.private_stddevs', 'estimates.vocabulary.private_vocabulary'},
+    'the score of a run among many, of which the best is released': {
+        'privacy.private_search.noisy_score'},
     'which records take part': {'privacy.scheme.bernoulli'},
     'the draws of an accountant': {
         'privacy.monte_carlo.BallsInBinsDpEvent.losses',

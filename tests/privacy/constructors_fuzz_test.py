@@ -28,7 +28,7 @@ JSON = st.recursive(
 PLAN = dict(batch_size=10, steps=20, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-5,
             population_size=100, population_is_public=True, unit='example', adjacency='zero_out',
             sampling=sampling.Poisson(), min_sep=None, max_participations=None,
-            mechanism=mechanisms.IndependentGaussian(), extra_releases=(), seed=None)
+            mechanism=mechanisms.IndependentGaussian(), extra_releases=(), seed=None, search=None)
 # Of a constructor: arguments that are right, any of which is then replaced by something odd.
 CONSTRUCTORS = {
     'PrivacyPlan': (tfdp.PrivacyPlan, PLAN),
@@ -38,6 +38,8 @@ CONSTRUCTORS = {
     'BallsInBins': (sampling.BallsInBins, dict(cycle=4, draws=0)),
     'MinSeparation': (sampling.MinSeparation, dict(min_sep=4, draws=9)),
     'FixedOrder': (sampling.FixedOrder, {}),
+    'Epochs': (sampling.Epochs, dict(epochs=2.5)),
+    'Search': (tfdp.privacy.Search, dict(runs=10, shape=.5, score_noise=None)),
     'Workload': (mechanisms.Workload, dict(momentum=.5)),
     'IndependentGaussian': (mechanisms.IndependentGaussian, dict(workload=None)),
     'BandedToeplitz': (mechanisms.BandedToeplitz, dict(bands=2, steps=8, workload=None,

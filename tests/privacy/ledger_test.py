@@ -98,6 +98,19 @@ def test_a_run_that_nothing_is_known_of_ends_the_guarantee():
   assert known.begin(None).epsilon() == known.epsilon()  # It has done nothing yet.
 
 
+def test_the_statement_of_several_runs_says_what_one_of_a_single_run_does():
+  one, text = FIXED.statement(), make_ledger(FIXED, CORRELATED).statement()
+  for paragraph in ('Covered:', 'Not covered:', 'Caveats:'):
+    found = [[p for p in t.split('\n\n') if p.startswith(paragraph)] for t in (one, text)]
+    assert len(found[0]) == 1 and found[0] == found[1]
+  assert 'WARNING' not in text and 'SEED' not in text
+  text = make_ledger(
+      dataclasses.replace(FIXED, seed=1), dataclasses.replace(FIXED, target_delta=.01)).statement()
+  assert 'A FIXED SEED was used for sampling' in text
+  assert 'WARNING: delta is not below 1/1000' in text
+  assert 'Caveats' not in tfdp.Ledger().statement()  # Nothing was drawn.
+
+
 def test_the_plan_checks_the_rule():
   rule = rules.noisy_adagrad(participations=2, diagonal=True)
   with pytest.raises(ValueError, match='`extra_releases` of the plan must be'):

@@ -26,6 +26,7 @@ from tfdp_adaptive.privacy import composition
 from tfdp_adaptive.privacy import gaussian
 from tfdp_adaptive.privacy import losses
 from tfdp_adaptive.privacy import monte_carlo
+from tfdp_adaptive.privacy import private_search
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import plan as plan_lib
@@ -85,7 +86,20 @@ def event(
     neighbors: Of a ledger, where it is another relation.
     composed: Whether it is one of several: what only draws can bound does not compose
       with anything, and is then counted without amplification.
+
+  Of a plan that is searched with, that of the whole search, from its first step on.
   """
+  search = getattr(plan, 'search', None)
+  if search is None:
+    return _event_of_run(plan, steps, noise_multiplier, neighbors, composed)
+  return search.event(_event_of_run(
+      plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed))
+
+
+def _event_of_run(
+    plan: plan_lib.PrivacyPlan, steps: int, noise_multiplier: Optional[float],
+    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool
+    ) -> dp_accounting.DpEvent:
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
     return dp_accounting.NoOpDpEvent()
@@ -133,7 +147,7 @@ def epsilon(
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     return monte_carlo.epsilon(_drawn(dp_event, accountant), target_delta)
-  if accountant == 'rdp':
+  if accountant == 'rdp' or private_search.selects(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
     raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
@@ -160,7 +174,7 @@ def delta(
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     return monte_carlo.delta(_drawn(dp_event, accountant), target_epsilon)
-  if accountant == 'rdp':
+  if accountant == 'rdp' or private_search.selects(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
@@ -248,6 +262,8 @@ def calibrate(
     _drawn(None, accountant)
     return monte_carlo.calibrate(event_of, target_epsilon, target_delta)
   log_delta = math.log(target_delta)
+  if private_search.selects(event_of(1.0)):
+    accountant = 'rdp'
 
   def epsilon_of(log_sigma: float) -> float:
     return epsilon(event_of(math.exp(log_sigma)), target_delta, accountant, neighbors)

@@ -17,6 +17,7 @@ from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import coins as coins_lib
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
+from tfdp_adaptive.privacy import private_search
 from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 
@@ -38,7 +39,8 @@ class PrivacyPlan(ledger.Accounted):
 
   Attributes:
     batch_size: Expected batch size B, in units of privacy; a public constant.
-    steps: Number T of steps (rounds) the run may take.
+    steps: Number T of steps (rounds) the run may take; or `sampling.Epochs(3)`, as many as
+      see 3 times the number of records.
     l2_norm_clip: Clip norm of a record.
     noise_multiplier: Standard deviation of the noise in units of one record's
       sensitivity. 0 is allowed for experiments: epsilon is then infinite.
@@ -59,6 +61,8 @@ class PrivacyPlan(ledger.Accounted):
       statistic of past clean data that the rule releases at each step besides
       its means (`Statistic.relative_noise`); they concern every record at every
       step. `check_rule` says what a rule needs; () for almost all.
+    search: A `tfdp.privacy.Search`, where the model is the best of a random number of runs
+      under this plan (`tfdp.tune`); its epsilon is then that of all of them together.
     seed: Fixes all coins, FOR TESTS ONLY; the statement says so.
 
   Example:
@@ -71,7 +75,7 @@ class PrivacyPlan(ledger.Accounted):
   """
 
   batch_size: Union[int, float]
-  steps: int
+  steps: int  # Or `sampling.Epochs`, until it is made.
   l2_norm_clip: float
   noise_multiplier: float
   target_delta: float
@@ -86,9 +90,13 @@ class PrivacyPlan(ledger.Accounted):
       default_factory=mechanisms.IndependentGaussian)
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
+  search: Optional[private_search.Search] = None
 
   def __post_init__(self) -> None:
     checks.positive(batch_size=self.batch_size, l2_norm_clip=self.l2_norm_clip)
+    if isinstance(self.steps, sampling_lib.Epochs):
+      object.__setattr__(self, 'steps', self.steps.in_steps(
+          self.batch_size, self.population_size, self.sampling))
     checks.whole(steps=self.steps)
     checks.not_negative(noise_multiplier=self.noise_multiplier)
     checks.probability(target_delta=self.target_delta)
@@ -134,6 +142,7 @@ class PrivacyPlan(ledger.Accounted):
     checks.positive(target_epsilon=target_epsilon)
     checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
+    plan_checks.reachable(plan, target_epsilon)
     noise_multiplier = accounting.calibrate(
         lambda sigma: accounting.event(plan, plan.steps, sigma), target_epsilon, target_delta,
         accountant, accounting.relation(plan))
@@ -269,6 +278,10 @@ class PrivacyPlan(ledger.Accounted):
         'kind': type(scheme).__name__,
         'config': {f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme) if f.init}}
     fields['mechanism'] = mechanisms.to_config(self.mechanism)
+    if self.search is None:
+      del fields['search']
+    else:
+      fields['search'] = dataclasses.asdict(self.search)
     return json.dumps({'format': _FORMAT, 'version': _VERSION, 'plan': fields},
                       default=lambda number: number.item())
 
@@ -290,6 +303,8 @@ class PrivacyPlan(ledger.Accounted):
       checks.one_of(list(sampling_lib.SCHEMES), kind=kind)
       fields['sampling'] = sampling_lib.SCHEMES[kind](**config)
       fields['mechanism'] = mechanisms.from_config(fields['mechanism'])
+      if fields.get('search') is not None:
+        fields['search'] = private_search.Search(**fields['search'])
       return cls(**fields)
     except (KeyError, TypeError) as error:
       raise ValueError('The plan in `text` must be what `to_json` wrote. Received: '

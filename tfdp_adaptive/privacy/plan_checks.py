@@ -6,9 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 import warnings
 
+import dp_accounting
+
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import private_search
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import plan as plan_lib
@@ -16,18 +19,16 @@ if TYPE_CHECKING:  # It imports this.
 
 def population(plan: plan_lib.PrivacyPlan) -> None:
   """Whoever uses the number of records may know it."""
+  q = getattr(plan.sampling, 'sampling_probability', None)
   if plan.population_size is None:
+    if q is not None:
+      _delta(plan, plan.batch_size / q, 'about N')
     return
   checks.whole(population_size=plan.population_size)
   if plan.batch_size > plan.population_size:
     raise ValueError('`batch_size` must be at most the population size. Received: '
                      f'batch_size={plan.batch_size}, population_size={plan.population_size}.')
-  if plan.target_delta * plan.population_size >= 1:
-    warnings.warn(
-        f'`target_delta` should be well below 1/N = {1 / plan.population_size:g} for the '
-        f'N = {plan.population_size} records of the plan: delta is the probability with which '
-        'nothing at all is promised, and a delta of 1/N permits publishing a record outright. '
-        f'Received: target_delta={plan.target_delta:g}.', stacklevel=5)
+  _delta(plan, plan.population_size, 'N')
   if not plan.population_is_public:
     raise ValueError(
         'The sampling probability, the batch size and the number of records the data must have '
@@ -36,6 +37,28 @@ def population(plan: plan_lib.PrivacyPlan) -> None:
         '`Poisson(sampling_probability=...)`. Received: '
         f'population_size={plan.population_size}, adjacency={plan.adjacency!r}, '
         'population_is_public=False.')
+
+
+def reachable(plan: plan_lib.PrivacyPlan, target_epsilon: float) -> None:
+  """Refuses a target that a search exceeds even if its runs were trained without data."""
+  if plan.search is None:
+    return
+  least = accounting.epsilon(
+      plan.search.event(dp_accounting.GaussianDpEvent(1e6)), plan.target_delta)
+  if least >= target_epsilon:
+    raise ValueError(
+        f'The scores and the number of runs alone cost an epsilon of {least:.4g}. Received: '
+        f'target_epsilon={target_epsilon:g}, search={plan.search}. Take a larger score_noise '
+        '(or public validation data, score_noise=None), fewer runs or a smaller shape.')
+
+
+def _delta(plan: plan_lib.PrivacyPlan, size: float, name: str) -> None:
+  if plan.target_delta * size >= 1:
+    warnings.warn(
+        f'`target_delta` should be well below 1/N = {1 / size:g} for the {name} = {size:g} '
+        'records of the plan: delta is the probability with which nothing at all is promised, '
+        'and a delta of 1/N permits publishing a record outright. '
+        f'Received: target_delta={plan.target_delta:g}.', stacklevel=6)
 
 
 def accountable(plan: plan_lib.PrivacyPlan) -> None:
@@ -59,6 +82,17 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
         '`extra_releases`, of past clean data, are accounted for with independent noise and '
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
+  if plan.search is not None:
+    if not isinstance(plan.search, private_search.Search):
+      raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
+                       f'Received: search={plan.search!r}.')
+    accounting.needs_current_library('A private search')
+    if (plan.amplified and plan.adjacency == 'replace' or hasattr(plan.sampling, 'max_batch_size')
+        or getattr(plan.sampling, 'draws', None)):
+      raise ValueError(
+          'A private search is accounted for by Renyi divergences, which are not known of Poisson '
+          'sampling under replace, of truncated batches, nor of what only draws bound. Received: '
+          f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
   if plan.amplified and plan.adjacency == 'replace':
     accounting.needs_current_library('Poisson sampling under replace adjacency')
   if hasattr(plan.sampling, 'max_batch_size'):

@@ -121,5 +121,33 @@ class TruncatedPoisson(Poisson):
             'cut to a random subset of that size, which is accounted for.')
 
 
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+  """A number of steps, said as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
+
+  Attributes:
+    epochs: How many times as many records as there are shall be drawn, in expectation.
+  """
+
+  epochs: float
+
+  def __post_init__(self) -> None:
+    checks.positive(epochs=self.epochs)
+
+  def in_steps(self, batch_size: float, population_size: Optional[int],
+               sampling: Sampling = Poisson()) -> int:
+    """Steps of so many epochs, rounded up; a fixed order's epochs are whole."""
+    q = getattr(sampling, 'sampling_probability', None)
+    if population_size is not None:
+      one = population_size / batch_size
+    elif q is not None:
+      one = 1 / q
+    else:
+      raise ValueError('`steps=Epochs(...)` needs `population_size`. '
+                       'Received: population_size=None.')
+    whole = isinstance(sampling, FixedOrder)
+    return max(1, math.ceil(self.epochs * (math.ceil(one) if whole else one) - 1e-9))
+
+
 SCHEMES = {scheme.__name__: scheme for scheme in (
     Poisson, TruncatedPoisson, CyclicPoisson, BallsInBins, MinSeparation, FixedOrder)}

@@ -17,6 +17,7 @@ from tfdp_adaptive import version
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import meaning
 from tfdp_adaptive.privacy import monte_carlo
+from tfdp_adaptive.privacy import private_search
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -37,6 +38,11 @@ _LEFT_OUT = (
     'vocabulary, normalisation and other preprocessing that looked at the data',
     'anything else computed from the same records; guarantees of several runs add up',
 )
+_COVERED = (
+    'Covered: the final weights, all intermediate weights, and every noised statistic the '
+    'optimizer released, together. '
+    'The noise state, random keys and per-example diagnostics are not released and must stay '
+    'secret.')
 
 
 def statement(
@@ -50,13 +56,11 @@ def statement(
   lines.append('Sampling: ' + plan.sampling.describe(plan))
   lines.append('Mechanism: ' + _mechanism(plan, rule))
   lines.append('Accounting: ' + _accounting(plan, steps, accountant))
-  lines.append(
-      'Covered: the final weights, all intermediate weights, and every noised statistic the '
-      'optimizer released, together. '
-      'The noise state, random keys and per-example diagnostics are not released and must stay '
-      'secret.')
-  lines.append('Not covered: ' + '; '.join(_LEFT_OUT) + '.')
-  lines.append(_caveats(plan))
+  if plan.search is not None:
+    lines.append(plan.search.describe())
+  lines.append(_COVERED)
+  lines.append('Not covered: ' + '; '.join(_LEFT_OUT[plan.search is not None:]) + '.')
+  lines.append(_caveats([plan]))
   return '\n\n'.join(lines) + '\n'
 
 
@@ -80,10 +84,16 @@ def _guarantee(
   text += _in_words(
       plan, plan.epsilon(steps, accountant), plan.target_delta,
       lambda epsilon: plan.delta(epsilon, steps, accountant))
-  if plan.population_size is not None and plan.target_delta * plan.population_size >= 1:
-    text += (f' WARNING: delta is not below 1/{plan.population_size}, one over the number of '
-             'records; such a delta permits publishing a record outright.')
-  return text
+  return text + _large_delta(plan.target_delta, [plan])
+
+
+def _large_delta(delta: float, plans: Sequence[Any]) -> str:
+  """A warning, where delta promises nothing of somebody."""
+  most = max((plan.population_size or 0 for plan in plans), default=0)
+  if delta * most < 1:
+    return ''
+  return (f' WARNING: delta is not below 1/{most}, one over the number of records; such a delta '
+          'permits publishing a record outright.')
 
 
 def _in_words(
@@ -119,12 +129,17 @@ def of_ledger(ledger: ledger_lib.Ledger, target_delta: Optional[float], accounta
     lines.append(
         f'{text} of {plan.steps} planned. {_population(plan)} {plan.sampling.describe(plan)} '
         + _mechanism(plan, None) + (f' Update rule: {entry.rule}.' if entry.rule else '')
+        + (f' {plan.search.describe()}' if plan.search is not None else '')
         + own_sampling(entry.own_sampler).rstrip())
   lines.append(
       'Accounting: ' + ('no release.' if not entries else
                         f'dp_accounting {metadata.version("dp-accounting")}, '
                         f'of {ledger.event()} under {ledger.relation().name}.'))
+  if entries:
+    lines.append(_COVERED)
   lines.append('Not covered: ' + '; '.join(_LEFT_OUT) + '.')
+  if entries:
+    lines.append(_caveats([entry.plan for entry in entries if entry.plan is not None]))
   return '\n\n'.join(lines) + '\n'
 
 
@@ -158,7 +173,8 @@ def _guarantee_of_ledger(
           f'{_ADJACENCY[plan.adjacency].format(unit=plan.unit)}; in the central model of a '
           'trusted curator.' + _in_words(
               plan, ledger.epsilon(delta, accountant), delta,
-              lambda epsilon: ledger.delta(epsilon, accountant)))
+              lambda epsilon: ledger.delta(epsilon, accountant))
+          + _large_delta(delta, [entry.plan for entry in entries]))
 
 
 def rounded_up(epsilon: float) -> str:
@@ -202,7 +218,8 @@ def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
   if not steps:
     return text + 'of no release: no step has been taken.'
   draws = getattr(plan.sampling, 'draws', 0)
-  method = ('Renyi differential privacy' if accountant == 'rdp' else
+  selects = private_search.selects(plan.event(steps))
+  method = ('Renyi differential privacy' if accountant == 'rdp' or selects else
             f'{draws} draws of the privacy loss' if plan.amplified and draws else
             'privacy loss distributions' if plan.amplified else 'the exact Gaussian trade-off')
   if plan.amplified:
@@ -217,16 +234,17 @@ def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
-      f'{method}, of one Gaussian mechanism. A record takes part at most {count} times, {distance} '
+      f'{method}, of one Gaussian mechanism{" in each run" if selects else ""}. '
+      f'A record takes part at most {count} times, {distance} '
       f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise '
       f'multiplier {plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 
 
-def _caveats(plan: plan_lib.PrivacyPlan) -> str:
+def _caveats(plans: Sequence[Any]) -> str:
   text = ('Caveats: noise and coins come from Philox and PCG64 generators keyed by the operating '
           'system\'s entropy; they are not cryptographic, and noise is added in floating point. '
           'Attacks on either are outside the guarantee.')
-  if plan.seed is not None:
+  if any(getattr(plan, 'seed', None) is not None for plan in plans):
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')
   return text

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search whose best run alone is released: one epsilon for all runs.
+
+Papernot and Steinke, arXiv 2110.03620. The number of runs is random and secret; each run
+draws its settings uniformly from a grid that was fixed before, and only the one of best
+score is released. Then the cost grows with the logarithm of the expected number of runs:
+
+    truncated negative binomial (Theorem 2), of shape eta and parameter gamma:
+      e'(l) = e(l) + (1 + eta) min_k [(1 - 1/k) e(k) + ln(1/gamma) / k] + ln E[K] / (l - 1)
+    Poisson (Theorem 6):  e'(l) = e(l) + E[K] delta(l) + ln E[K] / (l - 1)
+
+with e the Renyi divergence of one run, its score included. These are dp_accounting's
+`RepeatAndSelectDpEvent`; here are what it is made of, and the draws.
+"""
+
+import dataclasses
+import math
+import secrets
+from typing import Any, Optional
+
+import dp_accounting
+from dp_accounting import dp_event as dp_event_lib
+import numpy as np
+from scipy import optimize
+
+from tfdp_adaptive import checks
+
+_LARGEST = 1e4  # Expected runs.
+_EVEN = 100.0  # Shapes beyond are Poisson's.
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """How many runs there are, in distribution, and what their scores cost. A public constant.
+
+  Attributes:
+    runs: The expected number E[K] of runs, at least 1.
+    shape: eta of the number's distribution: 0 logarithmic (cheapest, often one run), 1
+      geometric, between and above negative binomial, inf Poisson (most even, dearest; there
+      may be no run at all, and then nothing is released).
+    score_noise: Standard deviation of the noise on a run's score, in records: the score is
+      a sum over PRIVATE validation records, each of which adds between 0 and 1. None if
+      the runs are scored on data that are public.
+  """
+
+  runs: float
+  shape: float = 1.0
+  score_noise: Optional[float] = 10.0
+
+  def __post_init__(self) -> None:
+    if not (checks.is_number(self.runs) and 1 <= self.runs <= _LARGEST):
+      raise ValueError(f'`runs` must be from 1 to {_LARGEST:g}: it is the expected number of runs. '
+                       f'Received: runs={self.runs!r}.')
+    if not (checks.is_number(self.shape) and (
+        0 <= self.shape <= _EVEN or self.shape == math.inf)):
+      raise ValueError(f'`shape` must be from 0 to {_EVEN:g}, or inf. '
+                       f'Received: shape={self.shape!r}.')
+    if self.score_noise is not None:
+      checks.positive(score_noise=self.score_noise)
+
+  def event(self, run: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """The event of the whole search, given that of one run's training."""
+    if isinstance(run, (dp_accounting.NoOpDpEvent, dp_accounting.NonPrivateDpEvent)):
+      return run
+    if self.score_noise is not None:
+      run = dp_accounting.ComposedDpEvent((run, dp_accounting.GaussianDpEvent(self.score_noise)))
+    if self.runs == 1 and self.shape < math.inf:
+      return run  # One run, for sure.
+    return dp_event_lib.RepeatAndSelectDpEvent(run, float(self.runs), float(self.shape))
+
+  def draw(self) -> int:
+    """A number of runs, from the operating system's entropy. SECRET: whoever knows it knows more.
+
+    By inversion of the distribution function.
+    """
+    coin = secrets.SystemRandom().random()
+    if self.shape == math.inf:
+      weight, total, count = math.exp(-self.runs), math.exp(-self.runs), 0
+      while coin > total and weight:
+        count += 1
+        weight *= self.runs / count
+        total += weight
+      return count
+    if self.runs == 1:
+      return 1
+    gamma = halting(self.runs, self.shape)
+    weight, total, count = _first(gamma, self.shape), _first(gamma, self.shape), 1
+    while coin > total and weight > 1e-300:
+      weight *= (1 - gamma) * (count + self.shape) / (count + 1)
+      count += 1
+      total += weight
+    return count
+
+  def describe(self) -> str:
+    """A paragraph of the privacy statement."""
+    law = ('Poisson' if self.shape == math.inf else 'logarithmic' if not self.shape else
+           'geometric' if self.shape == 1 else
+           f'truncated negative binomial (shape {self.shape:g})')
+    scored = ('on data that are taken to be public' if self.score_noise is None else
+              'on private records, each adding between 0 and 1, with noise of standard deviation '
+              f'{self.score_noise:g}, which is part of the guarantee')
+    return (f'Selection: the best of a secret, random number of runs ({law}, {self.runs:g} '
+            'expected), each with settings drawn uniformly from a grid that was fixed before, '
+            f'scored {scored}. Only the best run was released; the guarantee is of the whole '
+            'selection (arXiv 2110.03620). How long it took tells of the number of runs and must '
+            'stay secret, as must all of the other runs.')
+
+
+def halting(mean: float, shape: float) -> float:
+  """gamma of the truncated negative binomial with this mean; see the module."""
+  if shape == 1:
+    return 1 / mean
+  gap = lambda log_gamma: math.log(expected(math.exp(log_gamma), shape)) - math.log(mean)
+  return math.exp(optimize.brentq(gap, math.log(1e-12 / mean), -1e-12, xtol=1e-14))
+
+
+def expected(gamma: float, shape: float) -> float:
+  """Its mean: eta (1 - gamma) / (gamma (1 - gamma^eta))."""
+  log_gamma = math.log(gamma)
+  if not shape:
+    return math.expm1(-log_gamma) / -log_gamma
+  return shape * -math.expm1(log_gamma) / (gamma * -math.expm1(shape * log_gamma))
+
+
+def _first(gamma: float, shape: float) -> float:
+  """The probability of a single run."""
+  if not shape:
+    return (1 - gamma) / -math.log(gamma)
+  return shape * (1 - gamma) / math.expm1(-shape * math.log(gamma))
+
+
+def selects(event: Any) -> bool:
+  """Whether an event has a selection in it: only Renyi divergences account for that."""
+  kind = getattr(dp_event_lib, 'RepeatAndSelectDpEvent', ())
+  if isinstance(event, kind):
+    return True
+  parts = getattr(event, 'events', None)
+  inside = [getattr(event, 'event', None)] if parts is None else parts
+  return any(selects(part) for part in inside if part is not None)
+
+
+def noisy_score(values: np.ndarray, noise: Optional[float]) -> float:
+  """The mean of per-record scores, each brought into [0, 1], with the noise of a `Search`."""
+  values = np.asarray(values, np.float64)
+  values = np.clip(np.where(np.isfinite(values), values, 0.0), 0.0, 1.0)
+  total = float(np.sum(values))
+  if noise is not None:
+    total += noise * float(np.random.default_rng(secrets.randbits(256)).standard_normal())
+  return total / len(values)
