@@ -11,7 +11,7 @@ Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -59,6 +59,15 @@ def of_step(
   return values
 
 
+def second_moment(optimizer: optimizer_lib.DPOptimizer) -> Optional[List[np.ndarray]]:
+  """The rule's second moment estimate, without the noise's part, by variable; None without one."""
+  state = optimizer.rule_state
+  if not hasattr(state, 'second'):
+    return None
+  bias = np.asarray(getattr(state, 'bias', 0.0))
+  return [np.asarray(v) - bias for v in tf.nest.flatten(state.second)]
+
+
 def preconditioner_histogram(
     optimizer: optimizer_lib.DPOptimizer, bins: int = 50) -> Tuple[np.ndarray, np.ndarray, int]:
   """Histogram of log10 of the rule's second moment estimate, as NumPy does it.
@@ -74,11 +83,10 @@ def preconditioner_histogram(
   Returns:
     `(counts, edges, not_positive)`.
   """
-  state = optimizer.rule_state
-  if not hasattr(state, 'second'):
+  second = second_moment(optimizer)
+  if second is None:
     raise ValueError(f'The rule {optimizer.rule.name} keeps no second moment.')
-  values = np.concatenate([np.ravel(v) for v in tf.nest.flatten(state.second)])
-  values = values - np.asarray(getattr(state, 'bias', 0.0))
+  values = np.concatenate([np.ravel(v) for v in second])
   counts, edges = np.histogram(np.log10(values[values > 0]), bins)
   return counts, edges, int(np.sum(values <= 0))
 
