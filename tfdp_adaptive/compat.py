@@ -154,6 +154,10 @@ def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
+# Whether the batches of generators have shapes, not only ranks; and whether models are saved as
+# folders of TensorFlow.
+TELLS_SHAPES, SAVES_FOLDERS = KERAS_3, not KERAS_3
+
 # Arguments of `compile` for losses to stay as they are.
 NO_LOSS_SCALING = {'auto_scale_loss': False} if KERAS_3 else {}
 
@@ -176,6 +180,13 @@ def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any
   return keras.models.clone_model(model, clone_function=clone)
 
 
+def output_names(model: Model) -> Any:
+  """Names of a functional model's outputs in order; None where they have keys, or none."""
+  keyed = isinstance(
+      getattr(model, '_outputs_struct' if KERAS_3 else '_nested_outputs', None), dict)
+  return None if keyed else getattr(model, 'output_names', None)
+
+
 def raw_variable(variable: Variable) -> tf.Variable:
   """The `tf.Variable` of a model's variable."""
   return variable._value if KERAS_3 and hasattr(variable, '_value') else variable
@@ -183,7 +194,8 @@ def raw_variable(variable: Variable) -> tf.Variable:
 
 def variable_key(variable: Variable) -> int:
   """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
-  return id(raw_variable(variable).handle)
+  raw = raw_variable(variable)
+  return id(getattr(raw, 'handle', raw))  # Tables of words, among Keras 2's weights, have none.
 
 
 def describe(variable: Variable) -> str:

@@ -173,13 +173,6 @@ def test_fixed_sizes_are_kept_with_weights_too():
   model.train_on_batch(X[:16], Y[:16], np.repeat(np.float32([1, 0]), 8))
 
 
-def test_class_weight_under_a_plan_says_what_to_do():
-  plan = make_plan()
-  model = make_model(plan)
-  with pytest.raises(tfdp.PrivacyError, match='Give every example its weight'):
-    model.fit(plan.batches((X, Y)), class_weight={0: 1.0, 1: 2.0})
-
-
 @pytest.mark.pitfall(
     'Several steps per execution run more steps than `fit` counted.',
     severity='critical', stops='the step counts, and looks for the mark of each')

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says how a model's gradients will be clipped, layer by layer, and what it costs."""
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Tuple
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -73,6 +74,14 @@ class Explanation(NamedTuple):
     return '\n'.join(head + rows + foot)
 
 
+_SEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Inputs that models trained on.
+
+
+def remember(model: Any, x: Any) -> None:
+  """Keeps the specs of what a model is trained on, for models that do not tell their inputs."""
+  _SEEN[model] = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+
+
 def explain_clipping(
     model: compat.Model, x: Any = None, *, batch_size: Optional[int] = None,
     scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
@@ -84,7 +93,8 @@ def explain_clipping(
   Args:
     model: A built Keras model, private or not.
     x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s; from the
-      model's own input specification if None. Needed for subclassed models.
+      model's own input specification, or what it was trained on, if None. Needed for
+      subclassed models before their first private step.
     batch_size: Examples in a batch; that of the model's private optimizer, of `x`, or 32.
     scaled: Whether records are clipped in a geometry; what the rule does if None.
     rule: A `tfdp.rules` rule; that of the model's private optimizer if None, or else one
@@ -126,6 +136,8 @@ def _size(variable: compat.Variable) -> int:
 def _inputs(
     model: compat.Model, x: Any, batch_size: Optional[int], optimizer: Any) -> Tuple[Any, int]:
   """Specs of the inputs of a batch, and its size."""
+  seen = x is None and not getattr(model, 'inputs', None)
+  x = _SEEN.get(model) if seen else x
   if not model.built or x is None and not getattr(model, 'inputs', None):
     raise ValueError('`model` must be built and `x` given, unless the model tells its inputs. '
                      f'Received: a {type(model).__name__} that '
@@ -137,7 +149,7 @@ def _inputs(
       x = tf.nest.pack_sequence_as(structure, inputs)
     else:
       x = inputs[0] if len(inputs) == 1 else inputs
-  elif batch_size is None and tf.nest.flatten(x)[0].shape[0] is not None:
+  elif not seen and batch_size is None and tf.nest.flatten(x)[0].shape[0] is not None:
     batch_size = tf.nest.flatten(x)[0].shape[0]
   if batch_size is None:
     batch_size = getattr(optimizer, 'batch_size', None) or 32

@@ -48,28 +48,42 @@ class ExampleLoss:
       raise ValueError('`loss` must be given: a DP model needs the loss of every single example. '
                        'Received: loss=None. Pass `loss=` to `compile`.')
     self._names = list(output_names or [])
-    self._losses = _per_output(loss, self._names, 'loss')
-    self._weights = (None if loss_weights is None
-                     else _per_output(loss_weights, self._names, 'loss_weights'))
-    for one in self._losses:
+    self._loss, self._weights = loss, loss_weights
+    if self._names:  # Else they are known when there are outputs.
+      _spread(loss, [(name,) for name in self._names], 'loss')
+    for one in loss.values() if isinstance(loss, dict) else _listed(loss):
       _check(one)
 
   def __call__(self, y: Any, outputs: Any, sample_weight: Any = ()) -> tf.Tensor:
-    outputs, targets = _flat(outputs, self._names), _flat(y, self._names)
-    losses = self._losses * len(outputs) if len(self._losses) == 1 else self._losses
+    names = self._names_of(outputs)
+    outputs = tf.nest.flatten(outputs)
+    losses, targets = _spread(self._loss, names, 'loss'), _spread(y, names, 'y', once=True)
     if not len(losses) == len(outputs) == len(targets):
       raise ValueError('`loss` and `y` must have one entry per model output. Received: '
                        f'{len(losses)} losses, {len(targets)} targets, {len(outputs)} outputs.')
-    weights = self._weights or [1.0] * len(outputs)
-    weights = weights * len(outputs) if len(weights) == 1 else weights
-    sample_weights = _flat(sample_weight, self._names) if not _absent(sample_weight) else []
-    if len(sample_weights) <= 1:
-      sample_weights = (sample_weights or [None]) * len(outputs)
+    weights = _spread(self._weights, names, 'loss_weights')
+    sample_weights = _spread(
+        None if _absent(sample_weight) else sample_weight, names, 'sample_weight')
     total = 0.0
     for one, weight, target, output, sw in zip(losses, weights, targets, outputs, sample_weights):
       if one is not None:
-        total += weight * _example_values(one, target, output, sw)
+        if target is None:
+          raise ValueError(
+              'Every example needs a target. Received: none. Feed pairs such as `(x, y)`, or '
+              '`(x, x)` for a model that reproduces its input.')
+        values = _example_values(one, target, output, sw)
+        total += values if weight is None else weight * values
     return total
+
+  def _names_of(self, outputs: Any) -> List[Tuple[str, ...]]:
+    """By which names each of the flat outputs may be called: its key, and the model's name."""
+    count = len(tf.nest.flatten(outputs))
+    names: List[Tuple[str, ...]] = [()] * count
+    if len(self._names) == count:
+      names = [(name,) for name in self._names]
+    if isinstance(outputs, dict) and len(outputs) == count:  # Flattened in the order of keys.
+      names = [(key, *more) for key, more in zip(sorted(outputs), names)]
+    return names
 
 
 def _example_values(
@@ -228,7 +242,7 @@ def _reduction(loss: Any) -> str:
 
 
 def _check(loss: Any) -> None:
-  if loss is None:
+  if loss is None or isinstance(loss, str):
     return
   reduction = _reduction(loss)
   if 'mean_with_sample_weight' in reduction:
@@ -243,24 +257,32 @@ def _check(loss: Any) -> None:
     raise ValueError(f'`loss` must be a name, a function or a keras Loss. Received: {loss!r}.')
 
 
-def _per_output(value: Any, names: Optional[Sequence[str]], what: str) -> List[Any]:
-  """Flattens a compile argument to a list, strings turned into functions."""
-  if isinstance(value, dict):
-    names = names or ()
-    unknown = set(value) - set(names)
+def _spread(
+    value: Any, names: Sequence[Tuple[str, ...]], what: str, once: bool = False) -> List[Any]:
+  """A list with an entry per output: from a dict by name, a list in order, or one for all.
+
+  Args:
+    value: What `compile` or `fit` was given.
+    names: For each output the names it may be called by.
+    what: Name of the argument, for errors.
+    once: Whether one entry is for one output only.
+  """
+  if isinstance(value, dict) and any(names):
+    unknown = set(value) - {name for alternatives in names for name in alternatives}
     if unknown:
-      raise ValueError(f'`{what}` must name model outputs {names}. Received: {sorted(unknown)}.')
-    value = [value.get(name) for name in names]
-  elif not isinstance(value, (list, tuple)):
-    value = [value]
-  return [tf.keras.losses.get(v) if isinstance(v, str) else v for v in value]
+      known = [alternatives[0] for alternatives in names]
+      raise ValueError(f'`{what}` must name model outputs {known}. Received: {sorted(unknown)}.')
+    value = [next((value[name] for name in alternatives if name in value), None)
+             for alternatives in names]
+  elif isinstance(value, dict):
+    value = tf.nest.flatten(value)
+  else:
+    value = _listed(value)
+  value = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in value]
+  return value * len(names) if len(value) == 1 and not once else value
 
 
-def _flat(value: Any, names: Optional[Sequence[str]]) -> List[Any]:
-  if isinstance(value, dict):
-    if names and set(names) == set(value):
-      return [value[name] for name in names]
-    return tf.nest.flatten(value)
+def _listed(value: Any) -> List[Any]:
   return list(value) if isinstance(value, (list, tuple)) else [value]
 
 

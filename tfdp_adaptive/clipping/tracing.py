@@ -224,7 +224,9 @@ class Recorder:
   def run(self, model: compat.Model, x: Any) -> Any:
     """`model(x, training=True)`, recorded."""
     self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
-    with _tapped([unit.layer for unit in self._units.values()], self):
+    words = [layer for layer in model._flatten_layers()
+             if isinstance(layer, compat.keras.layers.TextVectorization)]
+    with _tapped([unit.layer for unit in self._units.values()] + words, self):
       self._listen()
       try:
         outputs = model(x, training=True)
@@ -246,6 +248,8 @@ class Recorder:
       self, layer: compat.Layer, function: Callable[..., Any], args: Tuple[Any, ...],
       kwargs: Dict[str, Any]) -> Any:
     """Stands in for `function`, the `call` of a unit's layer."""
+    if id(layer) not in self._units:
+      return _same_batch(function(*args, **kwargs), args)
     unit = self._units[id(layer)]
     if any(owner is not None and owner.kind.whole for owner in self._owners):
       return function(*args, **kwargs)
@@ -279,6 +283,14 @@ class Recorder:
     self._segment.__exit__(None, None, None)
     self._reads += [(compat.variable_key(v), self._owners[-1])
                     for v in self._segment.watched_variables()]
+
+
+def _same_batch(outputs: Any, args: Tuple[Any, ...]) -> Any:
+  """Words split in a graph are no longer known to be as many rows as there were sentences."""
+  rows = args[0].shape[0] if args and hasattr(args[0], 'shape') and args[0].shape.rank else None
+  if rows is None or not tf.is_tensor(outputs) or isinstance(outputs, tf.RaggedTensor):
+    return outputs
+  return tf.ensure_shape(outputs, [rows, *outputs.shape[1:]])
 
 
 def _recording() -> bool:

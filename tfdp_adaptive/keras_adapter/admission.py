@@ -167,22 +167,23 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     if kwargs.get('validation_split'):
       raise errors.PrivacyError('`validation_split` changes the population after the plan was '
                                 'made. Split first, then pass `validation_data`.')
-    if kwargs.get('class_weight') is not None:
-      raise errors.PrivacyError(
-          '`class_weight` and the weights of `plan.batches` cannot be combined by Keras. Received: '
-          'class_weight. Give every example its weight: `plan.batches((x, y, weights))`.')
+    weigh = kwargs.pop('class_weight', None)  # Keras cannot combine it with the plan's weights.
     epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
     wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
-    if optimizer.steps_done + wanted > plan.steps:
+    left = plan.steps - optimizer.steps_done
+    if wanted > left:
       raise errors.PrivacyError(
           f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
           f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
-          'plan, or plan more steps.')
+          'plan, '
+          + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
+          + 'or plan more steps.')
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
-      return x.tfdp_from(lambda: optimizer.steps_done)  # It restores after this.
-    if x.tfdp_start_step != optimizer.steps_done:
-      return x.tfdp_from(optimizer.steps_done)  # Coins are drawn again, for the steps left.
+      return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.
+    if weigh is not None or x.tfdp_start_step != optimizer.steps_done:
+      # Coins are drawn again, for the steps left.
+      return x.tfdp_from(optimizer.steps_done, weigh)
   elif plan is None and y is not None and hasattr(x, 'shape') and (
       optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32

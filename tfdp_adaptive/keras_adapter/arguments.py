@@ -148,6 +148,9 @@ def refuse(kwargs: Dict[str, Any]) -> None:
       'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
       'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
                            'need no scaling.',
+      'lr': 'Use `learning_rate`.',
+      'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
+               '`learning_rate`; or `weight_decay`.',
   }
   for key, fix in fixes.items():
     if kwargs.pop(key, None) is not None:

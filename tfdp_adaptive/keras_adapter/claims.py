@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -17,14 +17,22 @@ def epsilon(
     optimizer: optimizer_lib.DPOptimizer, before: ledger_lib.Ledger,
     steps: Optional[int]) -> float:
   """Of `steps` steps at the plan's delta, runs `before` on the same weights included."""
+  if optimizer.plan is not None and not before.entries:
+    return optimizer.plan.epsilon(steps, rule=optimizer.rule)
+  now = ledger(optimizer, before, steps)
+  plan: Any = optimizer.plan  # Without one, it has raised.
+  return now.epsilon(plan.target_delta)
+
+
+def ledger(
+    optimizer: optimizer_lib.DPOptimizer, before: ledger_lib.Ledger,
+    steps: Optional[int]) -> ledger_lib.Ledger:
+  """Runs `before`, and `steps` steps (default: all) of the optimizer."""
   if optimizer.plan is None:
     raise ValueError('Without a plan there is no epsilon: sampling and number of steps are '
                      'unknown. Make a `tfdp.PrivacyPlan` and pass `plan=`.')
-  if not before.entries:
-    return optimizer.plan.epsilon(steps, rule=optimizer.rule)
-  now = before.begin(optimizer.plan, optimizer.rule, optimizer.own_sampler or '').done(
+  return before.begin(optimizer.plan, optimizer.rule, optimizer.own_sampler or '').done(
       optimizer.plan.steps if steps is None else steps)
-  return now.epsilon(optimizer.plan.target_delta)
 
 
 def statement(

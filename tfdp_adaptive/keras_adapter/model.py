@@ -10,8 +10,11 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import derivatives
+from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import divergence
+from tfdp_adaptive.keras_adapter import habits
 from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.keras_adapter import step
@@ -37,12 +40,11 @@ class DPModel(_Mixin):
   """
 
   def compile(
-      self, optimizer: Any = None, loss: Any = None, *args: Any, metrics: Any = None,
-      loss_weights: Any = None, weighted_metrics: Any = None, **kwargs: Any) -> None:
+      self, optimizer: Any = None, loss: Any = None, *args: Any, **kwargs: Any) -> None:
     """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples."""
-    if args:
-      raise TypeError('`compile` of a private model takes everything after `loss` by keyword. '
-                      f'Received: {len(args)} more positional arguments.')
+    kwargs = habits.by_name(keras.Model.compile, 3, args, kwargs)
+    metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
+    loss_weights = habits.loss_weights(kwargs.pop('loss_weights', None))
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
@@ -59,8 +61,15 @@ class DPModel(_Mixin):
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
 
-  def get_compile_config(self) -> Any:
-    return super().get_compile_config()
+  def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """As in Keras, in the formats that keep the ledger: `.keras`."""
+    habits.check_format(filepath, '.keras', kwargs)
+    return super().save(filepath, *args, **kwargs)
+
+  def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """As in Keras, in the formats that keep the ledger: `.weights.h5`, or a checkpoint."""
+    habits.check_format(filepath, '.weights.h5', kwargs)
+    return super().save_weights(filepath, *args, **kwargs)
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
@@ -85,10 +94,19 @@ class DPModel(_Mixin):
     if self.built:
       self.optimizer.build(self.trainable_variables)
 
-  def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-    """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`."""
+  def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
+
+    Weights that are no longer finite end it, with a warning.
+    """
+    kwargs = habits.by_name(keras.Model.fit, 3, args, kwargs)
     compat.check_strategy(self)
+    habits.refuse_ragged(x, y)
     x = admission.check_fit(self.optimizer, x, y, kwargs)
+    if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
+      kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
+    x, self._first_shapes = habits.first_shapes(x)
+    kwargs['callbacks'] = divergence.watched(kwargs.get('callbacks'))
     if self.distribute_strategy.num_replicas_in_sync > 1:
       if self.optimizer.plan is not None and self.optimizer.plan.unit == 'user':
         raise NotImplementedError(
@@ -109,16 +127,32 @@ class DPModel(_Mixin):
     del kwargs
     return x, y
 
+  def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+    """As in Keras, which keeps the function: what trains must be what it was made for."""
+    self.optimizer.check_variables(self.trainable_variables)
+    return super().make_train_function(*args, **kwargs)
+
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
-    return step.train_step(self, data)
+    return step.train_step(self, habits.with_shapes(self, data))
 
   def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
+    explain.remember(self, x)
     if not self.built:
-      self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
+      self._build_for(x)
     self._validate(x)
     loss, loss_weights = self._compiled_loss_arguments
-    return losses_lib.ExampleLoss(loss, loss_weights, getattr(self, 'output_names', None))
+    return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self))
+
+  @tf.autograph.experimental.do_not_convert
+  def _build_for(self, x: Any) -> None:
+    """Makes the weights, eagerly, though a step is traced: others are not there yet (Keras 3)."""
+    if compat.has_replicas() or tf.executing_eagerly():
+      self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
+      return
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    with futures.ThreadPoolExecutor(1) as thread:
+      thread.submit(validation.build, self, specs).result()
 
   @tf.autograph.experimental.do_not_convert
   def _validate(self, x: Any) -> None:

@@ -37,6 +37,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
     names = arguments.parameters(self.factory)
     rule_config = {k: v for k, v in kwargs.items() if k in names}
+    signatures.check_given(type(self).__name__, self.factory, rule_config)
     kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
     super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
     self._hidden.rule_config = rule_config

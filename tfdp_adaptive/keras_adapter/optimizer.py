@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
@@ -210,6 +211,16 @@ class DPOptimizer(guard.GuardedOptimizer):
     """The `tfdp.Ledger` of the weights that it moves: all runs they went through, so far."""
     return history.ledger(self._hidden.moved, self._hidden.run)
 
+  def ledger_after(self, steps: int, variables: Sequence[Any] = ()) -> ledger_lib.Ledger:
+    """The `tfdp.Ledger` of the weights when this run has done `steps` steps, and earlier runs.
+
+    Args:
+      steps: In all, those done already included.
+      variables: The weights, for an optimizer that is not built yet.
+    """
+    before = history.before(self._hidden.moved or tuple(variables), self._hidden.run)
+    return claims.ledger(self, before, steps)
+
   def epsilon(self, steps: Optional[int] = None) -> float:
     """Epsilon at the plan's delta after `steps` steps (default: all planned).
 
@@ -262,6 +273,17 @@ class DPOptimizer(guard.GuardedOptimizer):
   def _take_rule(self, rule: contract.Rule) -> None:
     self._hidden.rule = rule
     self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
+
+  def check_variables(self, variables: Sequence[Any]) -> None:
+    """Refuses other trainable variables than those that a built optimizer moves."""
+    keys = [[id(compat.raw_variable(v)) for v in some]
+            for some in (self._hidden.moved, variables)]
+    if self._hidden.moved and keys[0] != keys[1]:
+      raise errors.PrivacyError(
+          'The trainable weights must stay those that the optimizer was built for. Received: '
+          f'{len(variables)} variables, built for {len(self._hidden.moved)}; layers were frozen, '
+          'thawed or added since. Compile again with a new optimizer (and plan): what was spent '
+          'stays in `model.ledger`, and the new run adds to it.')
 
   def _warn_of_regimes(self, specs: Any) -> None:
     noise_std = self.noise_multiplier * contract.mean_sensitivity(

@@ -40,6 +40,17 @@ def signature(
   return inspect.Signature(list(found.values()))
 
 
+def check_given(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
+  """Raises ValueError for arguments without a default that are missing, and says what they are."""
+  missing = [key for key, parameter in inspect.signature(factory).parameters.items()
+             if parameter.default is inspect.Parameter.empty and key not in given
+             and parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+  if missing:
+    described = _sections(inspect.getdoc(factory))[1]
+    texts = [' '.join(described.get(key, key).split()) for key in missing]
+    raise ValueError(f'`{name}` has no default for {missing}. ' + ' '.join(texts))
+
+
 def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
   """How a class is called whose constructor this is."""
   own = inspect.signature(constructor)

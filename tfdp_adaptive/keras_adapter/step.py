@@ -52,6 +52,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   batch = admission.unpack(data, optimizer.plan)
   loss = model.prepare_step(interface.joined(batch)[0].x)
   variables = model.trainable_variables
+  optimizer.check_variables(variables)
   public = ()
   if optimizer.rule.public is not None:
     public = public_lib.gradients(optimizer.rule.public, model, loss, *optimizer.public_batch())
@@ -134,12 +135,19 @@ def observe(
   compat.loss_tracker(model, outputs).update_state(
       losses, sample_weight=tf.cast(batch.mask, tf.float32))
   logs = dict(model.compute_metrics(
-      examples.x, examples.y, outputs, tf.cast(there, tf.float32)) or {})
+      examples.x, _targets(examples.y, outputs), outputs, tf.cast(there, tf.float32)) or {})
   optimizer = model.optimizer
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(
         clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
   return logs
+
+
+def _targets(y: Any, outputs: Any) -> Any:
+  """With an entry for outputs that have no loss, hence no target: Keras 3 asks for all of them."""
+  if not isinstance(y, dict) or not isinstance(outputs, dict):
+    return y
+  return {**{name: output for name, output in outputs.items() if name not in y}, **y}
 
 
 def _blank(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

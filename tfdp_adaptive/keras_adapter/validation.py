@@ -97,7 +97,13 @@ def check_probed(model: compat.Model) -> None:
 
 def build(model: compat.Model, x: Any) -> None:
   """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
-  model(_rows(_examples(x, _LENGTHS[0]), 0, 1), training=False)
+  for length in _LENGTHS:
+    try:
+      model(_rows(_examples(x, length), 0, 1), training=False)
+      return
+    except (ValueError, tf.errors.InvalidArgumentError):
+      if length == _LENGTHS[-1]:
+        raise
 
 
 def _accepted(model: compat.Model, x: Any) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ def dataset(
     plan: plan_lib.PrivacyPlan, data: Any, *, users: Any = None,
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
-    coins: Any = None) -> tf.data.Dataset:
+    coins: Any = None, class_weight: Optional[Mapping[int, float]] = None) -> tf.data.Dataset:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -57,6 +57,7 @@ def dataset(
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
       by another process. One file, one run.
+    class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
@@ -94,9 +95,10 @@ def dataset(
     start = start_step() if callable(start_step) else now
     indices_of_steps = draw(start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
-      yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step)
+      yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step,
+                   class_weight)
 
-  none = _batch(records, np.zeros([0], np.int64), 1, plan, now)
+  none = _batch(records, np.zeros([0], np.int64), 1, plan, now, class_weight)
   rows = _largest(plan) if pad_to is None else None
   signature = sources.map_structure(
       lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
@@ -108,9 +110,10 @@ def dataset(
   result = result.prefetch(2)
   result.tfdp_plan = plan
   result.tfdp_start_step = now
-  result.tfdp_from = lambda step: dataset(
+  result.tfdp_from = lambda step, weights=None: dataset(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
-      start_step=step, pad_to=pad_to, coins=kept)
+      start_step=step, pad_to=pad_to, coins=kept,
+      class_weight=weights or class_weight)
   return result
 
 
@@ -136,7 +139,8 @@ def _passes(first: Any, again: Callable[[], Any]) -> Iterator[Any]:
 
 def _batch(
     records: Union[users_lib.Examples, users_lib.Users], indices: np.ndarray, rows: int,
-    plan: plan_lib.PrivacyPlan, step: int) -> Tuple[Any, ...]:
+    plan: plan_lib.PrivacyPlan, step: int, class_weight: Optional[Mapping[int, float]]
+    ) -> Tuple[Any, ...]:
   """`(x, y, weight)`, or `(x, weight)`, padded to `rows` records and marked."""
   taken, used = records.take(indices, step)
 
@@ -147,13 +151,17 @@ def _batch(
     value[:len(indices)] = array
     return value
 
-  *batch, weight = _with_weights(sources.map_structure(padded, taken), padded(used))
+  *batch, weight = _with_weights(
+      sources.map_structure(padded, taken), padded(used), class_weight)
   weight = sources.map_structure(lambda w: marks.write(w, plan, step), weight)
   return (*batch, weight)
 
 
-def _with_weights(batch: Any, used: np.ndarray) -> Tuple[Any, ...]:
-  """`used`, 0 for what is no example, times the weights that the data have."""
+def _with_weights(
+    batch: Any, used: np.ndarray, class_weight: Optional[Mapping[int, float]]) -> Tuple[Any, ...]:
+  """`used`, 0 for what is no example, times the weights that the data and classes have."""
+  if class_weight is not None:
+    used = used * _of_class(batch, used, class_weight)
   if not _is_pair(batch):
     return batch, used
   if len(batch) == 2:
@@ -161,6 +169,18 @@ def _with_weights(batch: Any, used: np.ndarray) -> Tuple[Any, ...]:
   return *batch[:2], sources.map_structure(
       lambda w: w.astype(np.float32) * used.reshape(used.shape + (1,) * (w.ndim - used.ndim)),
       batch[2])
+
+
+def _of_class(batch: Any, used: np.ndarray, class_weight: Mapping[int, float]) -> np.ndarray:
+  """The weight of each example's class, as Keras has it."""
+  labels = batch[1] if _is_pair(batch) else None
+  if isinstance(labels, np.ndarray) and labels.ndim == used.ndim + 1:
+    labels = labels.argmax(-1) if labels.shape[-1] > 1 else labels[..., 0]
+  if not isinstance(labels, np.ndarray) or labels.shape != used.shape:
+    raise ValueError('`class_weight` needs one class per example. Received: labels that are not. '
+                     'Weight the examples instead: `plan.batches((x, y, weights))`.')
+  weights = [class_weight.get(int(label), 1) for label in labels.ravel()]
+  return np.array(weights, np.float32).reshape(used.shape)
 
 
 def _is_pair(data: Any) -> bool:

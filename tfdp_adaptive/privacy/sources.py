@@ -254,7 +254,8 @@ def _array(value: Any) -> np.ndarray:
     array = np.asarray(value)
   except ValueError as error:
     raise ValueError('`data` must be rectangular arrays with the example as leading axis; pad '
-                     'examples of different lengths first.') from error
+                     'examples of different lengths first. (Inputs and labels are a tuple '
+                     '`(x, y)`; a list is one array.)') from error
   if array.ndim < 1 or (array.dtype == object and not _all_text(array)):
     raise ValueError(f'{_NOT_ARRAYS}Received: shape={array.shape}, dtype={array.dtype}.')
   return array

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Keras users do every day: taken as Keras takes it, or refused in one sentence."""
+
+import inspect
+import itertools
+import os
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+
+_LEGACY = ('.h5', '.hdf5', '.hdf')
+Shapes = Optional[Callable[[], Any]]  # Of a nest; hidden from Keras, which tracks attributes.
+
+
+def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
+            kwargs: Dict[str, Any]) -> Dict[str, Any]:
+  """Keyword arguments for what was given by position, in the order of this Keras.
+
+  Args:
+    function: A method of `keras.Model`.
+    skip: How many of its parameters, `self` included, were taken before `args`.
+    args: By position.
+    kwargs: By name.
+  """
+  names = list(inspect.signature(function).parameters)[skip:]
+  if len(args) > len(names):
+    raise TypeError(f'`{function.__name__}` takes at most {skip - 1 + len(names)} arguments. '
+                    f'Received: {skip - 1 + len(args)}.')
+  placed = dict(zip(names, args))
+  twice = sorted(set(placed) & set(kwargs))
+  if twice:
+    raise TypeError(f'`{function.__name__}` was given {twice} by position and by name.')
+  return {**kwargs, **placed}
+
+
+def loss_weights(value: Any) -> Any:
+  """As they are, if they are numbers: in Keras 3 metrics stand in another place."""
+  for one in tf.nest.flatten(value):
+    if isinstance(one, str) or callable(one):
+      raise ValueError(
+          '`loss_weights` must be numbers, one per output. Received: '
+          f'{value!r}. In Keras 3 they come after `loss` by position; pass `metrics=` by name.')
+  return value
+
+
+def refuse_ragged(*data: Any) -> None:
+  """Raises ValueError for examples of different lengths."""
+  kinds = (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)
+  for one in data:
+    leaves = tf.nest.flatten(one.element_spec if isinstance(one, tf.data.Dataset) else one)
+    for leaf in leaves:
+      if isinstance(leaf, kinds):
+        raise ValueError(
+            'A private step needs dense tensors: the gradient of each example is its own. '
+            f'Received: a {type(leaf).__name__}. Pad ragged data with `.to_tensor()` (and let '
+            'the model mask the padding), or densify sparse data with `tf.sparse.to_dense`.')
+
+
+def check_format(filepath: Any, wanted: str, kwargs: Dict[str, Any]) -> None:
+  """Raises ValueError for a format that would lose what the weights have cost."""
+  name = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ''
+  whole = wanted == '.keras'
+  if name.endswith(wanted):
+    lost = kwargs.get('save_format') not in (None, 'keras' if whole else 'h5')
+  else:
+    lost = name.endswith(_LEGACY) or kwargs.get('save_format') == 'h5' or (
+        whole and compat.SAVES_FOLDERS)
+  if lost:
+    raise ValueError(
+        'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
+        f'Received: {name!r}. Save to a path that ends in {wanted!r}'
+        + ('; `model.export(folder)` makes a SavedModel for serving.' if whole else '.'))
+
+
+def first_shapes(x: Any) -> Tuple[Any, Shapes]:
+  """`(x, shapes)` of batches from a generator or Sequence, of which Keras 2 tells ranks only."""
+  if compat.TELLS_SHAPES or isinstance(x, tf.data.Dataset) or hasattr(x, 'element_spec'):
+    return x, None
+  if isinstance(x, compat.keras.utils.Sequence):
+    first = x[0]
+  elif hasattr(x, '__next__'):
+    first = next(x, None)
+    if first is None:
+      return x, None
+    x = itertools.chain([first], x)
+  else:
+    return x, None
+  if not all(hasattr(leaf, 'shape') for leaf in tf.nest.flatten(first)):
+    return x, None
+  shapes = tf.nest.map_structure(lambda t: tf.TensorShape([None, *t.shape[1:]]), first)
+  return x, lambda: shapes
+
+
+def with_shapes(model: Any, data: Any) -> Any:
+  """Batches whose axes have the lengths that the model's inputs, or the first batch, say."""
+  refuse_ragged(data)
+  x, y, weight = compat.keras.utils.unpack_x_y_sample_weight(data)
+  unknown = [t for t in tf.nest.flatten(x) if tf.is_tensor(t) and (
+      t.shape.rank is None or None in t.shape[1:])]
+  inputs = getattr(model, 'inputs', None) if model.built else None
+  told = getattr(model, '_first_shapes', None)
+  if not unknown or not inputs and told is None:
+    return data
+  if inputs and isinstance(x, dict) and not isinstance(compat.input_structure(model), dict):
+    return data  # By the inputs' names, in another order than theirs.
+  shapes = None if told is None else told()
+  if inputs:
+    known = [t.shape for t in inputs]
+  else:
+    known = tf.nest.flatten(shapes[0] if isinstance(shapes, tuple) else shapes)
+  leaves = tf.nest.flatten(x)
+  if len(leaves) != len(known):
+    return data
+  leaves = [tf.ensure_shape(t, [None, *shape[1:]]) if shape.rank is not None and (
+      t.shape.rank in (None, shape.rank)) else t for t, shape in zip(leaves, known)]
+  x = tf.nest.pack_sequence_as(x, leaves)
+  if isinstance(shapes, tuple) and len(shapes) > 1 and y is not None:
+    y = tf.nest.map_structure(_column, y, shapes[1])
+  return compat.keras.utils.pack_x_y_sample_weight(x, y, weight)
+
+
+def _column(target: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+  """Targets of shape [n, 1] are classes or numbers, where [n, k] are not."""
+  if shape.rank and shape.rank > 1 and shape[-1] == 1 and target.shape.rank in (None, shape.rank):
+    return tf.ensure_shape(target, [None] * (shape.rank - 1) + [1])
+  return target
