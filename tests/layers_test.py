@@ -17,7 +17,7 @@ LAYERS = (
     ('noise', 'privacy', 'clipping'),
     ('privatizer', 'estimates'),
     ('keras_adapter', 'queries'),
-    ('audit',),
+    ('audit', 'tuning'),
     ('federated',),
     ('cli',),
 )

@@ -25,7 +25,9 @@ _EXPORTS = {
     ), 'keras_adapter.model'),
     'explain_clipping': 'clipping.explain',
     'fix_model': 'keras_adapter.fixes',
+    'tune': 'tuning',
     'validate_model': 'keras_adapter.validation',
+    'callbacks': 'keras_adapter.callbacks',
     'diagnostics': 'keras_adapter.diagnostics',
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive import rules as rules
   from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
+  from tfdp_adaptive.keras_adapter import callbacks as callbacks
   from tfdp_adaptive.keras_adapter import diagnostics as diagnostics
   from tfdp_adaptive.keras_adapter.fixes import fix_model as fix_model
   from tfdp_adaptive.keras_adapter.model import DPFunctional as DPFunctional
@@ -91,6 +94,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.privacy.advice import advise as advise
   from tfdp_adaptive.privacy.ledger import Ledger as Ledger
   from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
+  from tfdp_adaptive.tuning import tune as tune
 
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})

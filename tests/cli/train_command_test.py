@@ -76,7 +76,7 @@ def test_an_interrupted_run_goes_on(folder, monkeypatch, capsys):
     return fit(model, batches, recorder)
 
   with monkeypatch.context() as patch:
-    patch.setattr(train, '_publish', _interrupt)
+    patch.setattr(train, 'publish', _interrupt)
     assert main.main(command(folder, 'cut')) == 130
   assert f'the same command with --out {folder / "cut"} to go on' in capsys.readouterr().err
   assert not (folder / 'cut' / 'model.keras').exists()
@@ -124,7 +124,7 @@ def test_steps_that_were_saved_or_shown_are_not_taken_again(folder, monkeypatch)
 def unfinished(folder):
   """A run that was interrupted after all steps."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train, '_publish', _interrupt)
+    patch.setattr(train, 'publish', _interrupt)
     assert main.main(command(folder, 'other')) == 130
   return folder / 'other' / 'train.state'
 

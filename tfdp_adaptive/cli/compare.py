@@ -80,8 +80,14 @@ def train_all(
   report.state_together(PART, plan, private_runs)
 
 
-def make_plan(arguments: argparse.Namespace, task: tasks.Task) -> tfdp.PrivacyPlan:
+def make_plan(
+    arguments: argparse.Namespace, task: tasks.Task, **fields: Any) -> tfdp.PrivacyPlan:
   """The plan of all private methods; each puts its own clip norm in.
+
+  Args:
+    arguments: Of the command line.
+    task: Whose training sentences are the population.
+    **fields: More of the plan.
 
   Raises:
     options.UsageError: The command line asks for a plan that cannot be.
@@ -95,7 +101,7 @@ def make_plan(arguments: argparse.Namespace, task: tasks.Task) -> tfdp.PrivacyPl
       target_epsilon=arguments.epsilon or EPSILON,
       target_delta=arguments.delta or options.default_delta(population_size),
       population_size=population_size, batch_size=arguments.batch_size, steps=arguments.steps,
-      l2_norm_clip=1.0)
+      l2_norm_clip=1.0, **fields)
 
 
 def prepare(

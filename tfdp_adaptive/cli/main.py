@@ -35,6 +35,10 @@ COMMANDS = {
         'train one private model and save it with its privacy statement',
         ('tfdp train --method dp_adam_stp --data posts.jsonl --out runs/mine',
          'tfdp train --epsilon 2 --set learning_rate=0.2 --out runs/mine')),
+    'tune': (
+        'choose settings privately: many runs, the best one released, one epsilon for all',
+        ('tfdp tune --method dp_adam_stp --runs 10 --epsilon 4 --out runs/tuned',
+         'tfdp tune --grid learning_rate=0.05,0.15,0.5 --shape 0 --json')),
     'audit': (
         'measure how much privacy is lost at least, by an attack or by looking at every step',
         ('tfdp audit --method dp_adam_stp',

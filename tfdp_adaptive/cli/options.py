@@ -31,28 +31,29 @@ def path(text: str) -> pathlib.Path:
 
 
 def positive_int(text: str) -> int:
-  return _number(int, text, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
+  return number(int, text, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
 
 
 def positive_float(text: str) -> float:
-  return _number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
+  return number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
 
 
 def noise_multiplier(text: str) -> float:
-  return _number(float, text, lambda value: 1e-5 <= value <= 1e13, 'a number from 1e-5 to 1e13')
+  return number(float, text, lambda value: 1e-5 <= value <= 1e13, 'a number from 1e-5 to 1e13')
 
 
 def probability(text: str) -> float:
-  return _number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
+  return number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
 
 
 def confidence(text: str) -> float:
-  return _number(float, text, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
+  return number(float, text, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
                  'a number above 0, at most 1 - 1e-9')
 
 
-def _number(
+def number(
     kind: Callable[[str], Any], text: str, accepts: Callable[[Any], bool], wanted: str) -> Any:
+  """A number of the command line, or the error that says what is `wanted`."""
   try:
     value = kind(text)
   except ValueError:

@@ -62,9 +62,16 @@ def _unused() -> pathlib.Path:
   return next(path for path in itertools.chain([stem], names) if not path.exists())
 
 
-def preamble(task: tasks.Task, arguments: argparse.Namespace) -> List[str]:
-  """First paragraphs of the statement: the text, and what no epsilon covers."""
-  tuning = (
+def preamble(
+    task: tasks.Task, arguments: argparse.Namespace, tuning: str = '') -> List[str]:
+  """First paragraphs of the statement: the text, and what no epsilon covers.
+
+  Args:
+    task: What is trained on.
+    arguments: Of the command line.
+    tuning: How settings were chosen, if in another way than `--tune` says.
+  """
+  tuning = tuning or (
       'Settings were chosen by this run on validation sentences; the models trained for that are '
       'counted below.' if arguments.tune else
       'Settings are the recorded ones, chosen on the public default text. Choosing others on '

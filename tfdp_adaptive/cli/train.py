@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
                   'settings': settings, **task.identity()})
     try:
       measured = _train(model, task, method, report, arguments.save_every)
-      _publish(model, task, report)
+      publish(model, task, report)
     except KeyboardInterrupt:
       print(f'\nGive the same command with --out {report.path("")} to go on.', file=sys.stderr)
       raise
@@ -79,7 +79,7 @@ def _train(
   return training.fit(model, left, recorder)
 
 
-def _publish(model: compat.Model, task: tasks.Task, report: report_lib.Report) -> None:
+def publish(model: compat.Model, task: tasks.Task, report: report_lib.Report) -> None:
   """Saves the weights in a plain model: no optimizer, so nothing secret."""
   plain = language_model.build(
       task.num_ids, log_frequencies=task.log_frequencies)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private tuning: a random number of runs, the best one released, one epsilon for all.
+
+The accounting is `privacy.private_search`'s; this is the driver. Nothing of the runs that
+lost is kept or shown: no curves, no scores, not even how many there were.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import secrets
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import errors
+from tfdp_adaptive.keras_adapter import history
+from tfdp_adaptive.keras_adapter import model as model_lib
+from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import private_search
+
+Settings = Dict[str, Any]
+Space = Union[Mapping[str, Sequence[Any]], Sequence[Settings]]
+Build = Callable[[Settings, plan_lib.PrivacyPlan], Any]
+Score = Callable[[Any, Any, Any], Any]
+_FORMAT = 'tfdp_adaptive.tune 1'
+
+
+class Tuned(NamedTuple):
+  """The best run; everything in it may be released together, at the plan's epsilon."""
+
+  model: Any  # Trained and private; its ledger has the cost of the whole search. None: no run.
+  settings: Optional[Settings]
+  score: Optional[float]  # The noised one that it was chosen by.
+  plan: plan_lib.PrivacyPlan
+
+  def statement(self) -> str:
+    """What may honestly be said of the model, in plain text."""
+    return self.plan.statement()
+
+
+def tune(build: Build, space: Space, data: Any,
+         plan: plan_lib.PrivacyPlan, *, validation: Tuple[Any, Any],
+         score: Optional[Score] = None,
+         directory: Optional[Union[str, pathlib.Path]] = None) -> Tuned:
+  """Trains with random settings a random number of times and returns the best model.
+
+      plan = tfdp.PrivacyPlan.calibrate(
+          target_epsilon=3.0, ..., search=tfdp.privacy.Search(runs=10))
+      best = tfdp.tune(build, {'learning_rate': [.01, .03, .1]}, (x, y), plan,
+                       validation=(x_held_out, y_held_out))
+
+  The noise of every run is the plan's, which is calibrated so that all runs together, their
+  number and their scores included, keep to one epsilon. So what the plan fixes (batch size,
+  steps, sampling, noise) is not tuned; learning rates, clip norms and models are.
+
+  Args:
+    build: `(settings, plan) -> model`, a new private model, compiled with an optimizer of
+      that plan (its `l2_norm_clip` may be another).
+    space: A grid, `{name: values}`, or a list of settings. It must not depend on the data.
+    data: What `plan.batches` takes.
+    plan: With a `search`.
+    validation: `(x, y)` that score the runs; private, and disjoint from `data`, unless the
+      search has `score_noise=None`, which says that they are public. Their number is
+      treated as public.
+    score: `(model, x, y) -> [n]`, from 0 to 1 for each validation record, depending on that
+      record and the model alone; higher is better. By default 1 where the largest output
+      is the label's.
+    directory: Where an interrupted search is kept, so that the same call goes on, and its
+      result. Until the search has ended it is SECRET, every file of it. A run that was
+      interrupted is begun anew; what ended is not repeated.
+
+  Raises:
+    PrivacyError: If a run is not what the plan accounts for.
+  """
+  if not isinstance(plan, plan_lib.PrivacyPlan) or plan.search is None:
+    raise ValueError('`plan` must be a `tfdp.PrivacyPlan` with `search=tfdp.privacy.Search(...)`, '
+                     f'or the cost of tuning is not in it. Received: plan={plan!r}.')
+  grid = _grid(space)
+  x, y = validation
+  size = len(tf.nest.flatten(y)[0])
+  if not size:
+    raise ValueError('`validation` must have records. Received: none.')
+  with _State(directory, [plan.to_json(), repr(grid), size]) as state:
+    if state.candidates is None:
+      state.begin([secrets.randbelow(len(grid)) for _ in range(plan.search.draw())])
+    best, model = state.best, None
+    for number in range(state.done, len(state.candidates)):
+      candidate = _trained(build, grid[state.candidates[number]], plan, data)
+      value = private_search.noisy_score(_scores(score, candidate, x, y, size),
+                                         plan.search.score_noise)
+      if best is None or value > best['score']:
+        best, model = {'number': number, 'score': value}, candidate
+        state.keep(best, candidate)
+      state.advance(number + 1)
+    if best is None:
+      state.finish()
+      return Tuned(None, None, None, plan)
+    settings = grid[state.candidates[best['number']]]
+    if model is None:
+      model = _restored(build, settings, plan, x, state.weights())
+    state.finish()
+  return Tuned(model, dict(settings), best['score'], plan)
+
+
+def _grid(space: Space) -> List[Settings]:
+  if isinstance(space, Mapping):
+    for name, values in space.items():
+      if isinstance(values, (str, bytes)) or not hasattr(values, '__len__') or not len(values):
+        raise ValueError('`space` must give a list of values for every name. '
+                         f'Received: {name}={values!r}.')
+    return [dict(zip(space, values)) for values in itertools.product(*space.values())]
+  grid = [dict(settings) for settings in space]
+  if not grid:
+    raise ValueError('`space` must have at least one setting. Received: none.')
+  return grid
+
+
+def _checked(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan) -> Any:
+  """The model for some settings, if its optimizer has the plan and its weights no past."""
+  model = build(dict(settings), plan)
+  optimizer = getattr(model, 'optimizer', None)
+  if not isinstance(model, model_lib.DPModel) or not isinstance(
+      optimizer, optimizer_lib.DPOptimizer):
+    raise ValueError('`build` must return a compiled private model, such as of '
+                     f'`tfdp.make_private`. Received: {model!r} with optimizer {optimizer!r}.')
+  if optimizer.plan is None or dataclasses.replace(
+      optimizer.plan, l2_norm_clip=plan.l2_norm_clip) != plan or optimizer.own_sampler is not None:
+    raise errors.PrivacyError(
+        '`build` must give the optimizer the plan that it is given (the clip norm may differ): '
+        f'the cost of the search is computed from it. Received: {optimizer.plan}.')
+  if optimizer.steps_done or model.ledger.entries:
+    raise errors.PrivacyError(
+        '`build` must return a new model at every call. Received: weights that were trained '
+        'before, which would carry one run into the next.')
+  if not plan.check_rule(optimizer.rule):
+    raise errors.PrivacyError(f'The rule {optimizer.rule.name} has no guarantee, and a selection '
+                              'among its runs has none.')
+  return model
+
+
+def _trained(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, data: Any) -> Any:
+  model = _checked(build, settings, plan)
+  with warnings.catch_warnings():  # A run that diverges loses, and says nothing.
+    warnings.filterwarnings('ignore', message='Training has diverged')
+    model.fit(model.optimizer.plan.batches(data), verbose=0)
+  return model
+
+
+def _scores(score: Optional[Score], model: Any, x: Any, y: Any, size: int) -> np.ndarray:
+  values = np.asarray((score or _accuracy)(model, x, y), np.float64)
+  if values.shape != (size,):
+    raise ValueError('`score` must return one number, from 0 to 1, for each validation record. '
+                     f'Received: shape {values.shape} for {size} records.')
+  return values
+
+
+def _accuracy(model: Any, x: Any, y: Any) -> np.ndarray:
+  outputs, labels = np.asarray(model.predict(x, verbose=0)), np.asarray(y)
+  if labels.ndim == outputs.ndim and labels.shape[-1] == outputs.shape[-1] > 1:
+    labels = labels.argmax(-1)
+  if outputs.ndim != 2 or outputs.shape[-1] < 2 or labels.size != len(outputs):
+    raise ValueError('`score` must be given unless outputs are [n, classes] and labels classes. '
+                     f'Received: outputs {outputs.shape}, labels {labels.shape}.')
+  return outputs.argmax(-1) == labels.reshape(-1)
+
+
+def _values(model: Any) -> List[Any]:
+  """What is saved of a model: its variables, in order (words of a vocabulary are not among it)."""
+  return [v for v in model.weights if hasattr(v, 'assign')]
+
+
+def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: Any,
+              weights: List[np.ndarray]) -> Any:
+  """The model of an earlier process: built anew, with its weights and what they cost."""
+  model = _checked(build, settings, plan)
+  if not model.built:
+    model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)
+  for variable, value in zip(_values(model), weights):
+    variable.assign(value)
+  entry = ledger_lib.Ledger().begin(plan, model.optimizer.rule).done(plan.steps).entries[0]
+  history.begin(model.trainable_variables, history.Run(plan, None, entry=entry))
+  return model
+
+
+class _State:
+  """What an interrupted search goes on from. SECRET until `finish`.
+
+  Args:
+    directory: None keeps everything in memory.
+    identity: What must be the same when a search goes on, for JSON.
+  """
+
+  def __init__(self, directory: Optional[Union[str, pathlib.Path]], identity: Any) -> None:
+    self._path: Any = None if directory is None else pathlib.Path(directory)
+    self._digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    self._lock: Any = None
+    self.candidates: Any = None  # Indices of the grid, one a run.
+    self.done = 0
+    self.best: Any = None
+
+  def __enter__(self) -> '_State':
+    if self._path is None:
+      return self
+    self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    self._lock = open(os.open(self._path / 'lock', os.O_RDWR | os.O_CREAT, 0o600), 'rb')
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      self._lock.close()
+      raise ValueError('`directory` must be used by one search at a time. Received: '
+                       f'{self._path}, which another process holds.') from error
+    try:
+      text = (self._path / 'state.json').read_text(encoding='utf-8')
+    except FileNotFoundError:
+      return self
+    saved = json.loads(text)
+    if (saved['format'], saved['digest']) != (_FORMAT, self._digest):
+      self._lock.close()
+      raise ValueError('`directory` must hold the same search: plan, space and validation records. '
+                       f'Received: {self._path}, which holds another. What was spent there counts.')
+    self.candidates, self.done, self.best = saved['candidates'], saved['done'], saved['best']
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    if self._lock is not None:
+      self._lock.close()
+
+  def begin(self, candidates: List[int]) -> None:
+    self.candidates = candidates
+    self._save()
+
+  def keep(self, best: Dict[str, Any], model: Any) -> None:
+    """Saves the weights of a run that is best so far."""
+    if self._path is not None:
+      buffer = io.BytesIO()
+      arrays: Any = {f'v{i}': np.asarray(v) for i, v in enumerate(_values(model))}
+      np.savez(buffer, **arrays)
+      self._replace(self._weights_of(best), buffer.getvalue())
+    self.best = best
+
+  def advance(self, done: int) -> None:
+    """Another run has ended; only then its weights, if they are best, are those that count."""
+    self.done = done
+    self._save()
+    for path in self._path.glob('run-*.npz') if self._path is not None else ():
+      if path != self._weights_of(self.best):
+        path.unlink()
+
+  def weights(self) -> List[np.ndarray]:
+    with np.load(self._weights_of(self.best), allow_pickle=False) as saved:
+      return [saved[f'v{i}'] for i in range(len(saved.files))]
+
+  def finish(self) -> None:
+    """Forgets the number of runs and those that lost; what is left is the result."""
+    if self._path is None or not self.candidates:
+      return
+    winner = [self.candidates[self.best['number']]]
+    if self.candidates != winner or self.best['number']:
+      old, self.candidates = self._weights_of(self.best), winner
+      self.best, self.done = {'number': 0, 'score': self.best['score']}, 1
+      content = old.read_bytes()
+      self._replace(self._weights_of(self.best), content)
+      self._save()
+      for path in self._path.glob('run-*.npz'):
+        if path != self._weights_of(self.best):
+          path.unlink()
+
+  def _weights_of(self, best: Any) -> pathlib.Path:
+    return self._path / f'run-{best["number"]}.npz'
+
+  def _save(self) -> None:
+    if self._path is not None:
+      record = {'format': _FORMAT, 'digest': self._digest, 'candidates': self.candidates,
+                'done': self.done, 'best': self.best}
+      self._replace(self._path / 'state.json', json.dumps(record).encode())
+
+  def _replace(self, path: pathlib.Path, content: bytes) -> None:
+    """At once, and on disk when this returns."""
+    new = path.with_name(path.name + '.new')
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 'wb') as file:
+      file.write(content)
+      file.flush()
+      os.fsync(file.fileno())
+    new.replace(path)
