@@ -35,6 +35,7 @@ def command(folder, out, *more):
           '--runs', '3', '--grid', 'learning_rate=0.25,0.5', *more]
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_and_saves_the_best_run(folder, monkeypatch, capsys):
   monkeypatch.setattr(tfdp.privacy.Search, 'draw', lambda self: 2)
   coins, trained = iter([1, 0]), []

@@ -121,6 +121,9 @@ class TruncatedPoisson(Poisson):
             'cut to a random subset of that size, which is accounted for.')
 
 
+_MOST_EPOCHS = 1e9
+
+
 @dataclasses.dataclass(frozen=True)
 class Epochs:
   """A number of steps, said as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
@@ -132,7 +135,9 @@ class Epochs:
   epochs: float
 
   def __post_init__(self) -> None:
-    checks.positive(epochs=self.epochs)
+    if not (checks.is_number(self.epochs) and 0 < self.epochs <= _MOST_EPOCHS):
+      raise ValueError(f'`epochs` must be a positive number, at most {_MOST_EPOCHS:g}. '
+                       f'Received: epochs={self.epochs!r}.')
 
   def in_steps(self, batch_size: float, population_size: Optional[int],
                sampling: Sampling = Poisson()) -> int:
