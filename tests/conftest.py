@@ -53,6 +53,9 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 def pytest_collection_modifyitems(config, items):
   for item in items:
+    if ' at 0x' in item.nodeid:
+      raise pytest.UsageError('The names of tests must be the same in every process. Received one '
+                              f'with an address, {item.nodeid}: give `parametrize` its `ids`.')
     if 'slow' in item.keywords and not config.getoption('--slow'):
       item.add_marker(pytest.mark.skip(reason='slow: run with --slow'))
     if 'federated' in item.keywords and not HAS_TFF:

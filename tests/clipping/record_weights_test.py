@@ -34,8 +34,9 @@ def length(weight, n, zeta=1.0):
   return weights.length(record_weights.weight(weight), tf.constant(n, tf.float64), zeta).numpy()
 
 
-@pytest.mark.parametrize('clipping, formula', FORMULAS.items(), ids=str)
-def test_the_weight_is_the_formula(clipping, formula):
+@pytest.mark.parametrize('clipping', FORMULAS, ids=str)
+def test_the_weight_is_the_formula(clipping):
+  formula = FORMULAS[clipping]
   for n in (1e-9, 1e-3, 0.3, 1.0, 7.0, 1e9):
     for zeta in (0.02, 1.0, 30.0):
       np.testing.assert_allclose(length(clipping, n, zeta), n * formula(n, zeta), rtol=1e-9)

@@ -25,6 +25,7 @@ class Case(NamedTuple):
   oracle: Callable[..., Any]  # problem -> iterates
   setting: dict = {}  # Of the problem.
   tolerance: float = 1e-8
+  noticed: float = 0.01  # Relative change of the noise that changes iterates; signs need more.
 
 
 def into_box(h, y):
