@@ -35,7 +35,8 @@ def quadratic():
 
 
 @pytest.mark.parametrize('rule', [
-    rules.dp_sgd(), rules.dp_sgd(momentum=0.8), rules.dp_adam(0.8, 0.9, 1e-2)], ids=['sgd', 'momentum', 'adam'])
+    rules.dp_sgd(), rules.dp_sgd(momentum=0.8), rules.dp_adam(0.8, 0.9, 1e-2)],
+                         ids=['sgd', 'momentum', 'adam'])
 def test_of_a_quadratic_it_is_the_gradient_where_the_weights_are(rule):
   """So the iterates x are those of the rule itself; the model holds x + gamma d."""
   gradient = quadratic()
