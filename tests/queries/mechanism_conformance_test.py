@@ -17,7 +17,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import queries
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.queries import sums
 
 tree_aggregation = compat.privacy_module('tree_aggregation')
 NODE_STD = 5.0  # NOISE_STD of the tests whose noise is a function without a known spread.
@@ -74,7 +74,7 @@ def tree_query(cumulative):
   return build
 
 
-class FromTemplate(query_base.SumAggregationDPQuery):
+class FromTemplate(sums.SumAggregationDPQuery):
   """`make(specs)`, with the specs of the template; states do not depend on them."""
 
   def __init__(self, make):

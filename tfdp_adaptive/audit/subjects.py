@@ -19,8 +19,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.keras_adapter import model as model_lib
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.noise import base as noise_base
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 from tfdp_adaptive.privacy import marks
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Subject:
 
   def covariance(self, steps: int) -> np.ndarray:
     """[steps, steps] C^-1 C^-T of the noise that is claimed."""
-    inverse = noise_base.as_run(self.claims.mechanism).materialize_inverse(steps)
+    inverse = streams.as_run(self.claims.mechanism).materialize_inverse(steps)
     return inverse @ inverse.T
 
   @property
@@ -151,7 +151,7 @@ class Subject:
     return steps if self.claims.steps is None else min(steps, self.claims.steps)
 
   def _row_norm(self, row: int) -> float:
-    mechanism = noise_base.as_run(self.claims.mechanism)
+    mechanism = streams.as_run(self.claims.mechanism)
     return float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
 
 

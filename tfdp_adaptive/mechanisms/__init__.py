@@ -6,10 +6,10 @@ from typing import Any
 
 from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
-from tfdp_adaptive.mechanisms.base import Mechanism as Mechanism
 from tfdp_adaptive.mechanisms.blt import BLT as BLT
 from tfdp_adaptive.mechanisms.dense_optimal import Dense as Dense
 from tfdp_adaptive.mechanisms.independent import IndependentGaussian as IndependentGaussian
+from tfdp_adaptive.mechanisms.interface import Mechanism as Mechanism
 from tfdp_adaptive.mechanisms.registry import DESIGNS as DESIGNS
 from tfdp_adaptive.mechanisms.registry import KINDS as KINDS
 from tfdp_adaptive.mechanisms.square_root import SquareRoot as SquareRoot

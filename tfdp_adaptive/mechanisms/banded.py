@@ -7,8 +7,8 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from tfdp_adaptive.mechanisms import base
 from tfdp_adaptive.mechanisms import gram_design
+from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
@@ -19,7 +19,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 @registry.register(
     registry.Design('banded', 'bands'),
     registry.Design('banded-optimal', 'bands', (('method', 'optimal'),)))
-class Banded(base.Mechanism):
+class Banded(interface.Mechanism):
   """C with `bands` non-zero diagonals and every column of norm one.
 
       c_0                          Columns that the last row cuts off would be

@@ -7,13 +7,13 @@ from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
-class ToeplitzMechanism(base.Mechanism):
+class ToeplitzMechanism(interface.Mechanism):
   """C is a lower-triangular Toeplitz matrix: everything follows from its first column."""
 
   def row_norms(self, n: Optional[int] = None) -> np.ndarray:
@@ -32,7 +32,7 @@ class ToeplitzMechanism(base.Mechanism):
     return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
 
 
-class MatrixMechanism(base.Mechanism):
+class MatrixMechanism(interface.Mechanism):
   """C is any invertible lower-triangular matrix, held as `inverse_rows`, [steps, steps] C^-1."""
 
   steps: int

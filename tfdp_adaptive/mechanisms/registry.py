@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # It registers there.
-  from tfdp_adaptive.mechanisms import base
+  from tfdp_adaptive.mechanisms import interface
 
-_Class = TypeVar('_Class', bound='Type[base.Mechanism]')
-KINDS: Dict[str, Type[base.Mechanism]] = {}  # Class name -> class.
-DESIGNS: Dict[str, Tuple[Type[base.Mechanism], Design]] = {}  # By name on the command line.
+_Class = TypeVar('_Class', bound='Type[interface.Mechanism]')
+KINDS: Dict[str, Type[interface.Mechanism]] = {}  # Class name -> class.
+DESIGNS: Dict[str, Tuple[Type[interface.Mechanism], Design]] = {}  # By name on the command line.
 
 
 class Design(NamedTuple):
@@ -48,7 +48,8 @@ def register(*designs: Design) -> Callable[[_Class], _Class]:
   return decorate
 
 
-def design(name: str, steps: int, size: Optional[int] = None, **options: Any) -> base.Mechanism:
+def design(
+    name: str, steps: int, size: Optional[int] = None, **options: Any) -> interface.Mechanism:
   """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
   left out."""
   kind, its = DESIGNS[name]

@@ -22,14 +22,15 @@ import numpy.typing as npt
 from tfdp_adaptive.mechanisms import registry
 
 if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.mechanisms import base
+  from tfdp_adaptive.mechanisms import interface
 
 FORMAT = 'tfdp_adaptive.mechanism'
 VERSION = 1  # Of the file format and of the designs in the cache.
 CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
 
 
-def to_json(mechanism: base.Mechanism, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
+def to_json(
+    mechanism: interface.Mechanism, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
   """Kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
   arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
   return json.dumps({
@@ -37,7 +38,7 @@ def to_json(mechanism: base.Mechanism, arrays: Optional[Mapping[str, np.ndarray]
       'config': mechanism.get_config(), 'dtype': mechanism.dtype, **_numbers(arrays)})
 
 
-def from_json(text: str) -> base.Mechanism:
+def from_json(text: str) -> interface.Mechanism:
   """The mechanism `to_json` described, with the same numbers.
 
   Raises:
@@ -59,12 +60,12 @@ def from_json(text: str) -> base.Mechanism:
   return from_config(content)
 
 
-def load(path: Union[str, os.PathLike]) -> base.Mechanism:
+def load(path: Union[str, os.PathLike]) -> interface.Mechanism:
   """Reads what `Mechanism.save` wrote."""
   return from_json(pathlib.Path(path).read_text(encoding='utf-8'))
 
 
-def to_config(mechanism: base.Mechanism) -> dict:
+def to_config(mechanism: interface.Mechanism) -> dict:
   """What `from_config` needs to make an equal mechanism, as JSON-serializable values.
 
   Numbers that the mechanism designs are left out, for they are designed again;
@@ -78,7 +79,7 @@ def to_config(mechanism: base.Mechanism) -> dict:
   return content
 
 
-def from_config(content: dict) -> base.Mechanism:
+def from_config(content: dict) -> interface.Mechanism:
   """The mechanism that `to_config` or `to_json` described.
 
   Raises:
@@ -101,7 +102,7 @@ def from_config(content: dict) -> base.Mechanism:
                      f'returned. Received: {str(content)[:60]} ({error!r}).') from error
 
 
-def cached(mechanism: base.Mechanism) -> Mapping[str, npt.ArrayLike]:
+def cached(mechanism: interface.Mechanism) -> Mapping[str, npt.ArrayLike]:
   """`mechanism.design()`, kept on disk by a key of all that decides it."""
   folder = cache_folder()
   if folder is None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
-from tfdp_adaptive.mechanisms import base
+from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
@@ -26,7 +26,7 @@ VARIANTS = ('online', 'full', 'naive')
 @registry.register(
     registry.Design('tree'),
     registry.Design('tree-full', arguments=(('variant', 'full'),)))
-class Tree(base.Mechanism):
+class Tree(interface.Mechanism):
   """C maps steps to the nodes of a binary tree; its rows are nodes, not steps.
 
   `strategy(n)` is [nodes, n], `noising(n)` the left inverse [n, nodes] that is

@@ -15,24 +15,25 @@ import tensorflow as tf
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
-from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 
-@base.stream.register(toeplitz.BandedToeplitz)
+@streams.stream.register(toeplitz.BandedToeplitz)
 def banded_toeplitz(
-    mechanism: toeplitz.BandedToeplitz, key_source: keys.Source = keys.from_system) -> base.Noise:
-  coefficients = base.as_run(mechanism).coefficients[np.newaxis]
+    mechanism: toeplitz.BandedToeplitz,
+    key_source: keys.Source = keys.from_system) -> streams.Noise:
+  coefficients = streams.as_run(mechanism).coefficients[np.newaxis]
   return _recursion(mechanism, key_source, coefficients, lambda row: 0)
 
 
-@base.stream.register(banded.Banded)
+@streams.stream.register(banded.Banded)
 def column_normalized(
-    mechanism: banded.Banded, key_source: keys.Source = keys.from_system) -> base.Noise:
+    mechanism: banded.Banded, key_source: keys.Source = keys.from_system) -> streams.Noise:
   """Row t of C is `rows[0]` up to the last m rows, where columns are cut short."""
-  rows = base.as_run(mechanism).rows
+  rows = streams.as_run(mechanism).rows
   head = mechanism.steps - len(rows)
   return _recursion(mechanism, key_source, rows,
                     lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
@@ -40,12 +41,12 @@ def column_normalized(
 
 def _recursion(
     mechanism: mechanisms.Mechanism, key_source: keys.Source, rows: np.ndarray,
-    index: Callable[[tf.Tensor], Any]) -> base.Noise:
+    index: Callable[[tf.Tensor], Any]) -> streams.Noise:
   slots = rows.shape[1] - 1
   solve = fusion.one_pass(_solve)
 
   def empty(flat: gaussian.Specs) -> Any:
-    return tuple(base.zeros(flat) for _ in range(slots))
+    return tuple(streams.zeros(flat) for _ in range(slots))
 
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: Any,
@@ -55,7 +56,7 @@ def _recursion(
         for i, z in enumerate(gaussian.vectors(key, flat)))
     return outputs, ((outputs,) + tuple(history))[:slots]
 
-  return base.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, empty, advance)
 
 
 def _solve(x: tf.Tensor, c: tf.Tensor, slots: Sequence[tf.Tensor]) -> tf.Tensor:

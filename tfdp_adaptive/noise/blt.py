@@ -9,16 +9,16 @@ from typing import Any, List, Sequence, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive.mechanisms import blt
-from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 
-@base.stream.register(blt.BLT)
-def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> base.Noise:
+@streams.stream.register(blt.BLT)
+def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> streams.Noise:
   """History: one row per buffer, s_i."""
-  run = base.as_run(mechanism)
+  run = streams.as_run(mechanism)
   output_scale = float(run.output_scale)
   weights = [float(w) for w in run.weights]
   decays = [float(theta) for theta in run.decays]
@@ -31,7 +31,7 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
   step = fusion.one_pass(buffered_step)
 
   def empty(flat: gaussian.Specs) -> Any:
-    return tuple(base.zeros(flat) for _ in decays)
+    return tuple(streams.zeros(flat) for _ in decays)
 
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: Any,
@@ -42,4 +42,4 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
     outputs, buffers = zip(*each)
     return outputs, tuple(zip(*buffers))
 
-  return base.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, empty, advance)

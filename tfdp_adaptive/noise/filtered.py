@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.noise import base
+from tfdp_adaptive.noise import streams
 
 
 class State(NamedTuple):
@@ -73,7 +73,7 @@ def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
                      f'Received: b={b}, a={a}.')
   if isinstance(mechanism, mechanisms.IndependentGaussian):
     return _independent(b, a)
-  return _correlated(base.as_run(mechanism), b, a)
+  return _correlated(streams.as_run(mechanism), b, a)
 
 
 def _weights(b: np.ndarray, a: np.ndarray) -> np.ndarray:

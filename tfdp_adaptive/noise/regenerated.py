@@ -17,28 +17,28 @@ from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
 from tfdp_adaptive.mechanisms import square_root
 from tfdp_adaptive.mechanisms import tree
-from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 
-@base.stream.register(banded_inverse.BandedInverse)
-@base.stream.register(square_root.SquareRoot)
+@streams.stream.register(banded_inverse.BandedInverse)
+@streams.stream.register(square_root.SquareRoot)
 def toeplitz_inverse(
     mechanism: Union[banded_inverse.BandedInverse, square_root.SquareRoot],
-    key_source: keys.Source = keys.from_system) -> base.Noise:
-  d = base.as_run(mechanism).inverse_coefficients
+    key_source: keys.Source = keys.from_system) -> streams.Noise:
+  d = streams.as_run(mechanism).inverse_coefficients
   return _regenerated(mechanism, key_source, len(d) - 1,
                       lambda row: tf.minimum(row, len(d) - 1),
                       lambda row, k, dtype: tf.gather(tf.constant(d, dtype), k))
 
 
-@base.stream.register(dense_optimal.Dense)
+@streams.stream.register(dense_optimal.Dense)
 def dense_inverse(
     mechanism: Union[dense_optimal.Dense, tree.Tree],
-    key_source: keys.Source = keys.from_system) -> base.Noise:
+    key_source: keys.Source = keys.from_system) -> streams.Noise:
   """Every `len(inverse_rows)` steps begins another run of the mechanism."""
-  rows = base.as_run(mechanism).inverse_rows
+  rows = streams.as_run(mechanism).inverse_rows
   length = len(rows)
 
   def coefficient(row: tf.Tensor, k: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -50,7 +50,7 @@ def dense_inverse(
 
 def _regenerated(
     mechanism: mechanisms.Mechanism, key_source: keys.Source, lags: int,
-    past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> base.Noise:
+    past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> streams.Noise:
   """Args:
 
     lags: Number of past keys to keep.
@@ -79,4 +79,4 @@ def _regenerated(
         (tf.ones_like(row), x), parallel_iterations=1)
     return x, tf.tensor_scatter_nd_update(history, [[row % lags]], [key])
 
-  return base.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, empty, advance)

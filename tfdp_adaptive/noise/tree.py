@@ -15,16 +15,16 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive.mechanisms import tree
-from tfdp_adaptive.noise import base
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import regenerated
+from tfdp_adaptive.noise import streams
 
 
-@base.stream.register(tree.Tree)
-def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> base.Noise:
+@streams.stream.register(tree.Tree)
+def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> streams.Noise:
   """History: the last finished left node of every level but the root's."""
-  run = base.as_run(mechanism)
+  run = streams.as_run(mechanism)
   if mechanism.variant == 'full':
     return regenerated.dense_inverse(mechanism, key_source)
   scale = float(run.node_scale)
@@ -32,7 +32,7 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
   levels = mechanism.levels
 
   def empty(flat: gaussian.Specs) -> Any:
-    return tuple(base.zeros(flat) for _ in range(levels - 1))
+    return tuple(streams.zeros(flat) for _ in range(levels - 1))
 
   def advance(
       key: tf.Tensor, row: tf.Tensor, lefts: Any,
@@ -51,7 +51,7 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
                    for own, l, r in zip(draw(level), left, right))
       return node, tuple(map(tf.add, replaced, left))
 
-    node, replaced, kept = draw(0), base.zeros(flat), []
+    node, replaced, kept = draw(0), streams.zeros(flat), []
     for level in range(1, levels):
       phase = steps % 2**level  # `tf.equal`: in TFF's graphs `==` compares identities.
       kept.append(_select(tf.equal(phase, 2**(level - 1)), node, lefts[level - 1]))
@@ -61,7 +61,7 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
           lambda node=node, replaced=replaced: (node, replaced))
     return tuple(map(tf.subtract, node, replaced)), tuple(kept)
 
-  return base.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, empty, advance)
 
 
 def _select(condition: tf.Tensor, new: Any, old: Any) -> Any:

@@ -11,8 +11,8 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.queries import base as query_base
 from tfdp_adaptive.queries import mechanism_sum
+from tfdp_adaptive.queries import sums
 
 
 class _Pair(NamedTuple):
@@ -22,7 +22,7 @@ class _Pair(NamedTuple):
   count: Any
 
 
-class AdaptiveClipSumQuery(query_base.SumAggregationDPQuery):
+class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
   """`MechanismSumQuery` with a quantile-adaptive clip norm (Andrew et al., arXiv:1905.03871).
 
   A record adds itself, clipped, and +1/2 or -1/2 as its norm is or is not within

@@ -15,11 +15,11 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.queries import sums
 from tfdp_adaptive.rules import record_weights
 
 
-class MechanismSumQuery(query_base.SumAggregationDPQuery):
+class MechanismSumQuery(sums.SumAggregationDPQuery):
   """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
 
   A drop-in for tensorflow_privacy's `TreeResidualSumQuery` and (`cumulative`)

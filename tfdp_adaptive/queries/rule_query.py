@@ -21,7 +21,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.queries import base as query_base
+from tfdp_adaptive.queries import sums
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import record_weights
 
@@ -68,7 +68,7 @@ def _check_participations(rule: contract.Rule, most: Optional[int]) -> None:
         f'Received: plan=None, max_participations={most}.')
 
 
-class RuleQuery(query_base.SumAggregationDPQuery):
+class RuleQuery(sums.SumAggregationDPQuery):
   """The DPQuery of a rule: its result is the rule's direction, to be descended.
 
   Records are gradient-like (`initial - final` for model updates). Every record

@@ -83,7 +83,7 @@ def require_streams(kinds: Iterable[type]) -> None:
   missing = sorted(kind.__name__ for kind in kinds if kind not in stream.registry)
   if missing:
     raise ImportError(f'No noise stream is registered for {", ".join(missing)}. Write one in '
-                      'tfdp_adaptive/noise/, decorated with `@base.stream.register(...)`, and '
+                      'tfdp_adaptive/noise/, decorated with `@streams.stream.register(...)`, and '
                       'import its file in tfdp_adaptive/noise/__init__.py.')
 
 
