@@ -14,15 +14,15 @@ import tensorflow as tf
 
 
 def _all_below(kind: type) -> Set[type]:
-  found: Set[type] = set()
+  classes: Set[type] = set()
   left: List[type] = [kind]
   while left:
     children: List[type] = left.pop().__subclasses__()
     for child in children:
-      if child not in found:
-        found.add(child)
+      if child not in classes:
+        classes.add(child)
         left.append(child)
-  return found
+  return classes
 
 
 @contextlib.contextmanager

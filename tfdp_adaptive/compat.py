@@ -205,8 +205,8 @@ def describe(variable: Variable) -> str:
 
 def overrides(model: Model, method: str) -> bool:
   """Whether a model has a method of its own, wherever it comes from, in place of Keras'."""
-  found = getattr(model, method)
-  return getattr(found, '__func__', found) is not getattr(keras.Model, method)
+  bound = getattr(model, method)
+  return getattr(bound, '__func__', bound) is not getattr(keras.Model, method)
 
 
 def autographed(layer: Layer, function: Callable[..., Any]) -> Callable[..., Any]:

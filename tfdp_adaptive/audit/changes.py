@@ -43,7 +43,7 @@ class Change(NamedTuple):
     return not self.size <= 1 + TOLERANCE + self.rounding
 
 
-class _Found:
+class _Search:
   """The largest change so far."""
 
   def __init__(self, claims: subjects.Claims) -> None:
@@ -90,18 +90,18 @@ def largest(
     history: Numbers of steps taken before a step is looked at.
   """
   rng = np.random.default_rng(seed)
-  found = _Found(subject.claims)
+  search = _Search(subject.claims)
   state = subject.fresh(seed)
   last = subject.limit(max(history) + 1) - 1
   for step in range(last + 1):
     if step in history:
-      _at(subject, state, found, f'after {step} steps')
+      _at(subject, state, search, f'after {step} steps')
     if step < last:
       ordinary = rng.standard_normal((_whole(subject), subject.size)) * 3 / math.sqrt(subject.size)
       _, state = subject.step(state, ordinary)
   if subject.participations:
-    _with_memory(subject, found, seed)
-  return found.worst._replace(pairs=found.pairs)
+    _with_memory(subject, search, seed)
+  return search.worst._replace(pairs=search.pairs)
 
 
 def of_records(subject: subjects.Subject, seed: Optional[int] = None,
@@ -115,7 +115,7 @@ def of_records(subject: subjects.Subject, seed: Optional[int] = None,
     targets: How many records are taken out, at every step that is looked at.
   """
   rng = np.random.default_rng(seed)
-  found = _Found(subject.claims)
+  search = _Search(subject.claims)
   state = subject.fresh(seed)
   last = subject.limit(max(history) + 1) - 1
   whole = int(min(_whole(subject), subject.largest_batch))
@@ -125,16 +125,16 @@ def of_records(subject: subjects.Subject, seed: Optional[int] = None,
       for target in rng.choice(subject.count, min(targets, subject.count), replace=False):
         for size in sizes:
           others = rng.integers(subject.count // 2, size=(size, 1)) * 1.0
-          _records(subject, state, found, others, target, f'{size} others, after {step} steps')
+          _records(subject, state, search, others, target, f'{size} others, after {step} steps')
         alike = np.full((whole - 1, 1), target * 1.0)
-        _records(subject, state, found, alike, target, f'{whole - 1} like it, after {step} steps')
+        _records(subject, state, search, alike, target, f'{whole - 1} like it, after {step} steps')
     if step < last:
       ordinary = rng.integers(subject.count // 2, size=(whole, 1)) * 1.0
       _, state = subject.step(state, ordinary)
-  return found.worst._replace(pairs=found.pairs)
+  return search.worst._replace(pairs=search.pairs)
 
 
-def _records(subject: subjects.Subject, state: Any, found: _Found, others: np.ndarray,
+def _records(subject: subjects.Subject, state: Any, search: _Search, others: np.ndarray,
              target: int, name: str) -> None:
   batch = np.concatenate([others, [[target * 1.0]]])
   present = np.ones(len(batch))
@@ -150,18 +150,18 @@ def _records(subject: subjects.Subject, state: Any, found: _Found, others: np.nd
   without, _ = subject.step(state, batch, zeroed)
   place = f'record {int(target) % (subject.count // 2)}' + (
       ', enlarged,' if target >= subject.count // 2 else '')
-  found.compare(with_it, without, f'{place} among {name}, against weight zero')
+  search.compare(with_it, without, f'{place} among {name}, against weight zero')
   if subject.claims.adjacency == 'replace':
     batch[-1] = (target + 1) % subject.count
     replaced, _ = subject.step(state, batch, present)
-    found.compare(with_it, replaced, f'{place} among {name}, against another')
+    search.compare(with_it, replaced, f'{place} among {name}, against another')
 
 
 def _whole(subject: subjects.Subject) -> int:
   return max(1, int(math.ceil(subject.claims.batch_size)))
 
 
-def _at(subject: subjects.Subject, state: Any, found: _Found, when: str) -> None:
+def _at(subject: subjects.Subject, state: Any, search: _Search, when: str) -> None:
   """All pairs of one state: others of some number and kind, with and without one record."""
   whole = _whole(subject)
   basis = np.eye(1, subject.size)[0]
@@ -177,13 +177,13 @@ def _at(subject: subjects.Subject, state: Any, found: _Found, when: str) -> None
           continue
         others = np.tile(other, (count, 1))
         name = f'a huge {shape} record among {count} {kind} others, {when}'
-        _pairs(subject, state, found, others, target, name)
+        _pairs(subject, state, search, others, target, name)
   target = _SMALL * dense
-  _pairs(subject, state, found, np.zeros([0, subject.size]), target, f'a small record, {when}')
+  _pairs(subject, state, search, np.zeros([0, subject.size]), target, f'a small record, {when}')
 
 
 def _pairs(
-    subject: subjects.Subject, state: Any, found: _Found, others: np.ndarray, target: np.ndarray,
+    subject: subjects.Subject, state: Any, search: _Search, others: np.ndarray, target: np.ndarray,
     name: str) -> None:
   batch = np.concatenate([others, target[np.newaxis]])
   present = np.ones(len(batch))
@@ -191,17 +191,17 @@ def _pairs(
   zeroed[-1] = 0
   with_it, _ = subject.step(state, batch, present)
   without, _ = subject.step(state, batch, zeroed)
-  found.compare(with_it, without, f'{name}, against weight zero')
+  search.compare(with_it, without, f'{name}, against weight zero')
   if subject.claims.adjacency == 'add_remove':
     removed, _ = subject.step(state, others, present[:-1])
-    found.compare(with_it, removed, f'{name}, against its absence')
+    search.compare(with_it, removed, f'{name}, against its absence')
   if subject.claims.adjacency == 'replace':
     batch[-1] *= -1
     replaced, _ = subject.step(state, batch, present)
-    found.compare(with_it, replaced, f'{name}, against its opposite')
+    search.compare(with_it, replaced, f'{name}, against its opposite')
 
 
-def _with_memory(subject: subjects.Subject, found: _Found, seed: Optional[int]) -> None:
+def _with_memory(subject: subjects.Subject, search: _Search, seed: Optional[int]) -> None:
   """A record of many steps, seen through all later releases: the others' are the same."""
   target = _HUGE * np.eye(1, subject.size)
   state = other = subject.fresh(seed)
@@ -210,5 +210,5 @@ def _with_memory(subject: subjects.Subject, found: _Found, seed: Optional[int]) 
     with_it, state = subject.step(state, target, present)
     without, other = subject.step(other, target, np.zeros(1))
     other = subject.with_secret_of(state, other)
-    found.compare(with_it, without, f'a huge record in {subject.participations} steps, seen in '
-                  f'step {step + 1}')
+    search.compare(with_it, without, f'a huge record in {subject.participations} steps, seen in '
+                   f'step {step + 1}')

@@ -49,17 +49,17 @@ def _whitened(
   """[(name, [n, k] standard normals if all is as announced)] of one run."""
   empty, weights = np.zeros([1, subject.size]), np.zeros(1)
   state = subject.fresh(seed)
-  found: Dict[Any, Any] = {}
+  by_name: Dict[Any, Any] = {}
   for step in range(steps):
     parts, state = subject.step(state, empty, weights)
     for part in parts:
-      when, rows = found.setdefault(part.name, ([], []))
+      when, rows = by_name.setdefault(part.name, ([], []))
       when.append(step)
       rows.append(part.value / part.unit if part.unit else 0 * part.value)
   covariance = subject.covariance(steps)
   return [(name, linalg.solve_triangular(
       np.linalg.cholesky(covariance[np.ix_(when, when)]), np.array(rows), lower=True))
-          for name, (when, rows) in found.items()]
+          for name, (when, rows) in by_name.items()]
 
 
 def weakest(named_rows: Sequence[Tuple[str, np.ndarray]]) -> Noise:
@@ -82,8 +82,8 @@ def weakest(named_rows: Sequence[Tuple[str, np.ndarray]]) -> Noise:
       'noise that later steps take back': [_sums(rows) for _, rows in named_rows],
       'noise in some direction of all steps': [_directions(rows) for rows in stacks],
   }
-  scored = {what: min(1.0, len(kinds) * len(found) * min(found))
-            for what, found in kinds.items() if found}
+  scored = {what: min(1.0, len(kinds) * len(p_values) * min(p_values))
+            for what, p_values in kinds.items() if p_values}
   what = min(scored, key=lambda kind: scored[kind])
   return Noise(float(np.sqrt(squares / values)), float(scored[what]), what, values)
 

@@ -221,19 +221,20 @@ def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:
       f'numbers; the weakest: {noise.what}, probability {noise.p_value:.2g})'))
 
 
-def _look_at_canaries(found: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
+def _look_at_canaries(
+    guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
   """The bounds beside the claim; one of Gaussian shape counts if the claim is of that shape."""
   gaussian = not plan.amplified
-  lower = max(found.epsilon_lower, found.gaussian_lower if gaussian else 0.0)
-  text = (f'{found.correct} of {found.guesses} guesses right with {found.canaries} canaries: '
-          f'epsilon >= {found.epsilon_lower:.3g}, or {found.gaussian_lower:.3g} for a claim of '
+  lower = max(guessed.epsilon_lower, guessed.gaussian_lower if gaussian else 0.0)
+  text = (f'{guessed.correct} of {guessed.guesses} guesses right with {guessed.canaries} canaries: '
+          f'epsilon >= {guessed.epsilon_lower:.3g}, or {guessed.gaussian_lower:.3g} for a claim of '
           f'Gaussian shape{"" if gaussian else " (which this is not)"}; estimate, no bound: '
-          f'{found.estimate.epsilon:.3g}')
-  if not gaussian and found.provable <= claimed:
+          f'{guessed.estimate.epsilon:.3g}')
+  if not gaussian and guessed.provable <= claimed:
     needed = bounds.canaries_to_refute(
-        claimed, delta, found.confidence, len(gradient_canaries.ATTEMPTS))
+        claimed, delta, guessed.confidence, len(gradient_canaries.ATTEMPTS))
     text += (f'; so few canaries can prove nothing: even perfect guesses prove only '
-             f'{found.provable:.3g}. It would take '
+             f'{guessed.provable:.3g}. It would take '
              + ('another attack: up to 65536 canaries do not do it'
                 if needed is None else f'{needed} canaries'))
   return Look('canaries', lower > claimed, text)

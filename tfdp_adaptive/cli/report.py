@@ -243,8 +243,8 @@ def _rounded_up(epsilon: float) -> str:
 def _versions() -> Dict[str, str]:
   """Versions of the libraries that are loaded."""
   names = ('tfdp_adaptive', 'tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
-  found = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
-  return {name: version for name, version in found if version}
+  versions = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
+  return {name: version for name, version in versions if version}
 
 
 class _Panel(NamedTuple):

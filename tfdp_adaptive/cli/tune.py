@@ -84,14 +84,14 @@ _CHOSEN = ('Settings were chosen by this command, from a grid that was fixed bef
 
 def sentence_scores(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
   """[n]: the share of each sentence's words that the model finds."""
-  found = []
+  scores = []
   for start in range(0, len(y), _BATCH):
     logits = model(tf.convert_to_tensor(x[start:start + _BATCH]), training=False)
     targets = np.asarray(y[start:start + _BATCH])
     words = targets != next_word.PADDING
     right = words & (np.asarray(tf.argmax(logits, -1)) == targets)
-    found.append(right.sum(-1) / np.maximum(words.sum(-1), 1))
-  return np.concatenate(found)
+    scores.append(right.sum(-1) / np.maximum(words.sum(-1), 1))
+  return np.concatenate(scores)
 
 
 def _grid(changes: List[str], method: settings_lib.Method) -> Dict[str, List[float]]:

@@ -34,12 +34,12 @@ _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batche
 
 def run(arguments: argparse.Namespace) -> bool:
   """Audits the method; returns whether the claim is violated."""
-  found = report(
+  result = report(
       arguments.method, changes=arguments.set, epsilon=arguments.epsilon, delta=arguments.delta,
       canaries=arguments.canaries or CANARIES, confidence=arguments.confidence,
       steps=arguments.steps or STEPS, batch_size=arguments.batch_size or BATCH_SIZE)
-  print(json.dumps(found.to_dict(), indent=1) if arguments.json else found)
-  return found.violated
+  print(json.dumps(result.to_dict(), indent=1) if arguments.json else result)
+  return result.violated
 
 
 def report(

@@ -173,18 +173,18 @@ def _is_scaled(rule: Optional[contract.Rule], model: compat.Model) -> bool:
 
 
 def _traced(model: compat.Model, specs: Any, scaled: bool, engine: str) -> Any:
-  found: List[Any] = []
+  layers: List[Any] = []
 
   def run(inputs: Any) -> tf.Tensor:
     tape = tf.GradientTape(watch_accessed_variables=False)
     recorder = tracing.Recorder(tracing.units(model), tape)
     with tape:
       recorder.run(model, inputs)
-    found.extend(_layers(model, recorder.records, specs, scaled, engine))
+    layers.extend(_layers(model, recorder.records, specs, scaled, engine))
     return tf.zeros([])
 
   tf.function(run, autograph=False).get_concrete_function(specs)
-  return found
+  return layers
 
 
 def _layers(

@@ -38,15 +38,15 @@ def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[Any, Any]:
 def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tuple[Any, ...],
           count: int) -> Tuple[Part, ...]:
   """All that is clipped by one norm, of records of `count` leaves."""
-  found = []
+  result = []
   for i, (ask, query, clip) in enumerate(zip(asks, queries, clips)):
     if not ask.groups:
-      found.append(Part(i, tuple(range(count)), (), clip))
+      result.append(Part(i, tuple(range(count)), (), clip))
       continue
     members = of_leaves(ask.groups, count)
     scale, absolute = bounds(query, clip)
-    found += [Part(i, leaves, scale[k], absolute[k]) for k, leaves in enumerate(members)]
-  return tuple(found)
+    result += [Part(i, leaves, scale[k], absolute[k]) for k, leaves in enumerate(members)]
+  return tuple(result)
 
 
 def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:

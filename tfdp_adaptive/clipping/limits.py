@@ -57,12 +57,12 @@ def of(heard: List[Tuple[Any, Any]], inputs: List[Any]) -> Dict[int, int]:
 
 def traced(model: Any, x: trees.Tree) -> Dict[int, int]:
   """`of` a model that is called on inputs like `x`; {} if it cannot be traced."""
-  found: Dict[int, int] = {}
+  limits: Dict[int, int] = {}
 
   def run(inputs: trees.Tree) -> tf.Tensor:
     with listening(model) as heard:
       model(inputs, training=True)
-    found.update(of(heard, tf.nest.flatten(inputs)))
+    limits.update(of(heard, tf.nest.flatten(inputs)))
     return tf.zeros([])
 
   try:
@@ -70,4 +70,4 @@ def traced(model: Any, x: trees.Tree) -> Dict[int, int]:
         tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x))
   except (TypeError, ValueError, tf.errors.OpError):
     return {}  # Whoever trains it will say why.
-  return found
+  return limits

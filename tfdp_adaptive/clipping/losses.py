@@ -162,12 +162,12 @@ def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: boo
     def backward(cotangents: Any, variables: Any = ()) -> Any:
       if scalar:
         shape = [-1] + [1] * (output.shape.rank - 1)
-        found = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
+        products = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
       else:
-        found = mapping.vectorized(
+        products = mapping.vectorized(
             lambda record: value_and_gradient(record[:2], record[2])[1],
             (target, output, cotangents))
-      return (found, [None] * len(variables)) if variables else found
+      return (products, [None] * len(variables)) if variables else products
 
     return values, backward
 

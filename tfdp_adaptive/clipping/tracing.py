@@ -63,7 +63,7 @@ def units(model: compat.Model) -> List[Unit]:
     Unsupported: If a trainable variable belongs to no unit.
   """
   trainable = {compat.variable_key(v) for v in model.trainable_variables}
-  found, seen = [], set()
+  model_units, seen = [], set()
 
   for layer in model._flatten_layers():
     if isinstance(layer, compat.keras.layers.BatchNormalization) and layer.trainable:
@@ -84,22 +84,22 @@ def units(model: compat.Model) -> List[Unit]:
     if kind is None and layer is not model and (own or generic.is_opaque(layer)):
       kind = generic.KIND
     if kind is not None and kind.whole:
-      found.append(Unit(layer, kind, tuple(mine.values())))
+      model_units.append(Unit(layer, kind, tuple(mine.values())))
       return
     if kind is not None:
-      found.append(Unit(layer, kind, tuple(own.values())))
+      model_units.append(Unit(layer, kind, tuple(own.values())))
     for one in inside:
       visit(one)
 
   visit(model)
-  owned = {compat.variable_key(v) for unit in found for v in unit.variables}
+  owned = {compat.variable_key(v) for unit in model_units for v in unit.variables}
   for variable in model.trainable_variables:
     if compat.variable_key(variable) not in owned:
       raise registry.Unsupported(
           'Every trainable variable must belong to a layer inside the model. Received: '
           f'{compat.describe(variable)}, which does not. Give it a layer of its own, or use '
           "engine='materialized'.")
-  return found
+  return model_units
 
 
 def factors_of(
@@ -207,14 +207,14 @@ class Recorder:
   """Collects the records of the units that are called while it is active.
 
   Args:
-    found: The `units` of a model.
+    model_units: The `units` of a model.
     tape: What watches their taps.
     times: Rows of the batch per record.
   """
 
-  def __init__(self, found: List[Unit], tape: tf.GradientTape, times: int = 1) -> None:
+  def __init__(self, model_units: List[Unit], tape: tf.GradientTape, times: int = 1) -> None:
     self.records: List[Record] = []
-    self._units = {id(unit.layer): unit for unit in found}
+    self._units = {id(unit.layer): unit for unit in model_units}
     self._tape = tape
     self._owners: List[Optional[Unit]] = [None]  # Units being called, innermost last.
     self._segment: Any = None  # A tape that sees which variables are read.

@@ -53,9 +53,9 @@ def private_stddevs(
     squares = np.square(np.minimum(np.abs(z[:, active]), rho)).mean(axis=0)
     std = multiplier * math.sqrt(active.size) * rho**2 / n
     noisy = squares + std * rng.standard_normal(active.size)
-    found = np.sqrt(np.maximum(noisy, 0.0)) >= scale * 2.0**-(t + 1)
-    estimate[active[found]] = scale * 2.0**-t
-    active = active[~found]
+    large = np.sqrt(np.maximum(noisy, 0.0)) >= scale * 2.0**-(t + 1)
+    estimate[active[large]] = scale * 2.0**-t
+    active = active[~large]
   return estimate
 
 

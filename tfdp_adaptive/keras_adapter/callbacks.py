@@ -141,16 +141,16 @@ class TensorBoardHistograms(Callback):
       return
     now, before = self._weights(), self._before
     names = [getattr(v, 'path', None) or v.name for v in self.model.trainable_variables]
-    found = _summaries('weights', names, now)
+    summaries = _summaries('weights', names, now)
     if before is not None:
-      found += _summaries('update', names, [a - b for a, b in zip(now, before)])
+      summaries += _summaries('update', names, [a - b for a, b in zip(now, before)])
     second = diagnostics.second_moment(self.model.optimizer)
     if second is not None:
-      found += [_histogram(f'preconditioner/{name}', np.log10(value[value > 0]))
-                for name, value in zip(names, second) if np.any(value > 0)]
+      summaries += [_histogram(f'preconditioner/{name}', np.log10(value[value > 0]))
+                    for name, value in zip(names, second) if np.any(value > 0)]
     with self._writer.as_default():
       tf.summary.experimental.write_raw_pb(
-          tf.compat.v1.Summary(value=found).SerializeToString(), step=epoch)
+          tf.compat.v1.Summary(value=summaries).SerializeToString(), step=epoch)
     self._before = now
     self._writer.flush()
 

@@ -96,5 +96,5 @@ def watched(callbacks: Any) -> Any:
   """The callbacks of a `fit`, with a look at whether weights are finite."""
   if isinstance(callbacks, compat.keras.callbacks.CallbackList):
     return callbacks  # It is complete.
-  found: List[Any] = [c for c in tf.nest.flatten(callbacks) if c is not None]
-  return found if any(isinstance(c, StopIfDiverged) for c in found) else found + [StopIfDiverged()]
+  given: List[Any] = [c for c in tf.nest.flatten(callbacks) if c is not None]
+  return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]

@@ -100,12 +100,12 @@ def with_shapes(model: Any, data: Any) -> Any:
   unknown = [t for t in tf.nest.flatten(x) if tf.is_tensor(t) and (
       t.shape.rank is None or None in t.shape[1:])]
   inputs = getattr(model, 'inputs', None) if model.built else None
-  told = getattr(model, '_first_shapes', None)
-  if not unknown or not inputs and told is None:
+  get_shapes = getattr(model, '_first_shapes', None)
+  if not unknown or not inputs and get_shapes is None:
     return data
   if inputs and isinstance(x, dict) and not isinstance(compat.input_structure(model), dict):
     return data  # By the inputs' names, in another order than theirs.
-  shapes = None if told is None else told()
+  shapes = None if get_shapes is None else get_shapes()
   if inputs:
     known = [t.shape for t in inputs]
   else:

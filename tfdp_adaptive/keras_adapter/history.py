@@ -59,12 +59,12 @@ def begin(variables: Sequence[Any], run: Run) -> None:
 
 def runs(variables: Sequence[Any]) -> List[Run]:
   """All runs on any of the variables, in order, each once."""
-  found: List[Run] = []
+  distinct: List[Run] = []
   for variable in variables:
     for run in getattr(compat.raw_variable(variable), _NAME, []):
-      if not any(run is other for other in found):
-        found.append(run)
-  return found
+      if not any(run is other for other in distinct):
+        distinct.append(run)
+  return distinct
 
 
 def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
@@ -101,8 +101,8 @@ def load(variables: Sequence[Any], values: Any) -> None:
   """Hangs what `save` wrote on the variables, in the place of what hung there."""
   text = bytes(np.asarray(values, np.uint8)).decode()
   entries = ledger_lib.Ledger.from_json(text).entries
-  found = [Run(entry.plan, None, entry=entry) for entry in entries]
+  saved = [Run(entry.plan, None, entry=entry) for entry in entries]
   for variable in variables:
     raw = compat.raw_variable(variable)
     living = [run for run in getattr(raw, _NAME, []) if run.living]
-    setattr(raw, _NAME, found + living)
+    setattr(raw, _NAME, saved + living)

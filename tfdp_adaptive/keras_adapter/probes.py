@@ -48,13 +48,13 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
     check: Called, while tracing, after the model.
   """
   together = bookkeeping.supports(model, x)[0]
-  found: List[Any] = []
+  symbolic: List[Any] = []
 
   def run(x: Any, errors: tf.Tensor) -> Seen:
     batch = interface.Batch(x, errors, (), tf.ones(tf.shape(errors)[:1], tf.bool))
     if together:
       factors, outputs, losses = bookkeeping.factors_of(model, _loss, batch)
-      found[:] = factors
+      symbolic[:] = factors
     else:
       with tf.GradientTape() as tape:
         outputs = model(x, training=True)
@@ -65,14 +65,14 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
     flat = tf.nest.flatten(outputs)
     masks = [tf.cast(t._keras_mask, tf.float32) for t in flat
              if getattr(t, '_keras_mask', None) is not None]
-    tensors = blocks.tensors(tuple(found)) if together else factors
+    tensors = blocks.tensors(tuple(symbolic)) if together else factors
     return Seen([tf.convert_to_tensor(t) for t in flat + masks],
                 [tf.convert_to_tensor(t) for t in tensors])
 
   size = tf.nest.flatten(x)[0].shape[0]
   concrete = tf.function(run, autograph=False).get_concrete_function(
       x, tf.TensorSpec([size, 2], tf.float32))
-  return Trace(concrete, len(tf.nest.flatten(x)) + 1, tuple(found))
+  return Trace(concrete, len(tf.nest.flatten(x)) + 1, tuple(symbolic))
 
 
 def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
@@ -126,6 +126,6 @@ class Runner:
 
   def gradient(self, seen: Seen, row: int) -> np.ndarray:
     """The gradient of one example, as one vector of float64."""
-    found = blocks.rebuilt(self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
-    parts = [factor.explicit().gradient() for factor in found if factor is not None]
+    factors = blocks.rebuilt(self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
+    parts = [factor.explicit().gradient() for factor in factors if factor is not None]
     return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])

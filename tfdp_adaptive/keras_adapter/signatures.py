@@ -29,15 +29,15 @@ def signature(
     extra: Whether the absolute arguments of an adaptive phase are taken, too.
   """
   theirs = inspect.signature(base).parameters
-  found: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
+  parameters: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
   for name, parameter in inspect.signature(factory).parameters.items():
-    found[name] = parameter.replace(kind=_KEYWORD)
+    parameters[name] = parameter.replace(kind=_KEYWORD)
   for name in EXTRA if extra else ():
-    found[name] = inspect.Parameter(name, _KEYWORD, default=None)
+    parameters[name] = inspect.Parameter(name, _KEYWORD, default=None)
   for name, parameter in theirs.items():
     if name not in ('self', 'rule'):
-      found.setdefault(name, parameter)
-  return inspect.Signature(list(found.values()))
+      parameters.setdefault(name, parameter)
+  return inspect.Signature(list(parameters.values()))
 
 
 def check_given(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -99,11 +99,11 @@ def assemble(factory: str, text: str, base: str, taken: Iterable[str],
 def _sections(text: Optional[str]) -> Tuple[str, Dict[str, str], str]:
   """(head, {argument: its lines}, what is raised) of a docstring; what is returned is left out."""
   parts = re.split(r'^(Args|Returns|Raises|Yields):\n', text or '', flags=re.M)
-  found = dict(zip(parts[1::2], parts[2::2]))
+  sections = dict(zip(parts[1::2], parts[2::2]))
   entries: Dict[str, str] = {}
-  for entry in re.split(r'^(?=  \S)', found.get('Args', ''), flags=re.M):
+  for entry in re.split(r'^(?=  \S)', sections.get('Args', ''), flags=re.M):
     names, colon, rest = entry.partition(':')
     for name in names.split(',') if colon else ():
       entries[name.strip(' *')] = f'  {name.strip()}:{rest}'
-  raises = f'Raises:\n{found["Raises"]}' if 'Raises' in found else ''
+  raises = f'Raises:\n{sections["Raises"]}' if 'Raises' in sections else ''
   return parts[0], entries, raises

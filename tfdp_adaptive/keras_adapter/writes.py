@@ -46,8 +46,8 @@ def find(concrete: Any, inputs: Any) -> List[str]:
 
 
 def _name(concrete: Any, handle: Any) -> str:
-  found = [v.name for v in concrete.graph.variables if v.handle is handle]
-  return f'variable {found[0]!r}' if found else 'a table or another resource'
+  names = [v.name for v in concrete.graph.variables if v.handle is handle]
+  return f'variable {names[0]!r}' if names else 'a table or another resource'
 
 
 class _Search:
@@ -124,12 +124,12 @@ class _Search:
 
 def _functions(node: Any) -> List[str]:
   """Names of the functions that a node calls."""
-  found = []
+  names = []
   for name in sorted(node.attr):
     attribute = node.attr[name]
-    found += [f.name for f in ([attribute.func] if attribute.HasField('func')
+    names += [f.name for f in ([attribute.func] if attribute.HasField('func')
                                else attribute.list.func)]
-  return found
+  return names
 
 
 def _value(known: Any, reference: str) -> Value:

@@ -99,8 +99,8 @@ class BandedInverse(families.ToeplitzMechanism):
       decayed = root * self.workload.momentum ** np.arange(len(root))
       return np.convolve(root, decayed)[:self.inverse_bands]
     value = lambda gamma: self._loss(np.cumsum(coefficients(gamma))[1:])[0]
-    found = optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
-    return coefficients(found.x)
+    optimum = optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
+    return coefficients(optimum.x)
 
   def _loss(self, sums: np.ndarray) -> Tuple[float, np.ndarray]:
     """Log of squared error times squared sensitivity (or its bound), and its gradient.

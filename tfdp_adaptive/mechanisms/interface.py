@@ -143,10 +143,10 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     """Raises if (rounded, or loaded) numbers do not define C and C^-1."""
-    found = {name: np.shape(value) for name, value in arrays.items()}
-    if found != self.shapes() or not all(np.all(np.isfinite(a)) for a in arrays.values()):
+    shapes = {name: np.shape(value) for name, value in arrays.items()}
+    if shapes != self.shapes() or not all(np.all(np.isfinite(a)) for a in arrays.values()):
       raise ValueError(f'The numbers of {self!r} must be finite in {self.dtype}, of shapes '
-                       f'{self.shapes()}. Received: shapes {found}.')
+                       f'{self.shapes()}. Received: shapes {shapes}.')
 
   def rounded(self: _AnyMechanism, dtype: str = 'float32') -> _AnyMechanism:
     """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""

@@ -47,13 +47,13 @@ def from_json(text: str) -> interface.Mechanism:
   """
   try:
     content = json.loads(text)
-    found = content['format'], content['version']
+    header = content['format'], content['version']
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
         f'`text` must be the JSON of a mechanism. Received: {str(text)[:60]!r}.') from error
-  if found[0] != FORMAT or found[1] != VERSION:
-    raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {found[0]} of '
-                     f'version {found[1]}. Save it again with this version of the library.')
+  if header[0] != FORMAT or header[1] != VERSION:
+    raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {header[0]} of '
+                     f'version {header[1]}. Save it again with this version of the library.')
   if 'arrays' not in content:
     raise ValueError('The JSON of a mechanism must hold its numbers. Received: no `arrays`. '
                      'Save the mechanism again.')
@@ -111,11 +111,11 @@ def cached(mechanism: interface.Mechanism) -> Mapping[str, npt.ArrayLike]:
   path = folder / (hashlib.sha256(key.encode()).hexdigest() + '.json')
   if path.exists():
     try:
-      found = load(path)
+      loaded = load(path)
       of = lambda m: (type(m).__name__, m.get_config(), m.dtype)  # Equality would need the design.
-      if of(found) != of(mechanism):
+      if of(loaded) != of(mechanism):
         raise ValueError('The file describes another mechanism.')
-      return found.arrays
+      return loaded.arrays
     except (OSError, ValueError, KeyError, TypeError) as error:
       warnings.warn(f'Designing {mechanism!r} again: its cache file {path} cannot be used '
                     f'({error}).', RuntimeWarning, stacklevel=2)

@@ -232,9 +232,9 @@ def _gaussian(
     sigma = _gaussian(dp_event.event, neighbors)
     return None if sigma is None else sigma / math.sqrt(dp_event.count)
   if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
-    found = [_gaussian(part, neighbors) for part in dp_event.events]
-    sigmas = [sigma for sigma in found if sigma is not None]
-    if len(sigmas) < len(found):
+    multipliers = [_gaussian(part, neighbors) for part in dp_event.events]
+    sigmas = [sigma for sigma in multipliers if sigma is not None]
+    if len(sigmas) < len(multipliers):
       return None
     return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
   return None

@@ -44,13 +44,13 @@ class Cache(sources.Source):
       if not (self.folder / _INDEX).exists():
         _write(data, structure, self.folder)
     index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
-    found = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
+    elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
     self._length, saved = index['length'], index['tensors']
-    if [name for name, _ in found] != [one['dtype'] for one in saved] or not all(
-        shape.is_compatible_with(one['shape']) for (_, shape), one in zip(found, saved)):
+    if [name for name, _ in elements] != [one['dtype'] for one in saved] or not all(
+        shape.is_compatible_with(one['shape']) for (_, shape), one in zip(elements, saved)):
       raise ValueError(
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a cache of '
-          f'{saved} for elements of {found}. Name another folder, or delete it.')
+          f'{saved} for elements of {elements}. Name another folder, or delete it.')
     files = iter([_Text(self.folder / str(i), one['shape']) if one['dtype'] == 'string' else
                   _mapped(self.folder / str(i), one['dtype'], [self._length] + one['shape'])
                   for i, one in enumerate(saved)])

@@ -115,7 +115,7 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
   schemes: list = [sampling_lib.CyclicPoisson(2**i) for i in range(most.bit_length())]
   if float(plan.batch_size).is_integer():
     schemes.append(sampling_lib.FixedOrder())
-  found = []
+  trials = []
   for scheme in schemes:
     trial = dataclasses.replace(
         plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
@@ -126,10 +126,10 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
     sigma = accounting.calibrate(event, target, plan.target_delta)
     # Of the noise alone: what the sampling of C costs is in sigma.
     error = sigma * getattr(mechanism, _ERRORS[objective])(plan.steps)
-    found.append((error, dataclasses.replace(trial, noise_multiplier=sigma)))
-  least, best = min(found, key=lambda pair: pair[0])
+    trials.append((error, dataclasses.replace(trial, noise_multiplier=sigma)))
+  least, best = min(trials, key=lambda pair: pair[0])
   errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
-                     for error, one in found)
+                     for error, one in trials)
   return dataclasses.replace(best, mechanism=best.mechanism.because(
       f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
       f'Tried: {errors}.'))

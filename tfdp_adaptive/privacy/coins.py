@@ -77,13 +77,13 @@ class Coins:
     wanted = f'The coins of a run that goes on must be the file it began with: {self._path}. '
     try:
       content = json.loads(self._path.read_text(encoding='utf-8'))
-      found, key = (content['format'], content['version']), content['key']
+      header, key = (content['format'], content['version']), content['key']
       plan = tuple(content['plan'])
       key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(f'{wanted}Received: {error!r}.') from error
-    if found != (_FORMAT, _VERSION) or key is None:
-      raise ValueError(f'{wanted}Received: {found[0]} of version {found[1]}.')
+    if header != (_FORMAT, _VERSION) or key is None:
+      raise ValueError(f'{wanted}Received: {header[0]} of version {header[1]}.')
     if plan != marks.line(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
     return key

@@ -105,13 +105,13 @@ class Composition:
       return objective(theta, self._moment(theta) + _log_peak(theta))
 
     grid = np.linspace(math.log(1e-4), math.log(1e15), 80)
-    found = of(grid)
-    best = int(np.nanargmin(found))
+    values = of(grid)
+    best = int(np.nanargmin(values))
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
     result = optimize.minimize_scalar(
         lambda t: float(of(t)[0]), bounds=(low, high), method='bounded',
         options=dict(xatol=1e-3))
-    value, log_theta = min((float(result.fun), float(result.x)), (float(found[best]), grid[best]))
+    value, log_theta = min((float(result.fun), float(result.x)), (float(values[best]), grid[best]))
     return math.exp(log_theta), value
 
   def chernoff_epsilon(self, delta: float) -> Tuple[float, float]:

@@ -149,18 +149,18 @@ class Ledger:
     """The entries that cost something, all of one unit and adjacency."""
     entries = [entry for entry in self.entries if entry.steps]
     for name in ('unit', 'adjacency'):
-      found = sorted({getattr(entry.plan, name) for entry in entries if entry.plan is not None})
-      if len(found) > 1:
+      values = sorted({getattr(entry.plan, name) for entry in entries if entry.plan is not None})
+      if len(values) > 1:
         raise ValueError(
             f'All plans of a ledger must have the same `{name}`: guarantees about different '
-            f'neighbours do not add up. Received: {name}={found}. Make all plans for the one you '
+            f'neighbours do not add up. Received: {name}={values}. Make all plans for the one you '
             'want to state.')
     return entries
 
   def relation(self) -> dp_accounting.NeighboringRelation:
     """The dp_accounting relation `event` is read under."""
-    found = {accounting.relation(entry.plan) for entry in self._run() if entry.plan is not None}
-    return next((r for r in found if r is not _RELATION.ADD_OR_REMOVE_ONE),
+    relations = {accounting.relation(entry.plan) for entry in self._run() if entry.plan is not None}
+    return next((r for r in relations if r is not _RELATION.ADD_OR_REMOVE_ONE),
                 _RELATION.ADD_OR_REMOVE_ONE)
 
   def event(self) -> dp_accounting.DpEvent:
@@ -227,14 +227,14 @@ class Ledger:
     """The ledger `to_json` described; all checks are made again."""
     try:
       content = json.loads(text)
-      found = content['format'], content['version']
+      header = content['format'], content['version']
       entries = [dict(entry) for entry in content['entries']]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(
           f'`text` must be the JSON of a ledger. Received: {str(text)[:60]!r}.') from error
-    if found != (_FORMAT, _VERSION):
+    if header != (_FORMAT, _VERSION):
       raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
-                       f'Received: {found[0]} of version {found[1]}.')
+                       f'Received: {header[0]} of version {header[1]}.')
     return cls(tuple(_entry_from_dict(entry) for entry in entries))
 
 
@@ -247,16 +247,16 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 
 
-def _entry_from_dict(found: Dict[str, Any]) -> Entry:
+def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
   try:
-    plan = found['plan']
+    plan = fields['plan']
     if plan is not None:
       checks.one_of(sorted(_KINDS), kind=plan['kind'])
       plan = _KINDS[plan['kind']].from_json(json.dumps(plan['content']))
-    return Entry(**dict(found, plan=plan))
+    return Entry(**dict(fields, plan=plan))
   except (KeyError, TypeError) as error:
     raise ValueError('An entry of a ledger must be what `to_json` wrote. Received: '
-                     f'{str(found)[:60]} ({error!r}).') from error
+                     f'{str(fields)[:60]} ({error!r}).') from error
 
 
 def _ledger(value: Any) -> Optional[Ledger]:

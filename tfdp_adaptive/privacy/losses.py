@@ -113,8 +113,8 @@ class Pair(NamedTuple):
       around = np.sinh(np.linspace(-reach, reach, 2 + int(reach / 0.04))) / m
       centers = {'remove': (bend,), 'add': (-bend,), 'replace': (bend, -bend)}[self.kind]
       parts += [center + around for center in centers]
-    found = np.unique(np.concatenate(parts))
-    return found[(found >= low) & (found <= high)]
+    points = np.unique(np.concatenate(parts))
+    return points[(points >= low) & (points <= high)]
 
 
 Mixture = Sequence[Tuple[float, Pair]]  # Weights and pairs; which one it is may be known.
@@ -124,7 +124,7 @@ Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is compose
 def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
   """Quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
   width = np.diff(edges)
-  found = []
+  pieces = []
   for count, chosen in ((2, width < _NARROW), (4, width >= _NARROW)):
     index = np.flatnonzero(chosen)
     if not len(index):
@@ -132,9 +132,9 @@ def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
     at, weight = _NODES[count]
     half = width[index, None] / 2
     z = edges[index, None] + half * (1 + at)
-    found.append((z.ravel(), (pair.density(z) * weight * half).ravel(),
-                  np.repeat(index, count)))
-  return tuple(np.concatenate(part) for part in zip(*found))
+    pieces.append((z.ravel(), (pair.density(z) * weight * half).ravel(),
+                   np.repeat(index, count)))
+  return tuple(np.concatenate(part) for part in zip(*pieces))
 
 
 def directions(
@@ -152,24 +152,24 @@ def directions(
   kinds = ('replace',) if neighbors is _RELATION.REPLACE_ONE else ('remove', 'add')
   if len(kinds) == 2 and all(isinstance(e, dp_accounting.GaussianDpEvent) for e, _ in parts):
     kinds = ('remove',)
-  found = [_merged([_step(event, count, kind) for event, count in parts]) for kind in kinds]
+  per_kind = [_merged([_step(event, count, kind) for event, count in parts]) for kind in kinds]
   largest = max((pair.shift * (10 + pair.shift / 2)
-                 for steps in found for mixture, _ in steps for _, pair in mixture), default=0)
-  return None if largest > _NO_PRIVACY else found
+                 for steps in per_kind for mixture, _ in steps for _, pair in mixture), default=0)
+  return None if largest > _NO_PRIVACY else per_kind
 
 
 def _flatten(
     event: dp_accounting.DpEvent, count: int,
-    found: List[Tuple[dp_accounting.DpEvent, int]]) -> None:
+    parts: List[Tuple[dp_accounting.DpEvent, int]]) -> None:
   if isinstance(event, dp_accounting.SelfComposedDpEvent):
-    _flatten(event.event, count * event.count, found)
+    _flatten(event.event, count * event.count, parts)
   elif isinstance(event, dp_accounting.ComposedDpEvent):
     for part in event.events:
-      _flatten(part, count, found)
+      _flatten(part, count, parts)
   elif isinstance(event, dp_accounting.NonPrivateDpEvent) or _noiseless(event):
-    found.append((None, count))
+    parts.append((None, count))
   elif not isinstance(event, dp_accounting.NoOpDpEvent) and count:
-    found.append((event, count))
+    parts.append((event, count))
 
 
 def _noiseless(event: dp_accounting.DpEvent) -> bool:

@@ -44,12 +44,12 @@ def coefficients(mechanism: Any, steps: Any = None) -> Any:
   """
   steps = mechanism.steps or 1 if steps is None else steps
   try:
-    found = [np.asarray(mechanism.rounded(dtype).strategy(steps)) for dtype in _DTYPES]
+    strategies = [np.asarray(mechanism.rounded(dtype).strategy(steps)) for dtype in _DTYPES]
   except (NotImplementedError, MemoryError):
     return None
-  if any(c.ndim != 1 or np.any(c < 0) for c in found):
+  if any(c.ndim != 1 or np.any(c < 0) for c in strategies):
     return None
-  return tuple(np.maximum(*found).tolist())
+  return tuple(np.maximum(*strategies).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,16 +96,16 @@ class BallsInBinsDpEvent(MonteCarloDpEvent):
     root = self._root
     empty = self.cycle - root.shape[1]  # Bins that no step used so far.
     half = np.sum(root**2, axis=0) / 2
-    found, size = [], max(1, _CHUNK // self.cycle)
+    losses, size = [], max(1, _CHUNK // self.cycle)
     for begin in range(0, draws, size):
       z = rng.standard_normal((min(size, draws - begin), len(root)))
       if present:
         bins = rng.integers(self.cycle, size=len(z))
         z[bins < root.shape[1]] += root.T[bins[bins < root.shape[1]]]
       log_ratio = z @ root - half
-      found.append(np.logaddexp(special.logsumexp(log_ratio, axis=1),
-                                math.log(empty) if empty else -math.inf) - math.log(self.cycle))
-    return np.concatenate(found)
+      losses.append(np.logaddexp(special.logsumexp(log_ratio, axis=1),
+                                 math.log(empty) if empty else -math.inf) - math.log(self.cycle))
+    return np.concatenate(losses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +140,14 @@ class MinSeparationDpEvent(MonteCarloDpEvent):
 
   def _pattern(self, rng: np.random.Generator, draws: int) -> np.ndarray:
     b, p = self.min_sep, self.probability
-    found = np.zeros((self.steps, draws), bool)
+    pattern = np.zeros((self.steps, draws), bool)
     blocked = np.ceil((rng.random(draws) * (1 + (b - 1) * p) - 1) / p).clip(0, b - 1)
     at = blocked.astype(np.int64) + rng.geometric(p, draws) - 1
     while True:
       inside = np.flatnonzero(at < self.steps)
       if not len(inside):
-        return found
-      found[at[inside], inside] = True
+        return pattern
+      pattern[at[inside], inside] = True
       at[inside] += b - 1 + rng.geometric(p, len(inside))
 
 
@@ -163,9 +163,9 @@ def epsilon(event: MonteCarloDpEvent, target_delta: float) -> float:
   gap = lambda value: _bounded(event, value, 'search', event.draws) - target_delta
   if unamplified == math.inf or gap(unamplified) > 0:
     return unamplified
-  found = 0.0 if gap(0.0) <= 0 else optimize.brentq(gap, 0.0, unamplified, xtol=1e-6, rtol=1e-6)
+  estimate = 0.0 if gap(0.0) <= 0 else optimize.brentq(gap, 0.0, unamplified, xtol=1e-6, rtol=1e-6)
   for margin in _MARGINS:
-    tried = max(margin * found, 1e-6)
+    tried = max(margin * estimate, 1e-6)
     if tried < unamplified and _bounded(event, tried, 'verify', event.draws) <= target_delta:
       return tried
   return unamplified
@@ -175,9 +175,9 @@ def calibrate(event_of: Any, target_epsilon: float, target_delta: float) -> floa
   """A noise multiplier that keeps to a target, as small as the draws can tell."""
   def gap(log_sigma: float) -> float:
     event = event_of(math.exp(log_sigma))
-    found = _bounded(event, target_epsilon, 'search', max(1, event.draws // _SEARCH),
-                     _SEARCH)
-    return math.log(found) - math.log(target_delta)
+    reached = _bounded(event, target_epsilon, 'search', max(1, event.draws // _SEARCH),
+                       _SEARCH)
+    return math.log(reached) - math.log(target_delta)
 
   whole = event_of(1.0).sensitivity * optimize.brentq(
       lambda sigma: gaussian.delta(sigma, target_epsilon) - target_delta, 1e-6, 1e9,
@@ -191,10 +191,10 @@ def calibrate(event_of: Any, target_epsilon: float, target_delta: float) -> floa
   log_sigma = optimize.brentq(gap, low, low + 0.7, xtol=1e-3) if low < log_whole else low
   for _ in range(_TRIES - 1):
     sigma = math.exp(log_sigma)
-    found = epsilon(event_of(sigma), target_delta)
-    if found <= target_epsilon:
+    achieved = epsilon(event_of(sigma), target_delta)
+    if achieved <= target_epsilon:
       return sigma
-    log_sigma = min(log_whole, log_sigma + max(5e-3, min(0.3, math.log(found / target_epsilon))))
+    log_sigma = min(log_whole, log_sigma + max(5e-3, min(0.3, math.log(achieved / target_epsilon))))
   return whole
 
 

@@ -290,13 +290,13 @@ class PrivacyPlan(ledger.Accounted):
     """The plan `to_json` described; all checks are made again."""
     try:
       content = json.loads(text)
-      found = content['format'], content['version']
+      header = content['format'], content['version']
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(
           f'`text` must be the JSON of a plan. Received: {str(text)[:60]!r}.') from error
-    if found != (_FORMAT, _VERSION):
+    if header != (_FORMAT, _VERSION):
       raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
-                       f'Received: {found[0]} of version {found[1]}.')
+                       f'Received: {header[0]} of version {header[1]}.')
     try:
       fields = {**content['plan']}  # A mapping, or a TypeError.
       kind, config = fields['sampling']['kind'], fields['sampling']['config']

@@ -132,8 +132,8 @@ class _Records(Source):
   def take(self, indices: np.ndarray) -> Any:
     several = getattr(self._records, '__getitems__', None)
     numbers = [int(i) for i in indices]
-    found = several(numbers) if several and numbers else [self._records[i] for i in numbers]
-    return stacked([_record(one) for one in found], self.specs)
+    records = several(numbers) if several and numbers else [self._records[i] for i in numbers]
+    return stacked([_record(one) for one in records], self.specs)
 
 
 class _Batched(Source):
@@ -154,7 +154,7 @@ class _Batched(Source):
 
   def take(self, indices: np.ndarray) -> Any:
     indices = np.asarray(indices, np.int64)
-    found: Dict[int, Any] = {}
+    by_place: Dict[int, Any] = {}
     for number in np.unique(indices // self._size):
       batch = self._read(int(number))
       expected = min(self._size, self._length - number * self._size)
@@ -163,8 +163,8 @@ class _Batched(Source):
                          f'Received: {_rows(batch)} examples in batch {number}.')
       for place in np.flatnonzero(indices // self._size == number):
         row = indices[place] % self._size
-        found[int(place)] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
-    return stacked([found[place] for place in range(len(indices))], self.specs)
+        by_place[int(place)] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
+    return stacked([by_place[place] for place in range(len(indices))], self.specs)
 
   def _read(self, number: int) -> Any:
     batch = self._batches[number]

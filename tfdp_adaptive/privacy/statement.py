@@ -102,8 +102,8 @@ def _in_words(
   """What it means to people; nothing before the first step and without a bound."""
   if not epsilon or epsilon == float('inf'):
     return ''
-  found = meaning.true_positive_rate(delta_of, epsilon)
-  percent = min(100.0, float(rounded_up(100 * found)))
+  rate = meaning.true_positive_rate(delta_of, epsilon)
+  percent = min(100.0, float(rounded_up(100 * rate)))
   mu = meaning.gaussian_mu(epsilon, delta)
   return (f' In words: whoever knows everything but whether one {plan.unit} took part, and may '
           'suspect 1% of those who did not, finds at most '

@@ -27,16 +27,16 @@ def epsilon(value: float) -> Callable[[float, float, int], Tuple[str, ...]]:
 
 def scaled(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
   """`Rule.cautions` of scale-then-privatize."""
-  found = []
+  cautions = []
   if noise_std >= 0.9:
-    found.append(
+    cautions.append(
         f'l2_norm_clip * noise_multiplier / batch_size is {noise_std:.2g} in scaled units: from 1 '
         'on the noise feeds itself through the scale, and the second moment grows without bound. '
         'Use larger batches, less noise or a smaller clip norm.')
   wanted = math.sqrt(size)
   if not wanted / 10 <= clip_norm <= 30 * wanted:  # Up to sqrt(size * batch) where examples differ.
-    found.append(
+    cautions.append(
         f'l2_norm_clip={clip_norm:g} is in scaled units, where a well preconditioned gradient of '
         f'{size} parameters has norm {wanted:.2g}. Far below, this is DP-Adam with the clip norm '
         'l2_norm_clip * scale_epsilon; far above, nothing is clipped and all is noise.')
-  return tuple(found)
+  return tuple(cautions)

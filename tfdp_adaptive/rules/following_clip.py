@@ -195,10 +195,10 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
       state: State, releases: contract.Releases,
       public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     direction, inner = rule.update(state.rule, releases, public)
-    found = estimate(releases[0].rider)
-    moved = state.log_factor - learning_rate * (found[0] - quantile)
+    estimated = estimate(releases[0].rider)
+    moved = state.log_factor - learning_rate * (estimated[0] - quantile)
     moved = tf.clip_by_value(moved, math.log(bounds[0]), math.log(bounds[1]))
-    return direction, State(state.step + 1, inner, moved, found)
+    return direction, State(state.step + 1, inner, moved, estimated)
 
   def project(state: State, params: trees.Tree) -> trees.Tree:
     assert rule.project is not None  # Else this is not used.
