@@ -120,8 +120,8 @@ class RunFolder:
 
   def _unreadable(self, cause: Any) -> SavedRunError:
     return SavedRunError(
-        f'{self.path / _STATE} must be what a run saved, and cannot be read: {cause}. Start anew '
-        'in another folder; what was spent in this one then counts as well if any of it was '
+        f'{self.path / _STATE} must be what a run saved, and cannot be read: {cause}. Start '
+        'again in another folder; what was spent in this one then counts as well if any of it was '
         'published.')
 
 

@@ -2,7 +2,7 @@
 """BUILD states what every package depends on; it must be what its files import.
 
 A directory of `tfdp_adaptive` is one target, and so is each module beside them.
-`python tests/build_deps_test.py` writes BUILD anew after an import has changed.
+`python tests/build_deps_test.py` rewrites BUILD after an import has changed.
 """
 
 import ast

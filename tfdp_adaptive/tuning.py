@@ -77,7 +77,7 @@ def tune(build: Build, space: Space, data: Any,
       is the label's.
     directory: Where an interrupted search is kept, so that the same call goes on, and its
       result. Until the search has ended it is SECRET, every file of it. A run that was
-      interrupted is begun anew; what ended is not repeated.
+      interrupted starts from the beginning; what ended is not repeated.
 
   Raises:
     PrivacyError: If a run is not what the plan accounts for.
@@ -181,7 +181,7 @@ def _values(model: Any) -> List[Any]:
 
 def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: Any,
               weights: List[np.ndarray]) -> Any:
-  """The model of an earlier process: built anew, with its weights and what they cost."""
+  """The model of an earlier process: built again, with its weights and what they cost."""
   model = _checked(build, settings, plan)
   if not model.built:
     model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)

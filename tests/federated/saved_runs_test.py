@@ -90,8 +90,8 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
 
 
 @pytest.mark.pitfall(
-    'The state is gone while rounds were released: the run would begin anew and state one '
-    'round\'s epsilon.',
+    'The state is gone while rounds were released: the run would begin again and state '
+    'one round\'s epsilon.',
     severity='critical', stops='refused')
 @pytest.mark.parametrize('state', [None, 2])
 def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):

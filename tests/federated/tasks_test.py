@@ -88,7 +88,7 @@ def test_users_cap_shuffle_and_repeat():
     np.testing.assert_array_equal(x, -np.concatenate([b['y'] for b in batches]))
     assert len(x) == 8 and len(set(x)) == 4  # Twice the same four.
     seen.append(tuple(sorted(set(x))))
-  assert len(set(seen)) > 1  # Drawn anew in every round.
+  assert len(set(seen)) > 1  # Drawn again in every round.
   assert sum(len(b['x']) for b in users.create_tf_dataset_for_client('b')) == 6
   assert sum(len(b['x']) for b in users.all_examples()) == 13
   with pytest.raises(ValueError, match='at least one user'):

@@ -237,7 +237,7 @@ def test_weights_only_and_checkpoint_files_resume(tmp_path):
   first, second = models
   first.fit(X, Y, batch_size=B, shuffle=False, verbose=0)
   path = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / 'c'))
-  # Restored before the optimizer's variables exist, as a program that starts anew does.
+  # Restored before the optimizer's variables exist, as a new run of the program does.
   tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(path)
   for model in (first, second):
     model.fit(X, Y, batch_size=B, shuffle=False, verbose=0)

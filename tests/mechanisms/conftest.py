@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Designs of these tests are made anew: nothing is read from the user's cache."""
+"""Designs of these tests are made in every run: nothing is read from the user's cache."""
 
 import pytest
 

@@ -95,7 +95,7 @@ def test_a_fixed_order_is_accounted_as_it_runs(scheme):
   worst = max(np.sqrt(np.abs(c.T @ c)[np.ix_(s, s)].sum()) for s in steps)
   assert {s[0] for s in steps} == {0, 1, 2, 3}  # All places occur: the accounting is tight.
   assert plan.event().noise_multiplier == pytest.approx(2 / worst, rel=1e-6)
-  # A smaller distance, or a scheme that mixes anew, is accounted for by its least distance.
+  # A smaller distance, or a scheme that mixes again, is accounted for by its least distance.
   for other in (make(min_sep=3), make(min_sep=3, max_participations=4)):
     assert not other.fixed_order
     assert other.event().noise_multiplier < plan.event().noise_multiplier

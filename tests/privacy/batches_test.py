@@ -72,7 +72,7 @@ def test_an_empty_batch_has_one_padded_row_at_least():
 
 @pytest.mark.pitfall(
     'The same coins are used for two passes.',
-    severity='high', stops='drawn anew from the operating system')
+    severity='high', stops='drawn again from the operating system')
 def test_every_pass_and_every_call_draws_anew():
   plan = make_plan(seed=None, steps=8)
   one = plan.batches(make_data())

@@ -37,7 +37,7 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
     own(tf.nest.map_structure(lambda t: t[:1], x), training=False)
   optimizer.build(own.trainable_variables)
   if optimizer.steps_done:
-    raise ValueError('`subject` must be a model that was not trained yet: compile it anew, with a '
+    raise ValueError('`subject` must be a model that was not trained yet: compile it again, with a '
                      f'new optimizer. Received: a model after {optimizer.steps_done} steps.')
   hidden, plan = optimizer._hidden, optimizer.plan
   watched = subjects.Watched(optimizer.rule, optimizer.l2_norm_clip)

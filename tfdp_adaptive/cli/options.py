@@ -149,7 +149,7 @@ def changed(values: Mapping[str, Any], changes: Any) -> Dict[str, Any]:
 def unreadable(saved: Any, error: Any) -> UsageError:
   """The error that what an unfinished run saved is broken."""
   return UsageError(
-      f'{saved} cannot be read: {error}. Start anew in another --out DIR; what was spent in this '
+      f'{saved} cannot be read: {error}. Start again in another --out DIR; what was spent in this '
       'one then counts as well if any of it was published.')
 
 

@@ -142,8 +142,8 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
 def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: bool) -> Any:
   """`alone` of every record, its gradient taken inside the map as well.
 
-  Outside, TensorFlow would differentiate how the map picks its records, which is dearer than
-  the loss.
+  Outside, TensorFlow would differentiate how the map picks its records, which costs more
+  than the loss.
   """
   def value_and_gradient(record: Any, cotangent: Any = None) -> Tuple[Any, Any]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -185,7 +185,7 @@ def batched_as_proven(records: Any, proven: Any) -> List[Any]:
     raise registry.Unsupported(
         'The model must call the same layers every time. Received: '
         f"{[record.unit.layer.name for record in records]}, which are not those of the model's "
-        'check. Let no Python variable decide what is called, or make the model anew.')
+        'check. Let no Python variable decide what is called, or make the model again.')
   return [batched for _, batched in proven.calls]
 
 

@@ -41,7 +41,7 @@ def dataset(
       needs. Or a finite, unbatched `tf.data.Dataset` of records, see `cache`.
     users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
       [users, examples_per_user, ...], and a user is one record.
-    examples_per_user: How many of a user's examples a step takes at most, drawn anew at
+    examples_per_user: How many of a user's examples a step takes at most, drawn again at
       every step from the user's own.
     record: What of a user is clipped: the 'mean' or the 'sum' of the examples' gradients.
     cache: Folder into which a `tf.data.Dataset` is written once, as files of the size of

@@ -133,7 +133,7 @@ class Ledger:
     checks.whole(0, steps=steps)
     if steps < last.steps:
       raise ValueError(f'What is done stays done: the last run has taken {last.steps} steps. '
-                       f'Received: steps={steps}. A run that starts anew is another `begin`.')
+                       f'Received: steps={steps}. A new run is another `begin`.')
     return Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=int(steps)),))
 
   def __add__(self, other: Union['Ledger', Accounted]) -> 'Ledger':

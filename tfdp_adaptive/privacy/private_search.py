@@ -36,7 +36,7 @@ class Search:
   Attributes:
     runs: The expected number E[K] of runs, at least 1.
     shape: eta of the number's distribution: 0 logarithmic (cheapest, often one run), 1
-      geometric, between and above negative binomial, inf Poisson (most even, dearest; there
+      geometric, between and above negative binomial, inf Poisson (most even, costliest; there
       may be no run at all, and then nothing is released).
     score_noise: Standard deviation of the noise on a run's score, in records: the score is
       a sum over PRIVATE validation records, each of which adds between 0 and 1. None if
