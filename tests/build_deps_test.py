@@ -137,12 +137,12 @@ def dotted(path):
 
 def modules():
   """{dotted import name: path relative to the root} of all library modules."""
-  found = {}
+  paths = {}
   for package in PACKAGES:
     for path in sorted((ROOT / package).rglob('*.py')):
       relative = path.relative_to(ROOT)
-      found[dotted(relative)] = relative
-  return found
+      paths[dotted(relative)] = relative
+  return paths
 
 
 def _is_for_type_checkers(node):
@@ -343,11 +343,12 @@ def test_relative_imports_are_written_out(tmp_path, monkeypatch):
   (folder.parent / 'rounds.py').write_text(text)
   (folder / '__init__.py').write_text(
       'from . import users\nimport typing\nif typing.TYPE_CHECKING:\n  from .. import rounds\n')
-  names = {name for found in imported_names('federated/rounds.py') for name in found}
+  names = {name for candidates in imported_names('federated/rounds.py') for name in candidates}
   assert names == {
       'tfdp_adaptive.federated', 'tfdp_adaptive.federated.users', 'tfdp_adaptive.privacy',
       'tfdp_adaptive.privacy.plan', 'tfdp_adaptive', 'tfdp_adaptive.compat'}
-  names = {name for found in imported_names('federated/inner/__init__.py') for name in found}
+  names = {
+      name for candidates in imported_names('federated/inner/__init__.py') for name in candidates}
   assert names == {
       'tfdp_adaptive.federated.inner', 'tfdp_adaptive.federated.inner.users', 'typing'}
 

@@ -43,12 +43,12 @@ def parameters(function):
   positional = arguments.args
   defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
   pairs = [*zip(positional, defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
-  found = {}
+  texts = {}
   for argument, default in pairs:
     if argument.arg not in ('self', 'rule'):
       text = ast.unparse(argument)
-      found[argument.arg] = text if default is None else f'{text} = {ast.unparse(default)}'
-  return found
+      texts[argument.arg] = text if default is None else f'{text} = {ast.unparse(default)}'
+  return texts
 
 
 def classes():
@@ -92,11 +92,11 @@ def test_the_stub_is_what_the_sources_say():
 
 def test_the_stub_shows_the_arguments_that_there_are():
   import tfdp_adaptive as tfdp
-  found = {node.name: node.body[0].args for node in ast.parse(stub()).body
-           if isinstance(node, ast.ClassDef) and node.name != 'NamedOptimizer'}
+  constructors = {node.name: node.body[0].args for node in ast.parse(stub()).body
+                  if isinstance(node, ast.ClassDef) and node.name != 'NamedOptimizer'}
   public = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
-  assert set(found) == public and len(public) > 20
-  for name, arguments in found.items():
+  assert set(constructors) == public and len(public) > 20
+  for name, arguments in constructors.items():
     shown = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs + [arguments.kwarg]]
     assert shown == list(inspect.signature(getattr(tfdp, name)).parameters), name
 

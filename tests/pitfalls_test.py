@@ -10,9 +10,9 @@ def test_the_page_is_what_the_tests_say():
 
 
 def test_every_pitfall_is_one_sentence_with_a_severity():
-  found = list(pitfalls.collect())
-  assert len(found) >= 60 and {one.area for one in found} == set(pitfalls.AREAS.values())
-  for one in found:
+  collected = list(pitfalls.collect())
+  assert len(collected) >= 60 and {one.area for one in collected} == set(pitfalls.AREAS.values())
+  for one in collected:
     assert one.severity in pitfalls.SEVERITIES and one.stops and one.what.endswith('.'), one
     assert '|' not in one.what + one.stops, one
-  assert len({one.what for one in found}) == len(found)
+  assert len({one.what for one in collected}) == len(collected)

@@ -52,7 +52,7 @@ _NOT_OF_A_RUN = ('privacy.choice.', 'audit.', 'cli.showcases.', 'rules.subspaces
 
 def functions(names, also=()):
   """Dotted names of the library's functions that call something of one of these names."""
-  found = set()
+  callers = set()
 
   def visit(node, inside):
     for child in ast.iter_child_nodes(node):
@@ -61,22 +61,22 @@ def functions(names, also=()):
         called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(
             child.func, 'id', '')
         if called in names or ast.unparse(child.func).endswith(tuple(also) or ('\0',)):
-          found.add(inside)
+          callers.add(inside)
       visit(child, f'{inside}.{child.name}' if named else inside)
 
   for module, path in build_deps_test.modules().items():
     text = (build_deps_test.ROOT / path).read_text(encoding='utf-8')
     visit(ast.parse(text), module.partition('.')[2])
-  return {name for name in found if not name.startswith(_NOT_OF_A_RUN)}
+  return {name for name in callers if not name.startswith(_NOT_OF_A_RUN)}
 
 
-@pytest.mark.parametrize('expected, found', [
+@pytest.mark.parametrize('expected, callers', [
     (NOISE, functions(_NOISE_CALLS, ('_noise.next',))),
     (RECORDS, functions(_RECORD_CALLS))], ids=['noise', 'records'])
-def test_the_list_is_complete(expected, found):
+def test_the_list_is_complete(expected, callers):
   listed = {name for names in expected.values() for name in names}
-  assert not found - listed, 'New functions: add them with their reason, or do without.'
-  assert not listed - found, 'These are gone: take them off the list.'
+  assert not callers - listed, 'New functions: add them with their reason, or do without.'
+  assert not listed - callers, 'These are gone: take them off the list.'
 
 
 def test_rules_neither_draw_nor_see_records():

@@ -95,12 +95,12 @@ def test_editors_see_the_names_that_there_are():
   body = ast.parse(pathlib.Path(tfdp.__file__).read_text(encoding='utf-8')).body
   (block,) = [node for node in body if isinstance(node, ast.If)
               and ast.unparse(node.test) == 'TYPE_CHECKING']
-  found = {}
+  shown = {}
   for node in block.body:
     assert isinstance(node, ast.ImportFrom) and all(a.name == a.asname for a in node.names)
-    found.update((alias.name, node.module.partition('.')[2]) for alias in node.names)
+    shown.update((alias.name, node.module.partition('.')[2]) for alias in node.names)
   expected = dict.fromkeys(tfdp._SUBPACKAGES, '')
   for name, where in tfdp._EXPORTS.items():
     parent, _, last = where.rpartition('.')
     expected[name] = parent if last == name else where
-  assert found == expected
+  assert shown == expected

@@ -70,20 +70,20 @@ def main():
 
 def row(name):
   start = time.process_time()
-  found = white_box.report(name, seed=1, confidence=CONFIDENCE)
+  report = white_box.report(name, seed=1, confidence=CONFIDENCE)
   seconds = time.process_time() - start
-  if found.vacuous:
+  if report.vacuous:
     claimed = white_box.report(name, epsilon=4.0, seed=1, canaries=64, batch_size=16)
     return (f'| {name} | none | | | | | {"yes" if claimed.violated else "no"}, if epsilon 4 is '
             f'claimed of it | | {seconds:.1f} |')
-  amplified = found.batches.what != 'every record in its place'
-  bound = max(found.canaries.epsilon_lower,
-              0.0 if amplified else found.canaries.gaussian_lower)
+  amplified = report.batches.what != 'every record in its place'
+  bound = max(report.canaries.epsilon_lower,
+              0.0 if amplified else report.canaries.gaussian_lower)
   caught = list(bugs(name))
-  print(found, caught, flush=True)
-  return (f'| {name} | {found.claimed:.3f} | {found.change.size:.4f} | {found.noise.size:.3f} | '
-          f'{bound:.2f} | {found.canaries.estimate.epsilon:.2f} | '
-          f'{"YES" if found.violated else "no"} | {sum(caught)} / {len(caught)} | {seconds:.1f} |')
+  print(report, caught, flush=True)
+  return (f'| {name} | {report.claimed:.3f} | {report.change.size:.4f} | {report.noise.size:.3f} | '
+          f'{bound:.2f} | {report.canaries.estimate.epsilon:.2f} | '
+          f'{"YES" if report.violated else "no"} | {sum(caught)} / {len(caught)} | {seconds:.1f} |')
 
 
 def subject(name):
@@ -133,10 +133,10 @@ def alarms():
   canaries = 0
   for _ in range(SEEDS):
     included = rng.random(white_box.CANARIES) < 0.5
-    found = gradient_canaries.guess(
+    guessed = gradient_canaries.guess(
         rng.standard_normal(len(included)) + mu * included, included, white_box.DELTA,
         1 - left / 2)
-    canaries += max(found.epsilon_lower, found.gaussian_lower) > truth
+    canaries += max(guessed.epsilon_lower, guessed.gaussian_lower) > truth
   yield f'canaries {canaries} ({SEEDS * left:g})'
 
 

@@ -48,8 +48,8 @@ def test_a_law_that_is_kept_is_refuted_as_rarely_as_stated(scheme):
 def test_what_a_model_is_fed_is_looked_at(bug):
   assert batch_law.check(plan_of()).p_value > 1e-3
   with planted.BATCHES[bug]():
-    found = batch_law.check(plan_of())
-  assert found.p_value < 1e-6, found
+    law = batch_law.check(plan_of())
+  assert law.p_value < 1e-6, law
 
 
 @pytest.mark.parametrize('scheme', ['truncated', 'cyclic', 'uneven'])
@@ -64,8 +64,8 @@ def test_other_coins_are_caught_too(scheme):
 
 def test_sizes_that_do_not_vary_are_caught():
   rng = np.random.default_rng(0)
-  found = batch_law.check(plan_of(), [rng.permutation(200)[:20] for _ in range(24)])
-  assert found.p_value < 1e-4 and 'equally many' in found.what
+  law = batch_law.check(plan_of(), [rng.permutation(200)[:20] for _ in range(24)])
+  assert law.p_value < 1e-4 and 'equally many' in law.what
 
 
 @pytest.mark.parametrize('scheme, wrong', [
@@ -76,8 +76,8 @@ def test_sizes_that_do_not_vary_are_caught():
 def test_patterns_of_another_law_are_caught(scheme, wrong):
   sizes = dict(steps=40, population_size=1000, batch_size=100)
   plan = plan_of(**SCHEMES[scheme], **sizes)
-  found = batch_law.check(plan, drawn(plan_of(**{**sizes, **wrong})))
-  assert found.p_value < 1e-3, found
+  law = batch_law.check(plan, drawn(plan_of(**{**sizes, **wrong})))
+  assert law.p_value < 1e-3, law
 
 
 @pytest.mark.parametrize('change, what', [
@@ -87,11 +87,11 @@ def test_patterns_of_another_law_are_caught(scheme, wrong):
 @pytest.mark.parametrize('scheme', ['fixed', 'bins'])
 def test_fixed_schemes_are_refuted_by_one_batch(scheme, change, what):
   plan = plan_of(**SCHEMES[scheme])
-  found = batch_law.check(plan, change(drawn(plan)))
-  assert found.p_value == 0 and what in found.what
+  law = batch_law.check(plan, change(drawn(plan)))
+  assert law.p_value == 0 and what in law.what
 
 
 def test_a_truncated_batch_is_never_larger():
   plan = plan_of(**SCHEMES['truncated'])
-  found = batch_law.check(plan, [np.arange(25)])
-  assert found.p_value == 0 and 'more than 24' in found.what
+  law = batch_law.check(plan, [np.arange(25)])
+  assert law.p_value == 0 and 'more than 24' in law.what

@@ -30,10 +30,10 @@ def test_published_values(counts, pure, approximate, gaussian):
     (1, 4.887, 4.758), (2, 10.997, 10.843), (4, 26.357, 26.155)])
 def test_the_estimate_of_normal_quantiles(mu, truth, estimate):
   quantiles = special.ndtri((np.arange(10_000) + 0.5) / 10_000)
-  found = bounds.gaussian_estimate(quantiles + mu, quantiles, 1e-6)
+  result = bounds.gaussian_estimate(quantiles + mu, quantiles, 1e-6)
   assert accounting.gaussian_epsilon(1 / mu, 1e-6) == pytest.approx(truth, abs=1e-3)
-  assert found.epsilon == pytest.approx(estimate, abs=1e-3)
-  assert found.mu == pytest.approx(mu) and found.standard_error == pytest.approx(
+  assert result.epsilon == pytest.approx(estimate, abs=1e-3)
+  assert result.mu == pytest.approx(mu) and result.standard_error == pytest.approx(
       math.sqrt(2) / 100, rel=1e-2)
 
 
@@ -53,11 +53,11 @@ def attack(rng, mu, count, guesses):
 def test_the_gaussian_bound_is_valid_and_closer_than_the_general_one(mu):
   rng = np.random.default_rng(1)
   truth = accounting.gaussian_epsilon(1 / mu, 1e-5)
-  found = [attack(rng, mu, 500, 250) for _ in range(150)]
-  values = {c: bounds.one_run_gaussian_epsilon(c, 250, 500, 1e-5) for c in set(found)}
-  refuted = np.mean([values[c] > truth for c in found])
+  correct = [attack(rng, mu, 500, 250) for _ in range(150)]
+  values = {c: bounds.one_run_gaussian_epsilon(c, 250, 500, 1e-5) for c in set(correct)}
+  refuted = np.mean([values[c] > truth for c in correct])
   assert refuted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
-  typical = int(np.median(found))
+  typical = int(np.median(correct))
   assert bounds.one_run_epsilon(typical, 250, 500, 1e-5) < values[typical] < truth
   assert values[typical] > 0.3 * truth
 

@@ -206,20 +206,20 @@ def one_call(noise_multiplier):
 
 
 def test_one_call_audit_finds_what_a_model_with_little_noise_remembers():
-  plan, found = one_call(0.3)
-  assert found.canaries == 240 and found.included.any() and not found.included.all()
-  assert found.claimed == plan.epsilon() and not found.violated
-  assert found.auc > 0.95 and found.epsilon_lower > 1.5
+  plan, report = one_call(0.3)
+  assert report.canaries == 240 and report.included.any() and not report.included.all()
+  assert report.claimed == plan.epsilon() and not report.violated
+  assert report.auc > 0.95 and report.epsilon_lower > 1.5
   # The same run would refute a plan that claims the epsilon of twenty times the noise.
   claimed = tfdp.PrivacyPlan(
       population_size=240, batch_size=120, steps=40, l2_norm_clip=1.0, noise_multiplier=20.0,
       target_delta=1e-5).epsilon()
-  assert audit.report(found.scores, found.included, claimed, 1e-5).violated
+  assert audit.report(report.scores, report.included, claimed, 1e-5).violated
 
 
 def test_one_call_audit_of_much_noise_finds_little():
-  _, found = one_call(20.0)
-  assert not found.violated and found.epsilon_lower < 0.5
+  _, report = one_call(20.0)
+  assert not report.violated and report.epsilon_lower < 0.5
 
 
 def test_user_level_plans_are_not_audited_by_examples():

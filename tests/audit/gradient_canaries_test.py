@@ -37,10 +37,10 @@ def test_the_difference_is_what_a_plan_without_amplification_accounts_for(plan):
   scores, included = run(plan)
   np.testing.assert_allclose(scores[~included].std(), 1, atol=0.2)
   mu = 1 / plan.event().noise_multiplier
-  found = gradient_canaries.bounds.gaussian_estimate(scores[included], scores[~included], 1e-6)
-  assert found.mu < mu + 4 * found.standard_error
+  estimate = gradient_canaries.bounds.gaussian_estimate(scores[included], scores[~included], 1e-6)
+  assert estimate.mu < mu + 4 * estimate.standard_error
   if not isinstance(plan.mechanism, (tfdp.mechanisms.Tree, tfdp.mechanisms.SquareRoot)):
-    assert found.mu > mu - 4 * found.standard_error  # Every record is as exposed as any.
+    assert estimate.mu > mu - 4 * estimate.standard_error  # Every record is as exposed as any.
   assert stats.kstest(scores[~included] - scores[~included].mean(), 'norm').pvalue > 1e-4
 
 
@@ -65,13 +65,13 @@ def test_guesses_of_right_scores_are_right_as_often_as_stated():
   lower, gaussian = [], []
   for _ in range(60):
     included = rng.random(300) < 0.5
-    found = gradient_canaries.guess(
+    guessed = gradient_canaries.guess(
         rng.standard_normal(300) + 1.5 * included, included, 1e-6, 0.95)
-    lower.append(found.epsilon_lower)
-    gaussian.append(found.gaussian_lower)
-    assert found.provable >= found.epsilon_lower
-  for bounds_found in (lower, gaussian):
-    refuted = np.mean(np.array(bounds_found) > truth)
+    lower.append(guessed.epsilon_lower)
+    gaussian.append(guessed.gaussian_lower)
+    assert guessed.provable >= guessed.epsilon_lower
+  for values in (lower, gaussian):
+    refuted = np.mean(np.array(values) > truth)
     assert refuted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
   assert np.mean(gaussian) > np.mean(lower) > 0.1
 
@@ -81,5 +81,5 @@ def test_little_noise_is_convicted_by_canaries_alone():
   with planted.switched(batch_size=100) as bugs:
     bugs.only('no clipping')
     scores, included = run(plan)
-  found = gradient_canaries.guess(scores, included, 1e-6, 0.95)
-  assert found.gaussian_lower > plan.epsilon()
+  guessed = gradient_canaries.guess(scores, included, 1e-6, 0.95)
+  assert guessed.gaussian_lower > plan.epsilon()

@@ -29,7 +29,7 @@ def test_more_noise_refutes_nothing():
   assert noise_rows.weakest([('mean', rows(1.5))]).p_value == 1
 
 
-@pytest.mark.parametrize('found', [
+@pytest.mark.parametrize('named_rows', [
     [('mean', rows(0.95, steps=12, length=2000))],
     [('mean', rows(0.5))],
     [('mean', np.concatenate([rows(), rows(0.8, steps=1)]))],
@@ -41,8 +41,8 @@ def test_more_noise_refutes_nothing():
     [('mean', np.concatenate([first := rows(), -first]))]], ids=[
         'five percent', 'half', 'one step', 'same at each step', 'same in two parts',
         'same in two runs', 'same for two elements', 'none at one step', 'taken back'])
-def test_less_noise_is_caught(found):
-  assert noise_rows.weakest(found).p_value < 1e-4
+def test_less_noise_is_caught(named_rows):
+  assert noise_rows.weakest(named_rows).p_value < 1e-4
 
 
 def test_the_weakest_point_is_named():

@@ -33,11 +33,11 @@ def test_a_right_model_passes_and_is_left_as_it_was():
   plan = plan_of()
   model = model_of(tfdp.DPAdamSTP(plan=plan, scale_epsilon=.1))
   before = model.get_weights()
-  found = tfdp.audit.white_box(model, data=DATA, seed=1)
-  assert not found.violated, str(found)
-  assert [look.name for look in found.looks] == ['changes', 'noise', 'batches']
-  assert 0.9 < found.change.size < 1.001 and 0.9 < found.noise.size < 1.1
-  assert 'DPAdamSTP' in str(found) and json.dumps(found.to_dict(), allow_nan=False)
+  report = tfdp.audit.white_box(model, data=DATA, seed=1)
+  assert not report.violated, str(report)
+  assert [look.name for look in report.looks] == ['changes', 'noise', 'batches']
+  assert 0.9 < report.change.size < 1.001 and 0.9 < report.noise.size < 1.1
+  assert 'DPAdamSTP' in str(report) and json.dumps(report.to_dict(), allow_nan=False)
   assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0
   for a, b in zip(before, model.get_weights()):
     np.testing.assert_array_equal(a, b)
@@ -54,8 +54,8 @@ def test_bugs_are_caught():
     for bug, by in (('no clipping', 'changes'), ('half the noise', 'noise'),
                     ('the same noise at each step', 'noise')):
       bugs.only(bug)
-      found = tfdp.audit.white_box(model, data=DATA, seed=1, epsilon=8., delta=1e-3)
-      assert by in [look.name for look in found.looks if look.violated], bug
+      report = tfdp.audit.white_box(model, data=DATA, seed=1, epsilon=8., delta=1e-3)
+      assert by in [look.name for look in report.looks if look.violated], bug
 
 
 @pytest.mark.parametrize('data', [DATA[0], (DATA[0], DATA[1][:3]), (DATA[0][:0], DATA[1][:0]), 3])

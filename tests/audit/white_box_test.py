@@ -34,13 +34,13 @@ def test_every_class_is_audited():
 
 @pytest.mark.parametrize('name', sorted(set(white_box.METHODS) - {'NonPrivateNoiselessAdam'}))
 def test_a_correct_class_is_not_refuted(name):
-  found = tfdp.audit.white_box(optimizer(name), canaries=128, seed=1)
-  assert not found.violated, str(found)
-  assert [look.name for look in found.looks] == ['changes', 'noise', 'batches', 'canaries']
-  assert 0.999 < found.change.size < 1.001  # The bound is attained: the search is no formality.
-  assert 0.95 < found.noise.size < 1.05 and found.claimed == pytest.approx(4, rel=0.01)
-  assert 'violated' not in str(found).lower() and 'Not refuted' in str(found)
-  assert json.loads(json.dumps(found.to_dict(), allow_nan=False))['violated'] is False
+  report = tfdp.audit.white_box(optimizer(name), canaries=128, seed=1)
+  assert not report.violated, str(report)
+  assert [look.name for look in report.looks] == ['changes', 'noise', 'batches', 'canaries']
+  assert 0.999 < report.change.size < 1.001  # The bound is attained: the search is no formality.
+  assert 0.95 < report.noise.size < 1.05 and report.claimed == pytest.approx(4, rel=0.01)
+  assert 'violated' not in str(report).lower() and 'Not refuted' in str(report)
+  assert json.loads(json.dumps(report.to_dict(), allow_nan=False))['violated'] is False
 
 
 @pytest.mark.parametrize('name', sorted(set(white_box.METHODS) - {'NonPrivateNoiselessAdam'}))
@@ -61,23 +61,23 @@ def test_planted_bugs_are_caught(name):
 @pytest.mark.parametrize('name', planted.SQUARED_MEAN)
 def test_b_for_2b_minus_1_is_caught(name):
   with planted.b_for_2b_minus_1():
-    found = changes.largest(subjects.of(optimizer(name), 64), 1, history=(0,))
-  assert found.violated and found.size == pytest.approx(np.sqrt((1 + (31 / 16)**2) / 2), rel=1e-3)
+    change = changes.largest(subjects.of(optimizer(name), 64), 1, history=(0,))
+  assert change.violated and change.size == pytest.approx(np.sqrt((1 + (31 / 16)**2) / 2), rel=1e-3)
 
 
 def test_half_the_noise_is_caught_when_it_is_announced():
   with planted.half_the_noise_announced():
-    found = tfdp.audit.white_box(optimizer('DPAdam'), canaries=128, seed=1)
-  assert found.violated and 'VIOLATED' in str(found) and 'claim is violated' in str(found)
-  assert found.change.size == pytest.approx(2, rel=1e-3)
-  assert found.noise.size == pytest.approx(1, abs=0.05)  # As announced.
+    report = tfdp.audit.white_box(optimizer('DPAdam'), canaries=128, seed=1)
+  assert report.violated and 'VIOLATED' in str(report) and 'claim is violated' in str(report)
+  assert report.change.size == pytest.approx(2, rel=1e-3)
+  assert report.noise.size == pytest.approx(1, abs=0.05)  # As announced.
 
 
 @pytest.mark.parametrize('bug', sorted(planted.BATCHES))
 def test_batches_of_another_law_are_caught(bug):
   with planted.BATCHES[bug]():
-    found = tfdp.audit.white_box(optimizer('DPSGD'), canaries=128, seed=1)
-  assert [look.name for look in found.looks if look.violated] == ['batches']
+    report = tfdp.audit.white_box(optimizer('DPSGD'), canaries=128, seed=1)
+  assert [look.name for look in report.looks if look.violated] == ['batches']
 
 
 QUERIES = {
@@ -96,8 +96,8 @@ def query(name, **kwargs):
 
 @pytest.mark.parametrize('name', sorted(QUERIES))
 def test_queries_are_audited_and_their_bugs_caught(name):
-  found = tfdp.audit.white_box(query(name), seed=1)
-  assert not found.violated and 0.999 < found.change.size < 1.001, str(found)
+  report = tfdp.audit.white_box(query(name), seed=1)
+  assert not report.violated and 0.999 < report.change.size < 1.001, str(report)
   with planted.switched() as bugs:
     subject = subjects.of(query(name), None)
     for bug in ('no clipping', 'half the noise', 'the same noise at each step', *(
@@ -110,11 +110,11 @@ def test_queries_are_audited_and_their_bugs_caught(name):
 def test_a_query_with_a_plan_of_users():
   plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=10, l2_norm_clip=0.5,
                           noise_multiplier=2.0, target_delta=1e-5, unit='user')
-  found = tfdp.audit.white_box(
+  report = tfdp.audit.white_box(
       query('dp_adam', l2_norm_clip=None, noise_multiplier=None, batch_size=None, adjacency=None,
             plan=plan),
       plan=plan, seed=1)
-  assert not found.violated and found.claimed == plan.epsilon() and found.batches.steps == 10
+  assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 10
 
 
 def test_an_optimizer_with_a_plan_of_users(monkeypatch):
@@ -138,8 +138,8 @@ def test_an_optimizer_with_a_plan_of_users(monkeypatch):
 def test_a_whole_audit_of_users():
   plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=8, l2_norm_clip=0.5,
                           noise_multiplier=2.0, target_delta=1e-5, unit='user')
-  found = tfdp.audit.white_box(tfdp.DPAdam(plan=plan), canaries=64, seed=1)
-  assert not found.violated and found.claimed == plan.epsilon() and found.batches.steps == 8
+  report = tfdp.audit.white_box(tfdp.DPAdam(plan=plan), canaries=64, seed=1)
+  assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 8
 
 
 @pytest.mark.parametrize('mechanism', [
@@ -155,17 +155,17 @@ def test_correlated_noise_is_compared_with_its_mechanism(mechanism):
 
 
 def test_an_epsilon_that_was_never_claimed_is_refuted():
-  found = tfdp.audit.white_box(
+  report = tfdp.audit.white_box(
       tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=0.3, batch_size=128), epsilon=0.5,
       canaries=128, seed=1)
-  assert [look.name for look in found.looks if look.violated] == ['canaries']
-  assert found.canaries.epsilon_lower > 0.5
+  assert [look.name for look in report.looks if look.violated] == ['canaries']
+  assert report.canaries.epsilon_lower > 0.5
 
 
 def test_what_claims_nothing_is_not_refuted_unless_a_claim_is_made():
   make = lambda: optimizer('NonPrivateNoiselessAdam')
-  found = tfdp.audit.white_box(make(), canaries=64)
-  assert found.vacuous and not found.violated and 'can prove nothing' in str(found)
+  report = tfdp.audit.white_box(make(), canaries=64)
+  assert report.vacuous and not report.violated and 'can prove nothing' in str(report)
   claimed = tfdp.audit.white_box(make(), canaries=64, epsilon=4.0, seed=1)
   assert claimed.violated and claimed.looks[0].violated
   assert claimed.to_dict()['change']['size'] is None  # Infinitely far.

@@ -50,11 +50,11 @@ def rows(path):
 
 
 def test_every_method_is_in_the_table(finished):
-  found = {row['method']: row for row in rows(finished)}
+  by_method = {row['method']: row for row in rows(finished)}
   private = {m.label for m in settings.CENTRALIZED.values() if m.optimizer}
   assert {'DP-SGD', 'DP-Adam', 'DP-AdamBC', 'DP-AdamIME', 'DP-AdamSTP'} == private
-  assert set(found) == private | {'Adam, not private', 'public word frequencies'}
-  for label, row in found.items():
+  assert set(by_method) == private | {'Adam, not private', 'public word frequencies'}
+  for label, row in by_method.items():
     assert np.isfinite(row['loss']) and 0 <= row['accuracy'] <= 1
     if label in private:
       assert row['unit'] == 'sentence' and row['settings']['l2_norm_clip'] > 0

@@ -50,8 +50,8 @@ def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   assert main.main(arguments(
       'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0
   assert shown == ['scales', 'noise']
-  found = results(out)
-  private = {(row['part'], row['method']): row for row in found['rows']
+  content = results(out)
+  private = {(row['part'], row['method']): row for row in content['rows']
              if row['epsilon'] is not None}
   assert set(private) == (
       {('centralized', 'DP-SGD')}
@@ -65,7 +65,7 @@ def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   federated = statement[statement.index('(federated) =='):]
   sigma = float(federated.split('noise multiplier ')[1].split(',')[0])
   event = dp_accounting.PoissonSampledDpEvent(
-      5 / found['clients'], dp_accounting.GaussianDpEvent(sigma))
+      5 / content['clients'], dp_accounting.GaussianDpEvent(sigma))
   expected = pld.PLDAccountant().compose(event, 2).get_epsilon(1e-2)
   assert private['federated', 'DP-Adam']['epsilon'] == pytest.approx(expected, rel=1e-3)
   assert 'the unit of privacy is one user' in federated

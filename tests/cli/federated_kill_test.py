@@ -94,9 +94,9 @@ def test_a_command_that_is_killed_again_and_again(tmp_path):
     killed += 1
     if released.exists():
       with open(released, encoding='utf-8') as file:
-        found = [int(row['round']) for row in csv.DictReader(file)]
-      assert found == list(range(1, len(found) + 1)) and len(found) >= released_rounds
-      released_rounds = len(found)
+        rounds = [int(row['round']) for row in csv.DictReader(file)]
+      assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= released_rounds
+      released_rounds = len(rounds)
   assert process.returncode == 0, (tmp_path / 'output').read_text(encoding='utf-8')[-3000:]
   entries = read(ledger)
   order = [round_ for round_, _, _ in entries]

@@ -20,9 +20,9 @@ def word_losses(logits, targets):
 def test_sentence_loss_is_the_mean_over_the_words_of_each_sentence():
   logits = np.random.default_rng(0).normal(size=[3, 3, 5]).astype(np.float32)
   expected = np.nanmean(word_losses(logits, TARGETS)[:2], 1)
-  found = language_model.sentence_loss(TARGETS, tf.constant(logits)).numpy()
-  np.testing.assert_allclose(found[:2], expected, rtol=1e-6)
-  assert found[2] == 0  # A sentence without words, as in padding.
+  losses = language_model.sentence_loss(TARGETS, tf.constant(logits)).numpy()
+  np.testing.assert_allclose(losses[:2], expected, rtol=1e-6)
+  assert losses[2] == 0  # A sentence without words, as in padding.
 
 
 def test_padding_rows_have_no_gradient():

@@ -24,7 +24,7 @@ def results(capsys, folder, *arguments):
 
 def test_numbers_are_the_mechanisms_own(capsys, tmp_path):
   pattern = dict(min_sep=20, max_participations=5)
-  found = results(
+  content = results(
       capsys, tmp_path, '--steps', '100', '--design', 'blt:2', '--beside',
       'banded-toeplitz:20,tree,independent,dense,tree-full,square-root,banded:3,banded-optimal:3,'
       'banded-inverse:2', '--min-sep', '20', '--max-participations', '5')
@@ -33,25 +33,25 @@ def test_numbers_are_the_mechanisms_own(capsys, tmp_path):
       mechanisms.IndependentGaussian(), mechanisms.Dense(100), mechanisms.Tree(100, 'full'),
       mechanisms.SquareRoot(100), mechanisms.Banded(3, 100),
       mechanisms.Banded(3, 100, method='optimal'), mechanisms.BandedInverse(2, 100, **pattern)]
-  for row, mechanism in zip(found['rows'], expected):
+  for row, mechanism in zip(content['rows'], expected):
     assert row['mean error'] == pytest.approx(mechanism.rmse(100, **pattern), rel=1e-6)
     assert row['max error'] == pytest.approx(mechanism.max_error(100, **pattern), rel=1e-6)
     assert row['sensitivity'] == pytest.approx(mechanism.sensitivity(**pattern), rel=1e-6)
     assert row['rows kept'] == mechanism.memory() and row['draws/step'] == mechanism.passes()
-    assert found['lower_bound_of_mean_error'] < row['mean error']
-  assert len(found['rows']) == len(expected) and found['rows'][3]['of independent'] == 1
+    assert content['lower_bound_of_mean_error'] < row['mean error']
+  assert len(content['rows']) == len(expected) and content['rows'][3]['of independent'] == 1
   assert mechanisms.load(tmp_path / 'mechanism.json') == expected[0]
-  assert json.loads((tmp_path / 'results.json').read_text()) == found
+  assert json.loads((tmp_path / 'results.json').read_text()) == content
   assert (tmp_path / 'errors.png').read_bytes()[1:4] == b'PNG'
 
 
 def test_lower_bound_is_the_nuclear_norm(capsys, tmp_path):
-  found = results(capsys, tmp_path, '--steps', '40', '--beside', 'none', '--design', 'dense')
+  content = results(capsys, tmp_path, '--steps', '40', '--beside', 'none', '--design', 'dense')
   nuclear = np.linalg.svd(np.tri(40), compute_uv=False).sum() / 40
-  assert found['lower_bound_of_mean_error'] == pytest.approx(nuclear, rel=1e-9)
-  found = results(capsys, tmp_path, '--steps', '40', '--beside', 'none', '--momentum', '.9')
-  assert found['lower_bound_of_mean_error'] is None
-  assert found['rows'][0]['mean error'] == pytest.approx(
+  assert content['lower_bound_of_mean_error'] == pytest.approx(nuclear, rel=1e-9)
+  content = results(capsys, tmp_path, '--steps', '40', '--beside', 'none', '--momentum', '.9')
+  assert content['lower_bound_of_mean_error'] is None
+  assert content['rows'][0]['mean error'] == pytest.approx(
       mechanisms.BLT(4, 40, workload=mechanisms.Workload(.9)).rmse(), rel=1e-6)
 
 
@@ -67,9 +67,9 @@ def test_table_of_defaults(capsys, tmp_path):
 
 
 def test_streams_are_timed(capsys, tmp_path):
-  found = results(capsys, tmp_path, '--steps', '100', '--design', 'blt:2', '--beside',
-                  'independent,square-root', '--parameters', '1000')
-  blt, independent, root = found['rows']
+  content = results(capsys, tmp_path, '--steps', '100', '--design', 'blt:2', '--beside',
+                    'independent,square-root', '--parameters', '1000')
+  blt, independent, root = content['rows']
   assert blt['MB'] == pytest.approx(.008) and independent['MB'] == 0
   assert 0 < blt['ms/step'] and 0 < independent['ms/step'] and root['ms/step'] is None
 
@@ -95,11 +95,11 @@ def test_the_folder_must_be_one(capsys, tmp_path):
 
 def test_a_fixed_order_is_designed_for_and_shown(capsys, tmp_path):
   pattern = dict(min_sep=5, max_participations=4, fixed_order=True)
-  found = results(
+  content = results(
       capsys, tmp_path, '--steps', '20', '--design', 'dense', '--min-sep', '5',
       '--max-participations', '4', '--fixed-order')
   best = mechanisms.Dense(20, **pattern)
   assert mechanisms.load(tmp_path / 'mechanism.json') == best
-  assert found['rows'][0]['mean error'] == pytest.approx(best.rmse(**pattern), rel=1e-6)
-  assert all(row['mean error'] > found['rows'][0]['mean error'] for row in found['rows'][1:])
-  assert 'banded-toeplitz:5' in [row['mechanism'] for row in found['rows']]
+  assert content['rows'][0]['mean error'] == pytest.approx(best.rmse(**pattern), rel=1e-6)
+  assert all(row['mean error'] > content['rows'][0]['mean error'] for row in content['rows'][1:])
+  assert 'banded-toeplitz:5' in [row['mechanism'] for row in content['rows']]

@@ -25,17 +25,17 @@ def reference(noise_multiplier, delta):
 
 
 def test_epsilon_of_a_noise_multiplier(capsys):
-  found = answer(capsys, '--noise-multiplier', '.8')
-  assert found['delta'] == 1e-5  # The largest power of ten below 1 / 17140.
-  assert found['epsilon'] == pytest.approx(reference(.8, 1e-5), rel=1e-3)
-  assert found['epsilon'] == pytest.approx(5.56, abs=.01)
+  content = answer(capsys, '--noise-multiplier', '.8')
+  assert content['delta'] == 1e-5  # The largest power of ten below 1 / 17140.
+  assert content['epsilon'] == pytest.approx(reference(.8, 1e-5), rel=1e-3)
+  assert content['epsilon'] == pytest.approx(5.56, abs=.01)
 
 
 def test_noise_multiplier_for_an_epsilon_and_back(capsys):
   sigma = answer(capsys, '--epsilon', '3', '--delta', '1e-6')['noise_multiplier']
   assert 2.97 <= reference(sigma, 1e-6) <= 3.001
-  found = answer(capsys, '--noise-multiplier', repr(sigma), '--delta', '1e-6')
-  assert 2.97 <= found['epsilon'] <= 3
+  content = answer(capsys, '--noise-multiplier', repr(sigma), '--delta', '1e-6')
+  assert 2.97 <= content['epsilon'] <= 3
 
 
 def test_fixed_order_is_not_amplified(capsys):
@@ -49,9 +49,9 @@ def test_fixed_order_is_not_amplified(capsys):
 def test_secret_patterns_are_bounded_by_draws(scheme, capsys):
   same = ['--noise-multiplier', '2', '--delta', '4e-4', '--steps', '3', '--draws', '100000',
           '--population-size', '2048', '--sampling']
-  found = answer(capsys, *same, *scheme)
-  assert '100000 draws of the privacy loss' in found['statement']
-  assert 0 < found['epsilon'] < answer(capsys, *same, 'fixed-order')['epsilon']
+  content = answer(capsys, *same, *scheme)
+  assert '100000 draws of the privacy loss' in content['statement']
+  assert 0 < content['epsilon'] < answer(capsys, *same, 'fixed-order')['epsilon']
 
 
 def test_table_and_statement(capsys):

@@ -82,5 +82,5 @@ def test_scores_are_shares_of_words():
   targets = np.array([[1, 2, 3], [1, 1, 0], [0, 0, 0]])
   padding = tune.next_word.PADDING
   assert padding == 0
-  found = tune.sentence_scores(model, np.array([[1, 2, 2], [1, 2, 3], [1, 1, 1]]), targets)
-  np.testing.assert_allclose(found, [2 / 3, 1 / 2, 0])
+  scores = tune.sentence_scores(model, np.array([[1, 2, 2], [1, 2, 3], [1, 1, 1]]), targets)
+  np.testing.assert_allclose(scores, [2 / 3, 1 / 2, 0])

@@ -180,16 +180,16 @@ def test_expressions_of_models_that_draw(inside):
 
 def test_every_kind_is_here():
   """With the generic one."""
-  found = set()
+  kinds = set()
   for make in MODELS.values():
     for layer in make()[0]._flatten_layers():
       kind = registry.find(layer)
       if kind is None and layer.trainable_variables:
         kind = generic.KIND
-      found.add(kind)
+      kinds.add(kind)
   missing = {kind.gradients.__name__ for kind in registry._KINDS.values()} - {
-      kind.gradients.__name__ for kind in found if kind}
-  assert not missing and generic.KIND in found
+      kind.gradients.__name__ for kind in kinds if kind}
+  assert not missing and generic.KIND in kinds
 
 
 def test_a_changed_result_would_be_seen(monkeypatch):

@@ -253,8 +253,8 @@ def test_supported():
   x = ids(4, 3)
   model = built(keras.Sequential([layers.Embedding(7, 3), layers.Dense(2)]), x)
   assert bookkeeping.supports(model) == bookkeeping.supports(model, x) == (True, '')
-  found, reason = bookkeeping.supports(model, asks=[contract.Ask(projection='euclidean')])
-  assert not found and "'layered'" in reason
+  supported, reason = bookkeeping.supports(model, asks=[contract.Ask(projection='euclidean')])
+  assert not supported and "'layered'" in reason
 
 
 def test_layers_are_left_as_found():

@@ -118,9 +118,9 @@ def test_a_record_that_is_not_finite_counts_as_none(bad, where):
   (x if where == 'x' else y)[1, 0] = bad
   keep = [0, 2, 3]
   without = sums(model, tf.constant(x[keep]), tf.constant(y[keep]))
-  found = sums(model, tf.constant(x), tf.constant(y))
-  np.testing.assert_allclose(flat(found), flat(without), rtol=1e-5, atol=1e-7)
-  assert np.all(np.isfinite(flat(found))) and np.any(flat(found))
+  result = sums(model, tf.constant(x), tf.constant(y))
+  np.testing.assert_allclose(flat(result), flat(without), rtol=1e-5, atol=1e-7)
+  assert np.all(np.isfinite(flat(result))) and np.any(flat(result))
   masked = sums(model, tf.constant(x), tf.constant(y), mask=[True, False, True, True])
   np.testing.assert_allclose(flat(masked), flat(without), rtol=1e-5, atol=1e-7)
 
@@ -263,10 +263,10 @@ def test_squares_that_underflow_are_charged(length):
 def test_weights_are_never_rounded_up():
   """Numbers below the smallest normal one have few digits, and could be rounded up by half."""
   weights = 10.0**np.arange(-50, 1, 0.125)
-  found = protocol.narrow(tf.constant(weights), tf.float32).numpy().astype(np.float64)
-  assert np.all(found <= weights * (1 + 1e-7))
+  narrowed = protocol.narrow(tf.constant(weights), tf.float32).numpy().astype(np.float64)
+  assert np.all(narrowed <= weights * (1 + 1e-7))
   normal = weights > 1.2e-38
-  np.testing.assert_allclose(found[normal], weights[normal], rtol=1e-7)
+  np.testing.assert_allclose(narrowed[normal], weights[normal], rtol=1e-7)
 
 
 def test_steps_that_overflow_and_cancel_are_no_record():

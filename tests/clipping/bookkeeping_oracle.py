@@ -68,8 +68,8 @@ def gradients(model, loss, batch):
   def gradient(x, y):
     with tf.GradientTape() as tape:
       value = loss(y, model(x, training=True), ())
-    found = tape.gradient(value, variables, unconnected_gradients='zero')
-    return [tf.convert_to_tensor(g) for g in found]
+    derivatives = tape.gradient(value, variables, unconnected_gradients='zero')
+    return [tf.convert_to_tensor(g) for g in derivatives]
 
   gradient = tf.function(gradient, autograph=False)
   one = lambda tree, i: tf.nest.map_structure(lambda t: t[i:i + 1], tree)

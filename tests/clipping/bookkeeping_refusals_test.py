@@ -145,8 +145,8 @@ def test_refused(make, message):
   """Never silently missed: what the engine cannot see it does not clip."""
   x = ids(4, 4)
   model = make(x)
-  found, reason = bookkeeping.supports(model, x)
-  assert not found and message in reason
+  supported, reason = bookkeeping.supports(model, x)
+  assert not supported and message in reason
   with pytest.raises(bookkeeping.Unsupported, match=message):
     run(model, x)
   with pytest.raises(bookkeeping.Unsupported, match=message):

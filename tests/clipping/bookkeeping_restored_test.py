@@ -79,7 +79,7 @@ def run(model, batch):
       model, oracle.squared_error, batch, oracle.request(0.5))
 
 
-def found(model):
+def attributes(model):
   """What hangs on every layer and cell: names, and which objects."""
   every = list(model._flatten_layers()) + [model.memory.cell]
   # Keras keeps accounts of calls, of what layers lost on the way, and drawn masks.
@@ -90,7 +90,7 @@ def found(model):
 def test_a_pass_that_breaks_off():
   """At every call of every function of the model, in all passes over it."""
   model, trap, batch = built()
-  before = found(model)
+  before = attributes(model)
   assert 'call' in before[[one is model.last for one in model._flatten_layers()].index(True)]
   errors = (RuntimeError, KeyboardInterrupt)
 
@@ -107,7 +107,7 @@ def test_a_pass_that_breaks_off():
         done = True
       except errors:
         pass
-      assert found(model) == before, trap.at
+      assert attributes(model) == before, trap.at
       assert not tracing._WRAPPED and getattr(tracing._LOCAL, 'recorder', None) is None
     assert trap.at > 10 and trap.calls == trap.at - 1
   trap.at = None
@@ -125,7 +125,7 @@ def test_another_thread_takes_turns(records):
   between, results = model.between, []
   total = lambda: run(model, batch).sums[0].total
   other = total if records else lambda: [model(batch.x)]
-  expected, before = total(), found(model)
+  expected, before = total(), attributes(model)
   alone = other()
 
   def turn():
@@ -139,4 +139,4 @@ def test_another_thread_takes_turns(records):
     sums = total()
     for got, want in zip(sums + results.pop(), expected + alone):
       np.testing.assert_array_equal(got, want)
-    assert found(model) == before and not tracing._WRAPPED
+    assert attributes(model) == before and not tracing._WRAPPED

@@ -94,8 +94,8 @@ def test_footprint_counts_what_loops_collect():
     return tf.map_fn(lambda row: tf.exp(row) + 1, x)
 
   # Two rows inside of the loop, 16 collected, and 16 stacked.
-  found = footprint.peak(function, tf.TensorSpec([16, WIDTH]))
-  assert 2 * 16 * WIDTH * 4 <= found <= 2.2 * 16 * WIDTH * 4
+  peak = footprint.peak(function, tf.TensorSpec([16, WIDTH]))
+  assert 2 * 16 * WIDTH * 4 <= peak <= 2.2 * 16 * WIDTH * 4
 
 
 def _engine(model, loss, batch, request):

@@ -114,14 +114,14 @@ def _function(operation, attribute):
 def _reached(graph, tensor):
   """Which of a graph's inputs a tensor is made from."""
   places = {id(t): i for i, t in enumerate(graph.inputs)}
-  found, todo, seen = set(), [tensor], set()
+  reached, todo, seen = set(), [tensor], set()
   while todo:
     top = todo.pop()
     if id(top) in seen:
       continue
     seen.add(id(top))
     if id(top) in places:
-      found.add(places[id(top)])
+      reached.add(places[id(top)])
     else:
       todo += list(top.op.inputs)
-  return found
+  return reached

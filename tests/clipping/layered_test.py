@@ -65,8 +65,8 @@ def test_compiled():
 def test_records_are_those_of_batches_of_one():
   model, x = text()
   batch = oracle.batch_of(x, model(x))
-  found = engines.record_gradients(model, oracle.squared_error, x, batch.y)
-  for variable, *records in zip(found, *oracle.gradients(model, oracle.squared_error, batch)):
+  gradients = engines.record_gradients(model, oracle.squared_error, x, batch.y)
+  for variable, *records in zip(gradients, *oracle.gradients(model, oracle.squared_error, batch)):
     np.testing.assert_allclose(variable, np.stack(records), rtol=1e-4, atol=1e-5)
 
 

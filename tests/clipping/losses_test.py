@@ -134,10 +134,10 @@ def test_no_loss_of_keras_lets_an_example_change_another(name):
     values = tf.constant(values)
     with tf.GradientTape() as tape:
       tape.watch(values)
-      found = example_loss(targets, values)
-      total = tf.reduce_sum(found)
+      example_losses = example_loss(targets, values)
+      total = tf.reduce_sum(example_losses)
     gradient = tf.convert_to_tensor(tape.gradient(total, values))
-    results.append((found[0].numpy(), gradient[0].numpy()))
+    results.append((example_losses[0].numpy(), gradient[0].numpy()))
   assert np.isfinite(results[0][0]) and np.any(results[0][1])
   for value, gradient in results[1:]:
     np.testing.assert_allclose(value, results[0][0], rtol=1e-5, atol=1e-6)

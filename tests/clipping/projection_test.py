@@ -60,11 +60,11 @@ def test_euclidean_is_the_nearest_point():
     rng = np.random.default_rng(seed)
     scale, x = rng.uniform(0.3, 3, size=5), 2 * rng.normal(size=5)
     y = euclidean(scale, 0.7, x)
-    found = optimize.minimize(
+    nearest = optimize.minimize(
         lambda v: np.sum((v - x)**2), np.zeros(5), jac=lambda v: 2 * (v - x), method='SLSQP',
         constraints={'type': 'ineq', 'fun': lambda v: 0.49 - np.sum((scale * v)**2)},
         options={'ftol': 1e-14, 'maxiter': 200})
-    np.testing.assert_allclose(y, found.x, atol=1e-5)
+    np.testing.assert_allclose(y, nearest.x, atol=1e-5)
     rescaled = join(projection.clip(tree(scale * x), tf.constant(0.7, tf.float64))) / scale
     assert np.linalg.norm(y - x) < np.linalg.norm(rescaled - x)
 

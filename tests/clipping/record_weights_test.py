@@ -82,8 +82,8 @@ def test_never_above_the_clip_norm(dtype):
             for weight in KINDS]
 
   for zeta in (1e-13, 0.7, 1e6):
-    found = run(records, tf.constant(zeta, dtype))
-    for weight, formula, results in zip(KINDS, FORMULAS.values(), found):
+    of_weights = run(records, tf.constant(zeta, dtype))
+    for weight, formula, results in zip(KINDS, FORMULAS.values(), of_weights):
       for result in results:
         result = result.numpy().astype(np.float64)
         assert np.linalg.norm(result, axis=1).max() <= zeta * (1 + 1e-5)
@@ -196,8 +196,8 @@ def test_queries_weight_their_records():
   arguments = dict(noise_multiplier=1.0, clipping=('auto_s', 0.5))
   rule = queries.RuleQuery(
       tfdp.rules.dp_adam(), spec, l2_norm_clip=2.0, batch_size=4, **arguments)
-  found = rule.preprocess_record(rule.derive_sample_params(rule.initial_global_state()), record)
-  np.testing.assert_allclose(found[0].total, expected, rtol=1e-6)
+  sums = rule.preprocess_record(rule.derive_sample_params(rule.initial_global_state()), record)
+  np.testing.assert_allclose(sums[0].total, expected, rtol=1e-6)
   total = queries.MechanismSumQuery(
       spec, tfdp.mechanisms.Tree(4), 2.0, **arguments)
   np.testing.assert_allclose(total.preprocess_record(2.0, record), expected, rtol=1e-6)
@@ -228,5 +228,5 @@ def test_the_audit_finds_no_record_that_moves_a_release_too_far(name, clipping, 
   optimizer = getattr(tfdp, name)(
       l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, adjacency='add_remove',
       clipping=clipping, **kwargs)
-  found = changes.largest(subjects.of(optimizer, 16), 1, history=(0,) if name == 'DPSGD' else (1,))
-  assert not found.violated and 0.999 < found.size < 1.001
+  change = changes.largest(subjects.of(optimizer, 16), 1, history=(0,) if name == 'DPSGD' else (1,))
+  assert not change.violated and 0.999 < change.size < 1.001

@@ -36,11 +36,11 @@ def test_tokenize_keeps_letters_of_any_alphabet():
 
 def test_standard_library_is_read_without_importing_it():
   before = set(sys.modules)
-  found = corpus.standard_library()
+  library = corpus.standard_library()
   assert not {'turtle', 'antigravity', 'this'} & (set(sys.modules) - before)
-  assert found.public
-  clients = corpus.by_client(found.sentences)
-  assert len(clients) > 300 and len(found.sentences) > 10_000
+  assert library.public
+  clients = corpus.by_client(library.sentences)
+  assert len(clients) > 300 and len(library.sentences) > 10_000
   argparse = [' '.join(sentence.words) for sentence in clients['argparse']]
   assert 'command line parsing library' in [line[-28:] for line in argparse]
   assert not any(client.startswith('test.') for client in clients)
@@ -56,8 +56,8 @@ def test_docstrings_by_hand(tmp_path, monkeypatch):
   write(tmp_path / 'broken.py', *source, 'def')
   write(tmp_path / 'a.py', *source)
   monkeypatch.setattr(corpus.sysconfig, 'get_path', lambda name: tmp_path)
-  found = corpus.standard_library.__wrapped__().sentences
-  assert [(s.client, ' '.join(s.words)) for s in found] == [
+  sentences = corpus.standard_library.__wrapped__().sentences
+  assert [(s.client, ' '.join(s.words)) for s in sentences] == [
       ('a', 'the module does things'), ('a', 'a class of things'), ('a', 'even more of it'),
       ('a', 'a method of it')]
 
@@ -70,11 +70,11 @@ def test_json_lines(tmp_path, name, opener):
              {'text': ''}]
   with opener(tmp_path / name, 'wt', encoding='utf-8') as stream:
     stream.write('\n\n'.join(map(json.dumps, records)) + '\n')
-  found = corpus.read(tmp_path / name)
-  assert found.sentences == [
+  content = corpus.read(tmp_path / name)
+  assert content.sentences == [
       ('ann', ('one', 'two', 'three')), ('ann', ('four', 'five', 'six')),
       (None, ('a', 'b', 'c', 'd')), ('7', ('seven', 'eight', 'nine'))]
-  assert not found.public and found.name == name
+  assert not content.public and content.name == name
 
 
 def test_plain_text_joins_lines_within_a_sentence(tmp_path):

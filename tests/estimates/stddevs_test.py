@@ -87,10 +87,10 @@ def test_private_stddevs_truncate_and_ignore_what_is_not_finite():
   huge, broken = np.zeros((100, 2)), np.zeros((100, 2))
   huge[0], broken[0] = 1e200, (np.nan, 1e200)
   arguments = dict(scale=1.0, moment_ratio=1.0, target_epsilon=1.0, target_delta=1e-5)
-  found = stddevs_lib.private_stddevs(huge, rng=Recorder(), **arguments)
-  assert np.all(found == 0.5)  # sqrt(16 / 100) >= 1/4.
-  found = stddevs_lib.private_stddevs(broken, rng=Recorder(), **arguments)
-  assert np.all(found == 2.0**-2)  # Nothing there: the last round's value.
+  stddevs = stddevs_lib.private_stddevs(huge, rng=Recorder(), **arguments)
+  assert np.all(stddevs == 0.5)  # sqrt(16 / 100) >= 1/4.
+  stddevs = stddevs_lib.private_stddevs(broken, rng=Recorder(), **arguments)
+  assert np.all(stddevs == 2.0**-2)  # Nothing there: the last round's value.
 
 
 @pytest.mark.parametrize('records, arguments, message', [

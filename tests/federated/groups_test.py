@@ -197,15 +197,15 @@ def test_every_client_is_in_one_group_with_all_its_batches(sizes, count):
   spec = groups.specs(tf.TensorSpec([None], tf.int64))
   clients = [[(np.full([size], 10 * i + j),) for j, size in enumerate(batches)]
              for i, batches in enumerate(sizes)]
-  found = []
+  unpacked = []
   for part in groups.divide(clients, count):
     group = groups.pack(part, spec)
     batches = np.split(group.rows[0], group.batch_ends)
     assert len(group.rows[0]) == sum(map(len, batches)) and not len(batches[-1])
     starts = [0, *group.client_ends][:-1]
     for start, end in zip(starts, group.client_ends):
-      found.append([batch.tolist() for batch in batches[start:end]])
-  assert sorted(found) == sorted([batch.tolist() for (batch,) in client] for client in clients)
+      unpacked.append([batch.tolist() for batch in batches[start:end]])
+  assert sorted(unpacked) == sorted([batch.tolist() for (batch,) in client] for client in clients)
 
 
 @pytest.mark.parametrize('spec', [

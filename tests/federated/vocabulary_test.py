@@ -35,9 +35,9 @@ def test_a_lonely_word_comes_out_with_probability_delta_at_most():
 
 def test_frequent_words_come_out_in_order():
   users = {i: ['the'] + (['cat'] if i % 2 else []) + [f'secret{i}'] for i in range(400)}
-  found = vocabulary.private_vocabulary(
+  released = vocabulary.private_vocabulary(
       users, 5, noise_multiplier=1.0, delta=1e-6, words_per_user=3, seed=0)
-  assert found.words == ('the', 'cat')
+  assert released.words == ('the', 'cat')
   assert vocabulary.private_vocabulary(
       users, 1, noise_multiplier=1.0, delta=1e-6, words_per_user=3, seed=0).words == ('the',)
 
@@ -51,14 +51,14 @@ def test_without_a_seed_the_noise_is_new():
 
 def test_epsilon_is_that_of_both_together():
   plan = regression.make_plan(noise_multiplier=2.0, target_delta=1e-3)
-  found = vocabulary.PrivateVocabulary(('a',), 3.0, 4e-4)
+  released = vocabulary.PrivateVocabulary(('a',), 3.0, 4e-4)
   accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
   accountant.compose(dp_accounting.GaussianDpEvent(3.0))
   accountant.compose(dp_accounting.PoissonSampledDpEvent(
       0.5, dp_accounting.GaussianDpEvent(2.0)), 7)
-  assert found.epsilon(plan, 7) == pytest.approx(accountant.get_epsilon(6e-4), rel=0.01)
-  assert found.epsilon(plan, 7) > plan.epsilon(7)
-  assert f'({found.epsilon(plan, 7):.4g}, 0.001)' in found.fact(plan, 7)
+  assert released.epsilon(plan, 7) == pytest.approx(accountant.get_epsilon(6e-4), rel=0.01)
+  assert released.epsilon(plan, 7) > plan.epsilon(7)
+  assert f'({released.epsilon(plan, 7):.4g}, 0.001)' in released.fact(plan, 7)
 
 
 def test_refusals():

@@ -106,8 +106,8 @@ def test_weights_are_what_they_seem():
     real = np.asarray(weight) != 0
     expected = w[np.asarray(y, int)[real]]
     np.testing.assert_array_equal(np.asarray(weight, 'float32')[real], expected)
-    found = marks.read(np.asarray(weight).view(np.int64)[real])
-    assert np.all(found == marks.mark(plan, step))
+    read = marks.read(np.asarray(weight).view(np.int64)[real])
+    assert np.all(read == marks.mark(plan, step))
   numbers = [marks.mark(plan, step) for step in range(10000)]
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 

@@ -181,12 +181,12 @@ def watched(callback, model, weights, epochs=1):
 def test_weights_that_diverge_stop_the_training(model, weights, words):
   model.set_weights([np.ones_like(w) for w in model.get_weights()])
   model.stop_training = False
-  with warnings.catch_warnings(record=True) as found:
+  with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
     reason = watched(tfdp.callbacks.StopIfDiverged(growth=100.0), model, [
         np.full_like(w, weights) for w in model.get_weights()], epochs=2)
   assert words in reason and bool(reason) == bool(words) == model.stop_training
-  assert len([w for w in found if 'has diverged' in str(w.message)]) == bool(words)
+  assert len([w for w in caught if 'has diverged' in str(w.message)]) == bool(words)
 
 
 def test_public_data_tell_of_divergence(model):
@@ -202,8 +202,8 @@ def test_public_data_tell_of_divergence(model):
 
 
 def test_every_fit_looks_whether_weights_are_finite():
-  found = divergence.watched(None)
-  assert [type(c) for c in found] == [tfdp.callbacks.StopIfDiverged]
+  callbacks = divergence.watched(None)
+  assert [type(c) for c in callbacks] == [tfdp.callbacks.StopIfDiverged]
   mine = tfdp.callbacks.StopIfDiverged(growth=3.0)
   assert divergence.watched([mine]) == [mine] and divergence.watched(mine) == [mine]
   complete = keras.callbacks.CallbackList([])

@@ -21,7 +21,7 @@ def test_unstable_scaling_warns_once(noise_multiplier, expected):
     warnings.simplefilter('always')
     for _ in range(2):
       model.fit(np.ones((8, 5)), np.ones((8, 3)), batch_size=4, verbose=0)
-  found = [str(w.message) for w in caught if 'in scaled units' in str(w.message)]
-  assert len(found) == expected
+  messages = [str(w.message) for w in caught if 'in scaled units' in str(w.message)]
+  assert len(messages) == expected
   assert all(m.startswith('DPAdamSTP: l2_norm_clip * noise_multiplier / batch_size is 4')
-             for m in found)
+             for m in messages)

@@ -70,12 +70,12 @@ def test_routes_follow_shapes_and_geometry():
       keras.Input((8,), dtype='int32'), layers.Embedding(50, 40, name='table'),
       layers.Dense(300, name='wide'), layers.Dense(2, use_bias=False, name='narrow'))
   n, t, d, p = 4, 8, 40, 300
-  found = one(model, batch_size=n)
-  assert [found[name].route for name in ('table', 'wide', 'narrow')] == [
+  by_name = one(model, batch_size=n)
+  assert [by_name[name].route for name in ('table', 'wide', 'narrow')] == [
       'gram', 'gram, explicit', 'gram']
   kernel, bias = 2 * n * t * d * p, 2 * n * t * p
   private = kernel + n * t * d + n * t * t * (2 * d + 2 * p + 2) + bias + 4 * n * p
-  assert found['wide'].flops == pytest.approx(private / (kernel + bias))
+  assert by_name['wide'].flops == pytest.approx(private / (kernel + bias))
   scaled = one(model, batch_size=n, scaled=True)
   assert [scaled[name].route for name in ('table', 'wide', 'narrow')] == [
       'gram', 'blocks, explicit', 'blocks']
@@ -119,13 +119,13 @@ def test_every_kind_has_a_cost():
   x = layers.LSTM(3, name='recurrent')(layers.Reshape((1, 300))(x))
   model = keras.Model(images, layers.PReLU(name='slopes')(x))
   for scaled in (False, True):
-    found = one(model, scaled=scaled)
-    assert len(found) == 7
-    for layer in found.values():
+    by_name = one(model, scaled=scaled)
+    assert len(by_name) == 7
+    for layer in by_name.values():
       assert layer.flops > 1 and layer.bytes > 1 and not layer.reason
     # One point: rows of the Gram matrix are worth it, where the geometry allows.
-    assert found['filters'].route.startswith('blocks' if scaled else 'gram')
-  assert found['slopes'].flops == pytest.approx(1 + 5 / 2)  # Norm, geometry and sum of products.
+    assert by_name['filters'].route.startswith('blocks' if scaled else 'gram')
+  assert by_name['slopes'].flops == pytest.approx(1 + 5 / 2)  # Norm, geometry and sum of products.
 
 
 def test_shared_weights_are_counted_once():
@@ -139,9 +139,9 @@ def test_shared_weights_are_counted_once():
 def test_why_a_layer_goes_another_way():
   model = sequential(keras.Input((5, 4)), Scale(name='mine'),
                      layers.LSTM(3, stateful=False, name='known'), layers.Dense(2))
-  found = one(model)
-  assert found['mine'].route == 'one example at a time' and np.isnan(found['mine'].flops)
-  assert 'Scale is not registered' in found['mine'].reason and not found['known'].reason
+  by_name = one(model)
+  assert by_name['mine'].route == 'one example at a time' and np.isnan(by_name['mine'].flops)
+  assert 'Scale is not registered' in by_name['mine'].reason and not by_name['known'].reason
   cells = sequential(keras.Input((5, 4)), layers.RNN(
       layers.StackedRNNCells([layers.GRUCell(2)]), name='cells'))
   assert 'not known for RNN: an unknown cell' in one(cells)['cells'].reason

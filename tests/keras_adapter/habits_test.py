@@ -133,8 +133,8 @@ def test_class_weights_are_those_of_the_labels(adjust, weights):
   arguments = {'class_weight': weights}
   weighted = admission.check_fit(optimizer, batches, None, arguments)
   assert 'class_weight' not in arguments  # Keras would refuse it.
-  found = np.concatenate([np.asarray(w, np.float32) for *_, w in weighted])
-  np.testing.assert_array_equal(found, [np.float32(weights.get(int(y), 1)) for y in Y])
+  result = np.concatenate([np.asarray(w, np.float32) for *_, w in weighted])
+  np.testing.assert_array_equal(result, [np.float32(weights.get(int(y), 1)) for y in Y])
 
 
 def test_class_weights_need_classes():

@@ -143,9 +143,9 @@ MIXING = {
                                'training, on batches whose other rows change')
 @pytest.mark.parametrize('name', MIXING)
 def test_mixing_is_found(name):
-  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as found:
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
     tfdp.validate_model(MIXING[name]())
-  print(name, '|', found.value)
+  print(name, '|', error.value)
 
 
 @pytest.mark.parametrize('name', [

@@ -21,10 +21,10 @@ PLAN = tfdp.PrivacyPlan(
 def test_products_of_weights_keep_the_mark_of_their_step():
   weights = marks.write(np.array([1, 0.5, 0], np.float32), PLAN, 7)
   factor = tf.constant([[1.0, 0.25], [0.0, 3.0], [1.0, 1.0]])
-  found = tasks.scaled(tf.constant(weights), factor).numpy()
+  products = tasks.scaled(tf.constant(weights), factor).numpy()
   np.testing.assert_array_equal(
-      found.astype(np.float32), [[1, 0.25], [0, 1.5], [0, 0]])
-  used = found[found != 0].view(np.int64)
+      products.astype(np.float32), [[1, 0.25], [0, 1.5], [0, 0]])
+  used = products[products != 0].view(np.int64)
   assert len(used) == 3 and set(marks.read(used)) == {marks.mark(PLAN, 7)}
   plain = tasks.scaled(tf.constant([2.0, 1.0, 1.0]), factor)
   np.testing.assert_array_equal(plain, [[2, 0.5], [0, 3], [1, 1]])

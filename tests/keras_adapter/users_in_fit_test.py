@@ -58,8 +58,8 @@ def test_a_step_is_that_of_users_one_by_one(record):
     step = 0.5 * total / plan.batch_size
     weights = [weights[0] - step[:3, np.newaxis], weights[1] - step[3:]]
   history = model.fit(batches, steps_per_epoch=1, epochs=STEPS, verbose=0).history
-  for found, expected in zip(model.get_weights(), weights):
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+  for value, expected in zip(model.get_weights(), weights):
+    np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
   np.testing.assert_allclose(history['loss'], losses, rtol=1e-4)
   assert np.isfinite(history['mae']).all()
 
@@ -96,13 +96,13 @@ def test_users_with_one_example_are_examples_for_every_rule(name, arguments):
 @pytest.mark.slow
 def test_copies_of_an_example_do_not_matter_in_a_mean():
   plan = make_plan(population=N)
-  found = []
+  trained = []
   for copies in (1, 3):
     model = make_model(plan)
     model.fit(plan.batches((np.repeat(X, copies, 0), np.repeat(Y, copies, 0)),
                            users=np.repeat(np.arange(N), copies), examples_per_user=4), verbose=0)
-    found.append(np.concatenate([np.ravel(v) for v in model.get_weights()]))
-  np.testing.assert_allclose(*found, rtol=1e-5)
+    trained.append(np.concatenate([np.ravel(v) for v in model.get_weights()]))
+  np.testing.assert_allclose(*trained, rtol=1e-5)
 
 
 def test_what_is_no_batch_of_users_is_refused():
@@ -125,7 +125,7 @@ def test_what_is_no_batch_of_users_is_refused():
 def test_a_user_with_a_gradient_that_is_not_finite_is_no_record():
   with pytest.warns(UserWarning, match='NOT private'):
     model = make_model(make_plan(noise_multiplier=0.0), own_sampler='all of them')
-  before, found = model.get_weights(), []
+  before, trained = model.get_weights(), []
   x, y = X.reshape(6, 4, 3).copy(), Y.reshape(6, 4, 1)
   weights = np.ones((6, 4), np.float32)
   x[5, 1] = np.inf
@@ -133,7 +133,7 @@ def test_a_user_with_a_gradient_that_is_not_finite_is_no_record():
     weights[5] = there
     model.set_weights(before)
     model.train_on_batch(x, y, weights)
-    found.append(np.concatenate([np.ravel(v) for v in model.get_weights()]))
-  assert np.isfinite(found).all() and np.ptp([found[0], np.concatenate(
+    trained.append(np.concatenate([np.ravel(v) for v in model.get_weights()]))
+  assert np.isfinite(trained).all() and np.ptp([trained[0], np.concatenate(
       [np.ravel(v) for v in before])]) > 0
-  np.testing.assert_allclose(*found, rtol=1e-6)
+  np.testing.assert_allclose(*trained, rtol=1e-6)

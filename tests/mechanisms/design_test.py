@@ -54,8 +54,8 @@ def test_tail_of_the_toeplitz_error_in_closed_form(objective, momentum, steps):
   workload = Workload(momentum)
   squares = workload_lib.squared_errors(workload, toeplitz.reciprocal(c, steps))
   expected = squares.mean() if objective == 'mean' else squares[-1]
-  found, _ = toeplitz.squared_error(c, steps, workload, objective)
-  assert found == pytest.approx(expected, rel=1e-9)
+  error, _ = toeplitz.squared_error(c, steps, workload, objective)
+  assert error == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_unstable_inverse_has_no_error():
@@ -111,10 +111,10 @@ def test_blt_pair_is_an_inverse_pair():
 def test_convolved_powers_where_decays_meet():
   j = np.arange(20.)
   for a, b in [(.9, .9), (.9, .9 + 1e-13), (.5, .9), (.9, .5)]:
-    found = blt_design._convolved_powers(
+    powers = blt_design._convolved_powers(
         np.log([[a]]), np.log(b), j)[0]
     expected = [sum(a**r * b**(i - r) for r in range(i + 1)) for i in range(20)]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(powers, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize('start,stop', [(0, 1), (0, 32), (1, 33), (0, 100), (7, 5000), (3, 3)])

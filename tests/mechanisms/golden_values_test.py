@@ -131,8 +131,8 @@ def test_error_of_many_participations(
 def test_banded_inverse_is_no_worse_than_one_designed_for_equal_spacing(
     steps, min_sep, k, bands, most):
   pattern = dict(min_sep=min_sep, max_participations=k)
-  found = mechanisms.BandedInverse(bands, steps, **pattern).rmse(**pattern)
-  assert .85 * most < found < most
+  error = mechanisms.BandedInverse(bands, steps, **pattern).rmse(**pattern)
+  assert .85 * most < error < most
 
 
 @pytest.mark.parametrize('steps,min_sep,k,expected', [

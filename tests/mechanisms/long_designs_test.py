@@ -54,9 +54,9 @@ def test_a_banded_inverse_is_designed_on_the_part_of_c_that_is_not_zero(work):
 def test_decaying_reciprocal(d, n):
   d = np.array(d)
   expected = toeplitz.reciprocal(d, n)
-  found = toeplitz.decaying_reciprocal(d, n)
-  np.testing.assert_allclose(found, expected[:len(found)], rtol=1e-12, atol=1e-300)
-  assert np.abs(expected[len(found):]).max(initial=0) < 1e-14
+  reciprocal = toeplitz.decaying_reciprocal(d, n)
+  np.testing.assert_allclose(reciprocal, expected[:len(reciprocal)], rtol=1e-12, atol=1e-300)
+  assert np.abs(expected[len(reciprocal):]).max(initial=0) < 1e-14
 
 
 def test_a_reciprocal_that_does_not_decay_is_not_cut():
@@ -67,9 +67,9 @@ def test_a_reciprocal_that_does_not_decay_is_not_cut():
                                         (1, 1000), (1000, 1)])
 def test_repeated_participations_are_counted_as_one_period(min_sep, k):
   steps, c = 1000, toeplitz.reciprocal(np.array([1., -.5, -.2, .1]), 60)
-  found, gradient = banded_inverse._squared_sensitivity(c, steps, min_sep, k)
+  value, gradient = banded_inverse._squared_sensitivity(c, steps, min_sep, k)
   expected = sensitivity_lib.equal_spacing(sensitivity_lib.majorant(c), steps, min_sep, k)**2
-  assert found == pytest.approx(expected, rel=1e-12)
+  assert value == pytest.approx(expected, rel=1e-12)
   for j in (0, 1, 5, 13):
     shift = 1e-6 * np.eye(len(c))[j]
     ends = [banded_inverse._squared_sensitivity(c + s, steps, min_sep, k)[0]
@@ -85,8 +85,8 @@ def test_errors_of_a_banded_inverse_settle(momentum, objective, steps):
   d = np.array([1., -.5, -.2])
   squares = np.cumsum(workload.apply(matrices.resized(d, steps))**2)
   expected = {'mean': squares.mean(), 'max': squares[-1], 'last': squares[-1]}[objective]
-  found, gradient = banded_inverse._squared_error(d, steps, workload, objective)
-  assert found == pytest.approx(expected, rel=1e-12)
+  value, gradient = banded_inverse._squared_error(d, steps, workload, objective)
+  assert value == pytest.approx(expected, rel=1e-12)
   for j in range(3):
     shift = 1e-6 * np.eye(3)[j]
     ends = [banded_inverse._squared_error(d + s, steps, workload, objective)[0]

@@ -24,13 +24,13 @@ README = ROOT / 'tfdp_adaptive' / 'mechanisms' / 'README.md'
 
 def concrete():
   """Every mechanism that some file of the package defines, found by looking."""
-  found = {}
+  kinds = {}
   for module in pkgutil.iter_modules(mechanisms.__path__):
     members = vars(importlib.import_module(f'{mechanisms.__name__}.{module.name}'))
-    found.update({name: kind for name, kind in members.items()
+    kinds.update({name: kind for name, kind in members.items()
                   if inspect.isclass(kind) and issubclass(kind, mechanisms.Mechanism)
                   and not inspect.isabstract(kind) and not name.startswith('_')})
-  return found
+  return kinds
 
 
 def test_every_mechanism_is_registered_exported_and_offered():

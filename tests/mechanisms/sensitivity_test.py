@@ -138,7 +138,7 @@ def test_many_steps_with_few_patterns_are_exact():
   expected = np.sqrt(max(pairs[i, j] for i in range(300) for j in range(i + 40, 300)))
   assert sensitivity.general(c, 40, 2) == pytest.approx(expected, rel=1e-12)
   band = np.where(np.tri(300, k=-60), 0, c)
-  found, bound = (f(band, 40, 5) for f in (sensitivity.general, sensitivity.gram_bound))
+  exact, bound = (f(band, 40, 5) for f in (sensitivity.general, sensitivity.gram_bound))
   gram, best = band.T @ band, {}
 
   def value(i, left):
@@ -149,8 +149,8 @@ def test_many_steps_with_few_patterns_are_exact():
       best[i, left] = gram[i, i] + max(later, default=0.)
     return best[i, left]
 
-  assert found == pytest.approx(np.sqrt(max(value(i, 4) for i in range(300))), rel=1e-12)
-  assert found < bound * (1 - 1e-6)
+  assert exact == pytest.approx(np.sqrt(max(value(i, 4) for i in range(300))), rel=1e-12)
+  assert exact < bound * (1 - 1e-6)
 
 
 def test_best_pattern_is_the_best():
@@ -195,11 +195,11 @@ def test_every_mechanism_knows_the_worst_of_all_patterns(mechanism, dtype):
   for min_sep, k in ALL_PATTERNS:
     k = min(k, -(-10 // min_sep))  # `IndependentGaussian` may have more steps.
     worst = every_pattern(c, min_sep, k)
-    found = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
-    assert worst * (1 - 1e-12) <= found <= worst * (1 + close)
+    stated = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
+    assert worst * (1 - 1e-12) <= stated <= worst * (1 + close)
     if (min_sep, k) in PATTERNS:
       signed = brute_force(c, min_sep, k)
-      assert signed <= found * (1 + 1e-12)
+      assert signed <= stated * (1 + 1e-12)
       if np.all(c.T @ c >= 0):
         assert signed == pytest.approx(worst, rel=1e-12)
 
@@ -210,11 +210,11 @@ def test_every_mechanism_knows_the_worst_fixed_order(mechanism):
   for min_sep, k in ALL_PATTERNS:
     k = min(k, -(-10 // min_sep))
     worst = every_pattern(c, min_sep, k, fixed_order=True)
-    found = mechanism.sensitivity(min_sep=min_sep, max_participations=k, fixed_order=True)
+    stated = mechanism.sensitivity(min_sep=min_sep, max_participations=k, fixed_order=True)
     free = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
-    assert worst * (1 - 1e-12) <= found <= free
+    assert worst * (1 - 1e-12) <= stated <= free
     if k * min_sep >= 10 and np.all(c >= 0):
-      assert found == pytest.approx(worst, rel=1e-9)
+      assert stated == pytest.approx(worst, rel=1e-9)
 
 
 def test_a_fixed_order_can_be_far_better_than_the_least_distance():
@@ -237,8 +237,8 @@ def test_the_bounds_of_long_runs_hold_too(mechanism, monkeypatch):
     mechanism = mechanism.rounded(dtype)
     for min_sep, k in PATTERNS:
       worst = brute_force(mechanism.materialize(10), min_sep, k)
-      found = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
-      assert worst * (1 - 1e-12) <= found <= worst * 1.6
+      stated = mechanism.sensitivity(min_sep=min_sep, max_participations=k)
+      assert worst * (1 - 1e-12) <= stated <= worst * 1.6
 
 
 @pytest.mark.parametrize('steps,min_sep,k', [
@@ -249,8 +249,8 @@ def test_blt_in_closed_form(steps, min_sep, k):
   c = blt_design.coefficients(.8, weights, decays, steps)
   k = sensitivity.most_participations(steps, min_sep, k)
   expected = sensitivity.equal_spacing(c, steps, min_sep, k)
-  found = blt_design.sensitivity(.8, weights, decays, steps, min_sep, k)
-  assert found == pytest.approx(expected, rel=1e-11)
+  closed_form = blt_design.sensitivity(.8, weights, decays, steps, min_sep, k)
+  assert closed_form == pytest.approx(expected, rel=1e-11)
 
 
 def test_the_closed_form_is_used_for_decreasing_c_only(monkeypatch):

@@ -80,12 +80,12 @@ def test_it_is_the_variance_of_the_noise_that_is_drawn():
     drawn.append((1 + t % 3) * row.numpy())
     variances.append((1 + t % 3)**2 * float(variance))
   b, a = (.2, .1), (-.7,)
-  found = signal.lfilter(b, (1., *a), np.array(drawn, np.float64), axis=0).var(axis=1)
+  measured = signal.lfilter(b, (1., *a), np.array(drawn, np.float64), axis=0).var(axis=1)
   expected = online(mechanism, b, a, variances)
   spread = 5 * np.sqrt(2 / size)
-  assert np.abs(found / expected - 1).max() < spread
+  assert np.abs(measured / expected - 1).max() < spread
   independent = online(mechanisms.IndependentGaussian(), b, a, variances)
-  assert np.abs(found / independent - 1).max() > 10 * spread
+  assert np.abs(measured / independent - 1).max() > 10 * spread
 
 
 @pytest.mark.parametrize('b, a', [((), ()), ((np.nan,), ()), ((1.,), (np.inf,)), (((1.,),), ())])

@@ -48,20 +48,20 @@ def main():
   parser.add_argument('--out', type=pathlib.Path,
                       default=pathlib.Path(__file__).parents[2] / 'docs' / 'accounting.md')
   arguments = parser.parse_args()
-  found = {}
+  rows = {}
   if arguments.found is not None and arguments.found.exists():
     lines = arguments.found.read_text(encoding='utf-8').splitlines()
-    found = {row['seed']: row for row in map(json.loads, lines)}
+    rows = {row['seed']: row for row in map(json.loads, lines)}
   stop = time.time() + arguments.seconds
   for seed in range(arguments.first, arguments.last):
-    if seed in found or time.time() > stop:
+    if seed in rows or time.time() > stop:
       continue
-    found[seed] = measured(seed)
+    rows[seed] = measured(seed)
     if arguments.found is not None:
       with open(arguments.found, 'a', encoding='utf-8') as file:
-        file.write(json.dumps(found[seed]) + '\n')
-  if all(seed in found for seed in range(PLANS)):
-    arguments.out.write_text(page([found[seed] for seed in range(PLANS)]), encoding='utf-8')
+        file.write(json.dumps(rows[seed]) + '\n')
+  if all(seed in rows for seed in range(PLANS)):
+    arguments.out.write_text(page([rows[seed] for seed in range(PLANS)]), encoding='utf-8')
 
 
 def page(rows):

@@ -18,12 +18,12 @@ def test_public_name():
 
 
 def test_equations_2_and_3_as_computed():
-  found = advice.advise(parameters=10**6, **PAPER)
-  assert found['parameters_if_examples_agree'] == pytest.approx(1.875e8, rel=1e-3)
-  assert found['parameters_if_examples_are_orthogonal'] == pytest.approx(9.157e4, rel=1e-3)
+  result = advice.advise(parameters=10**6, **PAPER)
+  assert result['parameters_if_examples_agree'] == pytest.approx(1.875e8, rel=1e-3)
+  assert result['parameters_if_examples_are_orthogonal'] == pytest.approx(9.157e4, rel=1e-3)
   # B / sigma = .15 sqrt(m) and = .032 sqrt(m), as printed.
-  assert 2048 / math.sqrt(found['parameters_if_examples_agree']) == pytest.approx(.15, abs=5e-4)
-  assert 2048 / math.sqrt(found['parameters_if_noise_cancels']) == pytest.approx(.032, abs=5e-4)
+  assert 2048 / math.sqrt(result['parameters_if_examples_agree']) == pytest.approx(.15, abs=5e-4)
+  assert 2048 / math.sqrt(result['parameters_if_noise_cancels']) == pytest.approx(.032, abs=5e-4)
 
 
 @pytest.mark.parametrize('parameters, regime', [
@@ -40,8 +40,8 @@ def test_replace_counts_the_noise_twice():
 
 
 def test_check_value_of_the_noise_floor():
-  found = advice.advise(batch_size=256, noise_multiplier=0.4, parameters=1000, l2_norm_clip=0.1)
-  assert found['noise_floor']**2 == pytest.approx(2.4414e-8, rel=1e-4)
+  result = advice.advise(batch_size=256, noise_multiplier=0.4, parameters=1000, l2_norm_clip=0.1)
+  assert result['noise_floor']**2 == pytest.approx(2.4414e-8, rel=1e-4)
 
 
 @pytest.mark.parametrize('steps, expected, within', [
@@ -66,16 +66,16 @@ def test_negative_fraction_by_simulation(signal, steps):
 
 def test_at_the_limit_of_equation_2_about_a_quarter_is_negative():
   # "At most a quarter of the coordinates": the constant of Eq. 2.
-  found = advice.advise(parameters=187_500_000, **PAPER)
-  assert 0.2 < found['negative_if_examples_agree'] < 0.3
-  found = advice.advise(parameters=91_570, **PAPER)
-  assert 0.2 < found['negative_if_examples_are_orthogonal'] < 0.3
+  result = advice.advise(parameters=187_500_000, **PAPER)
+  assert 0.2 < result['negative_if_examples_agree'] < 0.3
+  result = advice.advise(parameters=91_570, **PAPER)
+  assert 0.2 < result['negative_if_examples_are_orthogonal'] < 0.3
 
 
 def test_a_known_gradient_norm_lies_between_the_extremes():
-  found = advice.advise(parameters=10**8, gradient_norm=0.27, **PAPER)
-  assert (found['negative_if_examples_agree'] < found['negative_at_this_gradient_norm']
-          < found['negative_if_examples_are_orthogonal'])
+  result = advice.advise(parameters=10**8, gradient_norm=0.27, **PAPER)
+  assert (result['negative_if_examples_agree'] < result['negative_at_this_gradient_norm']
+          < result['negative_if_examples_are_orthogonal'])
 
 
 @pytest.mark.parametrize('arguments, recommended', [
@@ -84,35 +84,35 @@ def test_a_known_gradient_norm_lies_between_the_extremes():
     (dict(batch_size=4, noise_multiplier=1.0, parameters=25, l2_norm_clip=1.0), 'DPAdamBC'),
 ])
 def test_recommendations(arguments, recommended):
-  found = advice.advise(**arguments)
-  assert found.recommended == recommended
-  assert hasattr(tfdp, found.recommended)
+  result = advice.advise(**arguments)
+  assert result.recommended == recommended
+  assert hasattr(tfdp, result.recommended)
 
 
 @pytest.mark.parametrize('clip, warns', [(1.0, False), (1800.0, False), (1850.0, True)])
 def test_warns_where_scale_then_privatize_is_unstable(clip, warns):
-  found = advice.advise(parameters=10**6, **dict(PAPER, l2_norm_clip=clip))
-  assert any('is unstable' in text for text in found.warnings) == warns
+  result = advice.advise(parameters=10**6, **dict(PAPER, l2_norm_clip=clip))
+  assert any('is unstable' in text for text in result.warnings) == warns
 
 
 @pytest.mark.parametrize('epsilon, message', [
     (1e-6, 'below the noise floor'), (1e-3, None), (1e-1, 'far above the noise floor')])
 def test_warns_about_epsilon_against_the_noise_floor(epsilon, message):
-  found = advice.advise(parameters=10**6, epsilon=epsilon, **PAPER)
-  assert found['epsilon_over_noise_floor'] == pytest.approx(epsilon * 2048)
-  assert len(found.warnings) == (message is not None)
-  assert message is None or message in found.warnings[0]
+  result = advice.advise(parameters=10**6, epsilon=epsilon, **PAPER)
+  assert result['epsilon_over_noise_floor'] == pytest.approx(epsilon * 2048)
+  assert len(result.warnings) == (message is not None)
+  assert message is None or message in result.warnings[0]
 
 
 def test_text_and_json_name_every_number_and_its_formula():
-  found = advice.advise(parameters=10**6, epsilon=1e-6, gradient_norm=0.3, **PAPER)
-  text, content = str(found), json.loads(json.dumps(found.to_dict()))
-  assert found.regime in text and found.recommended in text and 'WARNING' in text
-  for finding in found.findings:
+  result = advice.advise(parameters=10**6, epsilon=1e-6, gradient_norm=0.3, **PAPER)
+  text, content = str(result), json.loads(json.dumps(result.to_dict()))
+  assert result.regime in text and result.recommended in text and 'WARNING' in text
+  for finding in result.findings:
     assert finding.name in text and finding.formula in text and finding.formula
-  assert len(content['findings']) == len(found.findings) > 8
+  assert len(content['findings']) == len(result.findings) > 8
   with pytest.raises(KeyError):
-    found['nothing']
+    result['nothing']
 
 
 @pytest.mark.parametrize('changes, message', [

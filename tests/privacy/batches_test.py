@@ -30,9 +30,9 @@ def make_data():
 def test_batches_hold_exactly_the_records_of_the_plan(scheme):
   plan = make_plan(sampling=scheme)
   expected = list(plan.index_batches())
-  found = list(plan.batches(make_data()).as_numpy_iterator())
-  assert len(found) == plan.steps
-  for (x, y, weight), indices in zip(found, expected):
+  batches = list(plan.batches(make_data()).as_numpy_iterator())
+  assert len(batches) == plan.steps
+  for (x, y, weight), indices in zip(batches, expected):
     assert x.dtype == np.float32 and weight.dtype == np.float64
     weight = weight.astype(np.float32)  # What is left has the mark of the step.
     assert len(x) == len(y) == len(weight) >= max(1, len(indices))
@@ -65,9 +65,9 @@ def test_fixed_order_has_one_shape():
 
 def test_an_empty_batch_has_one_padded_row_at_least():
   plan = make_plan(batch_size=0.05, steps=30)
-  found = list(plan.batches(make_data()).as_numpy_iterator())
-  empty = [w for _, _, w in found if not w.sum()]
-  assert len(found) == 30 and empty and all(len(w) == 1 for w in empty)
+  batches = list(plan.batches(make_data()).as_numpy_iterator())
+  empty = [w for _, _, w in batches if not w.sum()]
+  assert len(batches) == 30 and empty and all(len(w) == 1 for w in empty)
 
 
 @pytest.mark.pitfall(
@@ -120,10 +120,10 @@ def test_weights_of_tokens_and_of_several_outputs():
   plan = make_plan()
   n = len(next(plan.index_batches()))
   weights = {'a': np.full((N, 3), 0.5), 'b': np.ones(N)}
-  _, _, found = next(plan.batches((x, y, weights)).as_numpy_iterator())
-  found = {name: weight.astype(np.float32) for name, weight in found.items()}
-  np.testing.assert_array_equal(found['a'][:, 1], 0.5 * (np.arange(len(found['a'])) < n))
-  np.testing.assert_array_equal(found['b'], np.arange(len(found['b'])) < n)
+  _, _, fed = next(plan.batches((x, y, weights)).as_numpy_iterator())
+  fed = {name: weight.astype(np.float32) for name, weight in fed.items()}
+  np.testing.assert_array_equal(fed['a'][:, 1], 0.5 * (np.arange(len(fed['a'])) < n))
+  np.testing.assert_array_equal(fed['b'], np.arange(len(fed['b'])) < n)
 
 
 def test_inputs_without_labels():
@@ -143,8 +143,8 @@ def test_a_data_set_is_read_into_memory_once():
   source = tf.data.Dataset.from_generator(elements, output_signature={
       'x': tf.TensorSpec((3,)), 'y': tf.TensorSpec((), tf.int64)}).map(lambda e: (e['x'], e['y']))
   plan = make_plan()
-  found = plan.batches(source)
-  for (a, b, _), (c, d, _) in zip(found.as_numpy_iterator(),
+  batches = plan.batches(source)
+  for (a, b, _), (c, d, _) in zip(batches.as_numpy_iterator(),
                                   plan.batches((x, y)).as_numpy_iterator()):
     np.testing.assert_array_equal(a, c)
     np.testing.assert_array_equal(b, d)

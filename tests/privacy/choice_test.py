@@ -84,12 +84,12 @@ def test_memory_is_a_count(memory):
 
 def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
   given = make_plan(sampling.Poisson(), steps=64, batch_size=50, population_size=800)
-  found = privacy.choose_plan(given, memory=16)
-  assert found.epsilon() <= given.epsilon() and found.steps == given.steps
-  assert found.noise_multiplier * found.mechanism.rmse(64) < given.noise_multiplier * (
+  chosen = privacy.choose_plan(given, memory=16)
+  assert chosen.epsilon() <= given.epsilon() and chosen.steps == given.steps
+  assert chosen.noise_multiplier * chosen.mechanism.rmse(64) < given.noise_multiplier * (
       given.mechanism.rmse(64))
-  assert 'CyclicPoisson(cycle=16)' in found.mechanism.reason and 'FixedOrder' in (
-      found.mechanism.reason)
+  assert 'CyclicPoisson(cycle=16)' in chosen.mechanism.reason and 'FixedOrder' in (
+      chosen.mechanism.reason)
   # With one step of memory at most, and much noise, nothing is better than Poisson sampling.
   plain = privacy.choose_plan(dataclasses.replace(given, noise_multiplier=20.), memory=0)
   assert plain.sampling == sampling.CyclicPoisson(1)

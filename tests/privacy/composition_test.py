@@ -123,9 +123,9 @@ def test_finer_grids_come_down_to_the_truth(delta):
   """Every grid is an upper bound: none is below a finer one."""
   (steps, _) = losses.directions(sampled(0.003, 0.6, 700), ADD_OR_REMOVE)
   one = composition.Composition(steps)
-  found = [one.epsilon(delta, tolerance) for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
-  assert found == sorted(found, reverse=True)
-  assert found[0] < one.chernoff_epsilon(delta)[1] * (1 + 1e-9)
+  epsilons = [one.epsilon(delta, tolerance) for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
+  assert epsilons == sorted(epsilons, reverse=True)
+  assert epsilons[0] < one.chernoff_epsilon(delta)[1] * (1 + 1e-9)
 
 
 # --- Parts.

@@ -101,8 +101,8 @@ def test_a_run_that_nothing_is_known_of_ends_the_guarantee():
 def test_the_statement_of_several_runs_says_what_one_of_a_single_run_does():
   one, text = FIXED.statement(), make_ledger(FIXED, CORRELATED).statement()
   for paragraph in ('Covered:', 'Not covered:', 'Caveats:'):
-    found = [[p for p in t.split('\n\n') if p.startswith(paragraph)] for t in (one, text)]
-    assert len(found[0]) == 1 and found[0] == found[1]
+    paragraphs = [[p for p in t.split('\n\n') if p.startswith(paragraph)] for t in (one, text)]
+    assert len(paragraphs[0]) == 1 and paragraphs[0] == paragraphs[1]
   assert 'WARNING' not in text and 'SEED' not in text
   text = make_ledger(
       dataclasses.replace(FIXED, seed=1), dataclasses.replace(FIXED, target_delta=.01)).statement()

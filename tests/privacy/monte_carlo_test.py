@@ -39,8 +39,8 @@ def test_golden_bounds(draws, mean, expected):
 
 def test_golden_values_of_ten_bins():
   for epsilon, there, back in ((.5, .02685, .01906), (1., .002783, 4.862e-4)):
-    found = estimate(BINS, epsilon)
-    for one, golden in zip(found, (there, back)):
+    deltas = estimate(BINS, epsilon)
+    for one, golden in zip(deltas, (there, back)):
       assert one == pytest.approx(golden, abs=5 * math.sqrt(golden / 2e5))
 
 

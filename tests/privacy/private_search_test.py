@@ -51,9 +51,9 @@ def by_the_theorems(mean, shape, sigma, score_noise=None):
     (5, 10, 0, 1.4180), (5, 10, .5, 1.5765), (5, 10, 1, 1.7183), (5, 10, math.inf, 1.8595)])
 def test_published_numbers(sigma, mean, shape, expected):
   search = tfdp.privacy.Search(mean, shape, score_noise=None)
-  found = epsilon_of(search, float(sigma))
-  assert found == pytest.approx(expected, abs=6e-5 if expected < 20 else 6e-3)
-  assert found == pytest.approx(by_the_theorems(mean, shape, sigma), rel=1e-6)
+  epsilon = epsilon_of(search, float(sigma))
+  assert epsilon == pytest.approx(expected, abs=6e-5 if expected < 20 else 6e-3)
+  assert epsilon == pytest.approx(by_the_theorems(mean, shape, sigma), rel=1e-6)
 
 
 @pytest.mark.parametrize('sigma, one', [(2, 2.1657), (5, .7945)])
@@ -90,11 +90,11 @@ def test_the_number_of_runs_has_its_distribution(mean, shape):
   expected = np.array([law.pmf(k) for k in range(least, 9)])
   expected /= 1.0 if least == 0 or shape == 0 else law.sf(0)
   cells = 4000 * np.append(expected, 1 - expected.sum())
-  found = [draws[k] for k in range(least, 9)]
-  found.append(4000 - sum(found))
+  counts = [draws[k] for k in range(least, 9)]
+  counts.append(4000 - sum(counts))
   assert draws[0] == 0 or least == 0
-  assert stats.chisquare(found, cells).pvalue > 1e-6
-  assert stats.chisquare(np.roll(found, 1), cells).pvalue < 1e-6  # Off by one is found.
+  assert stats.chisquare(counts, cells).pvalue > 1e-6
+  assert stats.chisquare(np.roll(counts, 1), cells).pvalue < 1e-6  # Off by one is found.
 
 
 def test_a_plan_is_calibrated_for_the_whole_search():

@@ -111,10 +111,10 @@ def made(kind, folder):
     'data set', 'open shapes'])
 def test_batches_are_those_of_arrays(kind, tmp_path):
   plan = make_plan()
-  found = list(plan.batches(made(kind, tmp_path)).as_numpy_iterator())
+  batches = list(plan.batches(made(kind, tmp_path)).as_numpy_iterator())
   expected = list(plan.batches((X, Y)).as_numpy_iterator())
-  assert len(found) == len(expected) == plan.steps
-  for one, other in zip(found, expected):
+  assert len(batches) == len(expected) == plan.steps
+  for one, other in zip(batches, expected):
     for a, b in zip(one, other):
       assert a.dtype == b.dtype
       np.testing.assert_array_equal(a, b)

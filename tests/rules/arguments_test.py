@@ -146,9 +146,9 @@ def test_rules_that_need_independent_noise_say_so():
     (rules.dp_adam(), 1e9, 1e9, []),
 ])
 def test_cautions(rule, clip, std, messages):
-  found = rule.cautions(clip, std, 1000)
-  assert len(found) == len(messages)
-  for text, message in zip(found, messages):
+  texts = rule.cautions(clip, std, 1000)
+  assert len(texts) == len(messages)
+  for text, message in zip(texts, messages):
     assert re.search(message, text)
 
 

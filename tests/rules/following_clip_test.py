@@ -227,9 +227,9 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(name, mechanism, tm
     if t == 2 and name == 'quantile':
       model.save(str(tmp_path / 'm.keras'))
       model = keras.models.load_model(str(tmp_path / 'm.keras'))
-    found = np.append(model.get_weights()[0][:, 0],
-                      0.8 * np.exp(model.optimizer.rule_state.log_factor))
-    np.testing.assert_allclose(found, path[t], rtol=1e-4, atol=1e-5)
+    reached = np.append(model.get_weights()[0][:, 0],
+                        0.8 * np.exp(model.optimizer.rule_state.log_factor))
+    np.testing.assert_allclose(reached, path[t], rtol=1e-4, atol=1e-5)
 
   queries = pytest.importorskip('tfdp_adaptive.queries')
   specs = [tf.TensorSpec([SIZE, 1])]
@@ -280,5 +280,5 @@ def test_behind_a_filter_and_around_one():
 def test_the_audit_finds_no_record_that_moves_a_release_too_far(name, kwargs):
   optimizer = getattr(tfdp, name)(
       l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=16, adjacency='add_remove', **kwargs)
-  found = changes.largest(subjects.of(optimizer, 16), 1, history=(1,))
-  assert not found.violated and 0.999 < found.size < 1.001
+  change = changes.largest(subjects.of(optimizer, 16), 1, history=(1,))
+  assert not change.violated and 0.999 < change.size < 1.001

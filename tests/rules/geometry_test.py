@@ -55,11 +55,11 @@ def test_weighted_ball_is_the_nearest_point_in_its_metric(spread):
     x = constraints.into_ball_weighted(0.8, tf.constant(h), tf.constant(y)).numpy()
     np.testing.assert_allclose(x, oracles.metric_ball(h, y, 0.8), rtol=1e-6, atol=1e-8)
     if spread == 1.0:
-      found = optimize.minimize(
+      nearest = optimize.minimize(
           lambda v: np.sum(h * (v - y)**2), np.zeros(6), jac=lambda v: 2 * h * (v - y),
           method='SLSQP', constraints={'type': 'ineq', 'fun': lambda v: 0.64 - v @ v},
           options={'ftol': 1e-14, 'maxiter': 300})
-      np.testing.assert_allclose(x, found.x, atol=1e-4)
+      np.testing.assert_allclose(x, nearest.x, atol=1e-4)
 
 
 def test_weighted_ball_leaves_inner_points_and_its_scale_does_not_matter():
@@ -128,8 +128,8 @@ def test_powers_are_optimal():
   for objective, make in (
       (lambda c: np.sqrt(np.sum(c * s**2)) * np.sum(c**-0.5), rules.pagan_ellipsoid),
       (lambda c: np.sqrt(np.sum(c * s**2)) * np.sqrt(np.sum(1 / c)), rules.pasan_ellipsoid)):
-    found = optimize.minimize(lambda v: np.log(objective(np.exp(v))), np.zeros(5), tol=1e-10)
-    best = np.exp(found.x)
+    optimum = optimize.minimize(lambda v: np.log(objective(np.exp(v))), np.zeros(5), tol=1e-10)
+    best = np.exp(optimum.x)
     np.testing.assert_allclose(best / best[0], make(s) / make(s)[0], rtol=1e-3)
 
 

@@ -55,13 +55,13 @@ def test_records_are_clipped_group_by_group(split):
     for alone in (False, True):
       total = projection.project_record(
           ask, query, tf.constant(zeta, tf.float64), loop.split(g), alone=alone).total
-      found = loop.join(total)
-      assert np.linalg.norm(found) <= zeta * (1 + 1e-12)
-      assert size < 1e5 or np.linalg.norm(found) > zeta * (1 - 1e-12)
+      clipped = loop.join(total)
+      assert np.linalg.norm(clipped) <= zeta * (1 + 1e-12)
+      assert size < 1e5 or np.linalg.norm(clipped) > zeta * (1 - 1e-12)
       scale = query.groups.scale.numpy()
       for part, k, s in ((slice(0, 2), 1, scale[1]), (slice(2, 5), 0, scale[0])):
         expected = g[part] * min(1, raw[k] / np.linalg.norm(g[part]))
-        np.testing.assert_allclose(found[part] / s, expected, rtol=1e-9)
+        np.testing.assert_allclose(clipped[part] / s, expected, rtol=1e-9)
   for bad in (np.nan, np.inf):  # One group that is not finite leaves no record at all.
     g[4] = bad
     assert not loop.join(projection.project_record(
@@ -79,7 +79,7 @@ def test_whatever_a_rule_asks_for_the_record_stays_within_the_clip_norm():
 def descend(rule, gradients, clip=0.8, sigma=0.5, steps=4):
   """Directions in float64, of clipped records and explicit noise of the scaled space."""
   rule = privatizer.bound(rule)
-  state, rng, found = rule.init(loop.SPECS), np.random.default_rng(5), []
+  state, rng, directions = rule.init(loop.SPECS), np.random.default_rng(5), []
   for t in range(steps):
     query, = rule.query(state)
     totals = [loop.join(projection.project_record(
@@ -88,8 +88,8 @@ def descend(rule, gradients, clip=0.8, sigma=0.5, steps=4):
     mean = (np.sum(totals, 0) + sigma * clip * rng.normal(size=loop.SIZE)) / 4
     variance = tf.constant((sigma * clip / 4)**2, tf.float64)
     direction, state = rule.update(state, (contract.Release(loop.split(mean), variance),))
-    found.append(loop.join(direction))
-  return np.array(found)
+    directions.append(loop.join(direction))
+  return np.array(directions)
 
 
 RECORDS = np.random.default_rng(2).normal(size=(4, loop.SIZE))
@@ -186,8 +186,8 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
     if t == 0 and groups == 'layer':
       model.save(str(tmp_path / 'm.keras'))
       model = keras.models.load_model(str(tmp_path / 'm.keras'))
-    for found, expected in zip(model.get_weights(), path[t]):
-      np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for value, expected in zip(model.get_weights(), path[t]):
+      np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
   assert model.optimizer.rule.asks[0].groups == names
 
   queries = pytest.importorskip('tfdp_adaptive.queries')
@@ -199,8 +199,8 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
       sums = query.accumulate_record(params, sums, [tf.constant(r, tf.float32) for r in record])
     direction, state, _ = query.get_noised_result(sums, state)
     w = [one - rate * d.numpy() for one, d in zip(w, direction)]
-    for found, want in zip(w, expected):
-      np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+    for value, want in zip(w, expected):
+      np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('make, match', [
@@ -228,5 +228,5 @@ def test_the_audit_finds_no_record_that_moves_a_release_too_far(name, kwargs):
   optimizer = getattr(tfdp, name)(
       l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, adjacency='add_remove',
       groups='layer', **kwargs)
-  found = changes.largest(subjects.of(optimizer, 16), 1, history=(1,))
-  assert not found.violated and 0.999 < found.size < 1.001
+  change = changes.largest(subjects.of(optimizer, 16), 1, history=(1,))
+  assert not change.violated and 0.999 < change.size < 1.001

@@ -24,11 +24,11 @@ OURS = (0.1, 0.1), (-0.8,)
 
 def directions(rule, releases, mechanism=None):
   rule = privatizer.bound(rule, mechanism)
-  state, found = rule.init(loop.SPECS), []
+  state, result = rule.init(loop.SPECS), []
   for release in releases:
     direction, state = rule.update(state, (release,))
-    found.append(loop.join(direction))
-  return np.array(found)
+    result.append(loop.join(direction))
+  return np.array(result)
 
 
 def releases(means, variance=0.04):
@@ -60,22 +60,22 @@ def test_the_variance_that_the_rule_is_given(mechanism, filters, expected):
   def update(state, variance):
     return rule.update(state, (contract.Release(tf.zeros([1]), variance),))
 
-  state, found = rule.init(spec), []
+  state, variances = rule.init(spec), []
   for variance in unit / unit[0]:
     value, state = update(state, tf.constant(variance, tf.float32))
-    found.append(float(value))
-  np.testing.assert_allclose(np.array(found)[[0, 1, 9, 199]], expected, atol=6e-6)
+    variances.append(float(value))
+  np.testing.assert_allclose(np.array(variances)[[0, 1, 9, 199]], expected, atol=6e-6)
 
 
 def test_the_gain_is_that_of_the_first_steps():
   """.1, .28, .424, ...: a constant goes through as it is, from the first step on."""
   gain = signal.lfilter(OURS[0], (1, *OURS[1]), np.ones(6))
   np.testing.assert_allclose(gain[:3], (.1, .28, .424))
-  found = directions(rules.low_pass(rules.dp_sgd()), releases(np.ones((6, loop.SIZE))))
-  np.testing.assert_allclose(found, 1, rtol=1e-12)
-  found = directions(rules.low_pass(rules.dp_sgd()), releases(MEANS))
+  filtered = directions(rules.low_pass(rules.dp_sgd()), releases(np.ones((6, loop.SIZE))))
+  np.testing.assert_allclose(filtered, 1, rtol=1e-12)
+  filtered = directions(rules.low_pass(rules.dp_sgd()), releases(MEANS))
   expected = signal.lfilter(OURS[0], (1, *OURS[1]), MEANS, axis=0) / gain[:, np.newaxis]
-  np.testing.assert_allclose(found, expected, rtol=1e-12)
+  np.testing.assert_allclose(filtered, expected, rtol=1e-12)
 
 
 def test_one_pole_is_the_first_moment_of_adam():
@@ -171,11 +171,11 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(mechanism):
   model = tfdp.DPSequential([keras.layers.Input((size,)), keras.layers.Dense(1, use_bias=False)])
   model.set_weights([np.full((size, 1), 0.3, 'float32')])
   model.compile(optimizer=tfdp.DPOptimizer(rule, rate, **private), loss='mse')
-  found = []
+  trained = []
   for _ in range(steps):
     model.train_on_batch(x, y)
-    found.append(model.get_weights()[0][:, 0])
-  np.testing.assert_allclose(found, path, rtol=1e-4, atol=1e-5)
+    trained.append(model.get_weights()[0][:, 0])
+  np.testing.assert_allclose(trained, path, rtol=1e-4, atol=1e-5)
 
   queries = pytest.importorskip('tfdp_adaptive.queries')
   query = queries.RuleQuery(rule, specs, **private)

@@ -179,11 +179,11 @@ def _supremum(distance, first, lam):
     x, step = rng.normal(size=(2, DIMENSION))
     x *= rng.uniform(0.3, 0.9) / np.linalg.norm(x)
     step *= 0.5 * min(distance, 0.1) / np.linalg.norm(step)
-    found = optimize.minimize(gap, np.concatenate([x, x + step]), method='SLSQP',
-                              options={'maxiter': 300, 'ftol': 1e-12},
-                              constraints={'type': 'ineq', 'fun': room})
-    if np.all(room(found.x) > -1e-7):
-      best = max(best, -found.fun)
+    optimum = optimize.minimize(gap, np.concatenate([x, x + step]), method='SLSQP',
+                                options={'maxiter': 300, 'ftol': 1e-12},
+                                constraints={'type': 'ineq', 'fun': room})
+    if np.all(room(optimum.x) > -1e-7):
+      best = max(best, -optimum.fun)
   return math.sqrt(best)
 
 
