@@ -75,17 +75,17 @@ def cost():
                     optimizer=optimizer(1e-3, l2_norm_clip=1.0, noise_multiplier=1.0,
                                         batch_size=batch, **kwargs))
       steps[name] = lambda model=model, x=x, y=y: model.train_on_batch(x, y)
-    found = {name: [] for name in steps}
+    seconds = {name: [] for name in steps}
     for i in range(ROUNDS + 1):
       for name, step in steps.items():
         start = time.process_time()
         step()
         if i:
-          found[name].append(time.process_time() - start)
+          seconds[name].append(time.process_time() - start)
     print(f'\n{title}, TensorFlow {tf.__version__}, {os.cpu_count()} CPUs\n')
     print('case             CPU ms  of hard')
-    hard = np.median(found['hard'])
-    for name, times in found.items():
+    hard = np.median(seconds['hard'])
+    for name, times in seconds.items():
       print(f'{name:15} {1e3 * np.median(times):7.1f} {np.median(times) / hard:8.2f}', flush=True)
 
 

@@ -131,18 +131,18 @@ def memory(model, wanted):
       groups.setdefault(library, []).append(case)
 
   def measure(library):
-    found, worker = {}, Worker(library, memory=True)
+    answers, worker = {}, Worker(library, memory=True)
     for case in groups[library]:
-      found[f'{library}: {case}'] = answer = worker.ask(memory=[model, case])
+      answers[f'{library}: {case}'] = answer = worker.ask(memory=[model, case])
       if answer.get('error', '').startswith(('over', 'crashed')):
         worker.close()
         worker = Worker(library, memory=True)
     worker.close()
-    return found
+    return answers
 
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
-    return {name: answer for found in threads.map(measure, groups)
-            for name, answer in found.items()}
+    return {name: answer for answers in threads.map(measure, groups)
+            for name, answer in answers.items()}
 
 
 def prepared(model, wanted):
@@ -158,14 +158,14 @@ def prepared(model, wanted):
             for case in groups[group]]
 
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
-    return {name: rest for found in threads.map(prepare, groups) for name, *rest in found}
+    return {name: rest for entries in threads.map(prepare, groups) for name, *rest in entries}
 
 
 def times(model, wanted, seconds):
   """{name: {'times': seconds per round} or {'error': ...}}, all in turns."""
   ready = prepared(model, wanted)
-  found = {name: {'times': [], 'first': answer.get('seconds')} if 'error' not in answer else answer
-           for name, (_, _, answer) in ready.items()}
+  result = {name: {'times': [], 'first': answer.get('seconds')} if 'error' not in answer else answer
+            for name, (_, _, answer) in ready.items()}
   usable = {name: max(answer['step'], 1e-4) for name, (_, _, answer) in ready.items()
             if 'error' not in answer}
   floors = {floor_of(*name.split(': ', 1)) for name in usable} & set(usable)
@@ -181,38 +181,38 @@ def times(model, wanted, seconds):
         count = max(1, min(20, int(0.06 / usable[name])))
         answer = worker.ask(run=[model, case], steps=count)
         if 'error' in answer:
-          found[name].update(answer, times=[])
+          result[name].update(answer, times=[])
           del usable[name]
           continue
         usable[name] = statistics.median(answer['times'])
         spent[name] += sum(answer['times'])
         rounds[name] += 1
-      found[name]['times'].append(usable[name] if name in active or name in floors else None)
+      result[name]['times'].append(usable[name] if name in active or name in floors else None)
   for worker, _, _ in ready.values():
     worker.close()
-  return found
+  return result
 
 
-def ratio(found, name, floor):
+def ratio(measured, name, floor):
   """Median of the ratios of the same rounds, or None."""
-  pairs = [(a, b) for a, b in zip(found.get(name, {}).get('times', ()),
-                                  found.get(floor, {}).get('times', ())) if a and b]
+  pairs = [(a, b) for a, b in zip(measured.get(name, {}).get('times', ()),
+                                  measured.get(floor, {}).get('times', ())) if a and b]
   return statistics.median(a / b for a, b in pairs) if pairs else None
 
 
-def figures(wanted, peaks, found):
+def figures(wanted, peaks, measured):
   """{name: figures} of one model, from what `memory` and `times` found."""
   result = {}
   for library, case in wanted:
     name, floor = f'{library}: {case}', floor_of(library, case)
-    known, peak = found.get(name, {}), peaks.get(name, {})
+    known, peak = measured.get(name, {}), peaks.get(name, {})
     entry = result[name] = {}
     if known or peak:
       entry['error'] = known.get('error') or peak.get('error')
     if known.get('times'):
       entry.update(ms=1000 * statistics.median(t for t in known['times'] if t),
-                   ratio=ratio(found, name, floor), first=known['first'],
-                   ours=ratio(found, name, REFERENCE[is_whole(library, case)]))
+                   ratio=ratio(measured, name, floor), first=known['first'],
+                   ours=ratio(measured, name, REFERENCE[is_whole(library, case)]))
     if 'bytes' in peak:
       entry['bytes'] = peak['bytes']
       if 'bytes' in peaks.get(floor, {}):
@@ -290,12 +290,12 @@ def _said(value, target, name):
 def chunks_table(store):
   """Peak memory of larger and larger batches, worked through within a budget."""
   for model in MODELS:
-    found = [(name, entry) for name, entry in store.get(model, {}).items()
-             if 'batches' in name and 'bytes' in entry]
-    if found:
+    entries = [(name, entry) for name, entry in store.get(model, {}).items()
+               if 'batches' in name and 'bytes' in entry]
+    if entries:
       yield ''
       yield f'{model}: MB of the isotropic gradient of larger batches'
-      for name, entry in found:
+      for name, entry in entries:
         yield f"    {name:36}{entry['bytes'] / 1e6:9.1f}"
 
 

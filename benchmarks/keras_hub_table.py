@@ -133,7 +133,7 @@ def oracle_error(model, x, y, loss, count=3):
   part = lambda tree, rows: tf.nest.map_structure(lambda t: tf.constant(t[rows]), tree)
   mask = tf.ones([count], tf.bool)
   batch = interface.Batch(part(x, slice(0, count)), part(y, slice(0, count)), (), mask)
-  found = tf.function(lambda: bookkeeping.engine(
+  total = tf.function(lambda: bookkeeping.engine(
       model, lambda y, o, w: loss(y, o), batch, request(model)).sums[0].total, autograph=False)()
 
   @tf.function(autograph=False)
@@ -148,7 +148,7 @@ def oracle_error(model, x, y, loss, count=3):
     gradient = one(part(x, slice(i, i + 1)), part(y, slice(i, i + 1)))
     clipped, _ = tf.clip_by_global_norm(gradient, CLIP)
     expected = clipped if expected is None else [a + b for a, b in zip(expected, clipped)]
-  error = tf.linalg.global_norm([a - b for a, b in zip(found, expected)])
+  error = tf.linalg.global_norm([a - b for a, b in zip(total, expected)])
   return float(error / tf.linalg.global_norm(expected))
 
 

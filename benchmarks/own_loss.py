@@ -72,10 +72,10 @@ def main():
           'fixed order, own loss': lambda: private(train, own, tfdp.sampling.FixedOrder()),
           'plain, Keras loss': lambda: plain(train, known),
           'Poisson plan, Keras loss': lambda: private(train, known, tfdp.sampling.Poisson())}
-  found = {name: min(run() for _ in range(ROUNDS)) for name, run in rows.items()}
+  by_name = {name: min(run() for _ in range(ROUNDS)) for name, run in rows.items()}
   print(f'TensorFlow {tf.__version__}, batch {BATCH}, {IDS} words; CPU ms per step')
-  for name, seconds in found.items():
-    base = found['plain, Keras loss' if 'Keras' in name else 'plain, own loss']
+  for name, seconds in by_name.items():
+    base = by_name['plain, Keras loss' if 'Keras' in name else 'plain, own loss']
     print(f'{name:28} {1e3 * seconds:8.1f} {seconds / base:6.2f} x plain')
 
 

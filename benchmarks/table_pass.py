@@ -90,13 +90,13 @@ def main():
   parser.add_argument('--size', type=int, default=64)
   parser.add_argument('--batch', type=int, default=2000)
   arguments = parser.parse_args()
-  found = milliseconds(cases(arguments.words, arguments.size, arguments.batch))
-  found['bytes'] = 3 * found.pop('copy')  # A copy reads and writes once what the step does thrice.
+  costs = milliseconds(cases(arguments.words, arguments.size, arguments.batch))
+  costs['bytes'] = 3 * costs.pop('copy')  # A copy reads and writes once what the step does thrice.
   print(f'{arguments.words:,} x {arguments.size} table, {arguments.batch} rows touched, '
         f'TensorFlow {tf.__version__}, {os.cpu_count()} CPUs\n')
   print(f'{"case":<15}{"CPU ms":>8}{"of plain":>10}')
-  for name, value in found.items():
-    print(f'{name:<15}{value:8.1f}{value / found["plain"]:10.2f}')
+  for name, value in costs.items():
+    print(f'{name:<15}{value:8.1f}{value / costs["plain"]:10.2f}')
 
 
 if __name__ == '__main__':

@@ -24,23 +24,23 @@ BATCHES, BUDGET = (1, 4, 16), 48 * 2**20
 
 def cases(name):
   """{case: () -> (step, bytes of state)}; with XLA where the name says so."""
-  found = {}
+  result = {}
   for suffix, jit in (('', False), (' xla', True)):
-    found['plain' + suffix] = functools.partial(_gradient, name, _plain, jit)
-    found['isotropic' + suffix] = functools.partial(_gradient, name, _ours(False), jit)
-    found['diagonal' + suffix] = functools.partial(_gradient, name, _ours(True), jit)
-    found['materialized' + suffix] = functools.partial(
+    result['plain' + suffix] = functools.partial(_gradient, name, _plain, jit)
+    result['isotropic' + suffix] = functools.partial(_gradient, name, _ours(False), jit)
+    result['diagonal' + suffix] = functools.partial(_gradient, name, _ours(True), jit)
+    result['materialized' + suffix] = functools.partial(
         _gradient, name, _ours(False, 'materialized'), jit)
-    found['plain fit' + suffix] = functools.partial(_fit, name, keras.optimizers.Adam, jit)
-    found['DPAdam fit' + suffix] = functools.partial(_fit, name, tfdp.DPAdam, jit)
-    found['STP fit' + suffix] = functools.partial(
+    result['plain fit' + suffix] = functools.partial(_fit, name, keras.optimizers.Adam, jit)
+    result['DPAdam fit' + suffix] = functools.partial(_fit, name, tfdp.DPAdam, jit)
+    result['STP fit' + suffix] = functools.partial(
         _fit, name, functools.partial(tfdp.DPAdamSTP, scale_epsilon=1e-3), jit)
   for times in BATCHES:
-    found[f'{times} batches at once'] = functools.partial(
+    result[f'{times} batches at once'] = functools.partial(
         _gradient, name, _ours(False), False, times)
-    found[f'{times} batches in a budget'] = functools.partial(
+    result[f'{times} batches in a budget'] = functools.partial(
         _gradient, name, _ours(False, budget=BUDGET), False, times)
-  return found
+  return result
 
 
 def loss(**kwargs):

@@ -33,18 +33,18 @@ def exported(package):
   """`{public name: where it is defined}` of a package, read from its `__init__.py`."""
   folder = ROOT.joinpath('federated' if package.endswith('.federated')
                          else package.replace('.', '/'))
-  found = {}
+  paths = {}
   for node in ast.parse((folder / '__init__.py').read_text(encoding='utf-8')).body:
     if isinstance(node, ast.ImportFrom):
       module = f'{package}.{node.module}' if node.level else node.module
       for alias in node.names:
         if alias.asname == alias.name:
-          found[alias.name] = f'{module}.{alias.name}'
+          paths[alias.name] = f'{module}.{alias.name}'
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_EXPORTS':
       for name, where in _lazy(package).items():
         last = where.rsplit('.', 1)[-1]
-        found[name] = f'{package}.{where}' + ('' if last == name else f'.{name}')
-  return found
+        paths[name] = f'{package}.{where}' + ('' if last == name else f'.{name}')
+  return paths
 
 
 def _lazy(package):
