@@ -102,10 +102,10 @@ def _function(function: Any, name: str, inner: Callable[[Any], Any]) -> Any:
   """Its name and what it holds; a lambda has no name, unless it is one of this library's."""
   if '<lambda>' in function.__qualname__ and function.__module__.partition('.')[0] != _OWN:
     raise NotDescribableError(_refusal(name, function))
-  held = dict(zip(function.__code__.co_freevars,
-                  (cell.cell_contents for cell in function.__closure__ or ())))
+  captured = dict(zip(function.__code__.co_freevars,
+                      (cell.cell_contents for cell in function.__closure__ or ())))
   return {'function': f'{function.__module__}.{function.__qualname__}',
-          **{key: inner(child) for key, child in held.items()},
+          **{key: inner(child) for key, child in captured.items()},
           **({'defaults': inner(function.__defaults__)} if function.__defaults__ else {})}
 
 

@@ -221,9 +221,9 @@ def _intervals(
     true_positives: int, included: int, false_positives: int, excluded: int,
     confidence: float) -> Tuple[Tuple[float, float], Tuple[float, float]]:
   check_confidence(confidence)
-  each = 1 - (1 - confidence) / 2
-  return (clopper_pearson(true_positives, included, each),
-          clopper_pearson(false_positives, excluded, each))
+  level = 1 - (1 - confidence) / 2
+  return (clopper_pearson(true_positives, included, level),
+          clopper_pearson(false_positives, excluded, level))
 
 
 def _check_guesses(correct: int, guesses: int, canaries: int, confidence: float) -> None:

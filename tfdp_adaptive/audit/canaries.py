@@ -200,14 +200,14 @@ def report(
   attempts = sorted({max(1, count // share) for share in (2, 4, 8, 16)})  # Guesses per side.
   best: Tuple[float, int, int] = (-math.inf, 0, 0)
   provable = 0.0
-  for each in attempts:
-    correct = int(np.sum(included[order[-each:]]) + np.sum(~included[order[:each]]))
+  for side in attempts:
+    correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
     bound = bounds.one_run_epsilon(
-        correct, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts))
+        correct, 2 * side, count, delta, 1 - (1 - confidence) / len(attempts))
     provable = max(provable, bounds.one_run_epsilon(
-        2 * each, 2 * each, count, delta, 1 - (1 - confidence) / len(attempts)))
+        2 * side, 2 * side, count, delta, 1 - (1 - confidence) / len(attempts)))
     if bound > best[0]:
-      best = bound, 2 * each, correct
+      best = bound, 2 * side, correct
   return Report(best[0], delta, confidence, claimed, count, best[1], best[2], provable,
                 _auc(scores, included), scores, included)
 

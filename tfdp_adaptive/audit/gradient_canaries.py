@@ -146,15 +146,15 @@ def guess(scores: np.ndarray, included: np.ndarray, delta: float, confidence: fl
   count = len(scores)
   order = np.argsort(scores, kind='stable')
   sides = sorted({max(1, count // share) for share in ATTEMPTS})
-  each = 1 - (1 - confidence) / len(sides)
+  level = 1 - (1 - confidence) / len(sides)
   best, gaussian = (-1.0, 0, 0), 0.0
   for side in sides:
     correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
-    bound = bounds.one_run_epsilon(correct, 2 * side, count, delta, each)
+    bound = bounds.one_run_epsilon(correct, 2 * side, count, delta, level)
     best = max(best, (bound, 2 * side, correct))
     gaussian = max(gaussian, bounds.one_run_gaussian_epsilon(
-        correct, 2 * side, count, delta, each))
-  provable = max(bounds.one_run_epsilon(2 * side, 2 * side, count, delta, each) for side in sides)
+        correct, 2 * side, count, delta, level))
+  provable = max(bounds.one_run_epsilon(2 * side, 2 * side, count, delta, level) for side in sides)
   return Guessed(best[0], gaussian,
                  bounds.gaussian_estimate(scores[included], scores[~included], delta, confidence),
                  confidence, count, best[1], best[2], provable)

@@ -207,12 +207,12 @@ def _full_batches(subject: subjects.Subject) -> plan_lib.PrivacyPlan:
 
 
 def _look_at_changes(change: changes.Change) -> Look:
-  what = (f'one record moves a release by {change.size:.4g} times what is claimed '
+  text = (f'one record moves a release by {change.size:.4g} times what is claimed '
           f'({change.pairs} pairs; the worst: {change.where})')
   if change.rounding > 0.05:
-    what += (f'; rounding may be {change.rounding:.2g} of it, so this proves little: it would take '
+    text += (f'; rounding may be {change.rounding:.2g} of it, so this proves little: it would take '
              'a smaller noise multiplier')
-  return Look('changes', change.violated, what)
+  return Look('changes', change.violated, text)
 
 
 def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:

@@ -82,8 +82,8 @@ def engine(
   norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in parts]
   for i, factor in enumerate(per_variable):
     if factor is not None:
-      mine = [p for p, part in enumerate(parts) if i in part.leaves]
-      for p, square in zip(mine, factor.squared_norms([scales[p][i] for p in mine])):
+      own_parts = [p for p, part in enumerate(parts) if i in part.leaves]
+      for p, square in zip(own_parts, factor.squared_norms([scales[p][i] for p in own_parts])):
         norms[p] += square
   norms = [tf.sqrt(norm) for norm in norms]
   norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
@@ -125,14 +125,14 @@ def terms(records: Any, proven: Any, cotangents: Sequence[Any]) -> Dict[Any, pro
   """
   parts: Dict[Any, List[protocol.Factor]] = {}
   batched = tracing.batched_as_proven(records, proven)
-  for record, flags, mine in zip(records, batched, cotangents):
-    taps, mine = tf.nest.flatten(record.taps), tf.nest.flatten(mine)
-    if all(e is None for e in mine):
+  for record, flags, of_taps in zip(records, batched, cotangents):
+    taps, of_taps = tf.nest.flatten(record.taps), tf.nest.flatten(of_taps)
+    if all(e is None for e in of_taps):
       continue
-    mine = tf.nest.pack_sequence_as(record.taps, [
-        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, mine)])
-    with tf.control_dependencies(tf.nest.flatten(mine)):
-      for key, factor in tracing.factors_of(record, flags, mine):
+    of_taps = tf.nest.pack_sequence_as(record.taps, [
+        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, of_taps)])
+    with tf.control_dependencies(tf.nest.flatten(of_taps)):
+      for key, factor in tracing.factors_of(record, flags, of_taps):
         parts.setdefault(key, []).append(factor)
   per_variable = {}
   for key, several in parts.items():
@@ -197,14 +197,14 @@ def _sums(
     of_asks = [scale[k] for scale in scales]
     if factor is None:
       zeros = tf.zeros(variable.shape, trees.wide(tf.as_dtype(variable.dtype)))
-      mine, of_squares = [zeros] * len(asks), [zeros] * len(squared)
+      per_ask, of_squares = [zeros] * len(asks), [zeros] * len(squared)
     else:
       sized = [weight * size for weight, part in zip(weights, parts) if k in part.leaves]
-      mine = [total if trees.absent(scale) else scale * total
-              for total, scale in zip(factor.weighted_sums(sized), of_asks)]
+      per_ask = [total if trees.absent(scale) else scale * total
+                 for total, scale in zip(factor.weighted_sums(sized), of_asks)]
       of_squares = factor.squared_sums(
           [sized[i] for i in squared], [of_asks[i] for i in squared]) if squared else []
-    for i, total in enumerate(mine):
+    for i, total in enumerate(per_ask):
       totals[i].append(total)
     for i, square in zip(squared, of_squares):
       squares[i].append(square)

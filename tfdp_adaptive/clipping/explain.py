@@ -195,10 +195,10 @@ def _layers(
   seen: Dict[Any, Any] = {}
   for record in records:
     tensors = [t for t in tf.nest.flatten((record.call.args, record.taps)) if tf.is_tensor(t)]
-    held = sum(int(np.prod([size or 1 for size in t.shape])) for t in tensors)
+    elements = sum(int(np.prod([size or 1 for size in t.shape])) for t in tensors)
     unit, before = seen.get(id(record.unit.layer), (record.unit, 0))
-    seen[id(record.unit.layer)] = unit, before + held
-  for unit, held in seen.values():
+    seen[id(record.unit.layer)] = unit, before + elements
+  for unit, elements in seen.values():
     variables = sorted(unit.variables, key=_size, reverse=True)
     factors = [(v, terms.pop(compat.variable_key(v), None)) for v in variables]
     factors = [(v, factor) for v, factor in factors if factor is not None]
@@ -214,7 +214,7 @@ def _layers(
     if unit.kind is generic.KIND:
       routes, flops = ['one example at a time'], float('nan')
     yield Layer(unit.layer.name, type(unit.layer).__name__, parameters, ', '.join(routes), flops,
-                1 + formed / (4 * (held + parameters)), _why(unit))
+                1 + formed / (4 * (elements + parameters)), _why(unit))
 
 
 def _why(unit: tracing.Unit) -> str:

@@ -59,7 +59,7 @@ def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
   for buffer, position in last.items():
     ends.setdefault(position, []).append(buffer)
   live = most = kept = 0
-  held: Dict[int, int] = {}  # Position -> bytes of lists that are let go there.
+  freed: Dict[int, int] = {}  # Position -> bytes of lists that are let go there.
   for position, operation in enumerate(operations):
     inside, lists = _inside(operation, unknown)
     if operation.type in _APPENDS:
@@ -68,10 +68,10 @@ def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
       kept += lists
       readers = [last[owner[id(t)]] for t in operation.outputs if t.dtype == tf.variant]
       until = max(readers, default=position)
-      held[until] = held.get(until, 0) + lists
+      freed[until] = freed.get(until, 0) + lists
     live += lists + sum(sizes.get(id(t), 0) for t in operation.outputs)
     most = max(most, live + inside)
-    live -= held.get(position, 0) + sum(sizes.get(buffer, 0) for buffer in ends.get(position, ()))
+    live -= freed.get(position, 0) + sum(sizes.get(buffer, 0) for buffer in ends.get(position, ()))
   return most, kept
 
 

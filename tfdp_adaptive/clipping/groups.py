@@ -69,8 +69,8 @@ def clipped(ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, t
   scale, absolute = bounds(query, clip_norm)
   result = list(leaves)
   for k, group in enumerate(members):
-    mine = [tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group]
-    for i, leaf in zip(group, clip(mine, tf.cast(absolute[k], mine[0].dtype))):
+    scaled = [tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group]
+    for i, leaf in zip(group, clip(scaled, tf.cast(absolute[k], scaled[0].dtype))):
       result[i] = leaf
   finite = tf.reduce_all(tf.stack([
       tf.reduce_all(tf.math.is_finite(tf.cast(scale[k], leaves[i].dtype) * leaves[i]))

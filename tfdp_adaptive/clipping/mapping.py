@@ -10,8 +10,8 @@ from tfdp_adaptive import compat
 
 def traced(function: Callable[..., Any], records: Any) -> Any:
   """`function` of one of the records [n, ...] as a concrete function."""
-  one = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
-  return tf.function(function, autograph=False).get_concrete_function(one)
+  spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
+  return tf.function(function, autograph=False).get_concrete_function(spec)
 
 
 def operations(concrete: Any) -> List[str]:

@@ -38,8 +38,8 @@ def record_gradients(
   """[n, ...] gradients of every example, a list like the trainable variables."""
 
   def gradient(record: Any) -> List[tf.Tensor]:
-    one = trees.map(lambda t: t[tf.newaxis], record)
-    return _gradient(model, loss, one[0], one[1], ())[0]
+    batch = trees.map(lambda t: t[tf.newaxis], record)
+    return _gradient(model, loss, batch[0], batch[1], ())[0]
 
   return (mapping.vectorized if vectorize else mapping.looped)(gradient, (x, y))
 

@@ -72,19 +72,19 @@ def units(model: compat.Model) -> List[Unit]:
           '`tfdp.fix_model(model)`, or freeze it.')
 
   def visit(layer: compat.Layer) -> None:
-    mine = {compat.variable_key(v): v for v in layer.weights
-            if compat.variable_key(v) in trainable}
-    if id(layer) in seen or not mine:
+    trained = {compat.variable_key(v): v for v in layer.weights
+               if compat.variable_key(v) in trainable}
+    if id(layer) in seen or not trained:
       return
     seen.add(id(layer))
     inside = list(layer._flatten_layers(include_self=False, recursive=False))
     nested = {compat.variable_key(v) for one in inside for v in one.weights}
-    own = {key: v for key, v in mine.items() if key not in nested}
+    own = {key: v for key, v in trained.items() if key not in nested}
     kind = registry.find(layer)
     if kind is None and layer is not model and (own or generic.is_opaque(layer)):
       kind = generic.KIND
     if kind is not None and kind.whole:
-      model_units.append(Unit(layer, kind, tuple(mine.values())))
+      model_units.append(Unit(layer, kind, tuple(trained.values())))
       return
     if kind is not None:
       model_units.append(Unit(layer, kind, tuple(own.values())))

@@ -37,8 +37,8 @@ def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
 
 def loss_weights(value: Any) -> Any:
   """As they are, if they are numbers: in Keras 3 metrics stand in another place."""
-  for one in tf.nest.flatten(value):
-    if isinstance(one, str) or callable(one):
+  for weight in tf.nest.flatten(value):
+    if isinstance(weight, str) or callable(weight):
       raise ValueError(
           '`loss_weights` must be numbers, one per output. Received: '
           f'{value!r}. In Keras 3 they come after `loss` by position; pass `metrics=` by name.')
@@ -48,8 +48,8 @@ def loss_weights(value: Any) -> Any:
 def refuse_ragged(*data: Any) -> None:
   """Raises ValueError for examples of different lengths."""
   kinds = (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)
-  for one in data:
-    leaves = tf.nest.flatten(one.element_spec if isinstance(one, tf.data.Dataset) else one)
+  for part in data:
+    leaves = tf.nest.flatten(part.element_spec if isinstance(part, tf.data.Dataset) else part)
     for leaf in leaves:
       if isinstance(leaf, kinds):
         raise ValueError(

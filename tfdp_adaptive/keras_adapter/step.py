@@ -126,16 +126,16 @@ def observe(
   """Loss, metrics and diagnostics: exact, NOT private."""
   outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
   examples, _ = interface.joined(batch)
-  there = batch.mask
+  present = batch.mask
   if not trees.absent(batch.examples):
     outputs = interface.joined(batch._replace(x=outputs))[0].x
-    there = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
+    present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
   if model.reads_outputs():
-    outputs = trees.map(lambda t: _blank(t, there), outputs)
+    outputs = trees.map(lambda t: _blank(t, present), outputs)
   compat.loss_tracker(model, outputs).update_state(
       losses, sample_weight=tf.cast(batch.mask, tf.float32))
   logs = dict(model.compute_metrics(
-      examples.x, _targets(examples.y, outputs), outputs, tf.cast(there, tf.float32)) or {})
+      examples.x, _targets(examples.y, outputs), outputs, tf.cast(present, tf.float32)) or {})
   optimizer = model.optimizer
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(

@@ -52,7 +52,7 @@ def design(
     name: str, steps: int, size: Optional[int] = None, **options: Any) -> interface.Mechanism:
   """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
   left out."""
-  kind, its = DESIGNS[name]
-  if its.size is not None:
-    options[its.size] = size
-  return kind.for_run(steps=steps, **dict(its.arguments), **options)
+  kind, entry = DESIGNS[name]
+  if entry.size is not None:
+    options[entry.size] = size
+  return kind.for_run(steps=steps, **dict(entry.arguments), **options)

@@ -37,9 +37,9 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
       key: tf.Tensor, row: tf.Tensor, history: Any,
       flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
     del row
-    each = [step(z, [buffer[i] for buffer in history])
-            for i, z in enumerate(gaussian.vectors(key, flat))]
-    outputs, buffers = zip(*each)
+    pairs = [step(z, [buffer[i] for buffer in history])
+             for i, z in enumerate(gaussian.vectors(key, flat))]
+    outputs, buffers = zip(*pairs)
     return outputs, tuple(zip(*buffers))
 
   return streams.build(mechanism, key_source, empty, advance)

@@ -62,8 +62,8 @@ def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
   """Standard normal vectors like `flat`; uses up the key."""
   if len(flat) == 1:
     return (_normal(key, flat[0]),)
-  each = keys.children(key, len(flat))
-  return tuple(_normal(each[i], spec) for i, spec in enumerate(flat))
+  vector_keys = keys.children(key, len(flat))
+  return tuple(_normal(vector_keys[i], spec) for i, spec in enumerate(flat))
 
 
 def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

@@ -197,8 +197,8 @@ def _largest(
     directions: Sequence[losses.Steps], bound: Callable[[composition.Composition], float],
     value: Callable[[composition.Composition], float], least: float) -> float:
   """Of all directions; those are left out whose cheap bound is below another's value."""
-  made = [composition.Composition(steps) for steps in directions if steps]
-  for one in sorted(made, key=bound, reverse=True):
+  compositions = [composition.Composition(steps) for steps in directions if steps]
+  for one in sorted(compositions, key=bound, reverse=True):
     if bound(one) > least:
       least = max(least, value(one))
   return least

@@ -74,11 +74,11 @@ class _Text:
     self._bytes = _mapped(path, 'uint8', [-1])
 
   def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-    each = int(np.prod(self._shape))
-    result = np.full([len(indices), each], b'', object)
+    size = int(np.prod(self._shape))
+    result = np.full([len(indices), size], b'', object)
     for row, index in enumerate(indices):
-      for column in range(each):
-        place = index * each + column
+      for column in range(size):
+        place = index * size + column
         start = self._ends[place - 1] if place else 0
         result[row, column] = self._bytes[start:self._ends[place]].tobytes()
     return result.reshape((len(indices),) + self._shape)

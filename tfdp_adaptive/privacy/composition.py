@@ -320,9 +320,9 @@ def _one_step(
       # Exponentials of large numbers, and sums of many, are off by as many units.
       exponents = max(exponents, float(np.max(
           40 + theta * interval - logarithm + theta * np.abs(lower))))
-      here = np.bincount(index, tilted * (1 - upper), end - begin + 1)
-      there = np.bincount(index + 1, tilted * upper, end - begin + 1)
-      both = here + math.exp(min(700.0, theta * interval)) * there
+      at_lower = np.bincount(index, tilted * (1 - upper), end - begin + 1)
+      at_upper = np.bincount(index + 1, tilted * upper, end - begin + 1)
+      both = at_lower + math.exp(min(700.0, theta * interval)) * at_upper
       np.add.at(result, np.arange(begin, end + 1) % size, both)
   total = result.sum()
   off = 2 * _UNIT * (exponents + abs(reference))

@@ -40,25 +40,25 @@ class Pair(NamedTuple):
 
   def density(self, z: np.ndarray) -> np.ndarray:
     """Of P."""
-    here = np.exp(-z**2 / 2) / np.sqrt(2 * np.pi)
+    at_zero = np.exp(-z**2 / 2) / np.sqrt(2 * np.pi)
     if self.kind == 'add':
-      return here
-    there = np.exp(-(z - self.shift)**2 / 2) / np.sqrt(2 * np.pi)
-    return (1 - self.probability) * here + self.probability * there
+      return at_zero
+    at_shift = np.exp(-(z - self.shift)**2 / 2) / np.sqrt(2 * np.pi)
+    return (1 - self.probability) * at_zero + self.probability * at_shift
 
   def above(self, z: np.ndarray) -> np.ndarray:
     """The mass of P above z, rounded up."""
-    here, there = special.ndtr(-z), special.ndtr(self.shift - z)
+    at_zero, at_shift = special.ndtr(-z), special.ndtr(self.shift - z)
     if self.kind == 'add':
-      return here * (1 + 1e-9)
-    return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
+      return at_zero * (1 + 1e-9)
+    return ((1 - self.probability) * at_zero + self.probability * at_shift) * (1 + 1e-9)
 
   def below(self, z: np.ndarray) -> np.ndarray:
     """The mass of P below z, rounded up."""
-    here, there = special.ndtr(z), special.ndtr(z - self.shift)
+    at_zero, at_shift = special.ndtr(z), special.ndtr(z - self.shift)
     if self.kind == 'add':
-      return here * (1 + 1e-9)
-    return ((1 - self.probability) * here + self.probability * there) * (1 + 1e-9)
+      return at_zero * (1 + 1e-9)
+    return ((1 - self.probability) * at_zero + self.probability * at_shift) * (1 + 1e-9)
 
   def where(self, loss: np.ndarray) -> np.ndarray:
     """The z of a loss; infinite where no z has it."""

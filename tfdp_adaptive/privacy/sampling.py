@@ -144,14 +144,14 @@ class Epochs:
     """Steps of so many epochs, rounded up; a fixed order's epochs are whole."""
     q = getattr(sampling, 'sampling_probability', None)
     if population_size is not None:
-      one = population_size / batch_size
+      one_epoch = population_size / batch_size
     elif q is not None:
-      one = 1 / q
+      one_epoch = 1 / q
     else:
       raise ValueError('`steps=Epochs(...)` needs `population_size`. '
                        'Received: population_size=None.')
     whole = isinstance(sampling, FixedOrder)
-    return max(1, math.ceil(self.epochs * (math.ceil(one) if whole else one) - 1e-9))
+    return max(1, math.ceil(self.epochs * (math.ceil(one_epoch) if whole else one_epoch) - 1e-9))
 
 
 SCHEMES = {scheme.__name__: scheme for scheme in (

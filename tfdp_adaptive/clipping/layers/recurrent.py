@@ -42,9 +42,9 @@ def _masks(
   """[n, width] dropout masks: one for all gates, or one for each; None without dropout."""
   if not 0 < rate < 1:
     return None
-  each = getattr(cell, 'implementation', 2) == 1 and gates > 1
+  per_gate = getattr(cell, 'implementation', 2) == 1 and gates > 1
   return [compat.recurrent_dropout_mask(cell, like, rate, training)
-          for _ in range(gates if each else 1)]
+          for _ in range(gates if per_gate else 1)]
 
 
 def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Any) -> tf.Tensor:

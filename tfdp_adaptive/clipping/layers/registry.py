@@ -150,9 +150,9 @@ def _kind(layer_class: type) -> Optional[Kind]:
   library = layer_class.__module__.partition('.')[0]
   if library in _LIBRARIES:
     importlib.import_module(_LIBRARIES[library])
-  for one in layer_class.__mro__:
-    if one in _KINDS:
-      return _KINDS[one]
-    if not set(vars(one)) <= _HARMLESS:
+  for ancestor in layer_class.__mro__:
+    if ancestor in _KINDS:
+      return _KINDS[ancestor]
+    if not set(vars(ancestor)) <= _HARMLESS:
       return None
   return None
