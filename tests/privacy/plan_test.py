@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.privacy import accounting
@@ -30,7 +31,7 @@ def make_plan(**changes):
 
 def make_rule(*statistics):
   """A stand-in for `contract.Rule`: the plan reads these attributes only."""
-  asks = tuple(types.SimpleNamespace(second=s) for s in statistics)
+  asks = tuple(contract.Ask(second=s) for s in statistics)
   return types.SimpleNamespace(name='some_rule', asks=asks)
 
 

@@ -157,8 +157,11 @@ class Composition:
 
   def log_delta(self, epsilon: float, tolerance: float) -> float:
     """An upper bound of the logarithm of delta at `epsilon`."""
-    within = self._within(self.chernoff_log_delta(epsilon)[1])
-    theta, bound = within.chernoff_log_delta(epsilon)
+    bound, last, within = min(0.0, self.chernoff_log_delta(epsilon)[1]), math.inf, self
+    while bound < last - 1:  # Until what was left out is nothing beside what there is.
+      last, within = bound, self._within(bound)
+      theta, bound = within.chernoff_log_delta(epsilon)
+    bound = min(bound, last)
     for number in (np.float64, np.longdouble):
       law = within._law(
           theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf, number)
@@ -171,7 +174,7 @@ class Composition:
       self, theta: float, log_delta: float, excess: float, widest: float, number: type) -> '_Law':
     """The weighted law of S, on a grid up to `widest` that adds at most `excess` to K."""
     low, high = self._window(theta)
-    log_mass = _MARGIN - log_delta + math.log(self._count)
+    log_mass = min(self._reach, _MARGIN - log_delta + math.log(self._count))
     interval = min(self._interval(theta, excess), widest)
     span = max(np.ptp([pair.loss(np.array(z)) for z in pair.range(log_mass)])
                for step in self._steps for _, pair in step.mixture)
