@@ -211,3 +211,18 @@ def test_version(capsys):
     main.main(['--version'])
   assert status.value.code == 0
   assert capsys.readouterr().out.startswith('tfdp-adaptive 0.')
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_of_its_own(monkeypatch, capsys):
+  def parser(_):
+    try:
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(10)
+    except KeyboardInterrupt:
+      raise ImportError('it failed') from None
+
+  monkeypatch.setattr(main, 'parser', parser)
+  before = signal.getsignal(signal.SIGINT)
+  assert main.main(['privacy']) == 130
+  assert capsys.readouterr().err == 'tfdp: interrupted\n'
+  assert signal.getsignal(signal.SIGINT) is before

@@ -9,7 +9,9 @@ import importlib.util
 import io
 import os
 import platform
+import signal
 import sys
+import threading
 import types
 from typing import Any, Iterable, Optional, Sequence
 
@@ -68,7 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
   _load_when_used(_SLOW)
   _open_closed_streams()
-  command = 'tfdp'
+  command, interrupts = 'tfdp', _Interrupts()
   try:
     arguments = parser(argv).parse_args(argv)
     command = f'tfdp {arguments.command}'
@@ -77,18 +79,51 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     status = arguments.run(arguments) or 0
     sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
     return status
-  except BrokenPipeError:  # `tfdp ... | head`.
+  except KeyboardInterrupt:
+    return _interrupted(command)
+  except Exception as error:  # pylint: disable=broad-except
+    # An interrupt while a library is imported may come out as any error of its own.
+    return _interrupted(command) if interrupts.seen else _status(command, error)
+  finally:
+    interrupts.close()
+
+
+def _status(command: str, error: Exception) -> int:
+  """Says what is wrong if the user can put it right; a defect of ours is raised again."""
+  if isinstance(error, BrokenPipeError):  # `tfdp ... | head`.
     _drop_output()
     return _BROKEN_PIPE
-  except (options.UsageError, corpus.DataError, OSError) as error:  # Such as a full disk.
-    return _fail(command, error)
-  except ImportError as error:  # A part that is not installed.
-    return _fail(command, error)
-  except MemoryError as error:
+  if isinstance(error, MemoryError):
     return _fail(command, f'more memory is needed than there is. {error}')
-  except KeyboardInterrupt:
-    print(f'{command}: interrupted', file=sys.stderr)
-    return _INTERRUPTED
+  # Such as a full disk, or a part that is not installed.
+  if isinstance(error, (options.UsageError, corpus.DataError, OSError, ImportError)):
+    return _fail(command, error)
+  raise error
+
+
+def _interrupted(command: str) -> int:
+  print(f'{command}: interrupted', file=sys.stderr)
+  return _INTERRUPTED
+
+
+class _Interrupts:
+  """Whether Ctrl-C was pressed, whoever swallowed the exception."""
+
+  def __init__(self) -> None:
+    self.seen = False
+    self._before = signal.getsignal(signal.SIGINT)
+    self._ours = (self._before is signal.default_int_handler
+                  and threading.current_thread() is threading.main_thread())
+    if self._ours:
+      signal.signal(signal.SIGINT, self._note)
+
+  def _note(self, number: int, frame: Any) -> None:
+    self.seen = True
+    signal.default_int_handler(number, frame)
+
+  def close(self) -> None:
+    if self._ours:
+      signal.signal(signal.SIGINT, self._before)
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
