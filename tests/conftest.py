@@ -68,3 +68,12 @@ def pytest_sessionfinish():
   if tff is not None:
     tff.test.set_no_default_context()
     gc.collect()
+
+
+@pytest.fixture
+def own_layers():
+  """Forgets the layers that an example registers: other tests count them."""
+  from tfdp_adaptive.clipping.layers import registry  # pylint: disable=g-import-not-at-top
+  yield
+  for layer in [layer for layer in registry._KINDS if layer.__module__ not in sys.modules]:
+    del registry._KINDS[layer]

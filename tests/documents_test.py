@@ -32,6 +32,7 @@ def name(path):
 
 @pytest.mark.parametrize(
     'path', [path for path in PAGES if blocks(path, 'python')], ids=name)
+@pytest.mark.usefixtures('own_layers')
 def test_examples_run_one_after_the_other(path, monkeypatch, tmp_path, capsys):
   monkeypatch.chdir(tmp_path)
   shared = {'__name__': 'page'}

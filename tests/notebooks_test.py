@@ -96,6 +96,7 @@ def test_notebook_shows_what_it_computed(path):
 
 
 @pytest.mark.parametrize('path', HERE, ids=lambda path: path.stem)
+@pytest.mark.usefixtures('own_layers')
 def test_notebook_runs_briefly(path, monkeypatch, tmp_path, no_training):
   monkeypatch.chdir(tmp_path)
   notebook, code = read(path)
