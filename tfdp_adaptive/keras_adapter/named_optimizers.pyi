@@ -21,7 +21,7 @@ class DPSGD(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -34,10 +34,11 @@ class DPAdam(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdaGrad(NamedOptimizer):
   def __init__(
@@ -46,10 +47,11 @@ class DPAdaGrad(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPRMSprop(NamedOptimizer):
   def __init__(
@@ -57,7 +59,7 @@ class DPRMSprop(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -70,7 +72,7 @@ class DPYogi(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -83,10 +85,11 @@ class DPAdamBC(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdaGradBC(NamedOptimizer):
   def __init__(
@@ -95,10 +98,11 @@ class DPAdaGradBC(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPRMSpropBC(NamedOptimizer):
   def __init__(
@@ -106,7 +110,7 @@ class DPRMSpropBC(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -121,10 +125,11 @@ class DPAdamIME(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdaGradIME(NamedOptimizer):
   def __init__(
@@ -135,10 +140,11 @@ class DPAdaGradIME(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdamSTP(NamedOptimizer):
   def __init__(
@@ -147,10 +153,11 @@ class DPAdamSTP(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdaGradSTP(NamedOptimizer):
   def __init__(
@@ -159,10 +166,11 @@ class DPAdaGradSTP(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPRMSpropSTP(NamedOptimizer):
   def __init__(
@@ -171,10 +179,11 @@ class DPRMSpropSTP(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DPAdamJME(NamedOptimizer):
   def __init__(
@@ -184,7 +193,7 @@ class DPAdamJME(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -197,7 +206,7 @@ class SideInformationAdam(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -210,10 +219,11 @@ class AdaDPS(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class PDADPMD(NamedOptimizer):
   def __init__(
@@ -221,10 +231,11 @@ class PDADPMD(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class PDPSGD(NamedOptimizer):
   def __init__(
@@ -233,7 +244,7 @@ class PDPSGD(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -247,10 +258,11 @@ class PASAN(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class PAGAN(NamedOptimizer):
   def __init__(
@@ -260,10 +272,11 @@ class PAGAN(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class NoisyAdaGrad(NamedOptimizer):
   def __init__(
@@ -274,7 +287,7 @@ class NoisyAdaGrad(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -288,10 +301,10 @@ class NonPrivateNoiselessAdam(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, name: Optional[str] = None, **kwargs: Any) -> None: ...
 
 class DP2RMSprop(NamedOptimizer):
   def __init__(
@@ -303,10 +316,11 @@ class DP2RMSprop(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
 
 class DP2AdaGrad(NamedOptimizer):
   def __init__(
@@ -317,7 +331,7 @@ class DP2AdaGrad(NamedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
       accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
@@ -333,7 +347,8 @@ class DP2Yogi(NamedOptimizer):
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
-      slack_clip: Any = None, accumulation_steps: int = 1, memory_budget: Optional[int] = None,
-      engine: str = 'auto', public_data: Any = None, average_iterates: bool = False,
-      own_sampler: Optional[str] = None, diagnostics: bool = False, seed: Optional[int] = None,
-      allow_non_private: bool = False, name: Optional[str] = None, **kwargs: Any) -> None: ...
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
