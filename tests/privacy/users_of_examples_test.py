@@ -69,3 +69,12 @@ def test_batches_are_users_and_padding_has_no_weight():
 def test_refusals(arguments, message):
   with pytest.raises(ValueError, match=message):
     of(**arguments)
+
+
+def test_what_is_taken_of_a_user_depends_on_no_other_user():
+  ids = np.repeat(np.arange(4), 6)
+  records = users.Users(sources.of(np.arange(24.0)), ids, 2, seed=3)
+  together, _ = records.take(np.array([0, 1, 2, 3]), 5)
+  for user in range(4):
+    alone, _ = records.take(np.array([user]), 5)
+    np.testing.assert_array_equal(alone[0], together[user])

@@ -54,13 +54,13 @@ class Users:
 
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
     """`(nest of [users, m, ...], weights [users, m])`."""
-    rng = np.random.default_rng([self._key, step])
     numbers = np.zeros([len(users), self._most], np.int64)
     weights = np.zeros([len(users), self._most], np.float32)
     for row, user in enumerate(users):
       own = self._of_user[self._first[user]:self._first[user + 1]]
       if len(own) > self._most:
-        own = rng.permutation(own)[:self._most]
+        coins = np.random.default_rng([self._key, step, int(user)])  # No other user's.
+        own = coins.permutation(own)[:self._most]
       numbers[row] = own[0]
       numbers[row, :len(own)] = own
       weights[row, :len(own)] = 1 if self._record == 'sum' else 1 / len(own)
