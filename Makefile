@@ -74,7 +74,7 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint test test-newer
+ci: lint docs test test-newer
 
 # NumPy's types are those of the current stack.
 lint: build/lint/installed $(CURRENT)/installed

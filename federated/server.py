@@ -101,7 +101,7 @@ class Server:
     rule: A `tfdp.rules` rule that needs no public gradients.
     specs: Nest of `tf.TensorSpec` like the trainable weights.
     plan: The `tfdp.PrivacyPlan`.
-    learning_rate: > 0, or a function of the number of rounds done.
+    learning_rate: Positive, or a function of the number of rounds done.
     quantile_clip: `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics`, or None.
     seed: For tests only.

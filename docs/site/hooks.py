@@ -47,6 +47,19 @@ def exported(package):
   return paths
 
 
+def _with_modules(public):
+  """The same as pairs, and after a public module what it imports to be public in it."""
+  for name, where in public.items():
+    yield name, where
+    path = ROOT.joinpath(*where.split('.')).with_suffix('.py')
+    if path.exists():
+      for node in ast.parse(path.read_text(encoding='utf-8')).body:
+        if isinstance(node, ast.ImportFrom):
+          for alias in node.names:
+            if alias.asname == alias.name:
+              yield f'{name}.{alias.name}', f'{node.module}.{alias.name}'
+
+
 def _lazy(package):
   return importlib.import_module(package)._EXPORTS
 
@@ -74,7 +87,7 @@ def reference():
     if not top:
       text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
                '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
-    for name, where in public.items():
+    for name, where in _with_modules(public):
       if where in shown:
         text += f'`{prefix}.{name}` is [`{shown[where]}`][{where}].\n\n'
       else:
@@ -89,7 +102,8 @@ def on_startup(**unused):
   """Puts the sources where all modules are in their place, before anybody looks for them."""
   del unused
   shutil.rmtree(SOURCE, ignore_errors=True)
-  ignored = shutil.ignore_patterns('__pycache__')
+  # A stub would hide the docstrings of what it describes.
+  ignored = shutil.ignore_patterns('__pycache__', '*.pyi')
   shutil.copytree(ROOT / 'tfdp_adaptive', SOURCE / 'tfdp_adaptive', ignore=ignored)
   shutil.copytree(ROOT / 'federated', SOURCE / 'tfdp_adaptive' / 'federated', ignore=ignored)
 
@@ -120,7 +134,7 @@ def on_page_markdown(markdown, page, config, **unused):
     if folder.resolve() in path.parents or not path.exists():
       return match.group(0)  # Of the site; or wrong, which is an error.
     path = path.relative_to(ROOT).as_posix()
-    return text if path in text else f'{text} (`{path}`)'
+    return text if path.rsplit('/', 1)[-1] in text else f'{text} (`{path}`)'
 
   return _LINK.sub(named, markdown)
 
@@ -131,3 +145,20 @@ def on_files(files, config):
   for path, text in reference().items():
     files.append(File.generated(config, path, content=text))
   return files
+
+
+def on_page_content(html, page, **unused):
+  """Refuses a reference that says nothing of a name (not a constant's), or reads '>' as a quote."""
+  del unused
+  if page.file.src_uri.startswith('reference/'):
+    from mkdocs import exceptions  # pylint: disable=g-import-not-at-top
+    for entry in html.split('<h2 ')[1:]:
+      if '<p>' not in entry and 'doc-symbol-attribute' not in entry:
+        name = re.search('id="([^"]+)"', entry).group(1)
+        raise exceptions.PluginError(f'{page.file.src_uri}: nothing is said about {name}.')
+    _, quote, rest = html.partition('<blockquote>')
+    if quote:
+      rest = ' '.join(re.sub('<[^>]+>', ' ', rest).split())
+      raise exceptions.PluginError(
+          f'{page.file.src_uri}: a description begins with ">", before {rest[:60]!r}.')
+  return html

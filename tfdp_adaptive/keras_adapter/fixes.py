@@ -33,8 +33,7 @@ def fix_model(model: Any, groups: int = GROUPS) -> Any:
   Raises:
     PrivacyError: If a layer cannot be replaced; the message names it.
 
-  Example:
-
+  Examples:
     >>> model = tfdp.make_private(tfdp.fix_model(keras.applications.ResNet50(weights=None)))
   """
   if not isinstance(model, keras.Model) or not model.built:

@@ -89,8 +89,7 @@ class Ledger:
   Attributes:
     entries: The runs.
 
-  Example:
-
+  Examples:
     >>> plan = PrivacyPlan(batch_size=100, steps=500, l2_norm_clip=1.0, noise_multiplier=1.0,
     ...                    target_delta=1e-6, population_size=10_000)
     >>> ledger = Ledger().begin(plan, rule='dp_adam').done(200)

@@ -65,8 +65,7 @@ class PrivacyPlan(ledger.Accounted):
       under this plan (`tfdp.tune`); its epsilon is then that of all of them together.
     seed: Fixes all coins, FOR TESTS ONLY; the statement says so.
 
-  Example:
-
+  Examples:
     >>> plan = PrivacyPlan.calibrate(
     ...     target_epsilon=2.0, target_delta=1e-5, population_size=10_000,
     ...     batch_size=100, steps=1000, l2_norm_clip=1.0)

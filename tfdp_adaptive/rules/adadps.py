@@ -30,7 +30,7 @@ def adadps(
   Args:
     preconditioner: 'rmsprop', `U = rho v + (1 - rho) q`, or 'adagrad', `U = v + q`.
     rho: Decay, in [0, 1).
-    epsilon: > 0, in gradient units (squared, if inside).
+    epsilon: Positive, in gradient units (squared, if inside).
     epsilon_inside: Whether `D = sqrt(v + epsilon)`.
 
   Returns:

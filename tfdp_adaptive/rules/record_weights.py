@@ -55,8 +55,7 @@ def with_clipping(rule: contract.Rule, clipping: Any) -> contract.Rule:
     rule: Any rule whose records are rescaled.
     clipping: See `weight`.
 
-  Example:
-
+  Examples:
     >>> with_clipping(contract.Rule((), (), ()), 'auto_s').asks[0].weight
     Weight(kind='auto_s', constant=0.01)
   """
