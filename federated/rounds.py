@@ -27,8 +27,9 @@ class ClientsFailedError(RuntimeError):
 
 
 class Outcome(NamedTuple):
-  """Attributes:
+  """What a cohort's clients sent.
 
+  Attributes:
     answers: The sum of the clients' `Answer`s, tensors; SECRET.
     not_private: One dict of exact metrics per call, and the clients it is of.
     failed: Ids of the clients that failed and count as if they had not taken part.

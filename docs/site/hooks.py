@@ -47,12 +47,13 @@ def exported(package):
   return paths
 
 
-def _with_modules(public):
-  """The same as pairs, and after a public module what it imports to be public in it."""
+def _with_modules(public, shown):
+  """The same as pairs; after a module that was not shown, what it imports to be public in it."""
   for name, where in public.items():
-    yield name, where
     path = ROOT.joinpath(*where.split('.')).with_suffix('.py')
-    if path.exists():
+    expand = path.exists() and where not in shown
+    yield name, where
+    if expand:
       for node in ast.parse(path.read_text(encoding='utf-8')).body:
         if isinstance(node, ast.ImportFrom):
           for alias in node.names:
@@ -87,7 +88,7 @@ def reference():
     if not top:
       text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
                '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
-    for name, where in _with_modules(public):
+    for name, where in _with_modules(public, shown):
       if where in shown:
         text += f'`{prefix}.{name}` is [`{shown[where]}`][{where}].\n\n'
       else:

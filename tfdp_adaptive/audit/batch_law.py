@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 class Law(NamedTuple):
-  """Attributes:
+  """How likely batches are under the law that is claimed for them.
 
+  Attributes:
     p_value: Probability of batches this unusual under the law; 0 where they break it.
     what: The most unusual point, in words.
     steps: Batches looked at.

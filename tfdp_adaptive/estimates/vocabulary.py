@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 class PrivateVocabulary(NamedTuple):
-  """Attributes:
+  """Words that may be published, and what they cost.
 
+  Attributes:
     words: Most frequent first; as private as `epsilon` says.
     noise_multiplier: Of the counts, whose sensitivity is one.
     delta: Probability that a word of one user alone is released.

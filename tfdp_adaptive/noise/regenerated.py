@@ -51,8 +51,9 @@ def dense_inverse(
 def _regenerated(
     mechanism: mechanisms.Mechanism, key_source: keys.Source, lags: int,
     past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> streams.Noise:
-  """Args:
+  """Noise that draws past rows again from their keys.
 
+  Args:
     lags: Number of past keys to keep.
     past: `row -> ` number of past rows with a coefficient, at most `lags`.
     coefficient: `(row, k, dtype) -> C^-1[row, row - k]`.

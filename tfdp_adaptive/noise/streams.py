@@ -36,8 +36,9 @@ class State(NamedTuple):
 
 
 class Noise(NamedTuple):
-  """Attributes:
+  """A mechanism that draws row after row.
 
+  Attributes:
     init: `specs -> State`.
     next: `(state, specs) -> (rows, variance, state)`: a tree like `specs` (nests
       of `tf.TensorSpec`, float32 or float64) and r_t, the variance of its elements.
