@@ -11,6 +11,7 @@ import time
 
 import ledger
 import numpy as np
+import nursery
 import pytest
 
 import tfdp_adaptive
@@ -28,20 +29,17 @@ def live(path, life, *arguments):
   return done.returncode, done.stderr
 
 
-def live_some_time(seconds, path, *arguments):
+def live_some_time(seconds, nursery, path, *arguments):
   """The same, killed from outside at any moment after its first step, which is the long one."""
   before = path.read_text().count('"row"') if path.exists() else 0
-  victim = subprocess.Popen(
-      [sys.executable, str(VICTIM), str(path), '0', *map(str, arguments)],
-      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-      env={'PYTHONPATH': str(pathlib.Path(tfdp_adaptive.__file__).parent.parent),
-           'TF_CPP_MIN_LOG_LEVEL': '3'})
-  while victim.poll() is None and (
+  output = path.with_name('output')
+  nursery.start(output, VICTIM, path, 0, *arguments)
+  while not nursery.ended() and (
       not path.exists() or path.read_text().count('"row"') < before + 2):
     time.sleep(.001)
   time.sleep(seconds)
-  victim.kill()
-  return victim.wait(), victim.communicate()[1]
+  nursery.kill()
+  return nursery.status, output.read_text()
 
 
 def text(folder):
@@ -87,18 +85,21 @@ def test_kills_at_any_moment(kind, tmp_path):
   steps = ledger.STEPS if kind == 'fit' else 80 * kills
   command = ['fit', tmp_path] if kind == 'fit' else [
       *text(tmp_path), '--steps', str(steps), '--save-every', '1']
+  mother = nursery.Nursery('tensorflow', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.training',
+                           'tfdp_adaptive.keras_adapter.callbacks')
   killed = 0
   for _ in range(kills):
-    status, said = live_some_time(rng.expovariate(1 / .05), path, *command)
+    status, said = live_some_time(rng.expovariate(1 / .05), mother, path, *command)
     if status != -9:
       break
     killed += 1
   else:
     status, said = live(path, 0, *command)
+  mother.close()
   assert status == 0, said
   runs, again = ledger.judge(path, steps)
-  print(f'{kind}: {killed} kills, {runs} runs, {again} steps taken again')
-  assert runs > 5 and again > 0
+  nursery.tally(kind, kills=killed, runs=runs, steps=steps, taken_again=again)
+  assert runs > min(5, kills) and again > 0
 
 
 def test_the_ledger_would_notice(tmp_path):

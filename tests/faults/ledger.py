@@ -2,7 +2,7 @@
 """Records which noise protected which batch, outliving kills, and judges the record.
 
 Run as a script it is the victim: `ledger.py LEDGER LIFE train ...` runs `tfdp train ...`,
-`ledger.py LEDGER LIFE fit FOLDER` runs `fit` with Keras' BackupAndRestore, and both end
+`ledger.py LEDGER LIFE fit FOLDER` runs `fit` with BackupAndRestore, and both end
 by `kill -9` when they have written so many lines (0: never).
 """
 
@@ -113,7 +113,7 @@ def train(ledger, arguments):
 
 
 def fit(ledger, folder):
-  """`fit` with Keras' own backups, and the batches of what is left of the plan."""
+  """`fit` with backups, and the batches of what is left of the plan."""
   import tensorflow as tf
 
   import tfdp_adaptive as tfdp
@@ -127,7 +127,7 @@ def fit(ledger, folder):
       [tf.keras.layers.Input([5]), tf.keras.layers.Dense(1)]))
   model.compile(tfdp.DPAdam(plan=plan), 'mse')
   model.optimizer.build(model.trainable_variables)
-  backup = tf.keras.callbacks.BackupAndRestore(
+  backup = tfdp.callbacks.BackupAndRestore(
       os.path.join(folder, 'backup'), delete_checkpoint=False)
   watch = tf.keras.callbacks.LambdaCallback(
       on_train_batch_begin=lambda batch, logs: ledger.step(model))

@@ -145,24 +145,68 @@ def test_statistics_without_noise_are_not_drawn(tmp_path):
     callback.on_train_begin()
 
 
-@pytest.mark.slow
-def test_backup_and_restore_goes_on_with_its_epsilon(tmp_path):
-  plan = make_plan()
+class Interrupts(keras.callbacks.Callback):
+  """Ends the process at the beginning of an epoch, so to speak."""
 
-  class Fails(keras.callbacks.Callback):
+  def __init__(self, epoch):
+    super().__init__()
+    self._epoch = epoch
 
-    def on_epoch_begin(self, epoch, logs=None):
-      if epoch == 1:
-        raise KeyboardInterrupt
+  def on_epoch_begin(self, epoch, logs=None):
+    if epoch == self._epoch:
+      raise KeyboardInterrupt
 
-  backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / 'backup'))
-  with pytest.raises(KeyboardInterrupt):
-    fit(make_model(plan), [backup(), Fails()], epochs=2)
-  resumed = make_model(plan)
-  budget = tfdp.callbacks.StopAtBudget(plan.epsilon(3))
-  history = fit(resumed, [budget, backup(), tfdp.callbacks.PrivacyReport()], epochs=2)
-  assert resumed.optimizer.steps_done == 3  # Two of the first process, one of the second.
-  assert history['epsilon'] == [plan.epsilon(3)]
+
+def half(whole, writing, share):
+  """What a kill leaves of a backup while it is written: of each file a part."""
+  for path in whole.rglob('*'):
+    if path.is_file():
+      copy = writing / path.relative_to(whole)
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      content = path.read_bytes()
+      copy.write_bytes(content[:int(share * len(content))])
+
+
+def forget(model):
+  """What another process knows of the run: nothing."""
+  for w in (*model.weights, model.optimizer._hidden.state[1].noise.row):
+    w.assign(np.zeros(w.shape))
+
+
+def test_backups_survive_kills_while_they_are_written(tmp_path):
+  plan = make_plan(steps=6)
+  folder = tmp_path / 'backup'
+  backup = lambda: tfdp.callbacks.BackupAndRestore(folder)
+  first = make_model(plan)
+  first.optimizer.build(first.trainable_variables)
+  for epoch in (1, 2):  # The second goes on, and writes over the backup of the first.
+    forget(first)
+    with pytest.raises(KeyboardInterrupt):
+      fit(first, [backup(), Interrupts(epoch)])
+    assert [path.name for path in folder.iterdir()] == [f'whole-{epoch}']
+    assert first.optimizer.steps_done == 2 * epoch
+  weights = first.get_weights()
+  assert folder.stat().st_mode & 0o777 == 0o700
+  for share in (0.0, 0.5, 0.99, 1.0):
+    half(folder / 'whole-2', folder / 'writing', share)
+    half(folder / 'whole-2', folder / 'whole-1', 0.3)  # Killed while the old one was removed.
+    forget(first)
+    with pytest.raises(KeyboardInterrupt):
+      fit(first, [backup(), Interrupts(2)])
+    np.testing.assert_array_equal(np.concatenate([w.ravel() for w in first.get_weights()]),
+                                  np.concatenate([w.ravel() for w in weights]))
+    assert first.optimizer.steps_done == 4
+  forget(first)
+  budget = tfdp.callbacks.StopAtBudget(plan.epsilon(5))
+  history = fit(first, [budget, backup(), tfdp.callbacks.PrivacyReport()])
+  assert first.optimizer.steps_done == 5 and history['epsilon'] == [plan.epsilon(5)]
+  assert not folder.exists()
+
+
+@pytest.mark.parametrize('folder', ['', None, 3])
+def test_backups_need_a_folder(folder):
+  with pytest.raises(ValueError, match='`backup_dir` must be the path'):
+    tfdp.callbacks.BackupAndRestore(folder)
 
 
 def watched(callback, model, weights, epochs=1):

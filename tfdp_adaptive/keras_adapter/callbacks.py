@@ -14,6 +14,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.keras_adapter import diagnostics
+from tfdp_adaptive.keras_adapter.backups import BackupAndRestore as BackupAndRestore
 from tfdp_adaptive.keras_adapter.divergence import StopIfDiverged as StopIfDiverged
 
 _BINS = 30

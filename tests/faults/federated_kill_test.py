@@ -5,12 +5,10 @@ import csv
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
+import nursery
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -69,35 +67,36 @@ def test_a_command_that_is_killed_again_and_again(tmp_path):
   kills = int(os.environ.get('TFDP_KILLS', 10))
   write_data(tmp_path)
   out, ledger = tmp_path / 'out', tmp_path / 'ledger'
+  script, output = tmp_path / 'script.py', tmp_path / 'output'
+  script.write_text(SCRIPT, encoding='utf-8')
+  process = nursery.Nursery('tensorflow_federated', 'tfdp_adaptive.cli.main')
   command = [
-      sys.executable, '-c', SCRIPT, str(ROOT), str(ledger), 'federated', '--data',
+      script, str(ROOT), str(ledger), 'federated', '--data',
       str(tmp_path / 'text.jsonl'), '--vocabulary', str(tmp_path / 'words.txt'), '--rounds',
       str(ROUNDS), '--clients-per-round', '5', '--methods', 'dp_adam', '--out', str(out)]
   released = out / 'federated.state' / 'dp_adam' / 'metrics.csv'
   rng, killed, released_rounds = np.random.default_rng(), 0, 0
   while True:
     begun = len(read(ledger))
-    with open(tmp_path / 'output', 'w', encoding='utf-8') as output:
-      process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    process.start(output, *command)
     if killed < kills:
       # Somewhere in the next rounds, evaluations and writes; at times in the start.
       wanted = begun + rng.integers(0, 3)
-      while process.poll() is None and len(read(ledger)) < wanted:
+      while not process.ended() and len(read(ledger)) < wanted:
         time.sleep(0.01)
       time.sleep(rng.exponential(0.2))
     else:
-      process.wait(timeout=600)
-    if process.poll() is not None:
+      process.ended(None)
+    if process.ended() or not process.kill():
       break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     killed += 1
     if released.exists():
       with open(released, encoding='utf-8') as file:
         rounds = [int(row['round']) for row in csv.DictReader(file)]
       assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= released_rounds
       released_rounds = len(rounds)
-  assert process.returncode == 0, (tmp_path / 'output').read_text(encoding='utf-8')[-3000:]
+  process.close()
+  assert process.status == 0, output.read_text(encoding='utf-8')[-3000:]
   entries = read(ledger)
   order = [round_ for round_, _, _ in entries]
   # No round is lost or skipped, and one is begun again only where a process was killed.
@@ -114,4 +113,5 @@ def test_a_command_that_is_killed_again_and_again(tmp_path):
   (row,) = [row for row in result['rows'] if row['epsilon'] is not None]
   assert row['steps'] == ROUNDS and row['curve'][-1][0] == ROUNDS
   assert not (out / 'federated.state').exists()
-  print(f'{killed} kills, {len(entries)} rounds begun, {len(used)} noise rows')
+  nursery.tally('federated', kills=killed, rounds=ROUNDS, rounds_begun=len(entries),
+                noise_rows=len(used))

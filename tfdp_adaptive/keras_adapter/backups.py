@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras' backups of a `fit`, kept so that no moment exists at which a kill loses them.
+
+Keras 3 writes over the only backup it has, and what it was writing when it was killed can
+not be read: the run has to begin again, and its steps are paid for twice.
+"""
+
+import os
+import pathlib
+import shutil
+from typing import Any, Callable, List, Union
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+
+_WRITING, _WHOLE = 'writing', 'whole-'
+
+
+class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
+  """`keras.callbacks.BackupAndRestore` that survives `kill -9` while it writes.
+
+  A backup is written beside the last one, and takes its place at once, when it is on disk.
+  It holds the optimizer's state, which is SECRET: the folder is made for its owner only.
+
+  Args:
+    backup_dir: Folder of this run alone.
+    save_freq: 'epoch', or a number of batches.
+    delete_checkpoint: Whether to remove the backup when `fit` has ended.
+    **kwargs: As of Keras' class.
+
+  Raises:
+    ValueError: From `fit`, under a strategy of several workers.
+  """
+
+  def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'], save_freq: Any = 'epoch',
+               delete_checkpoint: bool = True, **kwargs: Any) -> None:
+    if not isinstance(backup_dir, (str, os.PathLike)) or not str(backup_dir):
+      raise ValueError('`backup_dir` must be the path of a folder of this run alone. Received: '
+                       f'backup_dir={backup_dir!r}.')
+    self._folder = pathlib.Path(backup_dir)
+    self._working = self._folder / _WRITING
+    super().__init__(str(self._working), save_freq=save_freq,
+                     delete_checkpoint=delete_checkpoint, **kwargs)
+
+  def on_train_begin(self, logs: Any = None) -> None:
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+      raise ValueError('`tfdp.callbacks.BackupAndRestore` keeps the backups of one process. '
+                       'Received: a MultiWorkerMirroredStrategy. Use '
+                       '`keras.callbacks.BackupAndRestore`.')
+    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
+    for whole in self._wholes()[-1:]:
+      shutil.copytree(whole, self._working)
+    super().on_train_begin(logs)
+    shutil.rmtree(self._working, ignore_errors=True)
+
+  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    self._keep(super().on_train_batch_end, batch, logs)
+
+  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    self._keep(super().on_epoch_end, epoch, logs)
+
+  def on_train_end(self, logs: Any = None) -> None:
+    super().on_train_end(logs)
+    if self.delete_checkpoint:
+      for whole in self._wholes():
+        shutil.rmtree(whole)
+      shutil.rmtree(self._working, ignore_errors=True)
+      if not any(self._folder.iterdir()):
+        self._folder.rmdir()
+
+  def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
+    """Lets Keras save if it will; what it has written becomes the backup."""
+    save(*arguments)
+    if not self._working.exists():
+      return
+    for path in self._working.rglob('*'):
+      if path.is_file():
+        with path.open('rb') as file:
+          os.fsync(file.fileno())
+    before = self._wholes()
+    number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1
+    self._working.rename(self._folder / f'{_WHOLE}{number}')
+    for whole in before:
+      shutil.rmtree(whole)
+
+  def _wholes(self) -> List[pathlib.Path]:
+    """Backups that are whole, the last one last; one is usual, two after a kill."""
+    found = [path for path in self._folder.glob(_WHOLE + '*')
+             if path.name[len(_WHOLE):].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[len(_WHOLE):]))
