@@ -119,7 +119,12 @@ def test_what_is_no_batch_of_users_is_refused():
   own = make_model(plan, own_sampler='by hand')
   own.train_on_batch(X.reshape(8, 3, 3), Y.reshape(8, 3, 1))
   assert own.optimizer.steps_done == 1 and model.optimizer.steps_done == 0
-  assert 'one user, with all their data' in own.optimizer.statement()
+  said = own.optimizer.statement()
+  assert 'one user, with all their data' in said and 'at most 3 example(s) of each' in said
+  assert 'at most 3 example(s) of each' in own.ledger.statement()
+  read = tfdp.Ledger.from_json(own.ledger.to_json())
+  assert read == own.ledger and read.entries[0].examples_per_user == 3
+  assert 'example(s)' not in make_plan('example').statement()
 
 
 def test_a_user_with_a_gradient_that_is_not_finite_is_no_record():

@@ -46,6 +46,7 @@ def statement(
   else:
     text = dataclasses.replace(optimizer.plan, l2_norm_clip=optimizer.l2_norm_clip).statement(
         steps=steps, rule=optimizer.rule)
+    text += statement_lib.of_users(getattr(optimizer.run, 'examples_per_user', 0))
     text += statement_lib.own_sampling(optimizer.own_sampler or '')
     if optimizer.seed is not None:
       text += ('\nA FIXED SEED was used for the noise: whoever knows it can take the noise '

@@ -8,6 +8,7 @@ TensorFlow checkpoint, carry the line of the optimizer restored with them, and n
 ones: `statement` says so.
 """
 
+import dataclasses
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ class Run:
                entry: Optional[ledger_lib.Entry] = None):
     self._plan, self._rule, self._row, self._entry = plan, rule, row, entry
     self._own_sampler = own_sampler
+    self.examples_per_user = 0  # The most that a step took of one, where users are records.
     self.restored = False  # Whether its steps were read from a file, history and all.
 
   @property
@@ -47,7 +49,8 @@ class Run:
     done = self.steps if steps is None else steps
     if self._plan is not None:
       done = min(done, self._plan.steps)  # Later steps release nothing of the data.
-    return begun.done(done).entries[0]
+    return dataclasses.replace(
+        begun.done(done).entries[0], examples_per_user=self.examples_per_user)
 
 
 def begin(variables: Sequence[Any], run: Run) -> None:
@@ -77,7 +80,8 @@ def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
     same = [i for i, (_, entry) in enumerate(entries)
             if (entry.plan, entry.rule) == (mine.plan, mine.rule) and entry.steps <= mine.steps]
     if same:
-      del entries[same[-1]]
+      _, told = entries.pop(same[-1])
+      run.examples_per_user = max(run.examples_per_user, told.examples_per_user)
   return ledger_lib.Ledger(tuple(entry for _, entry in entries if entry.steps))
 
 

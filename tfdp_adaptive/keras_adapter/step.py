@@ -57,6 +57,9 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   if optimizer.rule.public is not None:
     public = public_lib.gradients(optimizer.rule.public, model, loss, *optimizer.public_batch())
   opened = query(optimizer, variables, public)
+  if not trees.absent(batch.examples):
+    optimizer.run.examples_per_user = max(
+        optimizer.run.examples_per_user, batch.examples.shape[1])
   batch, noise = admission.admit(optimizer, batch, opened.private_state.noise)
   opened = opened._replace(private_state=opened.private_state._replace(noise=noise))
   clipped = clip(model, loss, batch, opened.request)

@@ -55,6 +55,8 @@ class Entry:
     rule: Name of the update rule, for people.
     private: Whether everything that the rule saw of the data was noised.
     own_sampler: Where the plan did not draw the batches: how the caller says they were.
+    examples_per_user: Where users are records: how many of one a step took at most; 0 if
+      that is not known.
   """
 
   plan: Optional[plan_lib.PrivacyPlan]
@@ -62,8 +64,10 @@ class Entry:
   rule: str = ''
   private: bool = True
   own_sampler: str = ''
+  examples_per_user: int = 0
 
   def __post_init__(self) -> None:
+    checks.whole(0, examples_per_user=self.examples_per_user)
     if self.plan is not None and not isinstance(self.plan, Accounted):
       raise ValueError(
           f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
@@ -242,6 +246,7 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
   return {
       'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
       'own_sampler': entry.own_sampler,
+      **({'examples_per_user': entry.examples_per_user} if entry.examples_per_user else {}),
       'plan': None if plan is None else {
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 

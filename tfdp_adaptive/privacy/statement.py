@@ -117,7 +117,7 @@ def of_ledger(ledger: ledger_lib.Ledger, target_delta: Optional[float], accounta
   first = entries[0].plan if entries else None
   if first is not None and len(entries) == 1 and entries[0].guaranteed and target_delta is None:
     return (statement(first, entries[0].steps, None, accountant)
-            + own_sampling(entries[0].own_sampler))
+            + of_users(entries[0].examples_per_user) + own_sampling(entries[0].own_sampler))
   lines = [_guarantee_of_ledger(ledger, entries, target_delta, accountant)]
   for number, entry in enumerate(entries, 1):
     text = f'Run {number} of {len(entries)}: {entry.steps} steps'
@@ -130,7 +130,7 @@ def of_ledger(ledger: ledger_lib.Ledger, target_delta: Optional[float], accounta
         f'{text} of {plan.steps} planned. {_population(plan)} {plan.sampling.describe(plan)} '
         + _mechanism(plan, None) + (f' Update rule: {entry.rule}.' if entry.rule else '')
         + (f' {plan.search.describe()}' if plan.search is not None else '')
-        + own_sampling(entry.own_sampler).rstrip())
+        + of_users(entry.examples_per_user).rstrip() + own_sampling(entry.own_sampler).rstrip())
   lines.append(
       'Accounting: ' + ('no release.' if not entries else
                         f'dp_accounting {metadata.version("dp-accounting")}, '
@@ -141,6 +141,15 @@ def of_ledger(ledger: ledger_lib.Ledger, target_delta: Optional[float], accounta
   if entries:
     lines.append(_caveats([entry.plan for entry in entries if entry.plan is not None]))
   return '\n\n'.join(lines) + '\n'
+
+
+def of_users(examples: int) -> str:
+  """What to say of a run whose records were users; nothing if it had none."""
+  if not examples:
+    return ''
+  return (f'\nA record was a user: a step took at most {examples} example(s) of each, and what '
+          'they gave together was clipped once. The guarantee does not depend on how many '
+          'examples a user has, provided that every one of them bore the id of its user.\n')
 
 
 def own_sampling(words: str) -> str:
