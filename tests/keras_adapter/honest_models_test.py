@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras_adapter import independence
+from tfdp_adaptive.keras_adapter import validation
 
 keras = compat.keras
 layers = keras.layers
@@ -142,3 +143,25 @@ def test_honest_models_pass_without_any_difference(name, monkeypatch):
 
 def test_longer_padding_that_changes_nothing_but_shapes():
   tfdp.validate_model(small.words(lambda ids: ids, True))
+
+
+class Positions(layers.Layer):
+  """A table of positions, no longer than the sequences it was made for."""
+
+  def __init__(self, most):
+    super().__init__()
+    self.most = most
+
+  def build(self, shape):
+    self.table = self.add_weight(name='table', shape=(self.most, shape[-1]))
+
+  def call(self, x):
+    return x + self.table[:tf.shape(x)[1]]
+
+
+@pytest.mark.parametrize('most, kernel, length', [
+    (100, 1, 8), (100, 20, 64), (32, 12, 32), (20, 12, 16), (5, 2, 4), (2, 1, 2)])
+def test_open_axes_are_as_long_as_the_model_takes(most, kernel, length):
+  inputs = keras.Input([None, 3])
+  model = keras.Model(inputs, layers.Conv1D(2, kernel)(Positions(most)(inputs)))
+  assert validation._accepted(model, validation._input_specs(model)).shape[1:] == (length, 3)

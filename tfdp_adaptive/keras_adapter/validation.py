@@ -12,7 +12,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.keras_adapter import independence
 
-_LENGTHS = (8, 64)  # Tried for axes of inputs that are open; deep convolutions need the second.
+# Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
+_LENGTHS = (8, 64, 32, 16, 4, 2, 1)
 _NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
 _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
 _PROBED: MutableSet[Any] = weakref.WeakSet()  # Models that passed.
