@@ -134,6 +134,15 @@ def trained_variables(layer: Layer) -> List[Variable]:
   return [v for v in layer.weights if v.trainable] if KERAS_3 else layer.trainable_variables
 
 
+def changed_since_compile(model: Model) -> List[str]:
+  """Names of layers frozen or thawed since `compile`, which Keras 2 puts back for every step."""
+  if KERAS_3:
+    return []
+  compiled, now = model._compiled_trainable_state, model._get_trainable_state()
+  return [layer.name for layer, trainable in (compiled or {}).items()
+          if layer is not model and now.get(layer, trainable) != trainable]
+
+
 def leaf_layers(model: Model) -> List[Layer]:
   """Every layer that has no layers inside, nested models included, once."""
   layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}

@@ -204,6 +204,38 @@ def test_other_folders_of_keras_2_are_refused(tmp_path):
     built().save(tmp_path / 'm.keras', save_format='tf')
 
 
+def test_a_layer_frozen_after_compile_is_not_trained():
+  trained = []
+  for late in (False, True):
+    keras.utils.set_random_seed(0)
+    model = built()
+    model.layers[0].trainable = late
+    with pytest.warns(UserWarning, match='NOT private'):
+      model.compile(make_optimizer(noise_multiplier=0.0), CROSSENTROPY)
+    model.layers[0].trainable = False
+    before = model.layers[0].get_weights()
+    if late and not compat.KERAS_3:
+      _refuses_what_was_thawed_or_frozen(model, 'frozen or thawed since. Compile again')
+      assert model.optimizer.steps_done == 0
+      break
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    for value, old in zip(model.layers[0].get_weights(), before):
+      np.testing.assert_array_equal(value, old)
+    trained.append(model.layers[1].get_weights())
+  for one, other in zip(trained[0], trained[-1]):  # It took no part in the norms.
+    np.testing.assert_array_equal(one, other)
+  if compat.KERAS_3:
+    model.layers[0].trainable = True
+    _refuses_what_was_thawed_or_frozen(model, '4 variables, built for 2')
+
+
+def _refuses_what_was_thawed_or_frozen(model, words):
+  with pytest.raises(tfdp.PrivacyError, match=words):
+    model.fit(X, Y, batch_size=8, verbose=0)
+  with pytest.raises(tfdp.PrivacyError, match=words):
+    model.train_on_batch(X[:8], Y[:8])
+
+
 def test_layers_frozen_or_thawed_after_the_first_step_want_a_new_optimizer():
   model = built()
   model.compile(make_optimizer(), CROSSENTROPY)

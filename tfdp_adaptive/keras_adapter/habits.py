@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 
 _LEGACY = ('.h5', '.hdf5', '.hdf')
 Shapes = Optional[Callable[[], Any]]  # Of a nest; hidden from Keras, which tracks attributes.
@@ -43,6 +44,16 @@ def loss_weights(value: Any) -> Any:
           '`loss_weights` must be numbers, one per output. Received: '
           f'{value!r}. In Keras 3 they come after `loss` by position; pass `metrics=` by name.')
   return value
+
+
+def refuse_changed(model: Any) -> None:
+  """Raises `PrivacyError` where Keras would train what is frozen now, or leave out what is not."""
+  changed = compat.changed_since_compile(model)
+  if changed:
+    raise errors.PrivacyError(
+        'Keras 2 trains what was trainable when the model was compiled. Received: layers '
+        f'{changed}, frozen or thawed since. Compile again, with a new optimizer (and plan) if '
+        'this one has taken steps: what was spent stays in `model.ledger`.')
 
 
 def refuse_ragged(*data: Any) -> None:

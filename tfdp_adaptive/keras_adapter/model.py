@@ -101,6 +101,7 @@ class DPModel(_Mixin):
     """
     kwargs = habits.by_name(keras.Model.fit, 3, args, kwargs)
     compat.check_strategy(self)
+    habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
     x = admission.check_fit(self.optimizer, x, y, kwargs)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
@@ -131,6 +132,10 @@ class DPModel(_Mixin):
     """As in Keras, which keeps the function: what trains must be what it was made for."""
     self.optimizer.check_variables(self.trainable_variables)
     return super().make_train_function(*args, **kwargs)
+
+  def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    habits.refuse_changed(self)
+    return super().train_on_batch(*args, **kwargs)
 
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     return step.train_step(self, habits.with_shapes(self, data))
