@@ -53,7 +53,7 @@ def preset(tmp_path_factory):
   return folder
 
 
-def test_fine_tuning_on_strings_lowers_the_loss_and_then_generates(preset):
+def test_fine_tuning_on_strings_lowers_the_loss_then_generates_and_is_saved(preset, tmp_path):
   import keras_hub  # pylint: disable=g-import-not-at-top
   task = keras_hub.models.GPT2CausalLM.from_preset(preset)
   model = tfdp.make_private(task)
@@ -66,6 +66,17 @@ def test_fine_tuning_on_strings_lowers_the_loss_and_then_generates(preset):
   text = model.generate('ab', max_length=6)
   assert isinstance(text, str) and text.startswith('ab')
   assert text == task.generate('ab', max_length=6)  # One set of weights.
+  with pytest.raises(NotImplementedError, match=r'`model.save_to_preset\(folder\)`'):
+    model.save(tmp_path / 'task.keras')
+  folder = tmp_path / 'trained'
+  model.save_to_preset(str(folder))
+  read = keras_hub.models.GPT2CausalLM.from_preset(str(folder))
+  assert read.generate('ab', max_length=6) == text
+  assert tfdp.Ledger.from_json((folder / 'tfdp_ledger.json').read_text()) == model.ledger
+  model.save_weights(tmp_path / 'trained.weights.h5')
+  again = tfdp.make_private(read)
+  again.load_weights(tmp_path / 'trained.weights.h5')
+  assert again.ledger == model.ledger and again.generate('ab', max_length=6) == text
 
 
 def test_a_classifier_takes_strings_and_labels(preset):

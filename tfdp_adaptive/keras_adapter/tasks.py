@@ -5,6 +5,7 @@ The private model shares layers and weights with the task, which still does ever
 but training: what is not found here is asked of the task.
 """
 
+import os
 import types
 from typing import Any, Dict, Tuple
 
@@ -37,8 +38,15 @@ class DPTask(model_lib.DPFunctional):
   def get_config(self) -> Dict[str, Any]:
     raise NotImplementedError(
         'A private task is saved as the task that it was made of, with which it shares all '
-        'weights: `model.task.save_to_preset(folder)`. Its weights alone, with their ledger, are '
-        "saved by `model.save_weights('name.weights.h5')`.")
+        'weights: `model.save_to_preset(folder)`, to be read with `from_preset(folder)`. To '
+        "train on with what was spent, also `model.save_weights('name.weights.h5')`, and load "
+        'these into `tfdp.make_private` of what was read.')
+
+  def save_to_preset(self, preset_dir: str) -> None:
+    """As the task does, with the ledger of the weights beside it, `tfdp_ledger.json`."""
+    self.task.save_to_preset(preset_dir)
+    with open(os.path.join(preset_dir, 'tfdp_ledger.json'), 'w', encoding='utf-8') as file:
+      file.write(self.ledger.to_json())
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     kwargs['validation_data'] = self._held_out(kwargs.get('validation_data'))
