@@ -38,13 +38,15 @@ VARIANTS = {
     'psac': dict(clipping='psac'), 'tanh': dict(clipping='tanh'),
     'quantile_clip': dict(quantile_clip=0.5), 'slack_clip': dict(slack_clip=0.5),
     'groups': dict(groups='layer'), 'low_pass': dict(rule='low_pass'),
-    'denoised': dict(rule='denoised')}
+    'denoised': dict(rule='denoised'), 'partition': dict(rule='partition'),
+    'DPAdamW': dict(name='DPAdamW'), 'DPMuon': dict(name='DPMuon', exclude=['last']),
+    'DPMuon edge': dict(name='DPMuon', exclude=['last'], edge=True)}
 
 
 def network(width):
   return tfdp.DPSequential([
       keras.layers.Input((784,)), *[keras.layers.Dense(w, activation='relu') for w in width],
-      keras.layers.Dense(10)])
+      keras.layers.Dense(10, name='last')])
 
 
 def language_model():
@@ -57,7 +59,12 @@ def language_model():
 def optimizer(rate, rule=None, name='DPAdam', **kwargs):
   if rule is not None:
     factory = {'DPAdam': tfdp.rules.dp_adam, 'DPSGD': tfdp.rules.dp_sgd}[name]
-    return tfdp.DPOptimizer(getattr(tfdp.rules, rule)(factory()), rate, **kwargs)
+    if rule == 'partition':
+      made = tfdp.rules.partition([(lambda spec: len(spec.shape) == 2, factory()),
+                                   (lambda spec: True, factory())])
+    else:
+      made = getattr(tfdp.rules, rule)(factory())
+    return tfdp.DPOptimizer(made, rate, **kwargs)
   return getattr(tfdp, name)(rate, **kwargs)
 
 
@@ -109,7 +116,11 @@ RUNS = [  # title, class, arguments, clip norms, learning rates times the clip n
     ('slack_clip', 'DPAdam', dict(slack_clip=0.5), (0.1, 10.0), (None,)),
     ('momentum .9', 'DPSGD', dict(momentum=0.9), (1.0,), (0.1, 0.4)),
     ('low_pass', 'DPSGD', dict(rule='low_pass'), (1.0,), (1.0, 4.0)),
-    ('denoised', 'DPSGD', dict(rule='denoised'), (1.0,), (1.0, 4.0))]
+    ('denoised', 'DPSGD', dict(rule='denoised'), (1.0,), (1.0, 4.0)),
+    ('adam', 'DPAdam', {}, (1.0,), (1e-3, 3e-3, 1e-2)),
+    ('adamw', 'DPAdamW', {}, (1.0,), (1e-3, 3e-3, 1e-2)),
+    ('muon', 'DPMuon', dict(exclude=['last']), (1.0,), (1e-3, 3e-3, 1e-2)),
+    ('muon edge', 'DPMuon', dict(exclude=['last'], edge=True), (1.0,), (1e-3, 3e-3, 1e-2))]
 
 
 def mnist(folder, only):

@@ -11,6 +11,8 @@ import pathlib
 import re
 import textwrap
 
+from tfdp_adaptive.keras_adapter import signatures
+
 PACKAGE = pathlib.Path(__file__).parent.parent / 'tfdp_adaptive'
 ADAPTER = PACKAGE / 'keras_adapter'
 STUB = ADAPTER / 'named_optimizers.pyi'
@@ -22,7 +24,6 @@ IMPORTS = {  # The names that annotations may use.
     'plan_lib': 'from tfdp_adaptive.privacy import plan as plan_lib',
     'constraints': 'from tfdp_adaptive.rules import constraints',
 }
-ABSOLUTE = ('adaptive_l2_norm_clip', 'adaptive_learning_rate')  # Of the delayed ones.
 OPENING = '''# SPDX-License-Identifier: Apache-2.0
 # Written by `python tests/named_optimizers_stub_test.py`.
 
@@ -52,11 +53,11 @@ def parameters(function):
 
 
 def classes():
-  """{name: (factory's name, whether it is delayed)} in their order."""
+  """(name, factory's name, key of `signatures.EXTRA`) in their order."""
   for node in ast.parse((ADAPTER / 'named_optimizers.py').read_text(encoding='utf-8')).body:
     if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith('_class('):
       name, factory = node.value.args
-      yield name.value, factory.attr, bool(node.value.keywords)
+      yield name.value, factory.attr, ''.join(word.arg for word in node.value.keywords)
 
 
 def stub():
@@ -65,8 +66,9 @@ def stub():
     factories.update(functions(path))
   own = parameters(functions(ADAPTER / 'optimizer.py')['__init__'])
   parts = [BASE]
-  for name, factory, delayed in classes():
-    extra = {each: f'{each}: Optional[float] = None' for each in ABSOLUTE if delayed}
+  for name, factory, kind in classes():
+    extra = {each: f'{each}: Optional[float] = {default}'
+             for each, (default, _) in signatures.EXTRA[kind].items()}
     mine = {**parameters(factories[factory]), **extra}
     rest = {key: text for key, text in own.items() if key != 'learning_rate' and key not in mine}
     texts = ['self', own['learning_rate'], '*', *mine.values(), *rest.values(), '**kwargs: Any']
@@ -76,7 +78,7 @@ def stub():
     body = '\n'.join(f'      {line}' for line in lines).replace('\0', ' ')
     parts.append(f'class {name}(NamedOptimizer):\n  def __init__(\n{body}) -> None: ...')
   text = '\n\n'.join(parts)
-  types = [name for name in ('Any', 'Dict', 'Optional', 'Tuple', 'Union')
+  types = [name for name in ('Any', 'Dict', 'Optional', 'Sequence', 'Tuple', 'Union')
            if re.search(rf'\b{name}\b', text)]
   used = [line for name, line in IMPORTS.items() if re.search(rf'\b{name}\.', text)]
   blocks = (f'from typing import {", ".join(types)}',

@@ -30,7 +30,7 @@ _EXPORTS = {
     'callbacks': 'keras_adapter.callbacks',
     'diagnostics': 'keras_adapter.diagnostics',
     **dict.fromkeys((
-        'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi',
+        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
         'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP',
         'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
@@ -72,6 +72,8 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamIME as DPAdamIME
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamJME as DPAdamJME
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamSTP as DPAdamSTP
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamW as DPAdamW
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPMuon as DPMuon
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSprop as DPRMSprop
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropBC as DPRMSpropBC
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropSTP as DPRMSpropSTP

@@ -35,7 +35,7 @@ def wide(dtype: tf.DType) -> tf.DType:
 
 def wide_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
   """The spec of the sums and of the noise for a tensor like `spec`."""
-  return tf.TensorSpec(spec.shape, wide(spec.dtype))
+  return tf.TensorSpec(spec.shape, wide(spec.dtype), getattr(spec, 'name', None))
 
 
 def widen(tensor: Any) -> tf.Tensor:

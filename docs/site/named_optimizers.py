@@ -31,8 +31,9 @@ class NamedOptimizers(griffe.Extension):
       factory = made.args[1].attr
       rule = _factory(pkg, factory)
       rest = {key: p for key, p in theirs.items() if key != 'learning_rate'}
-      extra = [griffe.Parameter(key, kind=griffe.ParameterKind.keyword_only, default='None')
-               for key in signatures.EXTRA if made.keywords]
+      extra = [griffe.Parameter(key, kind=griffe.ParameterKind.keyword_only, default=str(default))
+               for word in made.keywords
+               for key, (default, _) in signatures.EXTRA[word.arg].items()]
       parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra]}
       parameters.update((key, p) for key, p in rest.items() if key not in parameters)
       text = signatures.assemble(

@@ -21,7 +21,8 @@ DELAYED = dict(sgd_steps=2, adaptive_steps=1, adaptive_l2_norm_clip=2.0,
                adaptive_learning_rate=0.05)
 
 CLASSES = {
-    'DPSGD': dict(momentum=0.5), 'DPAdam': {}, 'DPAdaGrad': {}, 'DPRMSprop': {}, 'DPYogi': {},
+    'DPSGD': dict(momentum=0.5), 'DPAdam': {}, 'DPAdamW': {},
+    'DPMuon': dict(edge=True), 'DPAdaGrad': {}, 'DPRMSprop': {}, 'DPYogi': {},
     'DPAdamBC': {}, 'DPAdaGradBC': {}, 'DPRMSpropBC': {}, 'DPAdamIME': {}, 'DPAdaGradIME': {},
     'DPAdamJME': dict(adjacency='replace'), 'DPAdamSTP': dict(scale_epsilon=0.1),
     'DPAdaGradSTP': dict(scale_epsilon=0.1), 'DPRMSpropSTP': dict(scale_epsilon=0.1),

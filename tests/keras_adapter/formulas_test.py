@@ -30,12 +30,12 @@ def _sgd(w, x, y, momentum=0.0, nesterov=False):
   return w
 
 
-def _adam(w, x, y, denominator):
+def _adam(w, x, y, denominator, decay=0.0):
   m = v = 0
   for t in range(1, STEPS + 1):
     g = _gradient(w, x, y)
     m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g**2
-    w = w - RATE * m / (1 - B1**t) / denominator(v / (1 - B2**t))
+    w = w - RATE * (m / (1 - B1**t) / denominator(v / (1 - B2**t)) + decay * w)
   return w
 
 
@@ -45,6 +45,8 @@ OPTIMIZERS = {
     'nesterov': (tfdp.DPSGD, dict(momentum=0.8, nesterov=True),
                  lambda *a: _sgd(*a, momentum=0.8, nesterov=True)),
     'adam': (tfdp.DPAdam, dict(epsilon=0.01), lambda *a: _adam(*a, lambda v: np.sqrt(v) + 0.01)),
+    'adam_w': (tfdp.DPAdamW, dict(epsilon=0.01, weight_decay=0.5), lambda *a: _adam(
+        *a, lambda v: np.sqrt(v) + 0.01, 0.5)),
     # The stability constant of bias correction floors the root: 0.5 is active here.
     'adam_bc': (tfdp.DPAdamBC, dict(epsilon=0.5), lambda *a: _adam(
         *a, lambda v: np.sqrt(np.maximum(v, 0.25)))),

@@ -150,6 +150,68 @@ def low_pass_sgd(b, a):
   return solve
 
 
+def joined(cut, first, second):
+  """Two updates of one release: `update(gs, variances) -> direction` of each part of it."""
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(private_mean(p, theta, t))
+      variances = [p.std**2 * p.row_variance(j) for j in range(t + 1)]
+      return theta - p.rate * np.concatenate([
+          first([g[:cut] for g in gs], variances), second([g[cut:] for g in gs], variances)])
+
+    return iterate(p, step)
+  return solve
+
+
+def momentum_sum(gs, momentum, nesterov=False):
+  m = np.tensordot(momentum**np.arange(len(gs) - 1.0, -1, -1), np.array(gs), 1)
+  return gs[-1] + momentum * m if nesterov else m
+
+
+def heavy_ball(momentum):
+  return lambda gs, variances: momentum_sum(gs, momentum)
+
+
+def corrected_adam(b1, b2, floor):
+  def update(gs, variances):
+    t = len(gs)
+    clean = (average(np.square(gs), b2) - average(variances, b2)) / (1 - b2**t)
+    return average(gs, b1) / (1 - b1**t) / np.sqrt(np.maximum(clean, floor**2))
+  return update
+
+
+def plain_adam(b1, b2, eps, factor=1.0):
+  def update(gs, variances):
+    t = len(gs)
+    root = np.sqrt(average(np.square(gs), b2) / (1 - b2**t)) + eps
+    return factor * average(gs, b1) / (1 - b1**t) / root
+  return update
+
+
+def quintic(momentum, shape, nesterov=False, steps=5):
+  """Muon by its singular values, each of which the iteration maps by itself."""
+  def update(gs, variances):
+    u, s, v = np.linalg.svd(
+        momentum_sum(gs, momentum, nesterov).reshape(shape), full_matrices=False)
+    s = ratio(s, np.full_like(s, np.linalg.norm(s)))
+    for _ in range(steps):
+      s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return 0.2 * np.sqrt(max(shape)) * ((u * s) @ v).ravel()
+  return update
+
+
+def without_edge(momentum, shape):
+  """The variance is that of a sum of gradients."""
+  def update(gs, variances):
+    weights = momentum**np.arange(len(gs) - 1.0, -1, -1)
+    u, s, v = np.linalg.svd(momentum_sum(gs, momentum).reshape(shape), full_matrices=False)
+    keep = s > np.sqrt(np.sum(weights**2 * variances)) * np.sum(np.sqrt(shape))
+    return 0.2 * np.sqrt(max(shape)) * (u[:, keep] @ v[keep]).ravel()
+  return update
+
+
 def adagrad(initial, eps):
   def solve(p):
     gs = []

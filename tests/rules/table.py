@@ -62,6 +62,20 @@ RULES = (
     Case('grouped-dp_adam_bc', lambda: rules.grouped(
         rules.dp_adam_bc(0.8, 0.9, 0.05), (0, 1), norms=(1.0, 3.0)),
          oracles.grouped_adam_bc(2, (1.0, 3.0), 0.8, 0.9, 0.05), dict(adjacency='replace')),
+    Case('partition-dp_sgd-dp_adam_bc', lambda: rules.partition([
+        (lambda spec: spec.shape == [2], rules.dp_sgd(0.8)),
+        (lambda spec: True, rules.dp_adam_bc(0.8, 0.9, 0.05))]),
+         oracles.joined(2, oracles.heavy_ball(0.8), oracles.corrected_adam(0.8, 0.9, 0.05)),
+         dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('muon-edge', lambda: privatizer.bound(rules.partition([
+        (lambda spec: len(spec.shape) == 2, rules.muon(0.8, nesterov=False, edge=True)),
+        (lambda spec: True, rules.dp_sgd())])),
+         oracles.joined(2, oracles.heavy_ball(0.0), oracles.without_edge(0.8, (1, 3))),
+         dict(sigma=0.2)),
+    Case('dp_muon', lambda: rules.dp_muon(
+        0.8, beta_1=0.7, beta_2=0.9, epsilon=0.1, relative_adam_learning_rate=0.5),
+         oracles.joined(2, oracles.plain_adam(0.7, 0.9, 0.1, 0.5), oracles.quintic(
+             0.8, (1, 3), nesterov=True))),
     Case('dp_adagrad', lambda: rules.dp_adagrad(0.1, 0.0), oracles.adagrad(0.1, 0.0)),
     Case('dp_rmsprop', lambda: rules.dp_rmsprop(0.8), oracles.rmsprop(0.8, 1e-8)),
     Case('dp_yogi', lambda: rules.dp_yogi(0.8, 0.9), oracles.yogi(0.8, 0.9, 1e-3, 1e-6)),

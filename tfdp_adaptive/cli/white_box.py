@@ -20,9 +20,9 @@ _STP = dict(scale_epsilon=0.1)
 # Every class: the arguments that it cannot do without.
 METHODS: Dict[str, Dict[str, Any]] = {
     **dict.fromkeys((
-        'DPSGD', 'DPAdam', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPAdamBC', 'DPAdaGradBC',
-        'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME', 'SideInformationAdam', 'AdaDPS',
-        'PASAN'), {}),
+        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon', 'DPAdamBC',
+        'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME',
+        'SideInformationAdam', 'AdaDPS', 'PASAN'), {}),
     **dict.fromkeys(('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP'), _STP),
     **dict.fromkeys(('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi'), _DELAYED),
     'PAGAN': dict(ellipsoid=4.0), 'PDADPMD': dict(steps=STEPS), 'PDPSGD': dict(dimension=8),

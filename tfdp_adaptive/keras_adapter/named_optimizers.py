@@ -22,7 +22,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
 
   factory: Any = None  # staticmethod, set by the subclass.
-  _absolute = False  # Whether absolute arguments of an adaptive phase are taken, too.
+  _extra = ''  # Key of `signatures.EXTRA`: arguments that neither of them has.
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
@@ -30,7 +30,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     constructor = cls.__init__
     if constructor.__module__ == __name__ and cls.factory is not None:
       cls.__signature__ = signatures.signature(
-          cls.factory, optimizer_lib.DPOptimizer.__init__, extra=cls._absolute)
+          cls.factory, optimizer_lib.DPOptimizer.__init__, extra=cls._extra)
     else:
       cls.__signature__ = signatures.without_self(constructor)
 
@@ -75,7 +75,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
 class _Delayed(NamedOptimizer):
   """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
 
-  _absolute = True
+  _extra = 'delayed'
 
   def __init__(
       self, learning_rate: Any = 0.001, *, l2_norm_clip: Optional[float] = None,
@@ -93,20 +93,34 @@ class _Delayed(NamedOptimizer):
     super().__init__(learning_rate, l2_norm_clip=l2_norm_clip, plan=plan, **kwargs)
 
 
+class _Decayed(NamedOptimizer):
+  """Weights decay by themselves, beside the rule's step."""
+
+  _extra = 'decayed'
+
+  def __init__(
+      self, learning_rate: Any = 0.001, *, weight_decay: Optional[float] = 0.004,
+      **kwargs: Any) -> None:
+    super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+
+
 def _class(
     name: str, factory: Callable[..., contract.Rule],
-    delayed: bool = False) -> Type[NamedOptimizer]:
-  return compat.serializable(type(name, (_Delayed if delayed else NamedOptimizer,), {
+    delayed: bool = False, decayed: bool = False) -> Type[NamedOptimizer]:
+  base = _Delayed if delayed else _Decayed if decayed else NamedOptimizer
+  return compat.serializable(type(name, (base,), {
       'factory': staticmethod(factory), '__module__': __name__,
       '__doc__': signatures.docstring(
-          factory, optimizer_lib.DPOptimizer, extra=delayed, factories=vars(rules))}))
+          factory, optimizer_lib.DPOptimizer, extra=base._extra, factories=vars(rules))}))
 
 
 DPSGD = _class('DPSGD', rules.dp_sgd)
 DPAdam = _class('DPAdam', rules.dp_adam)
+DPAdamW = _class('DPAdamW', rules.dp_adam, decayed=True)
 DPAdaGrad = _class('DPAdaGrad', rules.dp_adagrad)
 DPRMSprop = _class('DPRMSprop', rules.dp_rmsprop)
 DPYogi = _class('DPYogi', rules.dp_yogi)
+DPMuon = _class('DPMuon', rules.dp_muon)
 DPAdamBC = _class('DPAdamBC', rules.dp_adam_bc)
 DPAdaGradBC = _class('DPAdaGradBC', rules.dp_adagrad_bc)
 DPRMSpropBC = _class('DPRMSpropBC', rules.dp_rmsprop_bc)

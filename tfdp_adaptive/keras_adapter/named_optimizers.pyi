@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by `python tests/named_optimizers_stub_test.py`.
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import numpy.typing as npt
 
@@ -40,6 +40,19 @@ class DPAdam(NamedOptimizer):
       seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
       **kwargs: Any) -> None: ...
 
+class DPAdamW(NamedOptimizer):
+  def __init__(
+      self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
+      epsilon: float = 1e-08, weight_decay: Optional[float] = 0.004,
+      l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+      batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
+      accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
+      public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
+      diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
+      name: Optional[str] = None, **kwargs: Any) -> None: ...
+
 class DPAdaGrad(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, initial_accumulator_value: float = 0.0,
@@ -69,6 +82,20 @@ class DPYogi(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
       epsilon: float = 0.001, initial_accumulator_value: float = 1e-06,
+      l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+      batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None,
+      accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
+      public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
+      diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
+      name: Optional[str] = None, **kwargs: Any) -> None: ...
+
+class DPMuon(NamedOptimizer):
+  def __init__(
+      self, learning_rate: Any = 0.001, *, momentum: float = 0.95, nesterov: bool = True,
+      steps: int = 5, edge: bool = False, exclude: Sequence[str] = (), beta_1: float = 0.9,
+      beta_2: float = 0.999, epsilon: float = 1e-08, relative_adam_learning_rate: float = 1.0,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,

@@ -249,7 +249,8 @@ class DPOptimizer(guard.GuardedOptimizer):
     super().build(var_list)
     with tf.init_scope():
       self._take_rule(arguments.grouped(self.rule, self.groups, var_list))
-      specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in var_list]
+      specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype), getattr(v, 'path', v.name))
+               for v in var_list]
       privatizer = privatizer_lib.Privatizer(
           self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
       self._warn_of_regimes(privatizer.specs)

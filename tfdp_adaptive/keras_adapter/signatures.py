@@ -9,31 +9,41 @@ import inspect
 import re
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
-EXTRA = {
-    'adaptive_l2_norm_clip': (
-        'Clip norm of the adaptive phase, instead of `relative_adaptive_clip`.'),
-    'adaptive_learning_rate': (
-        'Learning rate of the adaptive phase, instead of `relative_adaptive_learning_rate`.'),
+# What a kind of class takes besides: {kind: {argument: (default, what it is)}}.
+EXTRA: Dict[str, Dict[str, Tuple[Optional[float], str]]] = {
+    '': {},
+    'delayed': {
+        'adaptive_l2_norm_clip': (
+            None, 'Clip norm of the adaptive phase, instead of `relative_adaptive_clip`.'),
+        'adaptive_learning_rate': (
+            None,
+            'Learning rate of the adaptive phase, instead of `relative_adaptive_learning_rate`.'),
+    },
+    'decayed': {
+        'weight_decay': (
+            0.004, 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
+            'None for not at all.'),
+    },
 }
 _ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def signature(
-    factory: Callable[..., Any], base: Callable[..., Any], extra: bool) -> inspect.Signature:
+    factory: Callable[..., Any], base: Callable[..., Any], extra: str = '') -> inspect.Signature:
   """`learning_rate`, then the rule's arguments and the optimizer's, all by name.
 
   Args:
     factory: Makes the rule.
     base: Constructor of the optimizer, which takes `self`, `rule` and the rest.
-    extra: Whether the absolute arguments of an adaptive phase are taken, too.
+    extra: Key of `EXTRA`.
   """
   theirs = inspect.signature(base).parameters
   parameters: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
   for name, parameter in inspect.signature(factory).parameters.items():
     parameters[name] = parameter.replace(kind=_KEYWORD)
-  for name in EXTRA if extra else ():
-    parameters[name] = inspect.Parameter(name, _KEYWORD, default=None)
+  for name, (default, _) in EXTRA[extra].items():
+    parameters[name] = inspect.Parameter(name, _KEYWORD, default=default)
   for name, parameter in theirs.items():
     if name not in ('self', 'rule'):
       parameters.setdefault(name, parameter)
@@ -58,7 +68,7 @@ def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
 
 
 def docstring(
-    factory: Callable[..., Any], base: type, extra: bool, factories: Mapping[str, Any]) -> str:
+    factory: Callable[..., Any], base: type, extra: str, factories: Mapping[str, Any]) -> str:
   """The rule's docstring with the arguments of both, in the format of a Google docstring.
 
   Args:
@@ -90,7 +100,8 @@ def assemble(factory: str, text: str, base: str, taken: Iterable[str],
     rule_arguments = {**_sections(other(named.group(1)))[1], **rule_arguments}
   _, arguments, raises = _sections(base)
   entries = {**arguments, **rule_arguments,
-             **{name: f'  {name}: {text}\n' for name, text in EXTRA.items()}}
+             **{name: f'  {name}: {text}\n'
+                for kind in EXTRA.values() for name, (_, text) in kind.items()}}
   return '\n'.join([
       head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory}`.', '', 'Args:',
       *(entries[name].rstrip() for name in taken if name in entries), '', raises.strip()])

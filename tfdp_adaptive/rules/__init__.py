@@ -28,10 +28,13 @@ from tfdp_adaptive.rules.joint_moments import dp_adam_jme as dp_adam_jme
 from tfdp_adaptive.rules.low_pass import low_pass as low_pass
 from tfdp_adaptive.rules.moments import average_iterates as average_iterates
 from tfdp_adaptive.rules.moments import negative_fraction as negative_fraction
+from tfdp_adaptive.rules.muon import dp_muon as dp_muon
+from tfdp_adaptive.rules.muon import muon as muon
 from tfdp_adaptive.rules.noiseless import non_private_noiseless_adam as non_private_noiseless_adam
 from tfdp_adaptive.rules.noisy_adagrad import noisy_adagrad as noisy_adagrad
 from tfdp_adaptive.rules.pagan import pagan as pagan
 from tfdp_adaptive.rules.pagan import pasan as pasan
+from tfdp_adaptive.rules.partitions import partition as partition
 from tfdp_adaptive.rules.pda_dpmd import pda_dpmd as pda_dpmd
 from tfdp_adaptive.rules.pdp_sgd import pdp_sgd as pdp_sgd
 from tfdp_adaptive.rules.post_processing import dp_adagrad as dp_adagrad

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Different rules for different variables, on one clipped and noised release."""
+
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+Predicate = Callable[[tf.TensorSpec], bool]
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  rules: Any  # States of the rules, in their order; () of one without variables.
+  parts: trees.Tree  # Like the variables, without elements: their shapes are [0, rule, *shape].
+
+
+def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule:
+  """Every variable's own rule; records are clipped and noised as one.
+
+      rules.partition([(lambda spec: len(spec.shape) == 2, rules.muon()),
+                       (lambda spec: True, rules.dp_adam())])
+
+  A record's gradients have one norm, are clipped once and noised once, so sensitivity,
+  noise and accounting are those of a single rule. Only the update is split: each rule is
+  given the release of its variables. The partition of a rule with itself is the rule,
+  unless it looks at several variables at once (`update_clip`, subspaces).
+
+  The learning rate is one for all, and directions have the units of their rules: those of
+  order one per coordinate go together.
+
+  Args:
+    parts: Pairs `(predicate, rule)`. A variable's rule is that of the first predicate
+      that is true of its `tf.TensorSpec`: shape, dtype and, in Keras, its path as `name`.
+      Rules ask for one thing, the same for all, in one unit. What concerns all variables
+      goes around the partition, not into it: `with_clipping`, `quantile_clip`,
+      `slack_clip`, `grouped`, `denoised`.
+
+  Returns:
+    A `contract.Rule`.
+  """
+  parts = _checked(parts)
+  predicates, rules = zip(*parts)
+  if any(rule.for_noise is not None for rule in rules):
+    waiting = _partition(predicates, rules)
+
+    def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
+      return _partition(predicates, tuple(
+          rule if rule.for_noise is None else rule.for_noise(filtered_variance)
+          for rule in rules))
+
+    def unbound(*unused: Any) -> Any:
+      raise ValueError(
+          f'The noise that {waiting.name} filters is not known yet. Give the rule to an optimizer '
+          'or query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
+
+    return waiting._replace(init=unbound, query=unbound, update=unbound, for_noise=for_noise)
+  return _partition(predicates, rules)
+
+
+def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
+  try:
+    parts = tuple((predicate, rule) for predicate, rule in parts)
+  except (TypeError, ValueError):
+    parts = ()
+  if not parts or not all(
+      callable(predicate) and isinstance(rule, contract.Rule) for predicate, rule in parts):
+    raise ValueError('`parts` must be one or more pairs `(predicate, rule)` of a function of a '
+                     f'`tf.TensorSpec` and a `tfdp.rules` rule. Received: parts={parts}.')
+  first = parts[0][1]
+  for _, rule in parts:
+    if len(rule.asks) != 1 or not rule.steady or rule.asks[0].rider is not None or (
+        rule.asks[0].groups):
+      raise ValueError(
+          '`parts` must be of rules that ask one question per step, in one unit, with the clip '
+          'norm of the optimizer. What moves or splits the clip norm goes around the partition. '
+          f'Received: rule={rule.name}.')
+    if rule.asks != first.asks:
+      raise ValueError(
+          '`parts` must be of rules that ask for the same: records are clipped and noised once. '
+          'Weights of records (`with_clipping`) go around the partition; rules with a second '
+          'statistic go with themselves only. '
+          f'Received: {first.name} and {rule.name}, whose asks differ.')
+    second = rule.asks[0].second
+    if second is not None and not second.amplifiable:
+      raise ValueError('`parts` must be of rules whose statistics are of one step. '
+                       f'Received: rule={rule.name}.')
+  wanted = {rule.public for _, rule in parts} - {None}
+  if len(wanted) > 1:
+    raise ValueError('`parts` must agree on the public gradients they need. '
+                     f'Received: {sorted(map(str, wanted))}.')
+  return parts
+
+
+def _partition(
+    predicates: Tuple[Predicate, ...], rules: Tuple[contract.Rule, ...]) -> contract.Rule:
+  """The rule of parts that know their noise."""
+
+  def part_of(spec: tf.TensorSpec) -> int:
+    for k, predicate in enumerate(predicates):
+      if predicate(spec):
+        return k
+    raise ValueError(
+        '`parts` must have a rule for every variable: let the last predicate be '
+        f'`lambda spec: True`. Received: none for {spec}.')
+
+  def pieces(state: State, tree: trees.Tree) -> Tuple[trees.Tree, ...]:
+    """A tree cut into one tuple of leaves per rule; what is absent is absent for all."""
+    if trees.absent(tree):
+      return ((),) * len(rules)
+    return _cut(tf.nest.flatten(tree), state.parts, len(rules))
+
+  def whole(state: State, of_rules: Sequence[trees.Tree]) -> trees.Tree:
+    remaining = [list(piece) for piece in of_rules]
+    return trees.map(lambda part: remaining[part.shape[1]].pop(0), state.parts)
+
+  def used(state: State) -> List[bool]:
+    return [bool(piece) for piece in pieces(state, state.parts)]
+
+  def public_of(state: State, public: trees.Tree) -> Tuple[trees.Tree, ...]:
+    return tuple(piece if rule.public is not None else ()
+                 for rule, piece in zip(rules, pieces(state, public)))
+
+  def init(specs: trees.Tree) -> State:
+    second = rules[0].asks[0].second
+    if second is not None:
+      shapes = [[leaf.shape for leaf in tf.nest.flatten(tree)]
+                for tree in (specs, second.specs(specs))]
+      if shapes[0] != shapes[1]:
+        raise ValueError('`parts` must be of rules whose statistics have one value per '
+                         f'coordinate. Received: rule={rules[0].name}.')
+    parts = trees.map(lambda s: tf.zeros([0, part_of(s), *s.shape], s.dtype), specs)
+    own = _cut(tf.nest.flatten(specs), parts, len(rules))
+    return State(
+        arithmetic.first_step(),
+        tuple(rule.init(piece) if piece else () for rule, piece in zip(rules, own)), parts)
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    asked = [rule.query(own, known)[0] if there else None for rule, own, known, there in zip(
+        rules, state.rules, public_of(state, public), used(state))]
+    scales = [() if one is None else one.scale for one in asked]
+    if all(trees.absent(scale) for scale in scales):
+      return (contract.Query(),)
+    return (contract.Query(whole(state, [
+        trees.map(lambda part: tf.ones(part.shape[2:], part.dtype), piece)
+        if trees.absent(scale) else scale
+        for scale, piece in zip(scales, pieces(state, state.parts))])),)
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    (release,) = releases
+    directions, states = [], []
+    for rule, own, mean, second, known, there in zip(
+        rules, state.rules, pieces(state, release.mean), pieces(state, release.second),
+        public_of(state, public), used(state)):
+      direction, after = rule.update(
+          own, (release._replace(mean=mean, second=second),), known) if there else ((), ())
+      directions.append(direction)
+      states.append(after)
+    return whole(state, directions), state._replace(step=state.step + 1, rules=tuple(states))
+
+  def project(state: State, params: trees.Tree) -> trees.Tree:
+    return whole(state, [
+        piece if rule.project is None or not there else rule.project(own, piece)
+        for rule, own, piece, there in zip(
+            rules, state.rules, pieces(state, params), used(state))])
+
+  def cautions(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
+    return tuple(dict.fromkeys(
+        message for rule in rules for message in rule.cautions(clip_norm, noise_std, size)))
+
+  public = {rule.public for rule in rules} - {None}
+  return contract.Rule(
+      init, query, update, asks=rules[0].asks, public=public.pop() if public else None,
+      project=project if any(rule.project is not None for rule in rules) else None,
+      name=f'partition({", ".join(rule.name for rule in rules)})',
+      independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,
+      elementwise=all(rule.elementwise for rule in rules))
+
+
+def _cut(leaves: Sequence[Any], parts: trees.Tree, count: int) -> Tuple[Tuple[Any, ...], ...]:
+  """The leaves of every rule."""
+  numbers = [part.shape[1] for part in tf.nest.flatten(parts)]
+  return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
+               for k in range(count))
