@@ -13,8 +13,8 @@ import pytest
 NOISE = {
     'the rows of a mechanism, on flat vectors': {
         'noise.streams.independent_gaussian', 'noise.banded._recursion.advance',
-        'noise.blt.buffered.advance', 'noise.regenerated._regenerated.advance.term',
-        'noise.tree.online.advance.draw'},
+        'noise.discrete.stream.next_rows', 'noise.blt.buffered.advance',
+        'noise.regenerated._regenerated.advance.term', 'noise.tree.online.advance.draw'},
     'the noise of everything a rule sees': {'privatizer.Privatizer.release'},
     'sums for aggregators of other libraries': {
         'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
@@ -40,8 +40,9 @@ RECORDS = {
     'one record of a query, at its owner\'s': {
         'queries.rule_query.RuleQuery.preprocess_record', 'federated.server.Server.record'},
 }
-_NOISE_CALLS = {'standard_normal', 'normal', 'vectors', 'stateless_normal', 'random_normal',
-                'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial', 'uniform'}
+_NOISE_CALLS = {'standard_normal', 'discrete_gaussian', 'normal', 'vectors', 'stateless_normal',
+                'random_normal', 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial',
+                'uniform'}
 _RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
                  'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.

@@ -48,6 +48,10 @@ def decay(**values: Any) -> None:
 
 def one_of(choices: Collection[Any], **values: Any) -> None:
   for name, value in values.items():
-    if value not in choices:
+    try:
+      known = value in tuple(choices)
+    except ValueError:  # An array, which is equal to nothing.
+      known = False
+    if not known:
       raise ValueError(
           f'`{name}` must be one of {tuple(choices)}. Received: {name}={value!r}.')

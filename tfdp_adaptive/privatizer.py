@@ -22,6 +22,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import discrete
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 
@@ -82,8 +83,18 @@ class Privatizer:
     self.specs = trees.map(trees.wide_spec, specs)
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
     self._riders = tuple(self._rider_noise(ask) for ask in self._asks)
-    source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
-    self._noise = noise_lib.stream(mechanism, source)
+    self._grid_steps: Optional[int] = None  # Per standard deviation.
+    if mechanism.rounding is None:
+      source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
+      self._noise = noise_lib.stream(mechanism, source)
+      return
+    if seed is not None:
+      raise ValueError('Noise of the operating system has no seed. Received: '
+                       f'seed={seed}, mechanism={mechanism!r}. Leave one of them out.')
+    assert isinstance(mechanism, independent.IndependentGaussian)
+    self._noise = discrete.stream(mechanism, self._noise_multiplier)
+    self._grid_steps = discrete.integer_stddev(
+        self._noise_multiplier, mechanism.rounding, discrete.count(self._release_specs))
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Of what is noised for an ask."""
@@ -116,6 +127,11 @@ class Privatizer:
   @property
   def steps(self) -> Optional[int]:
     return self._steps
+
+  @property
+  def on_host(self) -> bool:
+    """Whether noise is made in Python, where XLA cannot compile it."""
+    return self._grid_steps is not None
 
   def init(self) -> State:
     """Fresh SECRET state; its key is drawn when this runs, not when it is traced."""
@@ -178,10 +194,12 @@ class Privatizer:
       if ask.rider is not None:
         numbers = trees.map(lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
                             _as_specs(ask_sums.rider, spec[2]))
-        rider = _noised(numbers, row[2], rider_std, spread, row_variance, asked)
+        rider = _noised(numbers, row[2], rider_std, spread, row_variance, asked,
+                        self._grid_steps)
       releases.append(contract.Release(
-          *_noised(mean, row[0], std, factor * spread, row_variance, asked),
-          *(_noised(value, row[1], value_std, factor * spread, row_variance, asked)
+          *_noised(mean, row[0], std, factor * spread, row_variance, asked, self._grid_steps),
+          *(_noised(value, row[1], value_std, factor * spread, row_variance, asked,
+                     self._grid_steps)
             if ask.second is not None else ((), ())), *rider))
       secrets.append(secret)
     return tuple(releases), State(noise, tuple(secrets))
@@ -192,10 +210,15 @@ class Privatizer:
 
 def _noised(
     value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, row_variance: tf.Tensor,
-    asked: tf.Tensor) -> Tuple[trees.Tree, tf.Tensor]:
+    asked: tf.Tensor, grid_steps: Optional[int] = None) -> Tuple[trees.Tree, tf.Tensor]:
   """`(value + noise, variance of the noise)`; nothing where not asked."""
   std = tf.cast(std, spread.dtype) * spread
-  return _sum(value, row, std, asked), tf.where(asked, tf.square(std) * row_variance, 0)
+  if grid_steps is None:
+    total = _sum(value, row, std, asked)
+  else:
+    total = trees.map(lambda v, n: tf.where(
+        asked, discrete.add(v, n, std, grid_steps), tf.zeros_like(v)), value, row)
+  return total, tf.where(asked, tf.square(std) * row_variance, 0)
 
 
 @fusion.one_pass

@@ -54,6 +54,21 @@ def rescale(tree: Tree, scale: Tree) -> Tree:
   return tree if absent(scale) else map(tf.multiply, scale, tree)
 
 
+def check_specs(**values: Any) -> None:
+  """Raises unless each is a tree of `tf.TensorSpec`, of floating point and known shape."""
+  for name, specs in values.items():
+    try:
+      leaves = tf.nest.flatten(specs)
+    except (TypeError, ValueError):
+      leaves = []
+    if not leaves or not all(
+        isinstance(leaf, tf.TensorSpec) and leaf.dtype.is_floating
+        and leaf.shape.is_fully_defined() for leaf in leaves):
+      raise ValueError(
+          f'`{name}` must be a `tf.TensorSpec`, or a nest of them, of floating point and fully '
+          f'defined shape, such as `[tf.TensorSpec([3], tf.float32)]`. Received: {name}={specs!r}.')
+
+
 def constant_like(value: Any, specs: Tree, name: str) -> Tree:
   """`value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
   leaves = tf.nest.flatten(specs)

@@ -49,6 +49,7 @@ class DPModel(_Mixin):
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
+    kwargs = habits.on_host(optimizer, kwargs)
     _refuse_own(self, 'compute_loss')
     self._validated: Optional[str] = None  # What it was validated as may have changed.
     self._compiled_loss_arguments = (loss, loss_weights)

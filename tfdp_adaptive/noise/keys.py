@@ -8,6 +8,7 @@ to step counters. Ours because TensorFlow's `NonDeterministicInts` is seeded wit
 enough for a privacy default.
 """
 
+import numbers
 import os
 from typing import Callable, Tuple
 
@@ -42,6 +43,8 @@ def from_system() -> tf.Tensor:
 
 def from_seed(seed: int) -> tf.Tensor:
   """[2] int64 key for tests; noise from it protects nobody."""
+  if not isinstance(seed, numbers.Integral) or not -2**63 <= seed < 2**63:
+    raise ValueError(f'`seed` must be an integer of 64 bits, or None. Received: seed={seed!r}.')
   return tf.constant([int(seed), 0x7e57], tf.int64)
 
 

@@ -71,8 +71,20 @@ def independent_gaussian(
     mechanism: independent.IndependentGaussian,
     key_source: keys.Source = keys.from_system) -> Noise:
   """Z itself: no history, r_t = 1."""
+  for_graphs(mechanism)
   return build(mechanism, key_source, lambda flat: (),
                lambda key, row, history, flat: (gaussian.vectors(key, flat), history))
+
+
+def for_graphs(mechanism: mechanisms.Mechanism) -> None:
+  """Refuses what cannot run where there is no Python, hence no generator of the system's."""
+  if not isinstance(mechanism, mechanisms.Mechanism):
+    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                     f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
+  if mechanism.rounding is not None:
+    raise ValueError('Noise on a grid, from the operating system, is for Keras optimizers: queries '
+                     'run where there is no Python. Received: '
+                     f'mechanism={mechanism!r}. Leave out `rounding`.')
 
 
 def require_streams(kinds: Iterable[type]) -> None:

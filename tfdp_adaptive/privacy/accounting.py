@@ -23,6 +23,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import composition
+from tfdp_adaptive.privacy import discrete_gaussian
 from tfdp_adaptive.privacy import gaussian
 from tfdp_adaptive.privacy import losses
 from tfdp_adaptive.privacy import monte_carlo
@@ -59,8 +60,8 @@ def claims_amplification(plan: plan_lib.PrivacyPlan) -> bool:
 def sensitivity(
     mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
     fixed_order: bool = False) -> float:
-  """Of the C that runs, whichever precision it runs in."""
-  return max(
+  """Of the C that runs, whichever precision it runs in, and of rounding to its grid."""
+  return (1 + (mechanism.rounding or 0)) * max(
       mechanism.rounded(dtype).sensitivity(
           min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
       for dtype in ('float64', 'float32'))
@@ -106,9 +107,11 @@ def _event_of_run(
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
   drawn = bool(getattr(plan.sampling, 'draws', 0))
+  kind = (dp_accounting.GaussianDpEvent if plan.mechanism.rounding is None else
+          discrete_gaussian.DiscreteGaussianDpEvent)
   if not claims_amplification(plan) or drawn and composed:
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
-    return dp_accounting.GaussianDpEvent(float(doubled * sigma / total_sensitivity(plan, steps)))
+    return kind(float(doubled * sigma / total_sensitivity(plan, steps)))
   if drawn:
     return plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
   probability, count = plan.sampling.compositions(plan, steps)
@@ -118,7 +121,7 @@ def _event_of_run(
     sigma *= contract.record_distance(plan.adjacency)
   max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
   if max_batch_size is None:
-    step = dp_accounting.GaussianDpEvent(sigma)
+    step = kind(sigma)
     if probability < 1:
       step = dp_accounting.PoissonSampledDpEvent(float(probability), step)
   else:
@@ -147,7 +150,7 @@ def epsilon(
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     return monte_carlo.epsilon(_drawn(dp_event, accountant), target_delta)
-  if accountant == 'rdp' or private_search.selects(dp_event):
+  if accountant == 'rdp' or only_renyi(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
     raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
@@ -174,7 +177,7 @@ def delta(
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     return monte_carlo.delta(_drawn(dp_event, accountant), target_epsilon)
-  if accountant == 'rdp' or private_search.selects(dp_event):
+  if accountant == 'rdp' or only_renyi(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
@@ -212,8 +215,16 @@ def _drawn(dp_event: dp_accounting.DpEvent, accountant: str) -> monte_carlo.Mont
   return dp_event  # type: ignore[return-value]
 
 
+def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
+  """Whether nothing but Renyi divergences accounts for an event, whatever is asked for."""
+  return private_search.selects(dp_event) or discrete_gaussian.present(dp_event)
+
+
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
-  accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
+  continuous = discrete_gaussian.as_continuous(dp_event)
+  orders = None if continuous is dp_event else discrete_gaussian.ORDERS
+  accountant = rdp.RdpAccountant(orders, neighboring_relation=neighbors)
+  dp_event = continuous
   if not accountant.supports(dp_event):
     raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
                      f'{neighbors.name}. Use accountant="pld".')
@@ -262,7 +273,7 @@ def calibrate(
     _drawn(None, accountant)
     return monte_carlo.calibrate(event_of, target_epsilon, target_delta)
   log_delta = math.log(target_delta)
-  if private_search.selects(event_of(1.0)):
+  if only_renyi(event_of(1.0)):
     accountant = 'rdp'
 
   def epsilon_of(log_sigma: float) -> float:

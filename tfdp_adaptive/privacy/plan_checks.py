@@ -82,6 +82,15 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
         '`extra_releases`, of past clean data, are accounted for with independent noise and '
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
+  if plan.mechanism.rounding is not None and (
+      plan.extra_releases or plan.amplified and plan.adjacency == 'replace'
+      or hasattr(plan.sampling, 'max_batch_size') or plan.amplified and getattr(
+          plan.sampling, 'draws', None)):
+    raise ValueError(
+        'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
+        'zero_out or add_remove, or of batches that claim no amplification, and without '
+        f'`extra_releases`. Received: mechanism={plan.mechanism!r}, sampling={plan.sampling!r}, '
+        f'adjacency={plan.adjacency!r}, extra_releases={plan.extra_releases}.')
   if plan.search is not None:
     if not isinstance(plan.search, private_search.Search):
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '

@@ -207,6 +207,10 @@ def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
            f'{plan.steps} steps planned.')
+  if plan.mechanism.rounding is not None:
+    text += (' Releases are rounded to a public grid, which adds at most the share '
+             f'{plan.mechanism.rounding:g} to what a record moves them and is accounted for, and '
+             'noise on it is drawn exactly, from the discrete Gaussian.')
   if rule is not None:
     weights = sorted({str(tuple(ask.weight)) for ask in rule.asks if ask.weight.kind != 'hard'})
     if weights:
@@ -228,7 +232,8 @@ def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
     return text + 'of no release: no step has been taken.'
   draws = getattr(plan.sampling, 'draws', 0)
   selects = private_search.selects(plan.event(steps))
-  method = ('Renyi differential privacy' if accountant == 'rdp' or selects else
+  renyi = accountant == 'rdp' or accounting.only_renyi(plan.event(steps))
+  method = ('Renyi differential privacy' if renyi else
             f'{draws} draws of the privacy loss' if plan.amplified and draws else
             'privacy loss distributions' if plan.amplified else 'the exact Gaussian trade-off')
   if plan.amplified:
@@ -239,20 +244,28 @@ def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
         'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, count = plan.participation(steps)
   sensitivity = accounting.total_sensitivity(plan, steps)
+  kind = '' if plan.mechanism.rounding is None else 'discrete '
   distance = 'a multiple of' if plan.fixed_order and count > 1 else 'at least'
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
-      f'{method}, of one Gaussian mechanism{" in each run" if selects else ""}. '
+      f'{method}, of one {kind}Gaussian mechanism{" in each run" if selects else ""}. '
       f'A record takes part at most {count} times, {distance} '
       f'{min_sep} steps apart: sensitivity {sensitivity:.6g} clip norms, effective noise '
       f'multiplier {plan.noise_multiplier / sensitivity:.6g}. No amplification is claimed.{extra}')
 
 
 def _caveats(plans: Sequence[Any]) -> str:
-  text = ('Caveats: noise and coins come from Philox and PCG64 generators keyed by the operating '
-          'system\'s entropy; they are not cryptographic, and noise is added in floating point. '
-          'Attacks on either are outside the guarantee.')
+  rounded = [getattr(plan, 'mechanism', None) for plan in plans]
+  if rounded and all(getattr(one, 'rounding', None) is not None for one in rounded):
+    text = ('Caveats: noise comes from the operating system\'s generator and is added in integers; '
+            'records are clipped and summed in floating point, and coins of sampling come from a '
+            'PCG64 generator keyed by the system, which is not cryptographic. Attacks on these '
+            'two are outside the guarantee.')
+  else:
+    text = ('Caveats: noise and coins come from Philox and PCG64 generators keyed by the '
+            'operating system\'s entropy; they are not cryptographic, and noise is added in '
+            'floating point. Attacks on either are outside the guarantee.')
   if any(getattr(plan, 'seed', None) is not None for plan in plans):
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')

@@ -69,7 +69,7 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
       seed: Optional[int] = None) -> None:
     checks.positive(expected_num_records=expected_num_records)
     checks.not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
-    if not 0 <= target_unclipped_quantile <= 1:
+    if not (checks.is_number(target_unclipped_quantile) and 0 <= target_unclipped_quantile <= 1):
       raise ValueError('`target_unclipped_quantile` must be in [0, 1]. Received: '
                        f'target_unclipped_quantile={target_unclipped_quantile}.')
     if clipped_count_stddev is None:

@@ -15,6 +15,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 from tfdp_adaptive.rules import record_weights
 
@@ -59,6 +60,8 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, l2_norm_clip: float,
       noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = 'hard',
       cumulative: bool = False, seed: Optional[int] = None) -> None:
+    trees.check_specs(record_specs=record_specs)
+    streams.for_graphs(mechanism)
     checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
     self._specs = trees.map(trees.wide_spec, record_specs)

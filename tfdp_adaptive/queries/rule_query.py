@@ -21,6 +21,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import record_weights
@@ -107,9 +108,12 @@ class RuleQuery(sums.SumAggregationDPQuery):
       seed: Optional[int] = None, allow_non_private: bool = False,
       max_participations: Optional[int] = None) -> None:
     check_rule(rule)
+    trees.check_specs(specs=specs)
     numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
                    batch_size=batch_size)
     if plan is not None:
+      if not hasattr(plan, 'check_rule'):
+        raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={plan!r}.')
       given = [name for name, value in dict(
           numbers, mechanism=mechanism, steps=steps, adjacency=adjacency).items()
                if value is not None]
@@ -130,6 +134,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
                        f'Received: {missing} missing.')
     self._specs = specs
     self._mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    streams.for_graphs(self._mechanism)
     rule = privatizer.bound(rule, self._mechanism)
     self._rule = rule
     if rule.independent_noise and not isinstance(
@@ -137,7 +142,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
       raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '
                        f'needs independent noise. Received: mechanism={self._mechanism!r}.')
     self._privatizer = privatizer.Privatizer(
-        rule.asks, specs, **numbers, adjacency=adjacency or 'zero_out',
+        rule.asks, specs, **numbers, adjacency='zero_out' if adjacency is None else adjacency,
         mechanism=self._mechanism, steps=steps,
         seed=seed, allow_non_private=allow_non_private)
 
