@@ -29,10 +29,12 @@ MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
 PATIENCE = 300  # Seconds that a first step, a few more, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.
 
-OURS = ('plain', 'isotropic', 'diagonal', 'materialized', 'plain fit', 'DPAdam fit', 'STP fit')
+OURS = ('plain', 'isotropic', 'diagonal', 'Kronecker', 'materialized', 'plain fit', 'DPAdam fit',
+        'STP fit', 'SOAP fit')
 # Library -> (interpreter, module of steps, cases: each with its plain step).
-_FLOOR = {'plain': 'plain', 'isotropic': 'plain', 'diagonal': 'plain', 'materialized': 'plain',
-          'plain fit': 'plain fit', 'DPAdam fit': 'plain fit', 'STP fit': 'plain fit'}
+_FLOOR = {'plain': 'plain', 'isotropic': 'plain', 'diagonal': 'plain', 'Kronecker': 'plain',
+          'materialized': 'plain', 'plain fit': 'plain fit', 'DPAdam fit': 'plain fit',
+          'STP fit': 'plain fit', 'SOAP fit': 'plain fit'}
 _OURS = {case + xla: _FLOOR[case] + xla for xla in ('', ' xla') for case in OURS}
 del _OURS['materialized xla']
 _CHUNKED = {f'{n} batches {how}': 'plain' for how in ('at once', 'in a budget') for n in (1, 4, 16)}

@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, TY
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
 from tfdp_adaptive import trees
@@ -151,7 +152,8 @@ class Server:
     """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
     within = ()
     if self._within:
-      norm = projection.scaled_norm(contract.Query(broadcast.scales[0]), update)
+      scale = geometry.unpacked(broadcast.scales[0], update)
+      norm = projection.scaled_norm(contract.Query(scale), update)
       # Not so where the norm is not finite.
       within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)

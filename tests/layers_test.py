@@ -13,6 +13,7 @@ import pytest
 LAYERS = (
     ('version', 'errors', 'checks', 'compat', 'trees', 'data'),
     ('contract',),
+    ('geometry',),
     ('mechanisms', 'rules'),
     ('noise', 'privacy', 'clipping'),
     ('privatizer', 'estimates'),

@@ -32,7 +32,7 @@ _EXPORTS = {
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
-        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP',
+        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DPShampoo', 'DPSOAP',
         'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'keras_adapter.named_optimizers'),
@@ -78,6 +78,8 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropBC as DPRMSpropBC
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropSTP as DPRMSpropSTP
   from tfdp_adaptive.keras_adapter.named_optimizers import DPSGD as DPSGD
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPShampoo as DPShampoo
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPSOAP as DPSOAP
   from tfdp_adaptive.keras_adapter.named_optimizers import DPYogi as DPYogi
   from tfdp_adaptive.keras_adapter.named_optimizers import NoisyAdaGrad as NoisyAdaGrad
   from tfdp_adaptive.keras_adapter.named_optimizers import (

@@ -32,6 +32,7 @@ dtype of the specs it was built from.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import checks
@@ -126,6 +127,22 @@ class Ask(NamedTuple):
   groups: Tuple[int, ...] = ()  # Of each leaf, from 0: clipped by themselves; () is one group.
 
 
+@dataclasses.dataclass(frozen=True)
+class Kronecker:
+  """The scale of one variable that is a matrix on either side: W is measured as `left W right'`.
+
+  A variable is seen as matrices [d, p], one behind the other in memory, all with the same two
+  sides: p is the product of its last axes, d that of the axes before them. A leaf of trees.
+
+  Attributes:
+    left: [d, d], invertible, or [d] > 0 for a diagonal; ones leave a side as it is.
+    right: [p, p] or [p].
+  """
+
+  left: tf.Tensor
+  right: tf.Tensor
+
+
 class Groups(NamedTuple):
   """The geometry of an ask with groups: group k is clipped as `scale_k * g_k`."""
 
@@ -136,7 +153,7 @@ class Groups(NamedTuple):
 class Query(NamedTuple):
   """The geometry of one ask at one step; a public function of past releases."""
 
-  scale: Tree = ()  # s_t > 0: records are clipped and noised as s_t * g.
+  scale: Tree = ()  # s_t > 0, or `Kronecker`s: records are clipped and noised as s_t * g.
   relative_clip: Scalar = 1.0  # [] times `l2_norm_clip`, in scaled units.
   share: Scalar = 1.0  # [] of the step's privacy budget; 0 = not asked now.
   groups: Tree = ()  # `Groups`, for an ask that has some.
@@ -158,7 +175,8 @@ class Release(NamedTuple):
 
   `variance` is the square of the noise standard deviation actually injected
   into every coordinate of `mean`: adjacency, budget share and the row norm of
-  the mechanism included. A rule that unscales divides it by `scale**2`.
+  the mechanism included. A rule that unscales divides it by `scale**2`; behind a
+  `Kronecker` the noise N has E[N N'] = variance tr((right' right)^-1) (left' left)^-1.
   """
 
   mean: Tree

@@ -44,16 +44,6 @@ def widen(tensor: Any) -> tf.Tensor:
   return tf.cast(tensor, wide(tensor.dtype))
 
 
-def unscale(tree: Tree, scale: Tree) -> Tree:
-  """Takes a release out of the scaled space: `tree / scale`."""
-  return tree if absent(scale) else map(tf.divide, tree, scale)
-
-
-def rescale(tree: Tree, scale: Tree) -> Tree:
-  """Takes a gradient into the scaled space: `scale * tree`."""
-  return tree if absent(scale) else map(tf.multiply, scale, tree)
-
-
 def check_specs(**values: Any) -> None:
   """Raises unless each is a tree of `tf.TensorSpec`, of floating point and known shape."""
   for name, specs in values.items():

@@ -17,6 +17,7 @@ from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
+from tfdp_adaptive.rules import kronecker
 
 keras = compat.keras
 BATCHES, BUDGET = (1, 4, 16), 48 * 2**20
@@ -29,12 +30,14 @@ def cases(name):
     result['plain' + suffix] = functools.partial(_gradient, name, _plain, jit)
     result['isotropic' + suffix] = functools.partial(_gradient, name, _ours(False), jit)
     result['diagonal' + suffix] = functools.partial(_gradient, name, _ours(True), jit)
+    result['Kronecker' + suffix] = functools.partial(_gradient, name, _ours('Kronecker'), jit)
     result['materialized' + suffix] = functools.partial(
         _gradient, name, _ours(False, 'materialized'), jit)
     result['plain fit' + suffix] = functools.partial(_fit, name, keras.optimizers.Adam, jit)
     result['DPAdam fit' + suffix] = functools.partial(_fit, name, tfdp.DPAdam, jit)
     result['STP fit' + suffix] = functools.partial(
         _fit, name, functools.partial(tfdp.DPAdamSTP, scale_epsilon=1e-3), jit)
+    result['SOAP fit' + suffix] = functools.partial(_fit, name, tfdp.DPSOAP, jit)
   for times in BATCHES:
     result[f'{times} batches at once'] = functools.partial(
         _gradient, name, _ours(False), False, times)
@@ -70,17 +73,34 @@ def _plain(model, task):
   return step
 
 
-def _ours(diagonal, engine='bookkeeping', budget=None):
+def _scale(kind, variables):
+  """A geometry that is state, not a constant that could be folded."""
+  number = lambda *shape: tf.Variable(tf.ones(shape) + tf.random.uniform(shape))
+  if kind != 'Kronecker':
+    return [number(*v.shape) for v in variables]
+  side = lambda size: number(size, size) if size <= 1024 else number(size)
+  scales = []
+  for v in variables:
+    view = kronecker.matrices(v.shape, 1024)
+    scales.append(number(*v.shape) if view is None else contract.Kronecker(*map(side, view[1:])))
+  return scales
+
+
+def _read(scale):
+  if isinstance(scale, contract.Kronecker):
+    return contract.Kronecker(*map(tf.convert_to_tensor, (scale.left, scale.right)))
+  return tf.convert_to_tensor(scale)
+
+
+def _ours(geometry, engine='bookkeeping', budget=None):
   def make(model, task):
     run = engines.choose(engine, model, [contract.Ask()], tf.constant(task.x))
     example_loss = losses.ExampleLoss(loss())
-    # A geometry is state, not a constant that could be folded.
-    scale = [tf.Variable(tf.ones(v.shape) + tf.random.uniform(v.shape))
-             for v in model.trainable_variables] if diagonal else ()
+    scale = _scale(geometry, model.trainable_variables) if geometry else ()
 
     def step(x, y):
       batch = interface.Batch(x, y, (), tf.ones([x.shape[0]], tf.bool))
-      queries = [contract.Query(scale=[tf.convert_to_tensor(s) for s in scale] or ())]
+      queries = [contract.Query(scale=[_read(s) for s in scale] or ())]
       arguments = model, example_loss, batch, interface.Request([contract.Ask()], queries, [0.1])
       within = run
       if budget is not None:

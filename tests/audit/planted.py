@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.audit import changes
@@ -28,7 +29,7 @@ SWITCHED = {
     'an unprojected square': 'changes',
 }
 SCALED = ('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
-          'AdaDPS', 'PAGAN')
+          'AdaDPS', 'PAGAN', 'DPShampoo', 'DPSOAP')
 SQUARED_MEAN = ('DPAdamIME', 'DPAdaGradIME')
 
 
@@ -107,7 +108,7 @@ def _plant_in_engines(patch, bugs):
 
 
 def _scaled(query, tree):
-  return trees.map(tf.multiply, query.scale, tree) if tf.nest.flatten(query.scale) else tree
+  return geometry.rescale(tree, query.scale) if tf.nest.flatten(query.scale) else tree
 
 
 def _plant_in_queries(patch, bugs):
@@ -124,7 +125,9 @@ def _plant_in_queries(patch, bugs):
     raw = preprocess(self, params._replace(scales=tuple(() for _ in params.scales)), record)
     return tuple(
         ours._replace(total=bugs.where(
-            'clipped unscaled', _scaled(contract.Query(scale), other.total), ours.total))
+            'clipped unscaled',
+            _scaled(contract.Query(geometry.unpacked(scale, other.total)), other.total),
+            ours.total))
         for scale, ours, other in zip(params.scales, right, raw))
 
   patch.setattr(rule_query.RuleQuery, 'derive_sample_params', unclipped)

@@ -145,3 +145,54 @@ def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compil
       np.testing.assert_array_equal(got, want)
   assert clipped.losses.shape == batch.mask.shape
   return clipped
+
+
+def kronecker(model, seed=1, split=None, diagonal=False):
+  """A matrix on either side of every variable of two axes or more; vectors are scaled.
+
+  Args:
+    model: A built model.
+    seed: Of the numbers.
+    split: Which axis of a shape is the first of the right side; a random one by default.
+    diagonal: Whether left sides are.
+  """
+  rng = np.random.default_rng(seed)
+
+  def side(size, dtype, flat=False):
+    if flat:
+      return tf.constant(rng.uniform(0.5, 2, size), dtype)
+    matrix = rng.normal(size=(size, size)) / np.sqrt(size) + 2 * np.diag(rng.choice([-1, 1], size))
+    return tf.constant(matrix, dtype)
+
+  scales = []
+  for v in model.trainable_variables:
+    shape = tuple(v.shape)
+    if len(shape) < 2:
+      scales.append(tf.constant(rng.uniform(0.5, 2, shape), v.dtype))
+      continue
+    k = int(rng.integers(1, len(shape))) if split is None else split(shape)
+    first = rng.integers(0, k) if split is None else 0
+    scales.append(contract.Kronecker(
+        side(int(np.prod(shape[first:k])), v.dtype, diagonal),
+        side(int(np.prod(shape[k:])), v.dtype)))
+  return scales
+
+
+def check_kronecker(model, x, rtol=2e-5, splits=(None, None)):
+  """The engine against the definition: one ask, then two of different geometries at once."""
+  n = tf.nest.flatten(x)[0].shape[0]
+  batch = batch_of(x, model(x), [i != 1 or n < 3 for i in range(n)])
+  records = gradients(model, squared_error, batch)
+  full = kronecker(model, 1, splits[0])
+  half = kronecker(model, 2, splits[1], diagonal=True)
+  ask, squares = contract.Ask(), contract.Ask(second=statistics.mean_of_squares())
+  clips = []
+  for scale in (full, half):
+    norms = [projection.scaled_norm(contract.Query(scale), g) for g in records]
+    clips.append(tf.constant(float(np.median(norms)), records[0][0].dtype))
+  for asks, scales, of_asks in (((ask,), (full,), clips[:1]),
+                                ((squares, ask), (half, full), clips[::-1])):
+    request = interface.Request(
+        asks, tuple(contract.Query(scale) for scale in scales), tuple(of_asks))
+    expected = by_definition(model, records, batch.mask, request)
+    assert_close(bookkeeping.engine(model, squared_error, batch, request).sums, expected, rtol)

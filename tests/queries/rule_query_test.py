@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import queries
@@ -29,6 +30,7 @@ RULES = {
     'dp_adam_bc': rules.dp_adam_bc,
     'dp_adam_ime': rules.dp_adam_ime,
     'scale_then_privatize': lambda: rules.scale_then_privatize(scale_epsilon=0.1),
+    'dp_soap': lambda: rules.dp_soap(refresh_every=1),
 }
 MORE_RULES = {
     'dp2': lambda: rules.dp2_rmsprop(2, 1, relative_adaptive_clip=0.5),
@@ -203,6 +205,9 @@ def test_a_record_moves_the_sums_by_at_most_the_clip_norm(name):
     elif factor > 1:
       assert norm == pytest.approx(clip, rel=1e-5)
       v = scale * flat(base_record)
+      if name == 'dp_soap':
+        v = flat(geometry.rescale(base_record, geometry.unpacked(params.scales[0], base_record)))
+        assert np.abs(v / flat(base_record) - 1).max() > .05
       np.testing.assert_allclose(flat(sums.total), v / np.linalg.norm(v) * clip, rtol=1e-4)
 
 

@@ -11,6 +11,7 @@ import table
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
@@ -130,7 +131,7 @@ def test_scaled_privatization_is_an_ellipsoid():
                     (dataclasses.replace(problem, clip=1.0), other,
                      other.query(other.init(loop.SPECS))[0])):
       release, _ = loop.answer(p, t, 0, r.asks[0], q, gradients, ())
-      unscaled.append(loop.join(trees.unscale(release.mean, q.scale)))
+      unscaled.append(loop.join(geometry.unscale(release.mean, q.scale)))
     assert_equal(*unscaled)
 
 

@@ -348,6 +348,79 @@ def scale_then_privatize(kind, eps, scale_eps, b1=0.9, beta=0.9):
   return solve
 
 
+def kronecker(rotated, b1, b2, floor, eps, every, shapes=((2,), (1, 3))):
+  """In gradient coordinates, matrix by matrix: `A = (L d / tr L + eps)^-1/4`, noise taken off."""
+  cuts = np.cumsum([np.prod(shape) for shape in shapes])[:-1]
+
+  def leaves(vector):
+    return [part.reshape(shape) for part, shape in zip(np.split(vector, cuts), shapes)]
+
+  def join(parts):
+    return np.concatenate([np.ravel(part) for part in parts])
+
+  def power(values, exponent):
+    positive = np.maximum(values, 0)
+    return (positive / positive.mean() + eps)**exponent
+
+  class Leaf:
+    def __init__(self, shape):
+      self.gs, self.squares, self.moments = [], [], [[], []]
+      self.s = np.ones(shape)  # Of a vector.
+      self.sides = [np.eye(size) for size in shape]  # A and G.
+      self.bases = [np.eye(size) for size in shape]
+
+    def scaled(self, g):
+      return self.s * g if g.ndim == 1 else self.sides[0] @ g @ self.sides[1].T
+
+    def take(self, r, v, t):
+      if r.ndim == 1:
+        g = r / self.s
+        self.squares.append(g**2 - v / self.s**2)
+      else:
+        a, c = self.sides
+        g = np.linalg.inv(a) @ r @ np.linalg.inv(c).T
+        of_a, of_c = (np.linalg.inv(side.T @ side) for side in (a, c))
+        self.moments[0].append(g @ g.T - v * np.trace(of_c) * of_a)
+        self.moments[1].append(g.T @ g - v * np.trace(of_a) * of_c)
+        turned = self.bases[0].T @ g @ self.bases[1]
+        variances = np.outer(*[np.diag(q.T @ of @ q) for q, of in zip(self.bases, (of_a, of_c))])
+        self.squares.append(turned**2 - v * variances)
+      self.gs.append(g)
+      m = average(self.gs, b1) / (1 - b1**(t + 1))
+      square = average(self.squares, b2) / (1 - b2**(t + 1))
+      root = np.sqrt(np.maximum(square if rotated else square.mean(), floor**2))
+      if r.ndim == 1:
+        direction = m / root if rotated else self.s * m / root
+      elif rotated:
+        qa, qc = self.bases
+        direction = qa @ (qa.T @ m @ qc / root) @ qc.T
+      else:
+        direction = self.sides[0] @ m @ self.sides[1].T / root
+      if (t + 1) % every == 0 and r.ndim == 1:
+        self.s = 1 / power(average(self.squares, b2), .5)
+      elif (t + 1) % every == 0:
+        for i in (0, 1):
+          if r.shape[i] > 1:
+            values, self.bases[i] = np.linalg.eigh(average(self.moments[i], b2))
+            self.sides[i] = self.bases[i] @ np.diag(power(values, -.25)) @ self.bases[i].T
+      return direction
+
+  def solve(p):
+    own = [Leaf(shape) for shape in shapes]
+    variance = (p.factor * p.clip * p.sigma / p.divisor)**2
+
+    def step(theta, t):
+      records = np.array([join([leaf.scaled(g) for leaf, g in zip(own, leaves(record))])
+                          for record in p.gradients(theta, t)]).reshape(-1, len(theta))
+      noised = clipped_sum(records, p.clip) + p.factor * p.clip * p.sigma * p.z[t]
+      return theta - p.rate * join([
+          leaf.take(r, variance * p.row_variance(t), t)
+          for leaf, r in zip(own, leaves(noised / p.divisor))])
+
+    return iterate(p, step)
+  return solve
+
+
 def update_second(kind, v, a2, beta):
   if kind == 'rmsprop':
     return beta * v + (1 - beta) * a2

@@ -123,6 +123,11 @@ RULES = (
          oracles.scale_then_privatize('adagrad', 1e-8, 0.2), dict(clip=3.0)),
     Case('dp_rmsprop_stp', lambda: rules.dp_rmsprop_stp(0.9, scale_epsilon=0.2),
          oracles.scale_then_privatize('rmsprop', 1e-8, 0.2), dict(clip=3.0)),
+    Case('dp_shampoo', lambda: rules.dp_shampoo(0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=2),
+         oracles.kronecker(False, 0.8, 0.9, 0.05, 0.1, 2)),
+    Case('dp_soap', lambda: rules.dp_soap(0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=2),
+         oracles.kronecker(True, 0.8, 0.9, 0.05, 0.1, 2), dict(
+             row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
     Case('dp2_rmsprop', lambda: rules.dp2_rmsprop(2, 3, 5.0, 0.4, epsilon=0.01),
          oracles.dp2('rmsprop', 2, 3, 5.0, 0.04, 0.01)),
     Case('dp2_adagrad', lambda: rules.dp2_adagrad(1, 2, 5.0, 0.4, epsilon=0.01),

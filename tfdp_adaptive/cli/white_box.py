@@ -23,6 +23,7 @@ METHODS: Dict[str, Dict[str, Any]] = {
         'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon', 'DPAdamBC',
         'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME',
         'SideInformationAdam', 'AdaDPS', 'PASAN'), {}),
+    **dict.fromkeys(('DPShampoo', 'DPSOAP'), dict(refresh_every=2)),
     **dict.fromkeys(('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP'), _STP),
     **dict.fromkeys(('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi'), _DELAYED),
     'PAGAN': dict(ellipsoid=4.0), 'PDADPMD': dict(steps=STEPS), 'PDPSGD': dict(dimension=8),

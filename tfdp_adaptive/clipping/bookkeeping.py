@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book-keeping engine: clipping in any diagonal geometry at about the price of a gradient.
+"""The book-keeping engine: clipping in a geometry at about the price of a gradient.
 
 One forward and one backward pass give, for every layer, its inputs and the
 gradient of each example's loss by its output. From these follow the norms per
 example, one weight per example and ask, and the weighted sums, without a second
 backward pass and without a gradient per example of the whole model (Li et al.
 2021, ghost clipping; Bu et al. 2022, book-keeping). With `S` a diagonal geometry,
-`||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled.
+`||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled; matrices on
+either side of a variable go into the factors, `A (a e') G' = (A a) (G e)'`, and norms and
+sums are then formed of these: what is added up is what was measured, rounding included.
 
 The sums equal those of `projection.project_record` but for rounding.
 """
 
-from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Tuple
+import types
+from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import groups
@@ -75,10 +79,38 @@ def engine(
   asks, queries, clips = request
   _check_asks(asks)
   variables = model.trainable_variables
+  scales = [_per_variable(query.scale, variables) for query in queries]
+  if len(asks) == 1 or not geometry.is_kronecker(scales):
+    per_variable, outputs, losses = factors_of(model, loss, batch, scales[0])
+    return _clipped(variables, per_variable, outputs, losses, batch.mask, request, scales)
   per_variable, outputs, losses = factors_of(model, loss, batch)
+  answers = [
+      _clipped(variables, [_into(factor, leaf) for factor, leaf in zip(per_variable, scale)],
+               outputs, losses, batch.mask, interface.Request(*[(one,) for one in of_ask]), [scale])
+      for scale, *of_ask in zip(scales, *request)]
+  return interface.Clipped(
+      tuple(answer.sums[0] for answer in answers), outputs, losses,
+      tuple(answer.norms[0] for answer in answers))
+
+
+def _into(factor: Optional[protocol.Factor], scale: Any) -> Optional[protocol.Factor]:
+  """A factor with the sides of a `Kronecker` in it; others as they are."""
+  if factor is None or not isinstance(scale, contract.Kronecker):
+    return factor
+  return factor.transformed(scale)
+
+
+def _clipped(
+    variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
+    outputs: Any, losses: tf.Tensor, mask: tf.Tensor, request: interface.Request,
+    scales: Any) -> interface.Clipped:
+  """Clips what the factors are of, those of a `Kronecker` being in its space already."""
+  asks, queries, clips = request
   parts = groups.parts(asks, queries, clips, len(variables))
-  scales = [[scale if i in part.leaves else None for i, scale in enumerate(
-      _per_variable(queries[part.ask].scale, variables))] for part in parts]
+  of_asks = [[() if isinstance(leaf, contract.Kronecker) else leaf for leaf in scale]
+             for scale in scales]
+  scales = [[scale if i in part.leaves else None for i, scale in enumerate(of_asks[part.ask])]
+            for part in parts]
   norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in parts]
   for i, factor in enumerate(per_variable):
     if factor is not None:
@@ -88,20 +120,23 @@ def engine(
   norms = [tf.sqrt(norm) for norm in norms]
   norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
   weights = _weights(asks, parts, overflow.charged(
-      tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), batch.mask)
+      tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), mask)
   norms = _of_asks(asks, parts, norms)
   sums = tuple(
-      one._replace(rider=_rider(ask.rider, norm, clip, batch.mask, variables))
+      one._replace(rider=_rider(ask.rider, norm, clip, mask, variables))
       for one, ask, norm, clip in zip(
-          _sums(variables, per_variable, asks, queries, parts, weights, sizes), asks, norms,
+          _sums(variables, per_variable, asks, of_asks, parts, weights, sizes), asks, norms,
           clips))
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
 def factors_of(
-    model: compat.Model, loss: interface.Loss,
-    batch: interface.Batch) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
-  """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached."""
+    model: compat.Model, loss: interface.Loss, batch: interface.Batch,
+    scale: Sequence[Any] = ()) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
+  """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached.
+
+  Those whose scale is a `Kronecker` are in its space.
+  """
   examples, times = interface.joined(batch)
   proven = prove(model, examples.x)
   tape = tf.GradientTape(watch_accessed_variables=False)
@@ -112,14 +147,18 @@ def factors_of(
       losses = loss(examples.y, outputs, examples.sample_weight)
     losses = interface.of_records(losses, batch)
   cotangents = tape.gradient(losses, [record.taps for record in recorder.records])
-  reached = terms(recorder.records, proven, cotangents)
-  per_variable = [reached.get(compat.variable_key(v)) for v in model.trainable_variables]
+  keys = [compat.variable_key(v) for v in model.trainable_variables]
+  reached = terms(recorder.records, proven, cotangents, dict(zip(keys, scale)))
+  per_variable = [reached.get(key) for key in keys]
   return per_variable, interface.divided(outputs, batch), losses
 
 
-def terms(records: Any, proven: Any, cotangents: Sequence[Any]) -> Dict[Any, protocol.Factor]:
+def terms(
+    records: Any, proven: Any, cotangents: Sequence[Any],
+    scales: Mapping[Any, Any] = types.MappingProxyType({})) -> Dict[Any, protocol.Factor]:
   """The factor of every variable of recorded calls that the cotangents reach, by variable key.
 
+  Each is in the space of its entry of `scales`, where that is a `Kronecker`.
   Nothing is formed of a layer's inputs before its cotangents are there: it would be kept
   through the backward pass, of all layers at once.
   """
@@ -137,7 +176,9 @@ def terms(records: Any, proven: Any, cotangents: Sequence[Any]) -> Dict[Any, pro
   per_variable = {}
   for key, several in parts.items():
     with tf.control_dependencies(blocks.tensors(tuple(several))):
-      per_variable[key] = tied.add(several).simplified()
+      factor = _into(tied.add(several), scales.get(key))
+      assert factor is not None
+      per_variable[key] = factor.simplified()
   return per_variable
 
 
@@ -186,13 +227,12 @@ def _rider(
 
 def _sums(
     variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
-    asks: Tuple[contract.Ask, ...], queries: contract.Queries, parts: Tuple[groups.Part, ...],
+    asks: Tuple[contract.Ask, ...], scales: Any, parts: Tuple[groups.Part, ...],
     weights: Any, sizes: Any) -> Tuple[contract.Sums, ...]:
   """One `contract.Sums` per ask, scaled."""
   totals: List[List[tf.Tensor]] = [[] for _ in asks]
   squares: List[List[tf.Tensor]] = [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  scales = [_per_variable(query.scale, variables) for query in queries]
   for k, (variable, factor, size) in enumerate(zip(variables, per_variable, sizes)):
     of_asks = [scale[k] for scale in scales]
     if factor is None:

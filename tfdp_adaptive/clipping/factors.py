@@ -16,6 +16,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import protocol
@@ -87,6 +89,15 @@ class Explicit(protocol.Factor):
 
   def explicit(self) -> 'Explicit':
     return self
+
+  def transformed(self, scale: contract.Kronecker) -> 'Explicit':
+    gradient = self.gradient()
+    _, d, p = geometry.matrices_of(scale, self.shape)
+    matrices = tf.reshape(gradient, [-1, d, p])
+    by_right = tf.linalg.matrix_transpose(geometry.on_last(matrices, scale.right))
+    both = tf.linalg.matrix_transpose(geometry.on_last(by_right, scale.left))
+    both = tf.ensure_shape(tf.reshape(both, tf.shape(gradient)), gradient.shape)
+    return explicit(both, self.terms)
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     size = n * protocol.numbers(self.shape)
@@ -204,6 +215,19 @@ class Outer(protocol.Factor):
 
   def simplified(self) -> protocol.Factor:
     return self.explicit() if self.route(True) == 'explicit' else self
+
+  def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
+    _, _, p = geometry.matrices_of(scale, self.shape)
+    rows, order = self._rows(), tuple(range(len(self.shape)))
+    axes = self.axes or order
+    turned = axes != order  # The cotangents may be of the variable's first axes.
+    ends = self.inputs.shape[2], self.cotangents.shape[2]
+    if (axes[rows:] + axes[:rows] if turned else axes) != order or ends[not turned] != p:
+      return self.explicit().transformed(scale)
+    first, last = (self.cotangents, self.inputs) if turned else (self.inputs, self.cotangents)
+    first, last = by_blocks(first, scale.left), geometry.on_last(last, scale.right)
+    inputs, cotangents = (last, first) if turned else (first, last)
+    return dataclasses.replace(self, inputs=inputs, cotangents=cotangents)
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     sizes = self.inputs.shape[1:].as_list() + [self.cotangents.shape[2]]
@@ -352,6 +376,16 @@ def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
   top = tf.reduce_max(curvature)
   return top, 1 / top
+
+
+def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
+  """The left side [d, d] of a `Kronecker` times every piece of d along the last axis of `x`."""
+  if x.shape[-1] == left.shape[0]:
+    return geometry.on_last(x, left)
+  parts = tf.reshape(x, tf.concat([tf.shape(x)[:-1], [-1, left.shape[0]]], 0))
+  parts = geometry.on_last(tf.ensure_shape(
+      parts, x.shape[:-1].as_list() + [x.shape[-1] // left.shape[0], left.shape[0]]), left)
+  return tf.ensure_shape(tf.reshape(parts, tf.shape(x)), x.shape)
 
 
 def fold(x: tf.Tensor, times: int) -> tf.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
@@ -30,9 +31,10 @@ def engine(
   per_variable, outputs, losses = bookkeeping.factors_of(model, loss, batch)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
-  # Groups are of variables, though.
+  # Groups are of variables, though, and so are matrices on either side of one.
   size = sum(spec.shape.num_elements() for spec in specs)
-  join = not any(ask.groups for ask in request.asks)
+  join = not any(ask.groups for ask in request.asks) and not any(
+      geometry.is_kronecker(query.scale) for query in request.queries)
   whole = tf.TensorSpec([size], specs[0].dtype) if join else specs
   if join:
     request = request._replace(queries=tuple(

@@ -6,6 +6,7 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import groups
 from tfdp_adaptive.clipping import weights
@@ -132,7 +133,7 @@ def scaled_norm(query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
 
 def _scaled(query: contract.Query, gradient: trees.Tree) -> trees.Tree:
   scaled = tf.nest.flatten(query.scale)  # TFF may hand on what is absent as another empty nest.
-  return trees.map(tf.multiply, query.scale, gradient) if scaled else gradient
+  return geometry.rescale(gradient, query.scale) if scaled else gradient
 
 
 def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) -> trees.Tree:
@@ -145,6 +146,9 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
   """
   if trees.absent(scale):
     return clip(gradient, clip_norm)
+  if geometry.is_kronecker(scale):
+    raise ValueError("`projection` must be 'rescale' for scales that are `contract.Kronecker`: the "
+                     "nearest point is known for diagonal ones only. Received: 'euclidean'.")
   leaves = tf.nest.flatten(gradient)
   x = tf.concat([tf.reshape(leaf, [-1]) for leaf in leaves], 0)
   s = tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(scale)], 0)

@@ -16,6 +16,7 @@ from typing import Any, Callable, NamedTuple, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 
 Tensors = Sequence[tf.Tensor]
@@ -76,6 +77,10 @@ class Factor(abc.ABC):
   @abc.abstractmethod
   def explicit(self) -> 'Factor':
     """The same as `factors.Explicit`."""
+
+  def transformed(self, scale: contract.Kronecker) -> 'Factor':
+    """The factor of the gradients `left W right'`."""
+    return self.explicit().transformed(scale)
 
   @abc.abstractmethod
   def cost(self, n: int, scaled: bool) -> Cost:

@@ -6,6 +6,8 @@ from typing import Any, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
@@ -61,6 +63,19 @@ class Rows(protocol.Factor):
   def folded(self, times: int) -> 'Rows':
     return dataclasses.replace(
         self, ids=factors.fold(self.ids, times), cotangents=factors.fold(self.cotangents, times))
+
+  def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
+    count, d, p = geometry.matrices_of(scale, self.shape)
+    if p != self.shape[1] or (count > 1 and scale.left.shape.rank > 1):
+      return self.explicit().transformed(scale)
+    cotangents = geometry.on_last(self.cotangents, scale.right)
+    left = tf.cast(scale.left, cotangents.dtype)
+    if scale.left.shape.rank > 1:  # A row of the table is a column of the side.
+      columns = tf.gather(tf.transpose(left), self.ids)
+      return factors.Outer(columns, cotangents, self.shape)
+    place = self.ids % tf.constant(d, self.ids.dtype)
+    return dataclasses.replace(
+        self, cotangents=cotangents * tf.gather(left, place)[..., tf.newaxis])
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     length, d = self.ids.shape[1] or 1, self.shape[1]

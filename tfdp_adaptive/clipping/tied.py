@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
@@ -69,6 +70,9 @@ class Mixed(protocol.Factor):
 
   def folded(self, times: int) -> 'Mixed':
     return Mixed(tuple(part.folded(times) for part in self.parts))
+
+  def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
+    return add([part.transformed(scale) for part in self.parts])
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     plain, private, formed = (sum(column) for column in zip(

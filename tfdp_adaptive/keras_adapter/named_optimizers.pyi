@@ -212,6 +212,34 @@ class DPRMSpropSTP(NamedOptimizer):
       seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
       **kwargs: Any) -> None: ...
 
+class DPShampoo(NamedOptimizer):
+  def __init__(
+      self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
+      epsilon: float = 0.0001, scale_epsilon: float = 0.01, refresh_every: int = 50,
+      max_size: int = 1024, l2_norm_clip: Optional[float] = None,
+      noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
+      plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
+      adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
+
+class DPSOAP(NamedOptimizer):
+  def __init__(
+      self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
+      epsilon: float = 0.0001, scale_epsilon: float = 0.01, refresh_every: int = 50,
+      max_size: int = 1024, l2_norm_clip: Optional[float] = None,
+      noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
+      plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
+      adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
+
 class DPAdamJME(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import chunks
@@ -110,7 +111,7 @@ def release(
   releases, private_state = optimizer.privatizer.release(opened.private_state, queries, sums)
   if penalties is not None:
     releases = tuple(
-        one._replace(mean=trees.map(tf.add, one.mean, trees.rescale(penalties, query.scale)))
+        one._replace(mean=trees.map(tf.add, one.mean, geometry.rescale(penalties, query.scale)))
         for one, query in zip(releases, queries))
   return releases, private_state
 

@@ -15,6 +15,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
@@ -40,7 +41,7 @@ class State(NamedTuple):
 class Params(NamedTuple):
   """What a client needs to clip its record; public."""
 
-  scales: Any  # Tree per ask, or ().
+  scales: Any  # Per ask, as `geometry.packed`, or ().
   clips: Any  # [] absolute clip norm per ask, in scaled units.
   groups: Any = ()  # `contract.Groups` per ask, or ().
 
@@ -167,8 +168,8 @@ class RuleQuery(sums.SumAggregationDPQuery):
 
   def derive_sample_params(self, global_state: State) -> Params:
     queries = self._rule.query(global_state.rule, ())
-    return Params(tuple(query.scale for query in queries), self._privatizer.resolve(queries),
-                  tuple(query.groups for query in queries))
+    return Params(tuple(geometry.packed(query.scale) for query in queries),
+                  self._privatizer.resolve(queries), tuple(query.groups for query in queries))
 
   def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # The sums' own structure, which a record does not have.
@@ -179,7 +180,8 @@ class RuleQuery(sums.SumAggregationDPQuery):
     record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
         projection.project_record(
-            ask, contract.Query(scale, groups=groups), clip, record, alone=True)
+            ask, contract.Query(geometry.unpacked(scale, record), groups=groups), clip, record,
+            alone=True)
         for ask, scale, clip, groups in zip(
             self._rule.asks, params.scales, params.clips, params.groups))
 

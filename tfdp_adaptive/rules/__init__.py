@@ -46,4 +46,6 @@ from tfdp_adaptive.rules.scale_then_privatize import dp_adagrad_stp as dp_adagra
 from tfdp_adaptive.rules.scale_then_privatize import dp_rmsprop_stp as dp_rmsprop_stp
 from tfdp_adaptive.rules.scale_then_privatize import scale_then_privatize as scale_then_privatize
 from tfdp_adaptive.rules.sgd import dp_sgd as dp_sgd
+from tfdp_adaptive.rules.shampoo import dp_shampoo as dp_shampoo
 from tfdp_adaptive.rules.side_information import side_information_adam as side_information_adam
+from tfdp_adaptive.rules.soap import dp_soap as dp_soap

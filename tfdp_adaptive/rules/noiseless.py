@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
@@ -58,8 +59,8 @@ def non_private_noiseless_adam(
     del public
     (release,), (asked,) = releases, query(state)
     step = state.step + 1
-    clean = trees.unscale(release.second, asked.scale)
-    mean, moment = first.update(state.first, trees.unscale(release.mean, asked.scale), step)
+    clean = geometry.unscale(release.second, asked.scale)
+    mean, moment = first.update(state.first, geometry.unscale(release.mean, asked.scale), step)
     nu = second.add(state.second, moments.squared(clean))
     root = trees.map(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
     return moments.divide(mean, root), post_processing.State(step, moment, nu)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
@@ -114,7 +115,7 @@ def _ellipsoidal(
       public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     del public
     (release,) = releases
-    mean = trees.unscale(release.mean, state.scale)
+    mean = geometry.unscale(release.mean, state.scale)
     total = add(state.total, mean)
     return direction(mean, total), State(state.step + 1, total, state.scale)
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
@@ -95,7 +96,7 @@ def scaled(
       state: post_processing.State, releases: contract.Releases,
       public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
     (release,), (asked,) = releases, query(state)
-    mean = trees.unscale(release.mean, asked.scale)
+    mean = geometry.unscale(release.mean, asked.scale)
     return rule.update(state, (release._replace(mean=mean),), public)
 
   return rule._replace(query=query, update=update, cautions=cautions.scaled)

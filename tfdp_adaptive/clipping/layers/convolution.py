@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
@@ -88,6 +90,26 @@ class Convolution(protocol.Factor):
 
   def folded(self, times: int) -> factors.Explicit:
     return self.explicit(times)
+
+  def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
+    _, d, p = geometry.matrices_of(scale, self.shape)
+    *places, channels, filters = self.shape
+    if p == filters and d == channels:
+      return dataclasses.replace(
+          self, inputs=geometry.on_last(self.inputs, scale.left),
+          cotangents=geometry.on_last(self.cotangents, scale.right))
+    points = int(np.prod(self.cotangents.shape[1:-1]))
+    patch = channels * int(np.prod(places))
+    if p == filters and points * (patch + filters) < patch * filters:
+      return self._in_order().transformed(scale)
+    return self.explicit().transformed(scale)
+
+  def _in_order(self) -> factors.Outer:
+    """The factor as a matrix product, patches in the order of the kernel's axes."""
+    windows = tf.stack(list(self.windows()), -2)
+    patches = tf.reshape(dense.sequence(windows), [
+        -1, int(np.prod(self.cotangents.shape[1:-1])), int(np.prod(self.shape[:-1]))])
+    return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     points, size = protocol.numbers(self.cotangents.shape[1:-1]), protocol.numbers(self.shape)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of queries: into the space in which records are clipped and noised, and back.
+
+The scale of a variable is a tensor of its shape, by which it is multiplied, or a
+`contract.Kronecker`. Of a whole tree, `()` is no scale at all.
+"""
+
+from typing import Any, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+
+
+def rescale(tree: trees.Tree, scale: trees.Tree) -> trees.Tree:
+  """Takes a gradient into the scaled space: `scale * tree`."""
+  return tree if trees.absent(scale) else trees.map(times, scale, tree)
+
+
+def unscale(tree: trees.Tree, scale: trees.Tree) -> trees.Tree:
+  """Takes a release out of the scaled space: `tree / scale`."""
+  return tree if trees.absent(scale) else trees.map(over, tree, scale)
+
+
+def times(scale: Any, x: tf.Tensor) -> tf.Tensor:
+  """One variable `x` in the scaled space."""
+  if not isinstance(scale, contract.Kronecker):
+    return tf.multiply(scale, x)
+  matrices = tf.reshape(x, matrices_of(scale, x.shape))
+  by_left = on_last(tf.linalg.matrix_transpose(matrices), scale.left)
+  return tf.reshape(on_last(tf.linalg.matrix_transpose(by_left), scale.right), x.shape)
+
+
+def over(x: tf.Tensor, scale: Any) -> tf.Tensor:
+  """One variable out of the scaled space."""
+  if not isinstance(scale, contract.Kronecker):
+    return tf.divide(x, scale)
+  return times(contract.Kronecker(_inverse(scale.left), _inverse(scale.right)), x)
+
+
+def is_kronecker(scale: trees.Tree) -> bool:
+  """Whether any variable's scale is."""
+  return any(isinstance(leaf, contract.Kronecker) for leaf in tf.nest.flatten(scale))
+
+
+def packed(scale: trees.Tree) -> trees.Tree:
+  """A scale as nothing but tensors, which may travel: per variable one, or two sides."""
+  return () if trees.absent(scale) else tuple(
+      (leaf.left, leaf.right) if isinstance(leaf, contract.Kronecker) else (leaf,)
+      for leaf in tf.nest.flatten(scale))
+
+
+def unpacked(scale: Any, like: trees.Tree) -> trees.Tree:
+  """What `packed` was given, of variables in a tree."""
+  return tf.nest.pack_sequence_as(like, [
+      contract.Kronecker(*leaf) if len(leaf) == 2 else leaf[0] for leaf in scale]) if scale else ()
+
+
+def matrices_of(scale: contract.Kronecker, shape: Any) -> Tuple[int, int, int]:
+  """`(count, d, p)`: what a variable of a shape looks like between the two sides.
+
+  Raises:
+    ValueError: If the sides are not square, or do not fit the variable.
+  """
+  sizes = []
+  for side in (scale.left, scale.right):
+    axes = side.shape.as_list()
+    if len(axes) not in (1, 2) or None in axes or axes[0] != axes[-1]:
+      raise ValueError('A side of a `Kronecker` must be a square matrix, or a vector for a '
+                       f'diagonal one. Received: shape={axes}.')
+    sizes.append(axes[0])
+  d, p = sizes
+  shape = [int(size) for size in shape]
+  ends = [1]
+  for size in shape[::-1]:
+    ends.append(ends[-1] * size)
+  if p not in ends or d * p not in ends[ends.index(p):]:
+    raise ValueError(
+        'The right side of a `Kronecker` must be of the size of the last axes of its variable, '
+        'the left one of that of axes before them. '
+        f'Received: left of size {d}, right of size {p}, for a variable of shape {shape}.')
+  return ends[-1] // (d * p), d, p
+
+
+def on_last(x: tf.Tensor, side: tf.Tensor) -> tf.Tensor:
+  """A side of a `Kronecker` times every vector along the last axis of `x`."""
+  side = tf.cast(side, x.dtype)
+  if side.shape.rank == 1:
+    return x * side
+  rest = tf.shape(x)
+  product = tf.matmul(tf.reshape(x, [-1, side.shape[0]]), side, transpose_b=True)
+  return tf.ensure_shape(tf.reshape(product, rest), x.shape)
+
+
+def _inverse(side: tf.Tensor) -> tf.Tensor:
+  return 1 / side if side.shape.rank == 1 else tf.linalg.inv(side)

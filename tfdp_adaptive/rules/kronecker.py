@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix on either side of every gradient, learnt from the releases themselves.
+
+For a variable seen as a [d, p] matrix, with g the releases taken out of the scaled space and v
+the variance of their noise in it,
+
+    L = average of g g' - v tr((G'G)^-1) (A'A)^-1       R = average of g'g - v tr((A'A)^-1) (G'G)^-1
+    A = (L d / tr L + scale_epsilon)^-1/4               G = (R p / tr R + scale_epsilon)^-1/4
+
+where negative eigenvalues, which are noise, count as zero. Records are clipped and noised as
+`A g G'`, both sides as they were at the last refresh. All is kept in the coordinates in which
+A and G are diagonal: there the noise is independent, coordinate by coordinate.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import cautions
+
+
+class Side(NamedTuple):
+  """One side of a matrix, of k rows or columns."""
+
+  moment: tf.Tensor  # [k, k] average of g g' without its noise, in the basis.
+  basis: tf.Tensor  # [k, k] orthonormal columns.
+  root: tf.Tensor  # [k] what the scale divides by along them.
+  scale: tf.Tensor  # [k, k] symmetric, `basis diag(1 / root) basis'`.
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  first: trees.Tree  # First moment, in the basis.
+  second: Any  # Per variable: what the direction is divided by the root of; noise taken off.
+  left: Any  # Per variable: a `Side`, or () for none.
+  right: Any
+  root: Any  # Per variable that is no matrix: what its scale divides by; else ().
+
+
+def matrices(shape: Sequence[int], max_size: int) -> Optional[Tuple[int, int, int]]:
+  """`(count, d, p)` as which a variable is seen; None for what is scaled by its coordinates."""
+  shape = [int(size) for size in shape]
+  if len(shape) < 2 or (len(shape) > 3 and shape[-1] == 1):
+    return None
+  cut = len(shape) - 1
+  if len(shape) == 3:  # Kernels of heads have the square split, whichever side these are on.
+    cut = min((2, 1), key=lambda k: max(np.prod(shape[:k]), np.prod(shape[k:])))
+  d, p = int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))
+  if len(shape) > 3 and d > max_size:  # A filter's channels alone.
+    return d // shape[-2], shape[-2], p
+  return 1, d, p
+
+
+def rule(
+    name: str, beta_1: float, beta_2: float, epsilon: float, scale_epsilon: float,
+    refresh_every: int, max_size: int, rotated: bool) -> contract.Rule:
+  """Shampoo, or Adam in its basis if `rotated`; see `shampoo` and `soap` for the arguments."""
+  checks.decay(beta_1=beta_1, beta_2=beta_2)
+  checks.positive(epsilon=epsilon, scale_epsilon=scale_epsilon)
+  checks.whole(refresh_every=refresh_every, max_size=max_size)
+
+  def init(specs: trees.Tree) -> State:
+    flat = tf.nest.flatten(specs)
+    views = [matrices(spec.shape, max_size) for spec in flat]
+    side = lambda spec, size: _side(size, spec.dtype) if 1 < size <= max_size else ()
+    return State(
+        arithmetic.first_step(), trees.zeros(specs),
+        tuple(tf.zeros(spec.shape if rotated or view is None else [], spec.dtype)
+              for spec, view in zip(flat, views)),
+        tuple(() if view is None else side(spec, view[1]) for spec, view in zip(flat, views)),
+        tuple(() if view is None else side(spec, view[2]) for spec, view in zip(flat, views)),
+        tuple(tf.ones(spec.shape, spec.dtype) if view is None else ()
+              for spec, view in zip(flat, views)))
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    del public
+    scales: List[Any] = []
+    for first, left, right, root in zip(
+        tf.nest.flatten(state.first), state.left, state.right, state.root):
+      view = matrices(first.shape, max_size)
+      scales.append(1 / root if view is None else contract.Kronecker(*[
+          side.scale if side else tf.ones([size], first.dtype)
+          for side, size in zip((left, right), view[1:])]))
+    return (contract.Query(tf.nest.pack_sequence_as(state.first, scales)),)
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    del public
+    (release,) = releases
+    step = state.step + 1
+    directions, following = [], []
+    for mean, first, *others in zip(
+        tf.nest.flatten(release.mean), tf.nest.flatten(state.first), *state[2:]):
+      direction, *after = _variable(mean, release.variance, step, first, *others)
+      directions.append(direction)
+      following.append(tuple(after))
+    refresh = tf.equal(step % refresh_every, 0)
+    columns = list(zip(*tf.cond(
+        refresh, lambda: tuple(_refreshed(one, max_size, scale_epsilon) for one in following),
+        lambda: tuple(following))))
+    pack = lambda leaves: tf.nest.pack_sequence_as(state.first, list(leaves))
+    return pack(directions), State(step, pack(columns[0]), *columns[1:])
+
+  def _variable(
+      mean: tf.Tensor, variance: tf.Tensor, step: tf.Tensor, first: tf.Tensor, second: tf.Tensor,
+      left: Any, right: Any, root: Any) -> Tuple[Any, ...]:
+    """`(direction, first, second, left, right, root)` of one variable."""
+    view, count = matrices(mean.shape, max_size), 1
+    if view is None:
+      roots = root
+      g = mean * root
+    else:
+      count = view[0]
+      rows, columns = (side.root if side else tf.ones([size], mean.dtype)
+                       for side, size in zip((left, right), view[1:]))
+      roots = rows[:, tf.newaxis] * columns
+      g = roots * _turned(tf.reshape(mean, view), left, right)
+    noise = tf.cast(variance, mean.dtype) * tf.square(roots)
+    clean = tf.reshape(tf.square(g) - noise, mean.shape)
+    average = lambda beta, before, now: beta * before + (1 - beta) * now
+    first = average(beta_1, first, tf.reshape(g, mean.shape))
+    whole = second.shape == clean.shape  # Else one number for all of a matrix.
+    second = average(beta_2, second, clean if whole else tf.reduce_mean(clean))
+    if left:
+      of_left = tf.linalg.diag(count * tf.reduce_sum(noise, 1))
+      left = left._replace(moment=average(
+          beta_2, left.moment, tf.einsum('nij,nkj->ik', g, g) - of_left))
+    if right:
+      of_right = tf.linalg.diag(count * tf.reduce_sum(noise, 0))
+      right = right._replace(moment=average(
+          beta_2, right.moment, tf.einsum('nij,nik->jk', g, g) - of_right))
+    size = second if rotated else tf.reduce_mean(second)
+    size = arithmetic.safe_divide(size, arithmetic.normalizer(beta_2, step, size.dtype))
+    direction = first / arithmetic.normalizer(beta_1, step, first.dtype) / tf.sqrt(
+        tf.maximum(size, epsilon**2))
+    if view is not None:
+      direction = tf.reshape(direction, view)
+    direction = direction if rotated else direction / roots
+    if view is not None:
+      direction = _turned(direction, left, right, back=True)
+    return tf.reshape(direction, mean.shape), first, second, left, right, root
+
+  return contract.Rule(
+      init, query, update, name=name, cautions=cautions.epsilon(epsilon), steady=False)
+
+
+def _side(size: int, dtype: tf.DType) -> Side:
+  eye = tf.eye(size, dtype=dtype)
+  return Side(tf.zeros_like(eye), eye, tf.ones([size], dtype), eye)
+
+
+def _turned(x: tf.Tensor, left: Any, right: Any, back: bool = False) -> tf.Tensor:
+  """Matrices [count, d, p] in the coordinates of both bases, or back from them."""
+  if left:
+    x = tf.matmul(left.basis[tf.newaxis] if x.shape[0] == 1 else tf.tile(
+        left.basis[tf.newaxis], [x.shape[0], 1, 1]), x, transpose_a=not back)
+  if right:
+    size = right.basis.shape[0]
+    x = tf.reshape(tf.matmul(tf.reshape(x, [-1, size]), right.basis, transpose_b=back), x.shape)
+  return x
+
+
+def _refreshed(
+    variable: Tuple[Any, ...], max_size: int, scale_epsilon: float) -> Tuple[Any, ...]:
+  """The same variable in the coordinates, and with the scale, of its present moments."""
+  first, second, left, right, root = variable
+  view = matrices(first.shape, max_size)
+  if view is None:
+    return first, second, left, right, _root(second, scale_epsilon, 0.5)
+  new_left, new_right = (
+      _decomposed(side, scale_epsilon) if side else () for side in (left, right))
+  turned = _turned(tf.reshape(first, view), left, right, back=True)
+  turned = tf.reshape(_turned(turned, new_left, new_right), first.shape)
+  return turned, second, new_left, new_right, root
+
+
+def _decomposed(side: Side, scale_epsilon: float) -> Side:
+  """The eigenpairs of its moment, in float64; as it was where that is not finite."""
+  dtype = side.moment.dtype
+  basis = tf.cast(side.basis, tf.float64)
+  moment = basis @ tf.matmul(tf.cast(side.moment, tf.float64), basis, transpose_b=True)
+  finite = tf.reduce_all(tf.math.is_finite(moment))
+  values, vectors = tf.linalg.eigh(tf.where(
+      finite, (moment + tf.linalg.matrix_transpose(moment)) / 2, tf.eye(
+          moment.shape[0], dtype=tf.float64)))
+  root = _root(values, scale_epsilon, 0.25)
+  scale = tf.matmul(vectors / root, vectors, transpose_b=True)
+  after = Side(tf.linalg.diag(values), vectors, root, scale)
+  return Side(*[tf.where(finite, tf.cast(new, dtype), old) for new, old in zip(after, side)])
+
+
+def _root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.Tensor:
+  """What a scale divides by where moments are so large; all ones where they are all alike."""
+  positive = tf.maximum(moment, 0)
+  mean = tf.reduce_mean(positive)
+  relative = tf.where(mean > 0, positive / tf.where(mean > 0, mean, 1), tf.ones_like(positive))
+  return tf.pow(relative + scale_epsilon, power)
