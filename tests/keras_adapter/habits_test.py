@@ -204,6 +204,23 @@ def test_other_folders_of_keras_2_are_refused(tmp_path):
     built().save(tmp_path / 'm.keras', save_format='tf')
 
 
+class Hits(keras.metrics.Mean):
+  """Written as many are: for one number per example, and weights alike."""
+
+  def update_state(self, y, outputs, sample_weight=None):
+    hits = tf.cast(tf.reshape(y, [-1]) == tf.argmax(outputs, -1, tf.int32), tf.float32)
+    self.total.assign_add(tf.reduce_sum(hits if sample_weight is None else hits * sample_weight))
+    self.count.assign_add(float(len(Y)) / 2)
+
+
+def test_metrics_get_no_weights_where_nothing_is_left_out():
+  model = built()
+  model.compile(make_optimizer(), CROSSENTROPY, metrics=[Hits('hits'), 'accuracy'])
+  logs = model.fit(X, Y, batch_size=8, verbose=0).history
+  assert 0 < logs['hits'][0] <= 1
+  np.testing.assert_allclose(logs['hits'], logs['accuracy'], rtol=1e-6)
+
+
 def test_a_layer_frozen_after_compile_is_not_trained():
   trained = []
   for late in (False, True):

@@ -138,8 +138,10 @@ def observe(
     outputs = trees.map(lambda t: _blank(t, present), outputs)
   compat.loss_tracker(model, outputs).update_state(
       losses, sample_weight=tf.cast(batch.mask, tf.float32))
+  # As in Keras, metrics get no weights where nothing is left out.
+  present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
   logs = dict(model.compute_metrics(
-      examples.x, _targets(examples.y, outputs), outputs, tf.cast(present, tf.float32)) or {})
+      examples.x, _targets(examples.y, outputs), outputs, present) or {})
   optimizer = model.optimizer
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(
