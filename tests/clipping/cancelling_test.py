@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping.layers import convolution
@@ -78,3 +79,16 @@ def test_a_record_moves_the_sum_by_its_clip_norm(make, size, scaled):
   truth = np.sqrt(np.sum(np.square(honest * (np.asarray(scale) if scaled else 1)),
                          tuple(range(1, honest.ndim))))
   np.testing.assert_allclose(np.delete(norm, 2), truth, rtol=1e-5)  # Not paid for by the others.
+
+
+def test_products_in_tf32_are_charged_as_such(monkeypatch):
+  """Ten binary digits are left of a float32 factor where a GPU multiplies in TF32."""
+  assert protocol.eps(tf.float32) == np.finfo(np.float32).eps
+  monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: [kind])
+  assert protocol.eps(tf.float32) == 2**-10 and protocol.eps(tf.float64) == 2**-52
+  factor = factors.Outer(tf.ones([1, 2, 3]), tf.constant([[[1.0], [-1.0]]]), (3, 1))
+  norm, = factor.squared_norms([()])
+  assert norm.numpy()[0] >= 3 * 2**-22  # What is left of three sums 1 - 1, each in TF32.
+  monkeypatch.setattr(
+      tf.config.experimental, 'tensor_float_32_execution_enabled', lambda: False)
+  assert protocol.eps(tf.float32) == np.finfo(np.float32).eps

@@ -333,7 +333,7 @@ def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
   A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
   """
   total = wide_sum(inner * outer, [1, 2])
-  rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps)
+  rounding = 4 * protocol.eps(inner.dtype)
   return tf.maximum(total, 0) + rounding * magnitude
 
 

@@ -8,7 +8,6 @@ only for batches that need it.
 
 from typing import Any, Iterable, List, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
@@ -98,7 +97,7 @@ def _rounding(factor: protocol.Factor) -> float:
   """Relative, of the coarsest of its tensors."""
   dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
               key=lambda one: one.size)
-  return float(np.finfo(dtype.as_numpy_dtype).eps)
+  return protocol.eps(dtype)
 
 
 def _tensors(some: Iterable[protocol.Factor]) -> List[tf.Tensor]:

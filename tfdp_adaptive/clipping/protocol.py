@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
 
+_EPS_OF_TF32 = 2.0**-10
 Tensors = Sequence[tf.Tensor]
 Scales = Sequence[Any]  # Of each, `()` or a tensor.
 Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
@@ -141,6 +142,19 @@ def tiny(dtype: tf.DType) -> float:
   return float(np.finfo(dtype.as_numpy_dtype).tiny)
 
 
+def eps(dtype: tf.DType) -> float:
+  """Twice the relative rounding of products, as `np.finfo` has it.
+
+  TensorFlow multiplies float32 matrices in TF32 on GPUs that have it, unless
+  `tf.config.experimental.enable_tensor_float_32_execution(False)`: wherever there is a
+  GPU, that is assumed.
+  """
+  if dtype == tf.float32 and tf.config.list_physical_devices('GPU') and (
+      tf.config.experimental.tensor_float_32_execution_enabled()):
+    return _EPS_OF_TF32
+  return float(np.finfo(dtype.as_numpy_dtype).eps)
+
+
 def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
   """Squared norms, and what the terms of a factor lose where they cancel.
 
@@ -150,7 +164,7 @@ def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
   count, squares = factor.products()
   dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
               key=lambda one: one.size)
-  lost = (wide(count) + 4) * float(np.finfo(dtype.as_numpy_dtype).eps)
+  lost = (wide(count) + 4) * eps(dtype)
   return [norm + lost**2 * squares(scale) for norm, scale in zip(norms, scales)]
 
 

@@ -4,7 +4,6 @@
 import dataclasses
 from typing import Any, Dict, List, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
@@ -108,6 +107,6 @@ class Mixed(protocol.Factor):
         cotangents = cotangents * tf.square(tf.gather(scale, table.ids))
       inner = tf.matmul(outer.cotangents, cotangents, transpose_b=True)
       cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
-      rounding = 4 * float(np.finfo(inner.dtype.as_numpy_dtype).eps) * (a + b)
+      rounding = 4 * protocol.eps(inner.dtype) * (a + b)
       norms.append(tf.maximum(a + b + cross, 0) + rounding)
     return norms
