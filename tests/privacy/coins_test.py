@@ -6,6 +6,7 @@ import stat
 import numpy as np
 import pytest
 
+from tfdp_adaptive.privacy import marks
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 
@@ -84,6 +85,70 @@ def test_data_sets_share_the_coins_of_their_run(tmp_path):
   other = plan.batches((x, x), coins=tmp_path / 'coins', start_step=20)
   assert seen == again and seen[20:] == rest
   assert rest == [set(b[0][b[2] != 0].tolist()) for b in other.as_numpy_iterator()]
+
+
+@pytest.mark.pitfall(
+    'A run is resumed with the records in another order, or with other records: some take part '
+    'sooner than is accounted for.',
+    severity='critical', stops='refused where the file of `coins` is given, which knows some '
+                               'records of the order')
+@pytest.mark.parametrize('scheme', [
+    SCHEMES[0], SCHEMES[1], sampling.FixedOrder(), sampling.CyclicPoisson(4)], ids=str)
+def test_a_run_goes_on_with_its_records_in_their_order(scheme, tmp_path):
+  plan, path, x = make_plan(scheme), tmp_path / 'coins', np.arange(200)
+  batches = lambda x, start=7, **more: next(iter(
+      plan.batches((x, x), coins=path, start_step=start, **more)))
+  batches(x, 0)
+  batches(x)
+  batches(x.tolist())  # The same, in another container.
+  for other in (x[::-1], np.roll(x, 1), x.astype(np.float32), np.array([f'{i}' for i in x])):
+    with pytest.raises(Exception, match='other records, or in another order'):
+      batches(other)
+
+
+def test_users_go_on_by_their_ids(tmp_path):
+  plan = make_plan(sampling.FixedOrder(), unit='user', population_size=100, batch_size=10)
+  x, ids = np.arange(300), np.arange(300) % 100
+  batches = lambda x, ids, start: next(iter(plan.batches(
+      (x, x), coins=tmp_path / 'coins', start_step=start, users=ids, examples_per_user=2)))
+  batches(x, ids, 0)
+  batches(x[::-1], ids[::-1], 7)  # Users are in the order of their ids.
+  with pytest.raises(Exception, match='other records, or in another order'):
+    batches(x, ids + 1, 7)
+
+
+@pytest.mark.pitfall(
+    'Batches drawn by a plan are skipped in a loop of one\'s own, so that records meet other steps '
+    'than their coins say.',
+    severity='critical', stops='a step takes the batch of its own number only; what was skipped is '
+                               'drawn again, with the coins of the run')
+@pytest.mark.parametrize('scheme, adjacency', [
+    (SCHEMES[0], 'zero_out'), (SCHEMES[1], 'zero_out'), (sampling.BallsInBins(10), 'add_remove'),
+    (sampling.CyclicPoisson(4), 'add_remove')], ids=str)
+def test_batches_that_are_skipped_by_hand(scheme, adjacency, tmp_path):
+  """What trains has the gaps that the scheme claims, however passes are broken off."""
+  plan = make_plan(scheme, adjacency=adjacency, population_is_public=True)
+  records, rng, done, last = np.arange(1, 201), np.random.default_rng(0), 0, np.full(201, -99)
+  min_sep, _ = plan.sampling.participation(plan, plan.steps)
+  while done < plan.steps:
+    drawn = plan.batches((records, records), coins=tmp_path / 'coins', start_step=done)
+    skipped = rng.integers(3, 12)
+    for place, (x, _, weight) in enumerate(drawn.as_numpy_iterator()):
+      step = done
+      expected = marks.mark(plan, step)
+      read = marks.read(weight.view(np.int64)[weight != 0])
+      if place == skipped:
+        continue
+      if place > skipped:  # What a step would see: the mark of another one.
+        assert not len(read) or np.all(read != expected)
+        break
+      assert np.all(read == expected)
+      taken = x[weight != 0]
+      assert np.all(step - last[taken] >= min_sep)
+      last[taken] = step
+      done += 1
+    if skipped >= plan.steps - done:
+      break
 
 
 def test_every_step_expects_the_batch_size_and_gaps_are_kept():

@@ -161,9 +161,22 @@ def test_a_data_set_is_written_once_and_read_from_the_folder_named(tmp_path):
   again = data_set().map(lambda x, y: (tf.py_function(reads.append, [0], []), (x, y))[1])
   for one, other in zip(first, plan.batches(again, cache=folder).as_numpy_iterator()):
     tf.nest.map_structure(np.testing.assert_array_equal, one, other)
-  assert not reads
+  assert len(reads) == 32  # The first ones, twice.
   with pytest.raises(ValueError, match='must be of this data set'):
     plan.batches(tf.data.Dataset.from_tensor_slices((X, Y)), cache=folder)
+
+
+@pytest.mark.pitfall(
+    'A folder of `cache` is there already, of other records or of an order that was another.',
+    severity='high', stops='ValueError: its first records are compared')
+def test_a_cache_of_other_records_is_refused(tmp_path):
+  folder, n = str(tmp_path), 50
+  of = lambda x: tf.data.Dataset.from_tensor_slices(x)
+  cache_lib.Cache(of(np.arange(n)), folder)
+  cache_lib.Cache(of(np.arange(n)).shuffle(n), folder)  # Of which every pass is another.
+  for x in (np.arange(n)[::-1], np.roll(np.arange(n), 1), np.arange(7)):
+    with pytest.raises(ValueError, match='first .* records are others, or in another order'):
+      cache_lib.Cache(of(x), folder)
 
 
 def test_a_cache_that_was_not_finished_is_none(tmp_path):

@@ -56,7 +56,8 @@ def dataset(
     coins: Path of a SECRET file, for schemes in which the steps of a record hang together
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
-      by another process. One file, one run.
+      by another process. One file, one run. Other schemes without coins at every step, such
+      as `FixedOrder`, need none; with one, records in another order are refused.
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
 
   Returns:
@@ -88,7 +89,11 @@ def dataset(
   now = start_step() if callable(start_step) else start_step
   size = len(records)
   kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
-  draw = lambda start: plan.index_batches(size, start, kept)
+
+  def draw(start: int) -> Iterator[np.ndarray]:
+    drawn = plan.index_batches(size, start, kept)
+    return drawn if plan.sampling.coins else kept.in_order(records, start, drawn)
+
   passes = _passes(draw(now), lambda: draw(now))  # Fails here, not in a tf.data thread.
 
   def generate() -> Iterator[Any]:

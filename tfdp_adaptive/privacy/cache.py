@@ -21,6 +21,7 @@ from tfdp_adaptive.privacy import sources
 
 _INDEX = 'cache.json'
 _ROWS = 1024  # Elements written at a time.
+_COMPARED = 16
 
 
 class Cache(sources.Source):
@@ -28,9 +29,9 @@ class Cache(sources.Source):
 
   Args:
     data: A finite, unbatched `tf.data.Dataset`.
-    folder: Where to write. A cache that is there already is used as it is, `data`
-      unread: name another folder for other data. None: a folder of the system's for
-      temporary files that only this user may read, deleted with this object.
+    folder: Where to write. A cache that is there already is used as it is; the first
+      records of `data` must be its own, unless `data` gives others at every pass. None: a
+      folder of the system's for temporary files that only this user may read, deleted with this object.
   """
 
   def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
@@ -41,7 +42,8 @@ class Cache(sources.Source):
       _write(data, structure, self.folder)
     else:
       self.folder = pathlib.Path(folder)
-      if not (self.folder / _INDEX).exists():
+      found = (self.folder / _INDEX).exists()
+      if not found:
         _write(data, structure, self.folder)
     index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
     elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
@@ -57,9 +59,25 @@ class Cache(sources.Source):
     self._files = sources.map_structure(lambda _: next(files), structure)
     specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
     self.specs = sources.map_structure(lambda _: next(specs), structure)
+    if folder is not None and found:
+      self._check_first(data)
 
   def __len__(self) -> int:
     return self._length
+
+  def _check_first(self, data: tf.data.Dataset) -> None:
+    """That the first records are those of the cache, unless these change from pass to pass."""
+    n = min(_COMPARED, len(self))
+    first, again = ([sources.fingerprint(one) for one in data.take(n).as_numpy_iterator()]
+                    for _ in range(2))
+    kept = self.take(np.arange(n))
+    of_file = [sources.fingerprint(sources.map_structure(lambda t, i=i: t[i], kept))
+               for i in range(n)]
+    if first == again != of_file:
+      raise ValueError(
+          f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set '
+          f'whose first {n} records are others, or in another order. Name another folder, or '
+          'delete it.')
 
   def take(self, indices: np.ndarray) -> Any:
     return sources.map_structure(lambda file: file[indices], self._files)

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import secrets
-from typing import Any, Optional, Union
+from typing import Any, Iterator, Optional, Union
 
 from tfdp_adaptive.privacy import marks
 
@@ -37,6 +37,7 @@ class Coins:
                        f'Received: coins={path!r}.') from error
     self._plan, self._replace = plan, replace
     self._key: Optional[int] = None
+    self._records: Optional[str] = None
 
   def key(self, start_step: int) -> int:
     """The key of a run that goes on from `start_step`; drawn if that is its beginning."""
@@ -46,11 +47,27 @@ class Coins:
       self._key = self._read(start_step) if start_step else self._begin()
     return self._key
 
+  def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
+    """Sees to it that a run goes on with the records, in the order, that it began with.
+
+    Their places decide when they take part. Without a file nothing can tell.
+
+    Args:
+      records: Has a `fingerprint`.
+      start_step: Where the run goes on, or 0.
+      drawn: What to return if that is so.
+    """
+    if self._path is not None and self._records is None:
+      self._records = records.fingerprint()
+      self._key = None
+      self.key(start_step)
+    yield from drawn
+
   def _begin(self) -> int:
     key = secrets.randbits(_BITS)
     if self._path is not None:
       content = json.dumps({'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
-                            'plan': marks.line(self._plan)}).encode()
+                            'plan': marks.line(self._plan), 'records': self._records}).encode()
       flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if self._replace else os.O_EXCL)
       try:
         file = os.open(self._path, flags, 0o600)
@@ -78,7 +95,7 @@ class Coins:
     try:
       content = json.loads(self._path.read_text(encoding='utf-8'))
       header, key = (content['format'], content['version']), content['key']
-      plan = tuple(content['plan'])
+      plan, records = tuple(content['plan']), content.get('records')
       key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(f'{wanted}Received: {error!r}.') from error
@@ -86,6 +103,11 @@ class Coins:
       raise ValueError(f'{wanted}Received: {header[0]} of version {header[1]}.')
     if plan != marks.line(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
+    if None not in (records, self._records) and records != self._records:
+      raise ValueError(
+          'A run that goes on needs the records that it began with, in the same order: by their '
+          f'places they would take part too soon. {wanted}Received: the file of a run on other '
+          'records, or in another order.')
     return key
 
 

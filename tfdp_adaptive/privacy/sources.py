@@ -7,6 +7,7 @@ gives one record (a grain source, a HuggingFace data set); a Keras `Sequence` or
 """
 
 import abc
+import hashlib
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -54,6 +55,18 @@ def of(data: Any) -> Source:
   if _is_lazy(data):
     return _Array(data) if _is_array(data) else _Records(data)
   return _Array(_array(data))
+
+
+def fingerprint(data: Any) -> str:
+  """A digest of a nest of arrays, shapes and types included."""
+  digest = hashlib.sha256()
+  for leaf in leaves(data):
+    array = np.asarray(leaf)
+    content = (repr(array.tolist()) if array.dtype.kind in 'OSU' else
+               np.ascontiguousarray(array).tobytes())
+    digest.update(repr((array.shape, array.dtype.kind)).encode())
+    digest.update(content.encode() if isinstance(content, str) else content)
+  return digest.hexdigest()
 
 
 def map_structure(function: Any, data: Any) -> Any:

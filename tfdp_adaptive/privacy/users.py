@@ -15,6 +15,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import sources
 
+_SAMPLED = 64  # Examples that an order is known by.
 RECORDS = ('mean', 'sum')
 
 
@@ -42,7 +43,7 @@ class Users:
     if ids.dtype == object and not all(isinstance(one, (str, bytes, int)) for one in ids):
       raise ValueError('`users` must be integers or strings. Received: ids of other types; a user '
                        'without id would be no record.')
-    _, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
     self._examples, self._most, self._record = examples, int(examples_per_user), record
@@ -51,6 +52,10 @@ class Users:
 
   def __len__(self) -> int:
     return len(self._first) - 1
+
+  def fingerprint(self) -> str:
+    """SECRET: tells of the users, by whose ids they are in order."""
+    return sources.fingerprint(self._ids)
 
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
     """`(nest of [users, m, ...], weights [users, m])`."""
@@ -77,6 +82,12 @@ class Examples:
 
   def __len__(self) -> int:
     return len(self._examples)
+
+  def fingerprint(self) -> str:
+    """SECRET: tells of some examples, and of their order."""
+    n = len(self)
+    places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
+    return sources.fingerprint((np.array(n), self._examples.take(places)))
 
   def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
     """`(nest of [n, ...], weights [n])`."""
