@@ -167,6 +167,16 @@ def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
 # folders of TensorFlow.
 TELLS_SHAPES, SAVES_FOLDERS = KERAS_3, not KERAS_3
 
+
+def saves_legacy(model: Any) -> bool:
+  """Whether Keras is writing a legacy format (`.h5`, folders), by whatever function."""
+  if not KERAS_3:
+    from keras.src.saving.legacy.saved_model import utils  # pylint: disable=g-import-not-at-top
+    return bool(getattr(model, 'use_legacy_config', False)) or utils.in_tf_saved_model_scope()
+  from keras.src.backend.common import global_state  # pylint: disable=g-import-not-at-top
+  return bool(global_state.get_global_attribute('use_legacy_config', False))
+
+
 # Arguments of `compile` for losses to stay as they are.
 NO_LOSS_SCALING = {'auto_scale_loss': False} if KERAS_3 else {}
 

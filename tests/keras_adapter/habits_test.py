@@ -253,6 +253,21 @@ def _refuses_what_was_thawed_or_frozen(model, words):
     model.train_on_batch(X[:8], Y[:8])
 
 
+@pytest.mark.parametrize('optimizer', [True, False])
+def test_functions_of_keras_write_no_legacy_format_either(optimizer, tmp_path):
+  """They do not call the model's own `save`."""
+  wrapped = tfdp.DPWrapper(keras.Sequential(built().layers))
+  for model, names in ((built(), ['model.h5'] + ['folder'] * compat.SAVES_FOLDERS),
+                       (wrapped, ['model.h5'])):
+    model.compile(make_optimizer(), CROSSENTROPY)
+    for name in names:
+      refused = "lose the ledger.*ends in '.keras'|does not work for subclassed models"
+      with pytest.raises((ValueError, NotImplementedError), match=refused):
+        keras.models.save_model(model, str(tmp_path / name), include_optimizer=optimizer)
+  keras.models.save_model(built(), str(tmp_path / 'model.keras'))
+  assert keras.models.load_model(tmp_path / 'model.keras').count_params()
+
+
 def test_layers_frozen_or_thawed_after_the_first_step_want_a_new_optimizer():
   model = built()
   model.compile(make_optimizer(), CROSSENTROPY)

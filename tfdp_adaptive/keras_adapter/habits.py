@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 
+_LEGACY_LOSES = (
+    'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
+    'Received: {}. Save to a path that ends in {!r}')
 _LEGACY = ('.h5', '.hdf5', '.hdf')
 Shapes = Optional[Callable[[], Any]]  # Of a nest; hidden from Keras, which tracks attributes.
 
@@ -91,10 +94,18 @@ def check_format(filepath: Any, wanted: str, kwargs: Dict[str, Any]) -> None:
     lost = name.endswith(_LEGACY) or kwargs.get('save_format') == 'h5' or (
         whole and compat.SAVES_FOLDERS)
   if lost:
-    raise ValueError(
-        'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
-        f'Received: {name!r}. Save to a path that ends in {wanted!r}'
-        + ('; `model.export(folder)` makes a SavedModel for serving.' if whole else '.'))
+    raise ValueError(_LEGACY_LOSES.format(repr(name), wanted) + (
+        '; `model.export(folder)` makes a SavedModel for serving.' if whole else '.'))
+
+
+def refuse_legacy(saved: Any = None) -> None:
+  """Raises ValueError while Keras writes a legacy file: `keras.models.save_model` does not ask.
+
+  Args:
+    saved: What Keras asks for its config.
+  """
+  if compat.saves_legacy(saved):
+    raise ValueError(_LEGACY_LOSES.format('a file of HDF5', '.keras') + '.')
 
 
 def first_shapes(x: Any) -> Tuple[Any, Shapes]:

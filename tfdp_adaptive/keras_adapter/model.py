@@ -190,13 +190,21 @@ class DPModel(_Mixin):
     return derivatives.dense(tape, total, self.trainable_variables)
 
 
+class _SavesItself(DPModel):
+  """A model that Keras asks for its config in all formats."""
+
+  def get_config(self) -> Dict[str, Any]:
+    habits.refuse_legacy(self)
+    return super().get_config()
+
+
 @compat.serializable
-class DPSequential(DPModel, keras.Sequential):
+class DPSequential(_SavesItself, keras.Sequential):
   """A private `keras.Sequential`."""
 
 
 @compat.serializable
-class DPFunctional(DPModel, keras.Model):
+class DPFunctional(_SavesItself, keras.Model):
   """A private functional model: `DPFunctional(inputs, outputs)`."""
 
 
@@ -212,6 +220,7 @@ class DPWrapper(DPModel, keras.Model):
     return self.model(inputs, training=training)
 
   def get_config(self) -> Dict[str, Any]:
+    habits.refuse_legacy(self)
     return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
 
   @classmethod
