@@ -112,6 +112,20 @@ def test_weights_are_what_they_seem():
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 
 
+@pytest.mark.parametrize('run_eagerly', [False, True])
+def test_after_a_refusal_the_same_model_trains(run_eagerly):
+  """Also where the first batch of all is refused while the step is traced."""
+  plan = make_plan()
+  model = make_model(plan)
+  model.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse', metrics=['mae'], run_eagerly=run_eagerly)
+  for _ in range(2):
+    refused(model, lambda: model.train_on_batch(X[:8], Y[:8]))
+    with pytest.raises((ValueError, *REFUSED)):  # Of Keras: two columns for three.
+      model.train_on_batch(X[:8, :2], Y[:8], np.ones(8))
+  model.fit(plan.batches((X, Y)), verbose=0)
+  assert model.optimizer.steps_done == 6
+
+
 @pytest.mark.pitfall(
     'A second `fit` starts the order over: records take part too soon.',
     severity='critical', stops='the data set goes on with the step that comes next, or is '

@@ -139,7 +139,12 @@ class DPModel(_Mixin):
     return super().train_on_batch(*args, **kwargs)
 
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
-    return step.train_step(self, habits.with_shapes(self, data))
+    try:
+      return step.train_step(self, habits.with_shapes(self, data))
+    except Exception:
+      # Half traced it is of no more use: TensorFlow lets a function make variables only once.
+      self.train_function = None
+      raise
 
   def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
