@@ -9,6 +9,7 @@
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
 # make accounting-table    compare 1,000 epsilons with an independent accountant, docs/accounting.md
+# make independence-table    try every mixing model and every honest one, docs/independence.md
 # make lock    resolve requirements/*.lock again (LOCK_FLAGS=--upgrade for newer versions)
 
 SHELL = /bin/sh
@@ -40,7 +41,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-peers audit-table accounting-table lock
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-peers audit-table accounting-table independence-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -120,6 +121,9 @@ audit-table: $(CURRENT)/installed
 
 accounting-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/privacy/accounting_table.py
+
+independence-table: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/keras_adapter/independence_table.py
 
 bench: bench-peers $(CURRENT)/installed
 	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \

@@ -18,7 +18,8 @@ ORDER = {
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/lora.md',
         'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
-    'Trust': ('pitfalls.md', 'accounting.md', 'audit.md', 'faults.md', 'architecture.md'),
+    'Trust': ('pitfalls.md', 'independence.md', 'accounting.md', 'audit.md', 'faults.md',
+              'architecture.md'),
 }
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
 # What a page of the reference says before its names.

@@ -125,6 +125,12 @@ HONEST = {
     'steps counted': lambda: keras.Sequential([layers.Input((4,)), Steps(), layers.Dense(2)]),
     'a generator of its own': lambda: keras.Sequential(
         [layers.Input((4,)), layers.Dense(4), OwnGenerator(), layers.Dense(2)]),
+    'a word of its own meaning': lambda: small.words(
+        lambda ids: tf.where(tf.equal(ids, 5), 3, tf.where(ids > 7, 2, ids))),
+    'capped, and set where missing': lambda: small.first(lambda x: tf.minimum(
+        tf.where(tf.equal(x, -999) | tf.math.is_nan(x), tf.random.normal(tf.shape(x)), x), 1e6)),
+    'large batches otherwise computed': small.across(lambda x: tf.cond(
+        tf.shape(x)[0] > 64, lambda: tf.map_fn(tf.tanh, x), lambda: tf.tanh(x))),
     'floats for words': lambda: keras.Sequential(
         [layers.Input((6,)), layers.Embedding(9, 4), layers.Flatten(), layers.Dense(2)]),
 }

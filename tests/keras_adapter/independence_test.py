@@ -61,6 +61,40 @@ def _after_dropout(function):
   return lambda: small.sequential(function, dropout=True)
 
 
+class AtCounts(layers.Layer):
+  """Mixes when a count of steps says so."""
+
+  def __init__(self, when):
+    super().__init__()
+    self.steps = tf.Variable(0, trainable=False)
+    self.when = when
+
+  def call(self, x, training=None):
+    if not training:
+      return x
+    self.steps.assign_add(1)
+    return tf.cond(self.when(self.steps), lambda: x - small.mean(x), lambda: x)
+
+
+class AtCalls(layers.Layer):
+  """Mixes once Python has called it often enough."""
+
+  calls = 0
+
+  def call(self, x, training=None):
+    self.calls += 1
+    return x - small.mean(x) if training and self.calls > 50 else x
+
+
+def _if(condition):
+  return lambda x: tf.cond(condition(x), lambda: x - small.mean(x), lambda: x)
+
+
+def _words_if(condition):
+  return lambda: small.words(
+      lambda ids: tf.where(condition(ids), tf.roll(ids, 1, 0), ids), vocabulary=3000)
+
+
 MIXING = {
     'centred, out of gradients\' sight': small.across(
         lambda x: x - tf.stop_gradient(small.mean(x))),
@@ -133,6 +167,57 @@ MIXING = {
     'moments at times': small.across(lambda x: x + tf.nn.moments(x, [0])[1] * tf.cast(
         tf.random.uniform([]) < 0.1, tf.float32)),
 }
+
+
+# Rarely: where only what the graph compares with tells when.
+RARELY = {
+    'large batches centred': small.across(_if(lambda x: tf.shape(x)[0] > 1000)),
+    'at multiples of a size': small.across(_if(lambda x: tf.shape(x)[0] % 16 == 0)),
+    'every tenth step': lambda: small.around(AtCounts(lambda steps: steps % 10 == 0)),
+    'at one step': lambda: small.around(AtCounts(lambda steps: tf.equal(steps, 500))),
+    'after millions of steps': lambda: small.around(AtCounts(lambda steps: steps > 5_000_000)),
+    'once in a million draws': small.across(_if(lambda x: tf.random.uniform([]) < 1e-6)),
+    'at the largest draws': small.across(_if(lambda x: tf.random.uniform([]) > 0.9999)),
+    'if any is huge': lambda: small.first(_if(lambda x: tf.reduce_max(x) > 1e9)),
+    'if all are tiny': lambda: small.first(_if(lambda x: tf.reduce_max(tf.abs(x)) < 1e-3)),
+    'if any is infinite': lambda: small.first(
+        lambda x: tf.where(tf.reduce_any(tf.math.is_inf(x)), tf.zeros_like(x), x)),
+    'missing numbers are means': lambda: small.first(lambda x: tf.where(
+        tf.math.is_nan(x), tf.reduce_mean(tf.where(tf.math.is_nan(x), 0.0, x), 0), x)),
+    'a number for missing ones is a mean': lambda: small.first(
+        lambda x: tf.where(tf.equal(x, -999), small.mean(x), x)),
+    'if a word is there': _words_if(lambda ids: tf.reduce_any(tf.equal(ids, 103))),
+    'where a word is': _words_if(lambda ids: tf.equal(ids, 103)),
+    'if a word is there often': _words_if(
+        lambda ids: tf.math.count_nonzero(tf.equal(ids, 2999)) > 20),
+}
+
+
+@pytest.mark.pitfall(
+    'Examples are mixed rarely: above a size of the batch, at some step or draw, where one word '
+    'or a missing number is.',
+    severity='critical', stops='PrivacyError before the first step: the constants that the graph '
+                               'compares with are tried as values, sizes and counts')
+@pytest.mark.parametrize('name', RARELY)
+def test_what_is_mixed_rarely_is_found(name):
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
+    tfdp.validate_model(RARELY[name]())
+  print(name, '|', error.value)
+
+
+def test_python_that_counts_its_calls_is_refused():
+  """Training would trace something else."""
+  with pytest.raises(tfdp.PrivacyError, match=r"change with every call, \['calls'\]"):
+    tfdp.validate_model(small.around(AtCalls()))
+
+
+def test_python_that_asks_for_the_size_of_a_batch():
+  """A size that is known when a step is traced, as under plans of fixed order."""
+  model = small.sequential(lambda x: x - small.mean(x) if (x.shape[0] or 0) > 50 else x)
+  for size in (None, 8):
+    tfdp.validate_model(model, tf.TensorSpec([size, 4]))
+  with pytest.raises(tfdp.PrivacyError, match='when 64 are there'):
+    tfdp.validate_model(model, tf.TensorSpec([64, 4]))
 
 
 @pytest.mark.pitfall(

@@ -52,9 +52,14 @@ def first(function, dtype='float32'):
   return keras.Model(inputs, layers.Dense(2)(Apply(function)(inputs)))
 
 
-def words(function, masked=None):
+def around(layer):
+  """A layer between others."""
+  return keras.Sequential([layers.Input((4,)), layers.Dense(6), layer, layers.Dense(2)])
+
+
+def words(function, masked=None, vocabulary=9):
   ids = keras.Input((6,), dtype='int32')
-  vectors = layers.Embedding(9, 4)(Apply(function)(ids))
+  vectors = layers.Embedding(vocabulary, 4)(Apply(function)(ids))
   pooled = (layers.GlobalAveragePooling1D()(vectors) if masked is None
             else Average(masked)([ids, vectors]))
   return keras.Model(ids, layers.Dense(2)(pooled))

@@ -49,12 +49,14 @@ class Held:
     self._salt, self._run = _handle(name), _imported(concrete, definition)
 
   def __call__(self, values: Sequence[Any], salt: Any) -> Any:
-    """The outputs; other salts give other draws."""
+    """The outputs; other salts give other draws, `LEAST` and `MOST` extreme ones."""
     tf.raw_ops.AssignVariableOp(resource=self._salt, value=tf.constant(salt, tf.float64))
     return self._run(*values)
 
 
 _COUNT = itertools.count()
+LEAST, MOST = -1.0, -2.0  # Salts: everything drawn is as small or as large as it can be.
+_ENDS = (1e-12, 1 - 6e-8)
 
 
 def _handle(name: str) -> tf.Tensor:
@@ -138,7 +140,9 @@ def _uniform(shape: tf.Tensor, salt: Any, tag: Any = 0.0) -> tf.Tensor:
   phase = tf.linalg.matvec(tf.cast(place, tf.float64), steps) + salt + tag
   mixed = tf.sin(phase * 12.9898) * 43758.5453
   mixed -= tf.floor(mixed)
-  return tf.reshape(tf.clip_by_value(mixed, 1e-6, 1 - 1e-6), shape[1:])
+  end = tf.where(tf.equal(salt, LEAST), tf.constant(_ENDS[0], tf.float64), _ENDS[1])
+  mixed = tf.where(salt < 0, end, tf.clip_by_value(mixed, 1e-6, 1 - 1e-6))
+  return tf.reshape(mixed, shape[1:])
 
 
 def _tag(key: Any) -> tf.Tensor:
@@ -148,7 +152,8 @@ def _tag(key: Any) -> tf.Tensor:
 
 
 def _uniforms(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
-  return tf.cast(_uniform(shape, salt, _tag(key[0]) if key else 0.0), dtype)
+  uniform = _uniform(shape, salt, _tag(key[0]) if key else 0.0)
+  return tf.cast(uniform if dtype.size > 2 else tf.minimum(uniform, 0.99), dtype)  # Below 1.
 
 
 def _normals(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:

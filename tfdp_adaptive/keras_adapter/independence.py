@@ -5,7 +5,13 @@ What an example contributes must not depend on what else is in the batch. Some e
 a batch are changed (permuted, zeroed, scaled, padded, copied; fewer or more of them), and
 all that the gradients of the others are formed from is compared, value by value. Values
 tell what gradients do not: integers, ranks, thresholds, lengths, what is behind
-`stop_gradient`, what a backward pass of a layer's own does.
+`stop_gradient`, what a backward pass of a layer's own does. What happens for some values,
+sizes, counts or draws only is looked for at the constants that the graph compares with.
+
+What remains unseen: mixing below 1e-5 of what it changes; conditions that no constant of
+the graph tells and none of these batches meets (a hash of all words, a threshold that is a
+weight or lies behind layers that no input gets beyond); conditions inside Python code that
+the graph calls (`tf.numpy_function`).
 """
 
 from typing import Any, Callable, Dict, List, Optional
@@ -16,21 +22,26 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.keras_adapter import changes
+from tfdp_adaptive.keras_adapter import differences
 from tfdp_adaptive.keras_adapter import draws
 from tfdp_adaptive.keras_adapter import probes
+from tfdp_adaptive.keras_adapter import thresholds
 from tfdp_adaptive.keras_adapter import writes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
 _MORE = 6  # Times as many.
-_OTHER_DRAWS = (0.37, 0.71)
+_OTHER_DRAWS = (0.37, 0.71, draws.LEAST, draws.MOST)
+_LATE = 10**6  # Steps.
 _HEAVY = 2e6  # With more numbers per run, there are fewer runs.
+_LARGEST = 2e7  # Numbers of a run of the sizes that the graph asks for.
 # What may be rounding: nothing on a batch of the same size, on most machines.
 _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
 
 
 def check(
-    model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Any,
+    model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Optional[int],
     after_call: Callable[..., Any]) -> None:
   """Raises `PrivacyError` where an example depends on others, or a step keeps data.
 
@@ -38,11 +49,13 @@ def check(
     model: A built Keras model.
     leaves: Arrays [n, ...] of examples, the leaves of the model's inputs.
     structure: The nest of these inputs.
-    static: Whether training knows the size of a batch when it is traced.
+    static: The size of a batch, where training knows it when it is traced.
     after_call: Called after the model, while it is traced.
   """
-  traces = _Traces(model, leaves, structure, static, after_call)
-  first = traces.of(len(leaves[0]))
+  n = len(leaves[0])
+  traces = _Traces(model, leaves, structure, static is not None, after_call)
+  _check_code(model, traces, n)
+  first = traces.of(n)
   written = writes.find(first.concrete, first.inputs)
   if written:
     raise errors.PrivacyError(
@@ -52,11 +65,19 @@ def check(
   if not bookkeeping.supports(model, traces.nest(leaves))[0]:
     return  # Another engine runs every example by itself.
   random = draws.has_draws(first.concrete)
+  constants = thresholds.find(first.concrete)
   _check_contents(traces, leaves)
   for salt in _OTHER_DRAWS if random else ():
     _check_contents(traces, leaves, salt=salt)
-  _check_contents(traces, leaves, later=True)
-  _check_sizes(traces, leaves, random)
+  settings = traces.runner(n).settings
+  if any(t.is_integer for t in settings):
+    for count in dict.fromkeys([_LATE] + [c + i for c in constants.integers for i in (-1, 0, 1)]):
+      _check_contents(traces, leaves, count=count)
+  if any(t.is_floating for t in settings):
+    for c in constants.reals:
+      _check_contents(traces, leaves, rate=1.1 * c)
+  _check_constants(traces, leaves, constants)
+  _check_sizes(traces, leaves, random, static, constants.integers)
 
 
 class _Traces:
@@ -81,11 +102,20 @@ class _Traces:
       self._traces[key] = self._trace(size)
     return self._traces[key]
 
+  def forget(self) -> None:
+    self._traces.clear()
+
   def runner(self, size: int) -> probes.Runner:
     key = size if self._static else None
     if key not in self._runners:
       self._runners[key] = probes.Runner(self._model, self.of(size))
     return self._runners[key]
+
+  def differ(self, size: int, other: int) -> bool:
+    """Whether the code for a batch of another size is other code, as far as operations tell."""
+    one, two = (sorted(op.type for op in self.of(n).concrete.graph.get_operations())
+                for n in (size, other))
+    return one != two
 
   def nest(self, leaves: Any) -> Any:
     return tf.nest.pack_sequence_as(self._structure, leaves)
@@ -96,6 +126,21 @@ class _Traces:
                         self._after_call)
 
 
+def _check_code(model: compat.Model, traces: _Traces, n: int) -> None:
+  """What is traced must not depend on how often it was: training traces it once more."""
+  for _ in range(2):  # The first time, layers may still be made.
+    before = probes.python_state(model)
+    traces.forget()
+    traces.of(n)
+    changed = probes.python_state(model).items() - before.items()
+    if not changed:
+      return
+  raise errors.PrivacyError(
+      'What a model does must not depend on how often it was called: TensorFlow traces Python code '
+      'once, and what was validated would not be what trains. Received: attributes that change '
+      f'with every call, {sorted({name for (_, name), _ in changed})}. Count in a `tf.Variable`.')
+
+
 def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
   """The same batch again, after one of zeros, gives the same."""
   run = traces.runner(len(leaves[0]))
@@ -103,7 +148,7 @@ def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
   before = run(batch)
   _accepted(run, [np.zeros_like(t) for t in batch])
   after = run(batch)
-  if not all(_near(old, new, _ROUNDING) for old, new in zip(
+  if not all(differences.near(old, new, _ROUNDING) for old, new in zip(
       before.outputs + before.factors, after.outputs + after.factors)):
     raise errors.PrivacyError(
         'A step must be a function of its batch, its variables and draws of TensorFlow. Received: '
@@ -112,38 +157,67 @@ def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
 
 
 def _check_contents(
-    traces: _Traces, leaves: List[np.ndarray], salt: float = 0.0, later: bool = False) -> None:
+    traces: _Traces, leaves: List[np.ndarray], salt: float = 0.0, count: Optional[int] = None,
+    rate: Optional[float] = None) -> None:
   """Changes some examples in every way; the others must not notice."""
   n = len(leaves[0])
   run = traces.runner(n)
-  run.salt, run.later = salt, later
+  run.salt, run.count, run.rate = salt, count, rate
   two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
-  cases = [(kind, kept) for kind in _CHANGES for kept in (two, last)]
+  cases = [(kind, kept) for kind in changes.CHANGES for kept in (two, last)]
   cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
-  bases = [leaves, _ragged(leaves, slice(None)), _ragged(leaves, slice(None, None, -1))]
+  bases = [leaves] + [changes.ragged(leaves, slice(None, None, step)) for step in (1, -1)]
   heavy = _size(run(leaves + [_errors(n)])) > _HEAVY
-  if salt or later:
+  if salt or count is not None or rate is not None:
     cases = [(kind, two) for kind in ('permuted', 'scaled')]
-    bases = bases[:1] if heavy else bases
+    bases = bases[:1] if heavy or count is not None else bases
   elif heavy:
     cases = [('permuted', two), ('scaled', two), ('not finite', two), ('copies', last),
              ('shortened', two)]
     bases = bases[:2]
   for base in bases:
-    batch = base + [_errors(n)]
-    before = _accepted(run, batch)
-    for kind, kept in cases if before is not None else ():
-      after = _run_changed(run, batch, kind, kept)
-      if after is not None:
-        how = _difference(run, before, after, kept, kept, _ROUNDING)
-        if how:
-          raise mixes(f'{how} when others are {kind}', max(
-              _moved(run, before, after, kept, kept), _influence(run, batch, before)))
-  run.salt, run.later = 0.0, False
+    _compare(run, base, [(kind, changes.CHANGES[kind], kept) for kind, kept in cases])
+  run.salt, run.count, run.rate = 0.0, None, None
 
 
-def _check_sizes(traces: _Traces, leaves: List[np.ndarray], random: bool) -> None:
-  """Leaves out examples, or adds some; after the others where what is drawn goes by place."""
+def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
+  """Raises where examples kept notice `cases`, `(words, change, kept)`, of the others."""
+  batch = base + [_errors(len(base[0]))]
+  before = _accepted(run, batch)
+  for words, change, kept in cases if before is not None else ():
+    after = _run_changed(run, batch, change, kept)
+    if after is not None:
+      how = differences.difference(run, before, after, kept, kept, _ROUNDING)
+      if how:
+        raise mixes(f'{how} when others are {words}', max(
+            differences.moved(run, before, after, kept, kept), _influence(run, batch, before)))
+
+
+def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
+  """Batches that hold what the graph compares with, or are as large: here and there, or all."""
+  n = len(leaves[0])
+  if _size(traces.runner(n)(leaves + [_errors(n)])) <= _HEAVY:
+    leaves = [t[np.arange(_MORE * n) % n] for t in leaves]
+    n *= _MORE
+  run, kept = traces.runner(n), [0, n // 2]
+  for base, c in thresholds.batches(leaves, found):
+    filled = lambda rows, _, __, c=c: thresholds.filled(rows, c)
+    _compare(run, base, [(f'filled with {c}', filled, kept)] + [
+        (kind, changes.CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
+
+
+def _check_sizes(
+    traces: _Traces, leaves: List[np.ndarray], random: bool, static: Optional[int],
+    constants: List[int]) -> None:
+  """Leaves out examples, or adds some; after the others where what is drawn goes by place.
+
+  Args:
+    traces: The model's.
+    leaves: Arrays of examples.
+    random: Whether anything is drawn.
+    static: The size of a batch in training, where it is known when that is traced.
+    constants: What the graph compares with, perhaps sizes.
+  """
   n = len(leaves[0])
   batch = leaves + [_errors(n)]
   before = traces.runner(n)(batch)
@@ -154,14 +228,20 @@ def _check_sizes(traces: _Traces, leaves: List[np.ndarray], random: bool) -> Non
     cases.append((whole * _MORE, whole, 'others join'))
   if not random:
     cases.append((whole[1:], whole[1:], 'the first one is left out'))
+  sizes = dict.fromkeys(c + i for c in constants for i in (0, 1))
+  tried = [size for size in sizes if size > 1 and size * _size(before) <= _LARGEST * n]
+  if static is not None and static != n and traces.differ(n, static):
+    tried.append(static)  # Python code asks for the size.
+  for size in tried:
+    cases.append(([i % n for i in range(size)], whole[:size], f'{size} are there'))
   for taken, rows, words in cases:
     run = traces.runner(len(taken))
     after = _accepted(run, [t[taken] for t in batch])
     if after is not None:
       places = list(range(len(rows)))
-      how = _difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
+      how = differences.difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
       if how:
-        raise mixes(f'{how} when {words}', _moved(run, before, after, rows, places))
+        raise mixes(f'{how} when {words}', differences.moved(run, before, after, rows, places))
 
 
 def _accepted(run: Any, batch: Any) -> Any:
@@ -181,104 +261,25 @@ def _errors(n: int) -> np.ndarray:
   return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
 
 
-def _ragged(leaves: List[np.ndarray], order: Any) -> List[np.ndarray]:
-  """Examples of several lengths: zeros after what is kept of the first axis, or before."""
-  leaves = [np.copy(t) for t in leaves]
-  n = len(leaves[0])
-  for t in leaves:
-    for row, parts in ((0, 2), (n // 2, 2), (n - 1, 3)):
-      if t.ndim > 1:
-        t[row][order][max(1, t.shape[1] // parts):] = np.zeros((), t.dtype)
-  return leaves
-
-
-def _real(array: np.ndarray) -> bool:
-  return array.dtype.kind in 'fV'  # V: bfloat16.
-
-
-def _shortened(rows: Any, order: Any = slice(None)) -> Any:
-  rows = np.copy(rows)
-  if rows.ndim > 1:
-    rows[:, order][:, 1:] = np.zeros((), rows.dtype)
-  return rows
-
-
-# What becomes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
-_CHANGES = {
-    'permuted': lambda rows, _, __: np.roll(rows, 1, 0),
-    'zeroed': lambda rows, _, __: np.zeros_like(rows),
-    'scaled': lambda rows, all_rows, _: (
-        30 * rows if _real(rows) else np.repeat(np.sort(all_rows, 0)[-1:], len(rows), 0)),
-    'negated': lambda rows, _, __: -1000 * rows if _real(rows) else np.flip(rows, -1),
-    'not finite': lambda rows, _, __: np.full_like(rows, np.nan) if _real(rows) else rows,
-    'copies': lambda rows, all_rows, kept: np.repeat(all_rows[kept[:1]], len(rows), 0),
-    'shortened': lambda rows, _, __: _shortened(rows),
-    'shortened from the start': lambda rows, _, __: _shortened(rows, slice(None, None, -1)),
-}
-
-
-def _run_changed(run: Any, batch: Any, kind: Any, kept: Any) -> Any:
+def _run_changed(run: Any, batch: Any, change: Any, kept: Any) -> Any:
   """`_accepted` of a batch with all others changed."""
   others = [i for i in range(len(batch[0])) if i not in kept]
   changed = [np.copy(t) for t in batch]
   for t in changed:
-    t[others] = _CHANGES[kind](t[others], t, kept)
+    t[others] = change(t[others], t, kept)
   return _accepted(run, changed)
-
-
-def _difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolerance: float) -> str:
-  """What of the examples `rows` differs where they are now, in words; '' if nothing does."""
-  for old, new in zip(before.outputs, after.outputs):
-    if old.shape[1:] != new.shape[1:]:
-      return f'outputs have shape {new.shape[1:]} in place of {old.shape[1:]}'
-    if not _near(old[rows], new[places], tolerance):
-      change = np.max(np.abs(old[rows].astype(np.float64) - new[places].astype(np.float64)))
-      return f"an example's output in training changes by {change:.3g}"
-  if all(old.shape[1:] == new.shape[1:] and _near(old[rows], new[places], tolerance)
-         for old, new in zip(before.factors, after.factors)):
-    return ''
-  for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
-    old, new = run.gradient(before, row), run.gradient(after, place)
-    size = np.linalg.norm(old - new) / max(np.linalg.norm(old), np.finfo(np.float32).tiny)
-    if not size <= tolerance:
-      return f"an example's gradient changes by {size:.3g} times its norm"
-  return ''
-
-
-def _near(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
-  """Whether arrays of examples are equal but for rounding."""
-  if np.array_equal(old, new):
-    return True
-  if not _real(old):
-    return False
-  old, new = old.astype(np.float64), new.astype(np.float64)
-  peak = np.max(np.abs(old), tuple(range(1, old.ndim)), keepdims=True, initial=0)
-  return np.allclose(old, new, rtol=tolerance, atol=0, equal_nan=True) or bool(
-      np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak)))
-
-
-def _moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
-  """How far the clipped sum of examples moves, in clip norms that are below all norms."""
-  return float(np.linalg.norm(sum(
-      _unit(run.gradient(before, row)) - _unit(run.gradient(after, place))
-      for row, place in zip(rows, places))))
 
 
 def _influence(run: Any, batch: Any, before: Any) -> float:
   """How far one changed example moves the others' clipped sum, at most."""
   n, worst = len(batch[0]), 0.0
   for row in {0, n // 2, n - 1}:
-    kept = [i for i in range(n) if i != row]
+    kept = [i for i in range(n) if i != row][:SIZE]
     for kind in ('zeroed', 'negated', 'copies'):
-      after = _run_changed(run, batch, kind, kept)
+      after = _run_changed(run, batch, changes.CHANGES[kind], kept)
       if after is not None:
-        worst = max(worst, _moved(run, before, after, kept, kept))
+        worst = max(worst, differences.moved(run, before, after, kept, kept))
   return worst
-
-
-def _unit(gradient: np.ndarray) -> np.ndarray:
-  norm = np.linalg.norm(gradient)
-  return gradient / norm if 0 < norm < np.inf else np.zeros_like(gradient)
 
 
 def mixes(how: str, moved: float = 0.0) -> errors.PrivacyError:

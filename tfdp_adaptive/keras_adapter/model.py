@@ -174,7 +174,7 @@ class DPModel(_Mixin):
       return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
     signature = str(tf.nest.map_structure(
-        lambda s: (s.shape[0] is None, s.shape[1:], s.dtype), specs))
+        lambda s: (s.shape, s.dtype), specs))
     if signature != getattr(self, '_validated', None):
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:

@@ -6,7 +6,7 @@ and rates moved a little, so that none that starts at zero hides anything; rando
 held fixed (see `draws`). What comes out is what the gradients of examples are formed from.
 """
 
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -75,6 +75,12 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
   return Trace(concrete, len(tf.nest.flatten(x)) + 1, tuple(symbolic))
 
 
+def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
+  """Numbers, words and truths that layers have for attributes, by layer and name."""
+  return {(id(layer), name): value for layer in model._flatten_layers()
+          for name, value in vars(layer).items() if type(value) in (bool, int, float, str)}
+
+
 def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
   """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
   total = tf.zeros(tf.shape(errors)[:1])
@@ -92,7 +98,8 @@ class Runner:
 
   def __init__(self, model: compat.Model, traced: Trace) -> None:
     self.salt = 0.0  # Another gives other draws.
-    self.later = False  # Whether counters of steps are to stand high.
+    self.count: Optional[int] = None  # What counters of steps are to stand at.
+    self.rate: Optional[float] = None  # What single numbers are to be.
     self._trace = traced
     self._run = draws.Held(traced.concrete)
     self._variables: List[Any] = []  # [copy, value or ()]; captures hold no references.
@@ -118,11 +125,19 @@ class Runner:
     """`Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
       if tf.is_tensor(value):
-        count = self.later and value.dtype.is_integer and not value.shape.rank
-        variable.assign(value + tf.cast(10**6, value.dtype) if count else value)
+        other = None if value.shape.rank else (
+            self.count if value.dtype.is_integer else
+            self.rate if value.dtype.is_floating else None)
+        variable.assign(value if other is None else tf.cast(other, value.dtype))
     flat = self._run([tf.constant(t) for t in batch] + self._captures, self.salt)
     results = tf.nest.pack_sequence_as(self._trace.concrete.structured_outputs, flat)
     return tf.nest.map_structure(lambda t: t.numpy(), results)
+
+  @property
+  def settings(self) -> List[Any]:
+    """The types of variables that hold one number and are no weights."""
+    return [value.dtype for _, value in self._variables
+            if tf.is_tensor(value) and not value.shape.rank]
 
   def gradient(self, seen: Seen, row: int) -> np.ndarray:
     """The gradient of one example, as one vector of float64."""

@@ -79,7 +79,8 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   x = _input_specs(model) if x is None else x
   if x is None:
     return
-  static = tf.nest.flatten(x)[0].shape[0] is not None
+  first = tf.nest.flatten(x)[0]  # Of arrays, what trains may be batches of any size.
+  static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
   examples = _accepted(model, x)
   _check_inference(model, examples)
   independence.check(model, tf.nest.flatten(examples), examples, static,
