@@ -24,7 +24,8 @@ step. `tfdp.validate_model(model)` asks at any time.
 
 Made by `make independence-table` from the cases of `independence_test.py` and
 `honest_models_test.py`, with seconds of one core each, the trace included (time grows with the
-model, as a handful of its training steps; large models are run less often).
+model, as a handful of its training steps; large models are run less often). "Clip norms" is how far
+the clipped sum of examples that did not change moves: what one record may do is one.
 
 What it cannot see: mixing that changes less than 1e-5 of anything; conditions on the batch that no
 constant of the graph tells (a hash of all words, a threshold that is a weight or that no input
@@ -51,7 +52,8 @@ def lines(cases):
     try:
       tfdp.validate_model(model)
     except tfdp.PrivacyError as error:
-      answer = str(error).split('examples: ')[1].split(' Per-example')[0]
+      answer = str(error).split('examples: ')[1].split(' clip norms. Per-example')[0].replace(
+          '. The clipped sum of examples that did not change moves by ', ' | ')
     yield name, answer, time.process_time() - start
 
 
@@ -60,8 +62,9 @@ def page():
   for title, cases in (('Always', independence_test.MIXING), ('Rarely', independence_test.RARELY)):
     rows = list(lines(cases))
     assert all(answer for _, answer, _ in rows), rows
-    parts[title] = (len(rows), f'### {title}\n\n| What the model does | Answer | Seconds |\n'
-                    '|---|---|---|\n' + '\n'.join(
+    parts[title] = (len(rows), f'### {title}\n\n'
+                    '| What the model does | What gives it away | Clip norms | Seconds |\n'
+                    '|---|---|---|---|\n' + '\n'.join(
                         f'| {name} | {answer} | {seconds:.1f} |' for name, answer, seconds in rows))
   honest = list(lines(honest_models_test.HONEST))
   assert not any(answer for _, answer, _ in honest), honest

@@ -202,7 +202,8 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> N
   run, kept = traces.runner(n), [0, n // 2]
   for base, c in thresholds.batches(leaves, found):
     filled = lambda rows, _, __, c=c: thresholds.filled(rows, c)
-    _compare(run, base, [(f'filled with {c}', filled, kept)] + [
+    words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
+    _compare(run, base, [(words, filled, kept)] + [
         (kind, changes.CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
 
 
