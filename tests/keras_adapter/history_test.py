@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
@@ -45,6 +46,38 @@ def test_a_second_optimizer_adds_up():
   assert both(plan) > plan.epsilon()
   assert model.ledger.epsilon() == pytest.approx(both(plan))
   assert 'TRAINED BEFORE' in model.optimizer.statement()
+
+
+@pytest.mark.pitfall(
+    'Older weights are put back in the place of newer ones that somebody saw.',
+    severity='high', stops='what was undone stays in the ledger, as a run of its own')
+@pytest.mark.parametrize('how', ['file', 'optimizer', 'checkpoint'])
+def test_steps_that_are_undone_stay_counted(how, tmp_path):
+  plan = make_plan()
+  model, drawn = trained(plan, steps=1), list(plan.batches((X, Y)))
+  optimizer, path = model.optimizer, str(tmp_path / 'model.keras')
+  checkpoint, store = tf.train.Checkpoint(model=model, optimizer=optimizer), {}
+  optimizer.save_own_variables(store)
+  store = {name: np.array(value) for name, value in store.items()}
+  model.save(path)
+  saved = checkpoint.write(str(tmp_path / 'checkpoint'))
+  for times in (1, 2):
+    for batch in drawn[1:3]:
+      model.train_on_batch(*batch)
+    if how == 'checkpoint':
+      checkpoint.read(saved)
+    elif how == 'optimizer' or not compat.KERAS_3:
+      optimizer.load_own_variables(store)
+    else:
+      model.load_weights(path)
+    assert optimizer.steps_done == 1
+    assert sorted(entry.steps for entry in model.ledger.entries) == [1] + times * [3]
+  model.train_on_batch(*drawn[1])
+  assert sorted(entry.steps for entry in optimizer.ledger.entries) == [2, 3, 3]
+  model.save(path)
+  again = keras.models.load_model(path)
+  assert sorted(entry.steps for entry in again.ledger.entries) == [2, 3, 3]
+  assert model.ledger.epsilon() > plan.epsilon()
 
 
 def test_spent_is_less_than_planned():

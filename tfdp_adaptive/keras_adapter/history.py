@@ -3,7 +3,8 @@
 
 Two optimizers, two models that share layers, a model wrapped again: whoever moves a
 variable leaves a line on it. The lines are saved with a private model's weights
-(`.keras` and `.weights.h5`). Values that are copied by hand, or restored from a
+(`.keras` and `.weights.h5`). Steps that are undone, by loading what was saved before them,
+stay counted as a run of their own. Values that are copied by hand, or restored from a
 TensorFlow checkpoint, carry the line of the optimizer restored with them, and no older
 ones: `statement` says so.
 """
@@ -12,6 +13,7 @@ import dataclasses
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -29,6 +31,7 @@ class Run:
     self._own_sampler = own_sampler
     self.examples_per_user = 0  # The most that a step took of one, where users are records.
     self.restored = False  # Whether its steps were read from a file, history and all.
+    self.watched: Any = None  # See `watch`; no file holds or restores it.
 
   @property
   def living(self) -> bool:
@@ -42,6 +45,13 @@ class Run:
     assert self._entry is not None  # A run has one or the other.
     return self._entry.steps
 
+  def undone(self) -> List[ledger_lib.Entry]:
+    """What was trained before older steps were put back, from above: all steps there ever were."""
+    if self.watched is None:
+      return []
+    last, most, times = np.asarray(self.watched).tolist()
+    return (times + (self.steps < last)) * [self.entry(most)]
+
   def entry(self, steps: Optional[int] = None) -> ledger_lib.Entry:
     if self._entry is not None:
       return self._entry
@@ -51,6 +61,17 @@ class Run:
       done = min(done, self._plan.steps)  # Later steps release nothing of the data.
     return dataclasses.replace(
         begun.done(done).entries[0], examples_per_user=self.examples_per_user)
+
+
+def watch(watched: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+  """`[last, most, times]`: the last step, the highest, and how often earlier ones came again.
+
+  Args:
+    watched: What it was before, zeros at first.
+    row: [] int64, the number of steps with this one.
+  """
+  last, most, times = tf.unstack(watched)
+  return tf.stack([row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype)])
 
 
 def begin(variables: Sequence[Any], run: Run) -> None:
@@ -82,14 +103,17 @@ def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
     if same:
       _, told = entries.pop(same[-1])
       run.examples_per_user = max(run.examples_per_user, told.examples_per_user)
-  return ledger_lib.Ledger(tuple(entry for _, entry in entries if entry.steps))
+  undone = [entry for other in runs(variables) for entry in other.undone()]
+  return ledger_lib.Ledger(tuple(
+      [entry for _, entry in entries if entry.steps] + undone))
 
 
 def ledger(variables: Sequence[Any], current: Optional[Run] = None) -> ledger_lib.Ledger:
   """Everything the weights have cost so far."""
   if current is None:
     return ledger_lib.Ledger(tuple(
-        run.entry() for run in runs(variables) if run.steps))
+        entry for run in runs(variables)
+        for entry in run.undone() + ([run.entry()] if run.steps else [])))
   so_far = before(variables, current)
   mine = current.entry()
   return ledger_lib.Ledger(so_far.entries + ((mine,) if mine.steps else ()))

@@ -266,6 +266,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       self._hidden.moved = tuple(var_list)
       self._hidden.run = history.Run(
           self.plan, self.rule, self._hidden.state[1].noise.row, self.own_sampler or '')
+      self._hidden.run.watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
       history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
@@ -303,6 +304,8 @@ class DPOptimizer(guard.GuardedOptimizer):
   def write_state(self, rule_state: trees.Tree, private_state: privatizer_lib.State) -> None:
     trees.map(lambda variable, value: variable.assign(value), self._hidden.state,
               (rule_state, private_state))
+    watched = self._hidden.run.watched
+    watched.assign(history.watch(tf.convert_to_tensor(watched), private_state.noise.row))
 
   @property
   def rule_state(self) -> trees.Tree:

@@ -31,7 +31,8 @@ class Cache(sources.Source):
     data: A finite, unbatched `tf.data.Dataset`.
     folder: Where to write. A cache that is there already is used as it is; the first
       records of `data` must be its own, unless `data` gives others at every pass. None: a
-      folder of the system's for temporary files that only this user may read, deleted with this object.
+      folder of the system's for temporary files that only this user may read, deleted
+      with this object.
   """
 
   def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
