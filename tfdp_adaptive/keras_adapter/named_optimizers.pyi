@@ -216,7 +216,7 @@ class DPShampoo(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
       epsilon: float = 0.0001, scale_epsilon: float = 0.01, refresh_every: int = 50,
-      max_size: int = 1024, l2_norm_clip: Optional[float] = None,
+      max_size: int = 512, l2_norm_clip: Optional[float] = None,
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
@@ -230,7 +230,7 @@ class DPSOAP(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
       epsilon: float = 0.0001, scale_epsilon: float = 0.01, refresh_every: int = 50,
-      max_size: int = 1024, l2_norm_clip: Optional[float] = None,
+      max_size: int = 512, l2_norm_clip: Optional[float] = None,
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
       adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,

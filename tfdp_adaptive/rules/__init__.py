@@ -2,6 +2,7 @@
 """Private optimizers as pure update rules, one factory each."""
 
 from tfdp_adaptive.contract import Ask as Ask
+from tfdp_adaptive.contract import Kronecker as Kronecker
 from tfdp_adaptive.contract import Query as Query
 from tfdp_adaptive.contract import Release as Release
 from tfdp_adaptive.contract import Rule as Rule

@@ -7,7 +7,7 @@ from tfdp_adaptive.rules import kronecker
 
 def dp_shampoo(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
-    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 1024) -> contract.Rule:
+    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
   """Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
 
   The private form is ours. A record's gradient W of a matrix is clipped and noised as `A W G`,
@@ -31,9 +31,10 @@ def dp_shampoo(
     beta_2: Decay of the second moments, in [0, 1).
     epsilon: Floor of the root mean square, in gradient units, > 0.
     scale_epsilon: Added to eigenvalues relative to their mean, > 0.
-    refresh_every: Steps between two decompositions, in float64. On a CPU under XLA
-      (`jit_compile=True`) they are slow for sides of some hundreds.
-    max_size: Longer sides are left as they are.
+    refresh_every: Steps between two decompositions, in float64. XLA is slow at them on a CPU:
+      some eight seconds for a side of 512, where TensorFlow takes a tenth of one. There,
+      compile the model with `jit_compile=False` (Keras 3 chooses XLA by itself).
+    max_size: Longer sides are left as they are, as tables of embeddings mostly are.
 
   Returns:
     A `contract.Rule` whose direction has no unit.

@@ -7,7 +7,7 @@ from tfdp_adaptive.rules import kronecker
 
 def dp_soap(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
-    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 1024) -> contract.Rule:
+    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
   """SOAP (Vyas et al., arXiv:2409.11321) with scale-then-privatize between its matrices.
 
   The private form is ours. Records are clipped and noised as in `dp_shampoo`, between A and G;
