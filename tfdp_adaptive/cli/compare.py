@@ -20,7 +20,7 @@ if TYPE_CHECKING:
   import argparse
 
 PART = 'centralized'
-STEPS = 300
+STEPS = 150
 EPSILON = 4.0
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('centralized training')
   group.add_argument('--steps', type=options.positive_int, default=STEPS, metavar='N',
                      help='training steps of every method (default: %(default)s)')
-  group.add_argument('--batch-size', type=options.positive_int, default=512, metavar='N',
+  group.add_argument('--batch-size', type=options.positive_int, default=256, metavar='N',
                      help='expected number of sentences per step (default: %(default)s)')
 
 
