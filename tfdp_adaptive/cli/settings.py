@@ -42,9 +42,9 @@ CENTRALIZED = {
     'dp_adam': Method(
         'DP-Adam', 'DPAdam', dict(learning_rate=.03, l2_norm_clip=.5, epsilon=_FLOOR), _RATES),
     'dp_adam_bc': Method(
-        'DP-AdamBC', 'DPAdamBC', dict(learning_rate=.03, l2_norm_clip=.5, epsilon=_FLOOR), _RATES),
+        'DP-AdamBC', 'DPAdamBC', dict(learning_rate=.01, l2_norm_clip=.5, epsilon=_FLOOR), _RATES),
     'dp_adam_ime': Method(
-        'DP-AdamIME', 'DPAdamIME', dict(learning_rate=.03, l2_norm_clip=.5, epsilon=_FLOOR),
+        'DP-AdamIME', 'DPAdamIME', dict(learning_rate=.01, l2_norm_clip=.5, epsilon=_FLOOR),
         _RATES),
     'dp_adam_stp': Method(
         'DP-AdamSTP', 'DPAdamSTP',
