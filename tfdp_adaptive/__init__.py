@@ -17,6 +17,7 @@ _EXPORTS = {
     'Ledger': 'privacy.ledger',
     'PrivacyPlan': 'privacy.plan',
     'advise': 'privacy.advice',
+    'recommend': 'privacy.recommendation',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'keras_adapter.optimizer',
     'PrivacyError': 'errors',
@@ -98,6 +99,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.privacy.advice import advise as advise
   from tfdp_adaptive.privacy.ledger import Ledger as Ledger
   from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
+  from tfdp_adaptive.privacy.recommendation import recommend as recommend
   from tfdp_adaptive.tuning import tune as tune
 
 # Without what needs a library that not every environment can have.

@@ -33,6 +33,12 @@ def test_regimes(parameters, regime):
   assert advice.advise(parameters=parameters, **PAPER).regime == regime
 
 
+def test_clip_norms_of_scaled_records():
+  result = advice.advise(parameters=10**4, **PAPER)
+  assert result['scaled_clip'] == 100
+  assert result['largest_scaled_clip'] == pytest.approx(100 * math.sqrt(2048))
+
+
 def test_replace_counts_the_noise_twice():
   doubled = advice.advise(parameters=1000, adjacency='replace', **PAPER)
   same = advice.advise(parameters=1000, **dict(PAPER, noise_multiplier=2.0))

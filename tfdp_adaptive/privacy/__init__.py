@@ -8,3 +8,4 @@ from tfdp_adaptive.privacy.choice import choose_plan as choose_plan
 from tfdp_adaptive.privacy.ledger import Ledger as Ledger
 from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
 from tfdp_adaptive.privacy.private_search import Search as Search
+from tfdp_adaptive.privacy.recommendation import recommend as recommend

@@ -134,9 +134,12 @@ def advise(
       Finding('negative_if_examples_are_orthogonal', negative(batch_size**-0.5),
               'the same with g = zeta/sqrt(B m)',
               'The same if they have nothing in common: at most so many, for even sizes.'),
-      Finding('scaled_clip', math.sqrt(parameters), 'zeta ~ sqrt(m)',
-              'Order of the clip norm that scale-then-privatize needs: its records have unit '
-              'size in every coordinate.'),
+      Finding('scaled_clip', math.sqrt(parameters), 'zeta from sqrt(m)',
+              'Smallest clip norm that scale-then-privatize needs: where examples agree, records '
+              'have unit size in every coordinate.'),
+      Finding('largest_scaled_clip', math.sqrt(parameters * batch_size), 'zeta to sqrt(m B)',
+              'Largest that it may need: where examples have nothing in common, the mean has unit '
+              'size and a record is sqrt(B) times larger. The noise grows with it.'),
       Finding('scaled_noise', scaled_noise, 'zeta sigma / B with zeta = sqrt(m)',
               'Second moments of scale-then-privatize come out 1/(1-q^2) too large for this q, '
               'and grow without bound from 1 on.'),
