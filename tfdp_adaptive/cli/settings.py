@@ -33,6 +33,9 @@ class Method(NamedTuple):
 
 # On text all have the clip norm .5 (scale-then-privatize: the square root of the number of
 # parameters), epsilon at the noise floor, so that second moments count, and one of three rates.
+# Loss on validation sentences, rate by rate: DP-SGD 5.003, 4.898, 5.218; DP-AdamSTP 5.029, 4.878,
+# 5.035; without the last rate DP-Adam 5.037, 4.901, DP-AdamBC 4.901, 4.948, DP-AdamIME 5.020,
+# 5.069. Adam's .03 is by hand.
 _FLOOR, _RATES = 1.2e-3, dict(learning_rate=(.01, .03, .1))
 CENTRALIZED = {
     'adam': Method('Adam, not private', None, dict(learning_rate=.03), _RATES),
