@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KerasHub's tasks from a preset folder: strings in, private training, generated text."""
 
+import dataclasses
 import importlib.util
 
 import numpy as np
@@ -79,6 +80,26 @@ def test_fine_tuning_on_strings_lowers_the_loss_then_generates_and_is_saved(pres
   assert again.ledger == model.ledger and again.generate('ab', max_length=6) == text
 
 
+@pytest.mark.slow
+def test_strings_of_users_are_the_same_as_what_the_preprocessor_makes_of_them(preset):
+  import keras_hub  # pylint: disable=g-import-not-at-top
+  plan = dataclasses.replace(PLAN, population_size=8, batch_size=4, steps=1, unit='user')
+  users, trained = np.arange(len(TEXTS)) // 4, []
+  for prepared in (False, True):
+    task = keras_hub.models.GPT2CausalLM.from_preset(preset)
+    data = TEXTS
+    if prepared:
+      data = tf.nest.map_structure(np.array, task.preprocessor(list(TEXTS)))
+      task = keras_hub.models.GPT2CausalLM(task.backbone, preprocessor=None)
+    model = tfdp.make_private(task)
+    model.compile(tfdp.DPAdam(0.05, plan=plan, seed=2),
+                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(plan.batches(data, users=users, examples_per_user=3), verbose=0)
+    trained.append(model.get_weights())
+  for one, other in zip(*trained):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_a_classifier_takes_strings_and_labels(preset):
   import keras_hub  # pylint: disable=g-import-not-at-top
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'ab', 'ba']
@@ -92,12 +113,18 @@ def test_a_classifier_takes_strings_and_labels(preset):
   model.compile(tfdp.DPAdam(0.05, plan=PLAN, seed=2), metrics=['accuracy'],
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
   labels = np.arange(32) % 2
-  model.fit(PLAN.batches((TEXTS, labels)), steps_per_epoch=6, epochs=2, verbose=0)
+  validation = tf.data.Dataset.from_tensor_slices((TEXTS, labels)).batch(5)
+  history = model.fit(PLAN.batches((TEXTS, labels)), steps_per_epoch=6, epochs=2, verbose=0,
+                      validation_data=validation).history
+  np.testing.assert_allclose(
+      history['val_accuracy'][-1], model.evaluate(TEXTS, labels, verbose=0)[1], rtol=1e-6)
   assert model.optimizer.steps_done == 12
   guesses = model.predict(TEXTS, verbose=0).argmax(1)
   held_out = (np.append(TEXTS, TEXTS[guesses != labels]), np.append(
       labels, labels[guesses != labels]))  # Other shares than a half.
   expected = np.mean(model.predict(held_out[0], verbose=0).argmax(1) == held_out[1])
-  np.testing.assert_allclose(model.evaluate(*held_out, verbose=0)[1], expected, rtol=1e-6)
+  np.testing.assert_allclose(model.evaluate(*held_out, 8, 0)[1], expected, rtol=1e-6)
+  np.testing.assert_allclose(model.test_on_batch(*held_out)[1], expected, rtol=1e-6)
+  np.testing.assert_array_equal(model.predict_on_batch(list(TEXTS)).argmax(1), guesses)
   with pytest.raises(NotImplementedError, match='save_to_preset'):
     model.get_config()

@@ -7,11 +7,13 @@ but training: what is not found here is asked of the task.
 
 import os
 import types
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import habits
 from tfdp_adaptive.keras_adapter import model as model_lib
 from tfdp_adaptive.privacy import marks
 
@@ -50,20 +52,32 @@ class DPTask(model_lib.DPFunctional):
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     kwargs['validation_data'] = self._held_out(kwargs.get('validation_data'))
-    return self._prepared(x, y, kwargs)
+    return self._prepared(x, y, kwargs, self._preprocess_records)
 
-  def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-    x, y = self._prepared(x, y, kwargs)
+  def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    kwargs = habits.by_name(keras.Model.evaluate, 3, args, kwargs)
+    if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
+      x, y = self._prepared(x, y, kwargs)
     return super().evaluate(x, y, **kwargs)
 
-  def predict(self, x: Any, **kwargs: Any) -> Any:
+  def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
     """As the task does."""
-    return self.task.predict(x, **kwargs)
+    return self.task.predict(x, *args, **kwargs)
+
+  def predict_on_batch(self, x: Any) -> Any:
+    """As the task does."""
+    return self.task.predict_on_batch(x)
+
+  def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
+                    **kwargs: Any) -> Any:
+    if self.task.preprocessor is not None:
+      x, y, sample_weight = self._preprocess(x, y, sample_weight)
+    return super().test_on_batch(x, y, sample_weight, **kwargs)
 
   def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
                      **kwargs: Any) -> Any:
     if self.task.preprocessor is not None:
-      x, y, sample_weight = self._preprocess(x, y, sample_weight)
+      x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
     return super().train_on_batch(x, y, sample_weight, **kwargs)
 
   def _held_out(self, data: Any) -> Any:
@@ -72,7 +86,8 @@ class DPTask(model_lib.DPFunctional):
     return self._prepared(data[0], data[1] if len(data) > 1 else None,
                           dict(sample_weight=data[2]) if len(data) > 2 else {})[0]
 
-  def _prepared(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+  def _prepared(self, x: Any, y: Any, kwargs: Dict[str, Any],
+                preprocess: Optional[Callable[..., Any]] = None) -> Tuple[Any, Any]:
     """`(x, y)` as Keras takes them; strings and the like become batches of the model's inputs."""
     if self.task.preprocessor is None:
       return x, y
@@ -82,11 +97,35 @@ class DPTask(model_lib.DPFunctional):
       if kwargs.get('shuffle', True):
         x = x.shuffle(x.cardinality())
       x = x.batch(kwargs.pop('batch_size', None) or 32)
-    return x.map(self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
+    return x.map(preprocess or self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
+
+  def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """One batch of what the plan protects: examples, or users of several each."""
+    plan = self.optimizer.plan
+    if plan is None or plan.unit != 'user':
+      return self._preprocess(x, y, sample_weight)
+    tensors = tf.nest.map_structure(
+        lambda t: None if t is None else tf.convert_to_tensor(t), (x, y, sample_weight))
+    first = next(t for t in tf.nest.flatten(tensors) if t is not None)
+    known, sizes = first.shape[:2], tf.shape(first)[:2]
+
+    def joined(t: Any) -> Any:
+      return None if t is None else tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0))
+
+    def divided(t: Any) -> Any:
+      if t is None:
+        return None
+      back = tf.reshape(t, tf.concat([sizes, tf.shape(t)[1:]], 0))
+      return tf.ensure_shape(back, known + t.shape[1:])
+
+    return tf.nest.map_structure(
+        divided, self._preprocess(*tf.nest.map_structure(joined, tensors)))
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
                   ) -> Tuple[Any, Any, Any]:
     """One batch; what the task weighs and what the caller does are multiplied."""
+    x = tf.nest.map_structure(  # Tokenizers do not take arrays of strings.
+        lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, x)
     x, y, own = keras.utils.unpack_x_y_sample_weight(self.task.preprocess_samples(x, y))
     if own is not None:
       own = tf.cast(own, tf.float32)
