@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import history
+from tfdp_adaptive.privacy import ledger
 
 keras = compat.keras
 RNG = np.random.default_rng(0)
@@ -148,3 +150,18 @@ def test_files_carry_it(tmp_path, compiled):
   fresh.load_weights(weights)
   if compat.KERAS_3:
     assert fresh.ledger == loaded.ledger
+
+
+def test_a_run_restored_knows_what_the_file_says_of_users():
+  plan = make_plan(unit='user')
+  read = tfdp.Ledger((ledger.Entry(plan, 2, examples_per_user=3),))
+  weight = tf.Variable(0.0)
+  history.load([weight], np.frombuffer(read.to_json().encode(), np.uint8))
+  run = history.Run(plan, None, row=np.int64(2))
+  run.restored = True
+  history.begin([weight], run)
+  assert history.ledger([weight], run) == read  # Once, and as it was.
+  run.examples_per_user = 5  # Since then.
+  assert history.ledger([weight], run).entries[0].examples_per_user == 5
+  with pytest.raises(ValueError, match='examples_per_user'):
+    ledger.Entry(plan, 2, examples_per_user=-1)
