@@ -36,7 +36,8 @@ class DPModel(_Mixin):
   `sample_weight` may weight examples; weight zero marks padding, which is no
   record at all. Losses that depend on the weights only (regularizers) are public
   and added after the noise. The metrics that `fit` reports are exact numbers
-  computed from private data: they are NOT private, do not publish them.
+  computed from private data: they are NOT private, do not publish them. Under a plan
+  they see padding, too: metrics of your own must heed `sample_weight`, zero for it.
   """
 
   def compile(
