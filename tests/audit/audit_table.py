@@ -41,6 +41,9 @@ the claim at delta = {delta:g}.
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
+Users take part with three examples each; their bugs are no clipping, half the noise, the same
+noise at each step, and examples that are clipped by themselves.
+
 Bugs: {switched}; for the two independent-moment classes also B for 2B - 1; and, once, half the
 noise where it is announced so, and batches that are cyclic, shuffled by epochs, or always the same
 where Poisson sampling is claimed. Of these {others} of {others_planted} were caught.
@@ -57,7 +60,7 @@ def main():
                       default=pathlib.Path(__file__).parents[2] / 'docs' / 'audit.md')
   arguments = parser.parse_args()
   warnings.simplefilter('ignore')
-  rows = [row(name) for name in white_box.METHODS]
+  rows = [row(name) for name in white_box.METHODS] + [row('DPAdam', 'user')]
   others = list(other_bugs())
   text = TEXT.format(
       steps=white_box.STEPS, canaries=white_box.CANARIES, batch=white_box.BATCH_SIZE,
@@ -68,9 +71,9 @@ def main():
   arguments.out.write_text(text, encoding='utf-8')
 
 
-def row(name):
+def row(name, unit='example'):
   start = time.process_time()
-  report = white_box.report(name, seed=1, confidence=CONFIDENCE)
+  report = white_box.report(name, seed=1, confidence=CONFIDENCE, unit=unit)
   seconds = time.process_time() - start
   if report.vacuous:
     claimed = white_box.report(name, epsilon=4.0, seed=1, canaries=64, batch_size=16)
@@ -79,15 +82,17 @@ def row(name):
   amplified = report.batches.what != 'every record in its place'
   bound = max(report.canaries.epsilon_lower,
               0.0 if amplified else report.canaries.gaussian_lower)
-  caught = list(bugs(name))
+  caught = list(bugs(name) if unit == 'example' else bugs_of_users(name))
   print(report, caught, flush=True)
-  return (f'| {name} | {report.claimed:.3f} | {report.change.size:.4f} | {report.noise.size:.3f} | '
+  of = '' if unit == 'example' else ', users'
+  return (f'| {name}{of} | {report.claimed:.3f} | {report.change.size:.4f} | {report.noise.size:.3f} | '
           f'{bound:.2f} | {report.canaries.estimate.epsilon:.2f} | '
           f'{"YES" if report.violated else "no"} | {sum(caught)} / {len(caught)} | {seconds:.1f} |')
 
 
-def subject(name):
-  return subjects.of(white_box.make(name, (), 4.0, white_box.DELTA, 128, 24, 16, 5), 64)
+def subject(name, unit='example'):
+  return subjects.of(
+      white_box.make(name, (), 4.0, white_box.DELTA, 128, 24, 16, 5, unit), 64)
 
 
 def bugs(name):
@@ -100,6 +105,16 @@ def bugs(name):
   if name in planted.SQUARED_MEAN:
     with planted.b_for_2b_minus_1():
       yield planted.caught(subject(name), 'changes')
+
+
+def bugs_of_users(name):
+  with planted.switched() as switches:
+    one = subject(name, 'user')
+    for bug in ('no clipping', 'half the noise', 'the same noise at each step'):
+      switches.only(bug)
+      yield planted.caught(one, planted.SWITCHED[bug])
+  with planted.examples_as_records():
+    yield planted.caught(subject(name, 'user'), 'changes')
 
 
 def other_bugs():

@@ -14,6 +14,8 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.queries import rule_query
@@ -91,8 +93,9 @@ def _plant_in_engines(patch, bugs):
     def faulty(model, loss, batch, request):
       clips = tuple(bugs.where('no clipping', 1e3 * clip, clip) for clip in request.clips)
       clipped = engine(model, loss, batch, request._replace(clips=clips))
-      raw = engine(model, loss, batch, request._replace(
-          queries=tuple(query._replace(scale=()) for query in request.queries)))
+      scaled = any(tf.nest.flatten(query.scale) for query in request.queries)
+      raw = engine(model, loss, batch, request._replace(queries=tuple(
+          query._replace(scale=()) for query in request.queries))) if scaled else clipped
       sums = tuple(
           ours._replace(total=bugs.where('clipped unscaled', _scaled(query, other.total),
                                          ours.total))
@@ -153,6 +156,20 @@ def b_for_2b_minus_1():
   """The sensitivity of the squared mean, taken for that of the mean."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(statistics, 'square_sensitivity', lambda distance: distance)
+    yield
+
+
+@contextlib.contextmanager
+def examples_as_records():
+  """Every example of a user is clipped by itself, where users are what is protected."""
+  def split(x, y, weights):
+    x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in (x, y, weights))
+    size = x.shape[-1]
+    return interface.Batch(tf.ensure_shape(x, [None, size]), tf.ensure_shape(y, [None, 1]),
+                           tf.ensure_shape(weights, [None]), weights != 0)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(admission, '_of_users', split)
     yield
 
 

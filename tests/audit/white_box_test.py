@@ -10,13 +10,10 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import white_box
-from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.keras_adapter import named_optimizers
 
 SMALL = 1e-3 * 0.05  # False alarms that probes are allowed here.
@@ -117,29 +114,15 @@ def test_a_query_with_a_plan_of_users():
   assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 10
 
 
-def test_an_optimizer_with_a_plan_of_users(monkeypatch):
-  plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=8, l2_norm_clip=0.5,
-                          noise_multiplier=2.0, target_delta=1e-5, unit='user')
-  assert batch_law.check(plan).p_value > SMALL
-  right = changes.largest(subjects.of(tfdp.DPAdam(plan=plan), 16), 1, history=(0,))
-  assert not right.violated and right.size == pytest.approx(1, rel=1e-3)
-
-  def examples_as_records(x, y, weights):
-    x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in (x, y, weights))
-    return interface.Batch(tf.ensure_shape(x, [None, 16]), tf.ensure_shape(y, [None, 1]),
-                           tf.ensure_shape(weights, [None]), weights != 0)
-
-  monkeypatch.setattr(admission, '_of_users', examples_as_records)
-  change = changes.largest(subjects.of(tfdp.DPAdam(plan=plan), 16), 1, history=(0,))
-  assert change.violated and change.size == pytest.approx(3, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_whole_audit_of_users():
-  plan = tfdp.PrivacyPlan(population_size=100, batch_size=10, steps=8, l2_norm_clip=0.5,
-                          noise_multiplier=2.0, target_delta=1e-5, unit='user')
-  report = tfdp.audit.white_box(tfdp.DPAdam(plan=plan), canaries=64, seed=1)
-  assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 8
+def test_an_optimizer_with_a_plan_of_users():
+  make = lambda: white_box.make('DPAdam', (), 4.0, 1e-6, 64, 8, 8, 5, unit='user')
+  assert make().plan.unit == 'user'
+  report = tfdp.audit.white_box(make(), canaries=64, seed=1)
+  assert not report.violated and report.claimed == make().plan.epsilon()
+  assert report.batches.steps == 8 and report.change.size == pytest.approx(1, rel=1e-3)
+  with planted.examples_as_records():
+    report = tfdp.audit.white_box(make(), canaries=64, seed=1)
+  assert report.looks[0].violated and report.change.size == pytest.approx(3, rel=1e-3)
 
 
 @pytest.mark.parametrize('mechanism', [
@@ -178,5 +161,9 @@ def test_what_cannot_be_audited_is_refused():
     tfdp.audit.white_box(used, canaries=64)
   with pytest.raises(ValueError, match='An audit is of a private optimizer'):
     tfdp.audit.white_box(tf.keras.optimizers.Adam())
+  with pytest.raises(ValueError, match='would be another each time'):
+    tfdp.audit.white_box(tfdp.DPSGD(
+        l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8,
+        mechanism=tfdp.mechanisms.IndependentGaussian(rounding=.1)))
   with pytest.raises(ValueError, match='`canaries` must be an integer >= 16'):
     tfdp.audit.white_box(optimizer('DPSGD'), canaries=2)

@@ -91,6 +91,13 @@ def test_ledgers_calibration_and_files():
     assert words in plan.statement() and words not in plain.statement()
 
 
+def test_integers_of_numpy_are_numbers():
+  plan = make_plan(sampling=tfdp.sampling.FixedOrder(), noise_multiplier=np.int64(2),
+                   extra_releases=(np.int64(2),), mechanism=mechanisms.IndependentGaussian())
+  event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(np.int64(2))] * 2)
+  assert plan.epsilon() > 0 and accounting.epsilon(event, 1e-5) > 0
+
+
 @pytest.mark.parametrize('changes', [
     dict(adjacency='replace', population_is_public=True),
     dict(sampling=tfdp.sampling.TruncatedPoisson(max_batch_size=60)),

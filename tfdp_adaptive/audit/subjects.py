@@ -181,6 +181,10 @@ def claims_of(optimizer: Any) -> Claims:
 def _claims(
     name: str, privatizer: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
     plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
+  if mechanism is not None and mechanism.rounding is not None:
+    raise ValueError('An audit compares releases that have the same noise, and that of the '
+                     f'operating system would be another each time. Received: mechanism='
+                     f'{mechanism!r}. Audit the same optimizer without `rounding`.')
   return Claims(
       name=name, noise_multiplier=float(privatizer.noise_multiplier),
       batch_size=float(privatizer.batch_size), adjacency=privatizer.adjacency,

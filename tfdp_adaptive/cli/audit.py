@@ -36,6 +36,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
                           f'1000 training sentences; {white_box.CANARIES} with --white-box)')
   group.add_argument('--confidence', type=options.confidence, default=.95, metavar='P',
                      help='with which no claim that holds is refuted (default: %(default)s)')
+  group.add_argument('--unit', choices=('example', 'user'), default='example',
+                     help='what a record is, with --white-box; a user has several examples')
   group.add_argument('--json', action='store_true', help='print JSON')
   group = parser.add_argument_group('training')
   group.add_argument('--steps', type=options.positive_int, metavar='N',
@@ -52,6 +54,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
   if arguments.white_box:
     return VIOLATED * white_box.run(arguments)
+  if arguments.unit != 'example':
+    raise options.UsageError('--unit user needs --white-box: sentences have no users here')
   method = settings_lib.CENTRALIZED.get(arguments.method)
   if method is None:
     raise options.UsageError(f'--method {arguments.method} needs --white-box: there are recorded '

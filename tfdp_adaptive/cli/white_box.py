@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> bool:
   result = report(
       arguments.method, changes=arguments.set, epsilon=arguments.epsilon, delta=arguments.delta,
       canaries=arguments.canaries or CANARIES, confidence=arguments.confidence,
-      steps=arguments.steps or STEPS, batch_size=arguments.batch_size or BATCH_SIZE)
+      steps=arguments.steps or STEPS, batch_size=arguments.batch_size or BATCH_SIZE,
+      unit=arguments.unit)
   print(json.dumps(result.to_dict(), indent=1) if arguments.json else result)
   return result.violated
 
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> bool:
 def report(
     method: str, *, changes: Any = (), epsilon: Optional[float] = None,
     delta: Optional[float] = None, canaries: int = CANARIES, confidence: float = .95,
-    steps: int = STEPS, batch_size: int = BATCH_SIZE, seed: Optional[int] = None) -> Any:
+    steps: int = STEPS, batch_size: int = BATCH_SIZE, seed: Optional[int] = None,
+    unit: str = 'example') -> Any:
   """The audit of one method, by its class's name or one of `settings.CENTRALIZED`."""
   if batch_size > canaries:
     raise options.UsageError('--batch-size must be at most the number of canaries, which are all '
@@ -55,14 +57,14 @@ def report(
     raise options.UsageError(f'--canaries must be at least 16. Received: {canaries}')
   optimizer = make(
       method, changes, epsilon or compare.EPSILON, delta or DELTA, canaries, steps, batch_size,
-      seed)
+      seed, unit)
   return tfdp.audit.white_box(
       optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
 
 
 def make(
     method: str, changes: Any, epsilon: float, delta: Optional[float], population_size: int,
-    steps: int, batch_size: int, seed: Optional[int] = None) -> Any:
+    steps: int, batch_size: int, seed: Optional[int] = None, unit: str = 'example') -> Any:
   """A fresh optimizer with a plan that claims `epsilon`."""
   if method in METHODS:
     name = method
@@ -72,7 +74,7 @@ def make(
     settings = dict(settings_lib.CENTRALIZED[method].settings)
   settings = options.changed(settings, changes)
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
-              l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed)
+              l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed, unit=unit)
   if name in _FULL:
     plan.update(sampling=tfdp.sampling.FixedOrder())
   if name == 'DPAdamJME':

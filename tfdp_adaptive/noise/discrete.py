@@ -122,16 +122,20 @@ def stream(mechanism: independent.IndependentGaussian, noise_multiplier: float) 
   """
   rounding = float(mechanism.rounding or 0)
 
-  def init(specs: trees.Tree) -> streams.State:
+  def check_replicas() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
       raise ValueError('Noise from the operating system would be another on every replica. '
                        f'Received: rounding={rounding:g} on {replicas} replicas. Use one, or '
                        'IndependentGaussian() without `rounding`.')
+
+  def init(specs: trees.Tree) -> streams.State:
+    check_replicas()
     integer_stddev(noise_multiplier, rounding, count(specs))
     return streams.State(keys.from_system(), tf.zeros([], tf.int64))
 
   def next_rows(state: streams.State, specs: trees.Tree) -> tuple:
+    check_replicas()
     leaves = tf.nest.flatten(specs)
     stddev = integer_stddev(noise_multiplier, rounding, count(specs))
     size = count(specs)

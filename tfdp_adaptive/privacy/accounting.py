@@ -238,7 +238,7 @@ def _gaussian(
   if neighbors is _RELATION.REPLACE_ONE:
     return None
   if isinstance(dp_event, dp_accounting.GaussianDpEvent):
-    return dp_event.noise_multiplier
+    return float(dp_event.noise_multiplier)
   if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
     sigma = _gaussian(dp_event.event, neighbors)
     return None if sigma is None else sigma / math.sqrt(dp_event.count)

@@ -112,9 +112,10 @@ class PrivacyPlan(ledger.Accounted):
     if not isinstance(self.extra_releases, (tuple, list)):
       raise ValueError('`extra_releases` must be a tuple of noise multipliers. '
                        f'Received: extra_releases={self.extra_releases!r}.')
-    object.__setattr__(self, 'extra_releases', tuple(self.extra_releases))
     for relative_noise in self.extra_releases:
       checks.positive(extra_releases=relative_noise)
+    # Integers of NumPy have no negative powers.
+    object.__setattr__(self, 'extra_releases', tuple(map(float, self.extra_releases)))
     if self.population_is_public is None:
       object.__setattr__(self, 'population_is_public', self.adjacency != 'add_remove')
     plan_checks.population(self)

@@ -67,6 +67,8 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
       clipped_count_stddev: Optional[float] = None, geometric_update: bool = True,
       every_step: bool = False, adjacency: str = 'zero_out', clipping: Any = 'hard',
       seed: Optional[int] = None) -> None:
+    if seed is not None:
+      checks.whole(0, seed=seed)
     checks.positive(expected_num_records=expected_num_records)
     checks.not_negative(noise_multiplier=noise_multiplier, learning_rate=learning_rate)
     if not (checks.is_number(target_unclipped_quantile) and 0 <= target_unclipped_quantile <= 1):
@@ -151,6 +153,7 @@ def sum_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -
   """
   checks.not_negative(
       noise_multiplier=noise_multiplier, clipped_count_stddev=clipped_count_stddev)
+  noise_multiplier, clipped_count_stddev = float(noise_multiplier), float(clipped_count_stddev)
   if not noise_multiplier:
     return 0.0
   if 2 * clipped_count_stddev <= noise_multiplier:

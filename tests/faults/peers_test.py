@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects that were found in other libraries, each with the test that we do not have it.
+
+`python tests/faults/peers_test.py` writes the table into docs/faults.md.
+"""
+
+import ast
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE, HEAD = ROOT / 'docs' / 'faults.md', '| defect | test |\n|---|---|\n'
+HERE = 'faults/peers_test.py'
+# What another library did -> the test that would fail if this one did it.
+DEFECTS = {
+    'Chunks of a batch are Poisson samples of their own, accounted for as one':
+        f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',
+    'Poisson sampling is accounted for, and shuffled batches are used':
+        'keras_adapter/misuse_test.py::test_a_plan_wants_its_own_batches',
+    'A noise multiplier is checked for the chunk instead of the batch; a budget has a tolerance':
+        f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',
+    'A strategy with columns of norm below one adds too little noise':
+        'mechanisms/mechanism_contract_test.py::test_columns_have_norm_one_at_most',
+    'Past its last row a mechanism repeats the last noise':
+        'privatizer_test.py::test_past_the_end_xla_releases_noise_alone_and_keeps_the_secret',
+    'Dropout has one mask for ever':
+        'clipping/bookkeeping_models_test.py::'
+        'test_dropout_is_fresh_each_step_and_the_same_in_both_passes',
+    'Batch normalization is accepted':
+        'keras_adapter/misuse_test.py::test_layers_that_break_per_example_gradients',
+    'A saved model does not load, or one with an earlier weight that is not trained fails':
+        'keras_adapter/features_test.py::'
+        'test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model',
+    'The budget counts chunks and refuses steps that are covered':
+        'keras_adapter/misuse_test.py::test_more_steps_than_planned_are_refused',
+    'Every `fit` draws the same batches':
+        f'{HERE}::test_no_global_seed_fixes_the_batches',
+    'A global seed fixes the noise':
+        'keras_adapter/noise_test.py::test_no_global_seed_fixes_the_noise',
+    'An update is not a number where the second moment is zero':
+        'rules/rules_contract_test.py::test_finite',
+    'The expected batch size depends on a private number of records':
+        'privacy/plan_test.py::test_the_private_size_of_a_population_stays_out_of_the_plan',
+    'Steps of some epochs lose one to rounding':
+        'keras_adapter/habits_test.py::test_steps_in_epochs',
+    'Sums are divided by the private size of the batch; an empty one fails':
+        'keras_adapter/noise_test.py::test_an_empty_poisson_batch_is_a_step_of_pure_noise',
+    'Neighbouring seeds share noise, and without a seed the clock is one':
+        'noise/noise_keys_test.py::test_children_and_chain_never_meet',
+    'A key drawn while a graph is built is the same in every run of it':
+        'noise/noise_keys_test.py::'
+        'test_system_keys_are_fresh_in_eager_mode_and_at_every_run_of_a_graph',
+    'A compiled step adds the same noise at every call':
+        'keras_adapter/noise_test.py::test_steps_fits_and_optimizers_never_share_noise',
+    'A restored state repeats the noise for other records':
+        'keras_adapter/noise_test.py::test_restoring_never_repeats_noise',
+    'The same key gives other noise when compiled':
+        'noise/noise_gaussian_test.py::test_xla_draws_the_same_numbers',
+    'Normals are cut off where their uniforms are':
+        'noise/noise_gaussian_test.py::test_tensorflows_own_normals_would_not_do',
+    'Every replica adds noise of its own, or the same noise once too often':
+        'noise/noise_distribute_test.py::test_replicas_have_the_noise_of_one_device',
+    'Exact metrics of clients come out with a private round':
+        'federated/processes_test.py::'
+        'test_nothing_exact_about_the_clients_comes_out_unless_asked_for',
+    'Ready-made gradients, or a summed loss, are taken and noised as if they were clipped':
+        'keras_adapter/misuse_test.py::test_ready_made_gradients_are_refused',
+}
+
+
+def rows():
+  return ''.join(f'| {what} | `tests/{test}` |\n' for what, test in DEFECTS.items())
+
+
+@pytest.mark.parametrize('test', sorted(set(DEFECTS.values())))
+def test_the_test_exists(test):
+  path, name = test.split('::')
+  tree = ast.parse((ROOT / 'tests' / path).read_text(encoding='utf-8'))
+  assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_page_has_the_table():
+  assert HEAD + rows() in PAGE.read_text(encoding='utf-8'), f'Run `python tests/{HERE}`.'
+
+
+def make_plan():
+  return tfdp.PrivacyPlan.calibrate(
+      target_epsilon=1.0, target_delta=1e-5, population_size=100, batch_size=8, steps=20,
+      l2_norm_clip=1.0)
+
+
+def test_chunks_change_neither_batches_nor_epsilon():
+  plan = make_plan()
+  assert plan.epsilon() <= 1.0  # By no tolerance.
+  whole, chunked = tfdp.DPSGD(plan=plan), tfdp.DPSGD(plan=plan, accumulation_steps=8)
+  assert chunked.epsilon() == whole.epsilon() == plan.epsilon()
+  assert chunked.noise_multiplier == plan.noise_multiplier and chunked.batch_size == 8
+  with pytest.raises(ValueError, match='come from the plan'):
+    tfdp.DPSGD(plan=plan, accumulation_steps=8, noise_multiplier=1.0)
+
+
+def test_no_global_seed_fixes_the_batches():
+  plan, drawn = make_plan(), []
+  for _ in range(2):
+    np.random.seed(0)
+    tf.random.set_seed(0)
+    drawn.append(np.concatenate(list(plan.index_batches())).tolist())
+  assert drawn[0] != drawn[1]
+
+
+if __name__ == '__main__':
+  text = PAGE.read_text(encoding='utf-8')
+  before, _, after = text.partition(HEAD)
+  rest = after.splitlines(keepends=True)
+  while rest and rest[0].startswith('|'):
+    del rest[0]
+  PAGE.write_text(before + HEAD + rows() + ''.join(rest), encoding='utf-8')
