@@ -105,7 +105,7 @@ class RunFolder:
     if hashlib.sha256(body).digest() != digest:
       raise self._unreadable('its bytes are not the ones that were written')
     try:
-      with np.load(io.BytesIO(body)) as file:
+      with np.load(io.BytesIO(body), allow_pickle=False) as file:
         record = json.loads(file['record'].tobytes().decode('utf-8'))
         leaves = [file[f'leaf{i}'] for i in range(len(file.files) - 1)]
     except Exception as error:  # pylint: disable=broad-except

@@ -84,8 +84,8 @@ def row(name, unit='example'):
               0.0 if amplified else report.canaries.gaussian_lower)
   caught = list(bugs(name) if unit == 'example' else bugs_of_users(name))
   print(report, caught, flush=True)
-  of = '' if unit == 'example' else ', users'
-  return (f'| {name}{of} | {report.claimed:.3f} | {report.change.size:.4f} | {report.noise.size:.3f} | '
+  name += '' if unit == 'example' else ', users'
+  return (f'| {name} | {report.claimed:.3f} | {report.change.size:.4f} | {report.noise.size:.3f} | '
           f'{bound:.2f} | {report.canaries.estimate.epsilon:.2f} | '
           f'{"YES" if report.violated else "no"} | {sum(caught)} / {len(caught)} | {seconds:.1f} |')
 

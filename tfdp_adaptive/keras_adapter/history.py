@@ -127,7 +127,11 @@ def save(variables: Sequence[Any], current: Optional[Run], store: Any) -> None:
 
 def load(variables: Sequence[Any], values: Any) -> None:
   """Hangs what `save` wrote on the variables, in the place of what hung there."""
-  text = bytes(np.asarray(values, np.uint8)).decode()
+  try:
+    text = bytes(np.asarray(values, np.uint8)).decode()
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError('The ledger in the file must be what was saved. Received: '
+                     f'{str(values)[:60]} ({error}).') from error
   entries = ledger_lib.Ledger.from_json(text).entries
   saved = [Run(entry.plan, None, entry=entry) for entry in entries]
   for variable in variables:
