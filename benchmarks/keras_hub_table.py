@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KerasHub's models, full and with LoRA: what a private `fit` step costs over a plain one.
+r"""KerasHub's models, full and with LoRA: what a private `fit` step costs over a plain one.
 
-Usage: python benchmarks/keras_hub_table.py [model ...] >> benchmarks/results/keras_hub.txt
+Usage: python benchmarks/keras_hub_table.py [--memory] [model ...] \
+    >> benchmarks/results/keras_hub.txt
 
 Small models with random weights, both trained by `fit` with Keras' Adam and `tfdp.DPAdam`
-in one process; CPU seconds per step, the smallest of a few. Memory is estimated from the
-traced computations. The error is that of a clipped sum against gradients one by one.
+in one process, in turns; CPU seconds per step, the smallest of a few. The error is that of a
+clipped sum against gradients one by one. Memory is the most that a process of its own had
+resident, TensorFlow itself and tracing included.
 """
 
 import os
+import subprocess
 import sys
 import time
 
@@ -23,11 +26,11 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import explain
-from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import validation
 
 WORDS, LENGTH, BATCH, WIDTH, LAYERS = 2000, 64, 16, 128, 2
-STEPS, ROUNDS, CLIP = 6, 2, 0.01
+STEPS, ROUNDS, CLIP = 6, 3, 0.01
 SIZES = dict(vocabulary_size=WORDS, num_layers=LAYERS, hidden_dim=WIDTH, intermediate_dim=4 * WIDTH)
 GROUPED = dict(SIZES, num_query_heads=4, num_key_value_heads=2)
 hub = keras_hub.models
@@ -94,15 +97,40 @@ class Clock(keras.callbacks.Callback):
     self._start = time.process_time()
 
   def on_epoch_end(self, epoch, logs=None):
-    if epoch:  # The first one traces.
-      self.seconds = min(getattr(self, 'seconds', 1e9), (time.process_time() - self._start) / STEPS)
+    self.seconds = (time.process_time() - self._start) / STEPS
 
 
-def step_seconds(model, data, optimizer):
+def made(name, lora):
+  keras.utils.set_random_seed(0)
+  backbone, model, x, y = MODELS[name]()
+  if lora:
+    backbone.enable_lora(4)
+  return backbone, model, x, y
+
+
+def private_of(model):
+  validation.validate_model = lambda *_: None  # Once per model: no part of a step.
+  return tfdp.make_private(model)
+
+
+def private_optimizer():
+  return tfdp.DPAdam(1e-3, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=BATCH)
+
+
+def compile_with(model, optimizer):
   model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-  clock = Clock()
-  model.fit(data, epochs=1 + ROUNDS, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
-  return clock.seconds
+
+
+def step_seconds(models, data):
+  """CPU seconds per step of each model, in turns; the smallest of a few."""
+  seconds = [1e9] * len(models)
+  for number in range(1 + ROUNDS):
+    for i, model in enumerate(models):
+      clock = Clock()
+      model.fit(data, epochs=1, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
+      if number:  # The first one traces.
+        seconds[i] = min(seconds[i], clock.seconds)
+  return seconds
 
 
 def request(model):
@@ -110,23 +138,27 @@ def request(model):
   return interface.Request((contract.Ask(),), (contract.Query(),), (tf.constant(CLIP),))
 
 
-def memory(model, x, y, loss):
-  """Estimated bytes of the engine's work over those of a plain gradient."""
-  specs = tf.nest.map_structure(
-      lambda t: tf.TensorSpec(t.shape, tf.as_dtype(t.dtype)), (x, y))
+def peak(name, lora, private):
+  """MiB resident at most in a process of its own that trains for a few steps."""
+  kind = '--private' if private else '--plain'
+  arguments = ['--peak', name, '--lora' if lora else '--full', kind]
+  done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True,
+                        check=True)
+  return int(done.stdout.split()[-1])
 
-  def plain(batch):
-    with tf.GradientTape() as tape:
-      value = tf.reduce_mean(loss(batch[1], model(batch[0], training=True)))
-    return [tf.convert_to_tensor(g) for g in tape.gradient(
-        value, [v.value for v in model.trainable_variables])]
 
-  def private(batch):
-    mask = tf.ones([BATCH], tf.bool)
-    return bookkeeping.engine(
-        model, lambda y, o, w: loss(y, o), interface.Batch(*batch, (), mask), request(model)).sums
-
-  return footprint.peak(private, specs) / footprint.peak(plain, specs)
+def print_peak(name, trains, kind):
+  """What `peak` runs in the other process."""
+  _, model, x, y = made(name, trains == '--lora')
+  optimizer = keras.optimizers.Adam(1e-3)
+  if kind == '--private':
+    model, optimizer = private_of(model), private_optimizer()
+  compile_with(model, optimizer)
+  data = tf.data.Dataset.from_tensors((x, y)).repeat()
+  model.fit(data, epochs=1, steps_per_epoch=STEPS, verbose=0)
+  with open('/proc/self/status', encoding='ascii') as status:  # What `getrusage` says is inherited.
+    sizes = dict(line.split(':', 1) for line in status)
+  print(int(sizes['VmHWM'].split()[0]) // 1024)
 
 
 def oracle_error(model, x, y, loss, count=3):
@@ -159,35 +191,45 @@ def sparse(y, outputs):
 
 
 def row(name, lora):
-  keras.utils.set_random_seed(0)
-  backbone, model, x, y = MODELS[name]()
-  if lora:
-    backbone.enable_lora(4)
+  _, model, x, y = made(name, lora)
   data = tf.data.Dataset.from_tensors((x, y)).repeat()
   routes = {}
   for one in explain.explain_clipping(model, x).layers:
     routes[one.route] = routes.get(one.route, 0) + 1
-  error, bytes_ratio = oracle_error(model, x, y, sparse), memory(model, x, y, sparse)
-  plain = step_seconds(model, data, keras.optimizers.Adam(1e-3))
-  private = tfdp.make_private(model)
-  private._validate = lambda x: None  # Once per model: no part of a step.
-  cost = step_seconds(private, data, tfdp.DPAdam(
-      1e-3, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=BATCH))
+  error = oracle_error(model, x, y, sparse)
+  private = private_of(model)
+  compile_with(model, keras.optimizers.Adam(1e-3))
+  compile_with(private, private_optimizer())
+  plain_cost, cost = step_seconds([model, private], data)
   ways = ', '.join(f'{count} {route}' for route, count in sorted(routes.items()))
-  print(f'{name:8} {"LoRA" if lora else "full":5} {1e3 * plain:8.0f} {1e3 * cost:9.0f} '
-        f'{cost / plain:6.2f} {bytes_ratio:7.2f} {error:9.1e}  {ways}', flush=True)
+  print(f'{name:8} {way(lora):5} {1e3 * plain_cost:8.0f} {1e3 * cost:9.0f} '
+        f'{cost / plain_cost:6.2f} {error:9.1e}  {ways}', flush=True)
+
+
+def memory_row(name, lora):
+  plain, private = peak(name, lora, False), peak(name, lora, True)
+  print(f'{name:8} {way(lora):5} {plain:10d} {private:13d} {private / plain:6.2f}', flush=True)
+
+
+def way(lora):
+  return 'LoRA' if lora else 'full'
 
 
 def main():
-  names = sys.argv[1:] or list(MODELS)
+  if sys.argv[1:2] == ['--peak']:
+    print_peak(*sys.argv[2:])
+    return
+  memory = '--memory' in sys.argv
+  names = [one for one in sys.argv[1:] if one != '--memory'] or list(MODELS)
   print(f'TensorFlow {tf.__version__}, Keras {keras.__version__}, KerasHub '
         f'{keras_hub.__version__}; {LAYERS} layers of width {WIDTH}, {LENGTH} tokens, {WORDS} '
         f'words, batch {BATCH}')
-  print('model    way   plain, ms  private, ms  ratio  memory     error  layers by route')
+  print('model    way   plain, MiB  private, MiB  ratio' if memory else
+        'model    way   plain, ms  private, ms  ratio     error  layers by route')
   for name in names:
     for lora in (False, True):
       if not lora or hasattr(MODELS[name]()[0], 'enable_lora'):
-        row(name, lora)
+        (memory_row if memory else row)(name, lora)
 
 
 if __name__ == '__main__':
