@@ -153,7 +153,8 @@ class Server:
     within = ()
     if self._within:
       scale = geometry.unpacked(broadcast.scales[0], update)
-      norm = projection.scaled_norm(contract.Query(scale), update)
+      asked = contract.Query(scale, groups=broadcast.groups[0])
+      norm = projection.scaled_norm(self._rule.asks[0], asked, update)
       # Not so where the norm is not finite.
       within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
     return Answer(self.query.preprocess_record(broadcast, update), within, metrics)

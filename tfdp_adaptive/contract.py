@@ -109,12 +109,17 @@ class Rider(NamedTuple):
     noise: `(noise_multiplier, batch_size) -> (factor, std)`, for neighbours one record
       apart; both are zero noise at multiplier zero.
     shrinks: Whether records must not be longer than before: weights of at most one.
+    even: Whether ||f|| is the same for every record.
+    of_groups: Whether `of_norm` is given the norms and clip norms of groups, [..., K] and [K],
+      instead of those of the whole record.
   """
 
   size: int
   of_norm: Callable[..., Any]
   noise: Callable[[float, float], Tuple[float, float]]
   shrinks: bool = False
+  even: bool = False
+  of_groups: bool = False
 
 
 class Ask(NamedTuple):

@@ -135,7 +135,7 @@ def test_bias_correction_knows_the_noise_of_each_group():
   release = contract.Release(loop.split(np.zeros(5)), tf.constant(0.01, tf.float64))
   _, state = rule.update(state, (release,))
   biases = [float(one.bias) for one in state.rule]
-  np.testing.assert_allclose(biases, 0.1 * 0.01 / state.scale.numpy()**2)
+  np.testing.assert_allclose(biases, 0.1 * 0.01 / query_of(rule).groups.scale.numpy()**2)
   assert biases[1] > 2 * biases[0]
 
 
@@ -212,11 +212,15 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
     (lambda: rules.grouped(rules.pagan(), (0, 1)), 'one norm'),
     (lambda: rules.grouped(rules.dp2_rmsprop(2, 1), (0, 1)), 'one question'),
     (lambda: rules.grouped(rules.noisy_adagrad(2, diagonal=True), (0, 1)), 'one noise'),
-    (lambda: rules.grouped(rules.quantile_clip(rules.dp_sgd()), (0, 1)), 'fixed'),
+    (lambda: rules.grouped(rules.quantile_clip(rules.dp_adam_ime()), (0, 1)), 'every coordinate'),
+    (lambda: rules.low_pass(rules.grouped(rules.quantile_clip(rules.dp_sgd()), (0, 1))),
+     'same unit'),
+    (lambda: rules.quantile_clip(rules.grouped(rules.slack_clip(rules.dp_sgd(), 2), (0, 1))),
+     'one unit'),
     (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, groups='layers'),
      '`groups` must be'),
-    (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64, groups='layer',
-                        slack_clip=0.5), 'leave `quantile_clip`')])
+    (lambda: tfdp.DPAdamIME(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64, groups='layer',
+                            quantile_clip=0.5), 'every coordinate')])
 def test_refusals(make, match):
   with pytest.raises(ValueError, match=match):
     make()

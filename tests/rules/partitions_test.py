@@ -181,4 +181,5 @@ def test_groups_of_a_partition_have_the_noise_of_their_group():
   release = contract.Release(loop.split(np.zeros(5)), tf.constant(0.01, tf.float64))
   _, after = rule.update(state, (release,))
   biases = [float(after.rule[0].rules[0].bias), float(after.rule[1].rules[1].bias)]
-  np.testing.assert_allclose(biases, [0.1, 0.2] * (0.01 / state.scale.numpy()**2))
+  scale = rule.query(state)[0].groups.scale.numpy()
+  np.testing.assert_allclose(biases, [0.1, 0.2] * (0.01 / scale**2))

@@ -121,12 +121,16 @@ def _clipped(
   norms, per_variable, sizes = overflow.checked(norms, per_variable, scales)
   weights = _weights(asks, parts, overflow.charged(
       tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), mask)
-  norms = _of_asks(asks, parts, norms)
+  by_group = _by_group(asks, parts, norms)
+  norms = [own[0] if len(own) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in own]))
+           for own in by_group]
   sums = tuple(
-      one._replace(rider=_rider(ask.rider, norm, clip, mask, variables))
-      for one, ask, norm, clip in zip(
+      one._replace(rider=_rider(
+          ask.rider, norm, clip, mask, variables, own, [
+              part.clip for part in parts if part.ask == i]))
+      for i, (one, ask, norm, clip, own) in enumerate(zip(
           _sums(variables, per_variable, asks, of_asks, parts, weights, sizes), asks, norms,
-          clips))
+          clips, by_group)))
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -201,25 +205,28 @@ def _weights(
   return weights
 
 
-def _of_asks(
+def _by_group(
     asks: Tuple[contract.Ask, ...], parts: Tuple[groups.Part, ...],
-    norms: Any) -> List[tf.Tensor]:
-  """One norm per ask, over its groups."""
-  squares: List[List[tf.Tensor]] = [[] for _ in asks]
+    norms: Any) -> List[List[tf.Tensor]]:
+  """The norms of each ask's groups, in its geometry."""
+  of_asks: List[List[tf.Tensor]] = [[] for _ in asks]
   for part, norm in zip(parts, norms):
     scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
-    squares[part.ask].append(norm * scale)
-  return [mine[0] if len(mine) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in mine]))
-          for mine in squares]
+    of_asks[part.ask].append(norm * scale)
+  return of_asks
 
 
 def _rider(
     rider: Optional[contract.Rider], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
-    variables: Sequence[compat.Variable]) -> Any:
+    variables: Sequence[compat.Variable], by_group: Any, clips: Any) -> Any:
   """Sum over records of the numbers that ride along; nothing for padding."""
   if rider is None:
     return ()
-  numbers = rider.of_norm(norm, tf.cast(clip, norm.dtype))
+  if rider.of_groups:
+    numbers = rider.of_norm(
+        tf.stack(by_group, -1), tf.stack([tf.cast(one, norm.dtype) for one in clips]))
+  else:
+    numbers = rider.of_norm(norm, tf.cast(clip, norm.dtype))
   keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
   return tf.cast(tf.reduce_sum(tf.where(keep, numbers, tf.zeros_like(numbers)), 0),
                  trees.wide(tf.as_dtype(variables[0].dtype)))

@@ -58,22 +58,28 @@ def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...
                for k in range(max(groups) + 1))
 
 
+def scaled(ask: contract.Ask, query: contract.Query,
+           tree: trees.Tree) -> Tuple[Tuple[Any, ...], ...]:
+  """The leaves of every group of one scaled record, multiplied by the group's scale."""
+  leaves = tf.nest.flatten(tree)
+  scale = tf.convert_to_tensor(query.groups.scale)
+  return tuple(tuple(tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group)
+               for k, group in enumerate(of_leaves(ask.groups, len(leaves))))
+
+
 def clipped(ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, tree: trees.Tree,
             clip: Callable[..., Any]) -> trees.Tree:
   """One scaled record, its groups multiplied by their scale and clipped by `clip(leaves, norm)`.
 
   It is nothing where any of it is not finite, even if other groups are.
   """
-  leaves = tf.nest.flatten(tree)
-  members = of_leaves(ask.groups, len(leaves))
-  scale, absolute = bounds(query, clip_norm)
-  result = list(leaves)
-  for k, group in enumerate(members):
-    scaled = [tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group]
-    for i, leaf in zip(group, clip(scaled, tf.cast(absolute[k], scaled[0].dtype))):
+  result = list(tf.nest.flatten(tree))
+  _, absolute = bounds(query, clip_norm)
+  groups = scaled(ask, query, tree)
+  for k, (group, leaves) in enumerate(zip(of_leaves(ask.groups, len(result)), groups)):
+    for i, leaf in zip(group, clip(list(leaves), tf.cast(absolute[k], leaves[0].dtype))):
       result[i] = leaf
   finite = tf.reduce_all(tf.stack([
-      tf.reduce_all(tf.math.is_finite(tf.cast(scale[k], leaves[i].dtype) * leaves[i]))
-      for k, group in enumerate(members) for i in group]))
+      tf.reduce_all(tf.math.is_finite(leaf)) for leaves in groups for leaf in leaves]))
   return trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)),
                    tf.nest.pack_sequence_as(tree, result))

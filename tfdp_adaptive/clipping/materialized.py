@@ -58,7 +58,9 @@ def _project(request: interface.Request, gradient: trees.Tree, keep: tf.Tensor) 
       trees.map(lambda t: tf.where(keep, t, tf.zeros_like(t)),
                     projection.project_record(ask, query, clip, gradient))
       for ask, query, clip in zip(*request))
-  return sums, tuple(projection.scaled_norm(query, gradient) for query in request.queries)
+  return sums, tuple(
+      projection.scaled_norm(ask, query, gradient)
+      for ask, query in zip(request.asks, request.queries))
 
 
 def _engine(

@@ -121,13 +121,26 @@ def _numbers(
   """What a record adds to the ask's rider; nothing if it is not finite."""
   if ask.rider is None:
     return ()
-  numbers = ask.rider.of_norm(scaled_norm(query, gradient), clip_norm)
-  return tf.where(is_finite(_scaled(query, gradient)), numbers, tf.zeros_like(numbers))
+  scaled = _scaled(query, gradient)
+  if ask.groups:
+    scaled = groups.scaled(ask, query, scaled)
+  if ask.rider.of_groups:
+    norms = tf.stack([_norm(group) for group in scaled])
+    _, clips = groups.bounds(query, clip_norm)
+    numbers = ask.rider.of_norm(norms, tf.cast(clips, norms.dtype))
+  else:
+    numbers = ask.rider.of_norm(_norm(scaled), clip_norm)
+  return tf.where(is_finite(scaled), numbers, tf.zeros_like(numbers))
 
 
-def scaled_norm(query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
+def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
   """[] norm of a record in the geometry of a query; not finite for records that are not."""
-  ratio, peak = norm_and_peak(_scaled(query, gradient))
+  scaled = _scaled(query, gradient)
+  return _norm(groups.scaled(ask, query, scaled) if ask.groups else scaled)
+
+
+def _norm(tree: trees.Tree) -> tf.Tensor:
+  ratio, peak = norm_and_peak(tree)
   return ratio * peak
 
 

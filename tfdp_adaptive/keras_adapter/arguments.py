@@ -62,9 +62,7 @@ def check_groups(groups: Any, rule: contract.Rule) -> None:
     raise ValueError("`groups` must be None, 'layer', 'variable', the group of every variable, or "
                      'a dictionary of the arguments of `tfdp.rules.grouped`. '
                      f'Received: groups={groups!r}.')
-  if any(ask.rider is not None for ask in rule.asks):
-    raise ValueError('`groups` have fixed clip norms: leave `quantile_clip` and `slack_clip` out. '
-                     f'Received: groups={groups!r}, rule={rule.name}.')
+  groups_lib.grouped(rule, (0,))  # Or it refuses.
 
 
 def grouped(rule: contract.Rule, groups: Any, variables: Any) -> contract.Rule:

@@ -66,7 +66,8 @@ class DPOptimizer(guard.GuardedOptimizer):
       see `tfdp.rules.slack_clip`.
     groups: Clip groups of variables by themselves, with the split of the noise that adds
       the least: 'layer', 'variable', a group for every variable, or a dictionary of the
-      arguments of `tfdp.rules.grouped`.
+      arguments of `tfdp.rules.grouped`. With `quantile_clip` or `slack_clip` every group's
+      clip norm follows by itself.
     accumulation_steps: Number of equal chunks a batch is worked through in, one
       after the other, to save memory; noise is drawn once per batch.
     memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk

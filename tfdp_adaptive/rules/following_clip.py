@@ -32,7 +32,8 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
   The sum of records then has noise multiplier `(sigma^-2 - (2 stddev)^-2)^(-1/2)`, and
   both together cost sigma exactly: .08% more noise at B = 256. log zeta is a prefix sum
   of the counts, so with a correlated mechanism its noise cancels as that of the weights
-  does; rows are in units of their own clip norm, so zeta may move at every step.
+  does; rows are in units of their own clip norm, so zeta may move at every step. Around
+  `grouped` one zeta moves, and all groups with it; inside, see there, each has its own.
 
   Args:
     rule: Any rule with one query per step whose clip norm has one unit.
@@ -63,7 +64,7 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
           'batches, or more noise on the count.')
     return (1 - (noise_multiplier / (2 * std))**2)**-0.5, std
 
-  return _following(rule, contract.Rider(1, of_norm, noise), lambda mean: mean + 0.5,
+  return _following(rule, contract.Rider(1, of_norm, noise, even=True), lambda mean: mean + 0.5,
                     quantile, learning_rate, bounds, 'quantile_clip')
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping by groups of variables, with the split of the noise that adds the least of it."""
 
+import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -18,24 +18,32 @@ SPLITS = ('optimal', 'global', 'equal')
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
   rule: trees.Tree  # States of the rule, one per copy of it.
-  scale: tf.Tensor  # [K] s_k, constant.
-  clip: tf.Tensor  # [K] sqrt(p_k), constant.
+  size: tf.Tensor  # [K] d_k, constant.
+  length: tf.Tensor  # [K] C_k over zeta, at the start.
   like: trees.Tree  # A zero for every variable, whose tree it keeps in mind, or ().
 
 
-def shares(sizes: npt.ArrayLike, norms: npt.ArrayLike, split: str) -> np.ndarray:
+class Split(NamedTuple):
+  """How the clip norm is split at one step."""
+
+  scale: tf.Tensor  # [K] s_k.
+  clip: tf.Tensor  # [K] sqrt(p_k).
+  relative: tf.Tensor  # [] zeta over that of the start.
+
+
+def shares(sizes: Any, norms: Any, split: str) -> tf.Tensor:
   """p_k: how much of the squared clip norm a group has; they add up to one.
 
   Args:
-    sizes: d_k, coordinates of each group.
-    norms: C_k, clip norms of each group in gradient units, up to a factor.
+    sizes: d_k, coordinates of each group, [K].
+    norms: [K] C_k, clip norms of each group in gradient units, up to a factor.
     split: See `grouped`.
   """
   checks.one_of(SPLITS, split=split)
-  size, norm = np.asarray(sizes, np.float64), np.asarray(norms, np.float64)
-  weight = {'optimal': norm * np.sqrt(size), 'global': norm**2,
-            'equal': np.ones_like(norm)}[split]
-  return weight / weight.sum()
+  norm = tf.convert_to_tensor(norms)
+  weight = {'optimal': norm * tf.sqrt(tf.cast(sizes, norm.dtype)), 'global': norm**2,
+            'equal': tf.ones_like(norm)}[split]
+  return weight / tf.reduce_sum(weight)
 
 
 def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
@@ -58,8 +66,14 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   One group is the rule itself. Do not expect better models than from one norm for all;
   what it saves is memory where groups are worked on apart, and tuning where layers differ.
 
+  If the clip norm of `rule` follows the records (`quantile_clip`, `slack_clip`), that of
+  every group does, by numbers of its own that ride on the same noise, and the split
+  follows it. Counts of K groups have sqrt(K) times the noise, and the sum of records no
+  more than with one; slack has 1 / sqrt(p_k) times the noise in group k.
+
   Args:
-    rule: Any rule with one query per step, in one unit, that rescales its records.
+    rule: Any rule with one query per step, in one unit, that rescales its records; if its
+      clip norm follows, one that treats every coordinate by itself.
     groups: The group of every variable, counted from 0, in the order of the variables.
     split: 'optimal', 'global' or 'equal'.
     norms: C_k up to a common factor (`l2_norm_clip` is their joint length); by default all
@@ -79,11 +93,43 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
     raise ValueError('`rule` must ask one question per step, in one unit, with one noise for all '
                      f'coordinates. Received: rule={rule.name}.')
   ask = rule.asks[0]
-  if ask.groups or ask.projection != 'rescale' or ask.rider is not None or (
+  if ask.groups or ask.projection != 'rescale' or (
       ask.second is not None and not ask.second.amplifiable):
-    raise ValueError('`rule` must rescale its records by one norm that is fixed, and release '
-                     f'statistics of one step. Received: rule={rule.name}.')
+    raise ValueError('`rule` must rescale its records by one norm, and release statistics of one '
+                     f'step. Received: rule={rule.name}.')
+  if ask.rider is not None and not _apart(rule):
+    raise ValueError(
+        '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
+        'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
+        f'norms alike, or fixed ones. Received: rule={rule.name}.')
   return contract.wrapped(rule, lambda inner: _around(inner, members, lengths, groups, split))
+
+
+def _apart(rule: contract.Rule) -> bool:
+  """Whether every group has a copy of the rule, which then knows the noise of its group."""
+  return rule.elementwise and rule.project is None
+
+
+def _of_groups(rider: contract.Rider, count: int) -> contract.Rider:
+  """The numbers of every group.
+
+  Of group k, `(||r_k|| / (factor c_k))^2 + (sigma ||f_k|| / std)^2 <= 1`. Numbers times
+  c_k / zeta keep that for all groups together, since c_k^2 adds up to zeta^2. Where the second
+  term is the same for all records, it may be split evenly instead.
+  """
+
+  def of_norm(norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
+    numbers = rider.of_norm(norm, clip)
+    if not rider.even:
+      numbers *= tf.math.divide_no_nan(clip, tf.norm(clip))[:, tf.newaxis]
+    return tf.reshape(numbers, tf.concat([tf.shape(norm)[:-1], [rider.size * count]], 0))
+
+  def noise(noise_multiplier: float, batch_size: float) -> Tuple[float, float]:
+    factor, std = rider.noise(noise_multiplier, batch_size)
+    return factor, std * math.sqrt(count) if rider.even else std
+
+  return rider._replace(
+      size=rider.size * count, of_norm=of_norm, noise=noise, of_groups=True)
 
 
 def _members(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
@@ -96,8 +142,8 @@ def _members(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
 
 def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: np.ndarray,
             groups: Tuple[int, ...], split: str) -> contract.Rule:
-  # A rule of its own for every group knows its group's noise; others are given the largest.
-  apart = rule.elementwise and rule.project is None
+  apart = _apart(rule)  # Other rules are given the largest noise of a group.
+  ask = rule.asks[0]
 
   def pieces(tree: trees.Tree) -> Tuple[trees.Tree, ...]:
     """A tree cut into what the copies of the rule see of it."""
@@ -121,38 +167,58 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
       raise ValueError('`groups` must name a group for every variable. '
                        f'Received: {len(groups)} groups for {len(leaves)} variables.')
     sizes = [sum(leaves[i].shape.num_elements() for i in group) for group in members]
-    share = shares(sizes, lengths, split)
-    scale = np.sqrt(share) * np.linalg.norm(lengths) / lengths
     return State(
         arithmetic.first_step(), tuple(rule.init(piece) for piece in pieces(specs)),
-        tf.constant(scale, dtype), tf.constant(np.sqrt(share), dtype),
+        tf.constant(sizes, dtype), tf.constant(lengths / np.linalg.norm(lengths), dtype),
         trees.map(lambda spec: tf.zeros([], spec.dtype), specs) if apart else ())
 
-  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
-    asked = [rule.query(one, piece)[0] for one, piece in zip(state.rule, pieces(public))]
-    scale = whole([one.scale for one in asked], state.like)
-    return (asked[0]._replace(scale=scale, groups=contract.Groups(state.scale, state.clip)),)
+  def split_by(state: State, asked: Sequence[contract.Query]) -> Split:
+    """Of clip norms as they are now: each has its own factor if it follows."""
+    length = state.length * tf.stack([
+        tf.cast(one.relative_clip, state.length.dtype) for one in asked])
+    root, relative = tf.sqrt(shares(state.size, length, split)), tf.norm(length)
+    return Split(root * relative / length, root, relative)
 
-  def unscaled(state: State, tree: trees.Tree, power: int) -> trees.Tree:
+  def ask_copies(
+      state: State, public: trees.Tree) -> Tuple[List[contract.Query], Split]:
+    asked = [rule.query(one, piece)[0] for one, piece in zip(state.rule, pieces(public))]
+    return asked, split_by(state, asked)
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    asked, now = ask_copies(state, public)
+    scale = whole([one.scale for one in asked], state.like)
+    return (asked[0]._replace(scale=scale, relative_clip=now.relative,
+                              groups=contract.Groups(now.scale, now.clip)),)
+
+  def unscaled(now: Split, tree: trees.Tree, power: int) -> trees.Tree:
     if trees.absent(tree):
       return tree
-    leaves = [leaf / tf.cast(state.scale[group], leaf.dtype)**power
+    leaves = [leaf / tf.cast(now.scale[group], leaf.dtype)**power
               for leaf, group in zip(tf.nest.flatten(tree), groups)]
     return tf.nest.pack_sequence_as(tree, leaves)
+
+  def riders(now: Split, rider: Any) -> List[Any]:
+    """Those of each copy, in the units of its clip norm."""
+    if ask.rider is None:
+      return [()] * len(members)
+    numbers = tf.unstack(tf.reshape(rider, [len(members), ask.rider.size]))
+    return numbers if ask.rider.even else [
+        one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
 
   def update(
       state: State, releases: contract.Releases,
       public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
     (release,) = releases
-    means = pieces(unscaled(state, release.mean, 1))
-    seconds = pieces(unscaled(state, release.second, 2))
-    scales = tf.unstack(state.scale) if apart else [tf.reduce_min(state.scale)]
+    now = ask_copies(state, public)[1] if ask.rider else split_by(state, [contract.Query()])
+    means = pieces(unscaled(now, release.mean, 1))
+    seconds = pieces(unscaled(now, release.second, 2))
+    scales = tf.unstack(now.scale) if apart else [tf.reduce_min(now.scale)]
     directions, states = [], []
-    for one, mean, second, scale, known in zip(
-        state.rule, means, seconds, scales, pieces(public)):
+    for one, mean, second, scale, known, rider in zip(
+        state.rule, means, seconds, scales, pieces(public), riders(now, release.rider)):
       given = release._replace(
           mean=mean, variance=release.variance / tf.cast(scale, release.variance.dtype)**2,
-          second=second)
+          second=second, rider=rider)
       if not trees.absent(second):
         given = given._replace(second_variance=release.second_variance / tf.cast(
             scale, release.second_variance.dtype)**4)
@@ -168,4 +234,5 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
 
   return rule._replace(
       init=init, query=query, update=update, project=rule.project and project,
-      asks=(rule.asks[0]._replace(groups=groups),), name=f'grouped({rule.name})')
+      asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
+      steady=ask.rider is None, name=f'grouped({rule.name})')

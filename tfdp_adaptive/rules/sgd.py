@@ -50,4 +50,4 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
     direction, moment = first.update(state.first, release.mean, step)
     return direction, State(step, moment)
 
-  return contract.Rule(init, contract.isotropic, update, name='dp_sgd')
+  return contract.Rule(init, contract.isotropic, update, name='dp_sgd', elementwise=True)
