@@ -13,7 +13,8 @@ import shutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
 ORDER = {
-    'Start': ('index.md', 'choosing.md', 'claims.md', 'notebooks.md', 'glossary.md'),
+    'Start': (
+        'index.md', 'choosing.md', 'claims.md', 'frontier.md', 'notebooks.md', 'glossary.md'),
     'Guides': (
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/lora.md',
