@@ -188,7 +188,7 @@ def check_kronecker(model, x, rtol=2e-5, splits=(None, None)):
   ask, squares = contract.Ask(), contract.Ask(second=statistics.mean_of_squares())
   clips = []
   for scale in (full, half):
-    norms = [projection.scaled_norm(contract.Query(scale), g) for g in records]
+    norms = [projection.scaled_norm(ask, contract.Query(scale), g) for g in records]
     clips.append(tf.constant(float(np.median(norms)), records[0][0].dtype))
   for asks, scales, of_asks in (((ask,), (full,), clips[:1]),
                                 ((squares, ask), (half, full), clips[::-1])):

@@ -129,7 +129,7 @@ def _numbers(
     _, clips = groups.bounds(query, clip_norm)
     numbers = ask.rider.of_norm(norms, tf.cast(clips, norms.dtype))
   else:
-    numbers = ask.rider.of_norm(_norm(scaled), clip_norm)
+    numbers = ask.rider.of_norm(scaled_norm(ask, query, gradient), clip_norm)
   return tf.where(is_finite(scaled), numbers, tf.zeros_like(numbers))
 
 
