@@ -364,6 +364,15 @@ def test_losses_added_in_call_are_found(always):
 def test_a_private_model_wants_a_private_optimizer():
   with pytest.raises(ValueError, match='needs a private optimizer'):
     _model(kind=tfdp.DPSequential).compile(optimizer='adam', loss='mse')
+  model = _model(kind=tfdp.DPSequential)
+  for train in (model.fit, model.train_on_batch):  # Never compiled, and assigned.
+    with pytest.raises((tfdp.PrivacyError, RuntimeError, ValueError), match='(?i)compile'):
+      train(X, Y)
+  model.compile(optimizer=_optimizer(), loss='mse')
+  model.optimizer = keras.optimizers.Adam()
+  for train in (model.fit, model.train_on_batch):
+    with pytest.raises(tfdp.PrivacyError, match='by a private optimizer only.*Adam'):
+      train(X, Y)
   with pytest.raises(ValueError, match='loss=None'):
     model = _model(kind=tfdp.DPSequential)
     model.compile(optimizer=_optimizer())

@@ -105,7 +105,7 @@ class DPModel(_Mixin):
     compat.check_strategy(self)
     habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
-    x = admission.check_fit(self.optimizer, x, y, kwargs)
+    x = admission.check_fit(_private_optimizer(self), x, y, kwargs)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     x, self._first_shapes = habits.first_shapes(x)
@@ -132,7 +132,7 @@ class DPModel(_Mixin):
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """As in Keras, which keeps the function: what trains must be what it was made for."""
-    self.optimizer.check_variables(self.trainable_variables)
+    _private_optimizer(self).check_variables(self.trainable_variables)
     return super().make_train_function(*args, **kwargs)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -273,6 +273,16 @@ def make_private(model: compat.Model) -> compat.Model:
     return DPFunctional(model.inputs, model.outputs if len(model.outputs) > 1
                         else model.outputs[0], name=model.name)
   return DPWrapper(model, name=model.name)
+
+
+def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
+  """The model's optimizer, which an assignment may have replaced since `compile`."""
+  optimizer = getattr(model, 'optimizer', None)
+  if not isinstance(optimizer, optimizer_lib.DPOptimizer):
+    raise errors.PrivacyError(
+        f'A private model trains by a private optimizer only. Received: {optimizer!r}. Compile it '
+        'with one, such as tfdp.DPAdam.')
+  return optimizer
 
 
 def _refuse_own(model: compat.Model, *methods: str) -> None:
