@@ -118,6 +118,15 @@ def test_what_is_given_is_kept(two):
   assert not any(correlated for _, correlated in alone.expected)  # Nothing to cycle through.
 
 
+def test_replaced_records_count_the_noise_twice(two):
+  shared = dict(TASK, gradients=gradients(1e-4), sampling=tfdp.sampling.FixedOrder(),
+                mechanism=tfdp.mechanisms.IndependentGaussian())
+  one, other = (tfdp.recommend(adjacency=a, **shared) for a in ('zero_out', 'replace'))
+  assert one.plan.noise_multiplier == pytest.approx(other.plan.noise_multiplier)
+  said = [float(result.reasons[1].split(' is ')[1].rstrip('.')) for result in (one, other)]
+  assert said[1] == pytest.approx(2 * said[0], rel=.01)
+
+
 def test_text_and_json_have_all_of_it(two):
   _, result = two
   text, content = str(result), json.loads(json.dumps(result.to_dict()))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import advice
 from tfdp_adaptive.privacy import choice
@@ -191,12 +192,11 @@ def recommend(
   plans = _plans(shared, sampling, mechanism)
   first = plans.get(False) or plans[True]
   errors = {key: plan.noise_multiplier * plan.mechanism.rmse(steps) for key, plan in plans.items()}
-  facts = Facts(first.noise_multiplier * math.sqrt(parameters) / batch_size,
+  facts = Facts(_noise(first) * math.sqrt(parameters),
                 errors[False] / errors[True] if len(errors) == 2 else 1.0, **known)
   expected, weighted = expected_losses(facts, evidence.ROWS)
   unstable = {correlated for correlated, plan in plans.items() if advice.STABLE <= (
-      plan.noise_multiplier * math.sqrt(parameters) / batch_size
-      * float(np.max(plan.mechanism.row_norms(steps))))}
+      _noise(plan) * math.sqrt(parameters) * float(np.max(plan.mechanism.row_norms(steps))))}
   expected = {key: value for key, value in expected.items() if key[1] in plans
               and not (key[0] == 'DPAdamSTP' and key[1] in unstable)}
   best = min(expected, key=lambda key: expected[key])
@@ -206,6 +206,11 @@ def recommend(
                     'sqrt(m) x noise multiplier / B is near 1 or above. Larger batches help.')
   return _described(
       best, plans[best[1]], facts, norm, expected, weighted, parameters, warnings, epsilon)
+
+
+def _noise(plan: plan_lib.PrivacyPlan) -> float:
+  """Noise per coordinate of the mean, in clip norms; twice that for replaced records."""
+  return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
 
 
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
@@ -253,18 +258,17 @@ def _described(
           if (one.method, one.correlated) == best]
   rates, clips, floors = (_around([getattr(one, name) for one in used])
                           for name in ('rate', 'clip', 'floor'))
-  batch = plan.batch_size
   settings: Dict[str, float] = {}
   ranges: Dict[str, Range] = {}
   if method == 'DPAdamSTP':
-    clip_range = math.sqrt(parameters), math.sqrt(parameters * batch)
+    clip_range = math.sqrt(parameters), math.sqrt(parameters * plan.batch_size)
     clip = clips[1] * math.sqrt(parameters)
     unit = norm / math.sqrt(parameters)
     ranges['scale_epsilon'] = .003 * unit, .1 * unit
     settings['scale_epsilon'] = floors[1] * unit
   else:
     clip_range, clip = (.1 * norm, norm), clips[1] * norm
-  noise_floor = clip * plan.noise_multiplier / batch
+  noise_floor = clip * _noise(plan)
   if method == 'DPSGD':
     rates = tuple(rate / clip for rate in rates)  # type: ignore[assignment]
     settings['momentum'] = .9
@@ -286,7 +290,7 @@ def _described(
   if facts.evenness is not None:
     reasons.append(f'Evenness of the coordinates is {facts.evenness:.2g} (1: all of one size), '
                    f'agreement of the records {facts.agreement:.2g}.')
-  if method == 'DPAdamSTP' and clip * plan.noise_multiplier / batch >= advice.STABLE:
+  if method == 'DPAdamSTP' and noise_floor >= advice.STABLE:
     warnings.append(f'clip norm x noise multiplier / B is {noise_floor:.2g} in scaled units: from '
                     '1 on scale-then-privatize is unstable. Begin with a smaller clip norm.')
   if epsilon is not None and method in ('DPAdam', 'DPAdamBC') and (
