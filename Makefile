@@ -5,7 +5,7 @@
 # make lint    check style, imports and types
 # make docs    build the pages into build/site
 # make notebooks    run the notebooks of colabs/ again and keep what they show
-# make bench   measure clipping beside the peers (QUICK=1: fewer rounds) into benchmarks/results
+# make bench   measure clipping beside the peers (QUICK=1: fewer rounds), plans and growth
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
 # make accounting-table    compare 1,000 epsilons with an independent accountant, docs/accounting.md
@@ -128,6 +128,10 @@ independence-table: $(CURRENT)/installed
 bench: bench-peers $(CURRENT)/installed
 	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \
 	  --out benchmarks/results/clipping_speed.txt
+	$(RUN) $(CURRENT)/bin/python benchmarks/plans.py > build/plans.txt
+	mv build/plans.txt benchmarks/results/plans.txt
+	$(RUN) $(CURRENT)/bin/python benchmarks/scale.py --out benchmarks/results/scale.txt \
+	  --plot docs/scale.png
 
 # tensorflow_privacy is on the federated stack.
 bench-peers: $(FULL)/installed build/peers/jax/installed build/peers/torch/installed
