@@ -20,7 +20,7 @@ ORDER = {
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/lora.md',
         'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
     'Trust': ('pitfalls.md', 'independence.md', 'accounting.md', 'audit.md', 'faults.md',
-              'architecture.md'),
+              'scale.md', 'architecture.md'),
 }
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
 # What a page of the reference says before its names.
