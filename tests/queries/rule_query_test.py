@@ -275,10 +275,15 @@ def test_rules_that_need_the_parameters_are_refused():
 def test_missing_or_doubled_numbers_are_refused():
   with pytest.raises(ValueError, match=r"Received: \['noise_multiplier'\] missing"):
     queries.RuleQuery(rules.dp_sgd(), SPECS, l2_norm_clip=1.0, batch_size=2)
+  plan = tfdp.PrivacyPlan(
+      population_size=20, batch_size=2, steps=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+      target_delta=1e-3, unit='user')
   with pytest.raises(ValueError, match='already fixes'):
-    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object(), batch_size=2)
+    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=plan, batch_size=2)
   with pytest.raises(ValueError, match="already fixes .'adjacency'."):
-    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object(), adjacency='replace')
+    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=plan, adjacency='replace')
+  with pytest.raises(ValueError, match='must be a `tfdp.PrivacyPlan`'):
+    queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object())
 
 
 def test_a_record_of_another_structure_is_refused():
