@@ -69,6 +69,7 @@ def test_the_saved_model_is_the_one_reported_and_holds_no_secret(folder, capsys)
 
 
 def test_an_interrupted_run_goes_on(folder, monkeypatch, capsys):
+  cut = command(folder, 'cut', '--set', 'learning_rate=0.5', '--set', 'epsilon=0.03')
   fit = train.training.fit
 
   def no_steps(model, batches, recorder):
@@ -77,12 +78,12 @@ def test_an_interrupted_run_goes_on(folder, monkeypatch, capsys):
 
   with monkeypatch.context() as patch:
     patch.setattr(train, 'publish', _interrupt)
-    assert main.main(command(folder, 'cut')) == 130
+    assert main.main(cut) == 130
   assert f'the same command with --out {folder / "cut"} to go on' in capsys.readouterr().err
   assert not (folder / 'cut' / 'model.keras').exists()
   assert (folder / 'cut' / 'train.state').stat().st_mode & 0o777 == 0o700
   monkeypatch.setattr(train.training, 'fit', no_steps)
-  assert main.main(command(folder, 'cut')) == 0
+  assert main.main(cut) == 0
   assert not (folder / 'cut' / 'train.state').exists()
   assert results(folder, 'cut')['loss'] < 3
 

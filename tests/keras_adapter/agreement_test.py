@@ -45,7 +45,8 @@ def test_keras_equals_the_query(name):
           tf.constant(np.outer(one, error), tf.float32), tf.constant(error, tf.float32)])
       total = tf.nest.map_structure(tf.add, total, record)
     direction, state, _ = query.get_noised_result(total, state)
-    w, b = w - RATE * direction[0].numpy(), b - RATE * direction[1].numpy()
+    kept = 1 - RATE * (optimizer.weight_decay or 0)
+    w, b = kept * w - RATE * direction[0].numpy(), kept * b - RATE * direction[1].numpy()
   assert np.abs(w - start[0]).max() > 1e-3
   for got, expected in zip(model.get_weights(), (w, b)):
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
