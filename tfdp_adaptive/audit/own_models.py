@@ -42,7 +42,8 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
   hidden, plan = optimizer._hidden, optimizer.plan
   watched = subjects.Watched(optimizer.rule, optimizer.l2_norm_clip)
   variables = list({id(v): v for v in [
-      *tf.nest.flatten(hidden.state), *own.variables, optimizer.iterations]}.values())
+      *tf.nest.flatten(hidden.state), hidden.run.watched, *own.variables,
+      optimizer.iterations]}.values())
   before = [tf.convert_to_tensor(v) for v in variables]
   marked = plan is not None and optimizer.own_sampler is None
 
