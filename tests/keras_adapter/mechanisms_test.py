@@ -41,7 +41,7 @@ def _steps(model, count):
 def _white(z):
   correlation = np.corrcoef(z) - np.eye(len(z))
   return (np.abs(correlation).max() < 5 / np.sqrt(SIZE)
-          and stats.kstest(z.ravel(), 'norm').pvalue > 1e-3)
+          and stats.kstest(z.ravel(), 'norm').pvalue > 1e-6)
 
 
 @pytest.mark.parametrize('name', sorted(MECHANISMS))
