@@ -13,7 +13,10 @@ import pytest
 import tfdp_adaptive
 
 ROOT = pathlib.Path(__file__).parent.parent
-HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
+# Folders of tests that need a library which not every environment can have.
+NEEDS = {folder: library for folder, library in [
+    ('federated', 'tensorflow_federated'), ('queries', 'tensorflow_privacy')]
+    if importlib.util.find_spec(library) is None}
 
 # `federated/` becomes `tfdp_adaptive.federated` by installation; a bare checkout
 # finds it through the package's path.
@@ -24,12 +27,12 @@ hypothesis.settings.register_profile('tfdp', derandomize=True, deadline=None, da
 hypothesis.settings.load_profile('tfdp')
 
 
-class _NeedsFederated(pytest.Module):
-  """A test module that cannot even be imported without TFF."""
+class _Skipped(pytest.Module):
+  """A test module that cannot even be imported here."""
 
   def collect(self):
-    pytest.skip(
-        'needs tensorflow_federated, which this stack does not have', allow_module_level=True)
+    pytest.skip(f'needs {NEEDS[self.path.parent.name]}, which this environment does not have',
+                allow_module_level=True)
 
 
 def pytest_addoption(parser):
@@ -46,8 +49,8 @@ def pytest_configure(config):
 
 
 def pytest_pycollect_makemodule(module_path, parent):
-  if not HAS_TFF and ROOT / 'tests' / 'federated' in module_path.parents:
-    return _NeedsFederated.from_parent(parent, path=module_path)
+  if module_path.parent.name in NEEDS:
+    return _Skipped.from_parent(parent, path=module_path)
   return None
 
 
@@ -58,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
                               f'with an address, {item.nodeid}: give `parametrize` its `ids`.')
     if 'slow' in item.keywords and not config.getoption('--slow'):
       item.add_marker(pytest.mark.skip(reason='slow: run with --slow'))
-    if 'federated' in item.keywords and not HAS_TFF:
+    if 'federated' in item.keywords and 'federated' in NEEDS:
       item.add_marker(pytest.mark.skip(reason='needs tensorflow_federated'))
 
 

@@ -108,7 +108,7 @@ __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'quer
 
 def __getattr__(name: str) -> Any:
   if name == 'federated' and importlib.util.find_spec('tensorflow_federated') is None:
-    raise ImportError(
+    raise ModuleNotFoundError(
         '`tfdp_adaptive.federated` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
         'with TensorFlow 2.14. Install requirements/federated.lock, see README.md.')
   if name in _SUBPACKAGES:

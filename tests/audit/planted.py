@@ -2,6 +2,7 @@
 """Bugs to be caught, planted into the real code, each switched on and off as it runs."""
 
 import contextlib
+import importlib.util
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.privacy import sampling
-from tfdp_adaptive.queries import rule_query
 from tfdp_adaptive.rules import statistics
 
 # Bug -> what finds it. Switched inside one traced step.
@@ -71,7 +71,8 @@ def switched(batch_size=16):
   bugs = Bugs(batch_size)
   with pytest.MonkeyPatch.context() as patch:
     _plant_in_engines(patch, bugs)
-    _plant_in_queries(patch, bugs)
+    if importlib.util.find_spec('tensorflow_privacy') is not None:
+      _plant_in_queries(patch, bugs)
     _plant_in_noise(patch, bugs)
     measure = statistics._measure_square_of_mean
 
@@ -115,6 +116,7 @@ def _scaled(query, tree):
 
 
 def _plant_in_queries(patch, bugs):
+  from tfdp_adaptive.queries import rule_query  # pylint: disable=g-import-not-at-top
   derive = rule_query.RuleQuery.derive_sample_params
   preprocess = rule_query.RuleQuery.preprocess_record
 

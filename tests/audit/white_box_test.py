@@ -85,8 +85,9 @@ QUERIES = {
 
 
 def query(name, **kwargs):
+  queries = pytest.importorskip('tfdp_adaptive.queries')
   specs = {'kernel': tf.TensorSpec([8, 6]), 'bias': tf.TensorSpec([6])}
-  return tfdp.queries.RuleQuery(QUERIES[name](), specs, **{**dict(
+  return queries.RuleQuery(QUERIES[name](), specs, **{**dict(
       l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=16,
       adjacency='replace' if name == 'dp_adam_jme' else 'zero_out'), **kwargs})
 

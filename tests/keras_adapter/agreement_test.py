@@ -21,6 +21,7 @@ NAMES = [name for name, kwargs in classes_test.CLASSES.items()
 
 @pytest.mark.parametrize('name', sorted(NAMES))
 def test_keras_equals_the_query(name):
+  queries = pytest.importorskip('tfdp_adaptive.queries')
   kwargs = {**classes_test.CLASSES[name], 'adjacency': 'add_remove'}
   start = [np.full((3, 1), 0.3, 'float32'), np.full(1, -0.2, 'float32')]
   private = dict(l2_norm_clip=1.0, noise_multiplier=0.5, batch_size=B, seed=9,
@@ -33,7 +34,7 @@ def test_keras_equals_the_query(name):
     model.train_on_batch(x, y)
 
   specs = [tf.TensorSpec(w.shape, tf.float32) for w in start]
-  query = tfdp.queries.RuleQuery(optimizer.rule, specs, **private)
+  query = queries.RuleQuery(optimizer.rule, specs, **private)
   state = query.initial_global_state()
   w, b = start
   for x, y in BATCHES:

@@ -134,15 +134,20 @@ def test_what_it_cannot_do_is_refused():
   for noise_multiplier in (0.0, 1e9):
     with pytest.raises(ValueError, match='steps of its grid per standard deviation'):
       make(noise_multiplier=noise_multiplier)
-  with pytest.raises(ValueError, match='is for Keras optimizers'):
-    tfdp.queries.MechanismSumQuery(specs, ROUNDING, 1.0, 1.0)
-  with pytest.raises(ValueError, match='is for Keras optimizers'):
-    tfdp.queries.RuleQuery(tfdp.rules.dp_sgd(), specs, l2_norm_clip=1.0, noise_multiplier=1.0,
-                           batch_size=1, mechanism=ROUNDING)
   model = tfdp.DPSequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)])
   optimizer = tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=2, mechanism=ROUNDING)
   with pytest.raises(ValueError, match='which XLA cannot compile'):
     model.compile(optimizer, 'mse', jit_compile=True)
+
+
+def test_queries_refuse_it():
+  queries = pytest.importorskip('tfdp_adaptive.queries')
+  specs = [tf.TensorSpec([3], tf.float32)]
+  with pytest.raises(ValueError, match='is for Keras optimizers'):
+    queries.MechanismSumQuery(specs, ROUNDING, 1.0, 1.0)
+  with pytest.raises(ValueError, match='is for Keras optimizers'):
+    queries.RuleQuery(tfdp.rules.dp_sgd(), specs, l2_norm_clip=1.0, noise_multiplier=1.0,
+                      batch_size=1, mechanism=ROUNDING)
 
 
 def test_replicas_are_refused_when_it_is_made_and_when_it_is_drawn(monkeypatch):

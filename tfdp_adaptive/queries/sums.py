@@ -7,8 +7,8 @@ from tfdp_adaptive import compat
 
 _dp_query = compat.privacy_module('dp_query')
 if _dp_query is None:
-  raise ImportError('`tfdp_adaptive.queries` needs tensorflow_privacy. '
-                    'Install it with `pip install --no-deps --ignore-requires-python '
-                    'tensorflow-privacy==0.9.0`.')
+  raise ModuleNotFoundError(
+      '`tfdp_adaptive.queries` needs tensorflow_privacy. Install it with '
+      '`pip install --no-deps --ignore-requires-python tensorflow-privacy==0.9.0`.')
 
 SumAggregationDPQuery: Any = _dp_query.SumAggregationDPQuery
