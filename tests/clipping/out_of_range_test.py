@@ -122,3 +122,29 @@ def test_tables_that_are_not_trained_and_ids_of_other_types(make, dtype, value):
       keras.losses.SparseCategoricalCrossentropy(from_logits=True))
   assert model.fit(x, y, batch_size=4, verbose=0).history['private/records_left_out'] == [1.0]
   assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+
+
+def test_a_table_may_be_asked_for_constants():
+  """Positions that a layer made when it was built, as vision transformers do."""
+
+  class Positions(keras.layers.Layer):
+
+    def __init__(self):
+      super().__init__()
+      self.table = keras.layers.Embedding(3, 2)
+
+    def build(self, shape):
+      self.table.build([shape[1]])
+      with tf.init_scope():
+        self.ids = tf.range(3)
+
+    def call(self, x):
+      return x + self.table(self.ids)
+
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input([3, 2]), Positions(), keras.layers.Flatten(), keras.layers.Dense(1)]))
+  model.compile(tfdp.DPSGD(
+      0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4), 'mse')
+  before = model.get_weights()
+  model.fit(np.ones([4, 3, 2], 'float32'), np.ones([4, 1], 'float32'), batch_size=4, verbose=0)
+  assert not any(np.array_equal(a, b) for a, b in zip(before, model.get_weights()))

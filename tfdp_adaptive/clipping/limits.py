@@ -47,7 +47,8 @@ def of(heard: List[Tuple[Any, Any]], inputs: List[Any]) -> Dict[int, int]:
   positions = {id(t): i for i, t in enumerate(inputs)}
   limits: Dict[int, int] = {}
   for layer, ids in heard:
-    while tf.is_tensor(ids) and id(ids) not in positions and ids.op.type in _SAME_VALUES:
+    while (tf.is_tensor(ids) and tf.is_symbolic_tensor(ids) and id(ids) not in positions
+           and ids.op.type in _SAME_VALUES):
       ids = ids.op.inputs[0]
     if id(ids) in positions:
       i = positions[id(ids)]
