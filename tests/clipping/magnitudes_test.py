@@ -41,6 +41,10 @@ def linear(y, outputs, sample_weight=()):
   return tf.reduce_sum(tf.math.multiply_no_nan(outputs, y), list(range(1, outputs.shape.rank)))
 
 
+# LayerNormalization divides by the cube of its inputs' spread: above this float32 ends in its
+# own gradient, and what comes out depends on the processor and on the place in the batch.
+NORMALISED = 1e12
+
 MODELS = {
     'rank one': (lambda: [layers.Dense(3)], (4,)),
     'normalised': (
@@ -87,6 +91,12 @@ def request(model):
        contract.Query(scale=[1e25 * s for s in scale])), CLIPS)
 
 
+def ends(name, batch):
+  """Of each record, whether float32 ends in the layers' own gradients."""
+  return (np.max(np.abs(batch.x), axis=tuple(range(1, batch.x.shape.rank))) > NORMALISED
+          if name == 'normalised' else np.zeros(len(batch.x), bool))
+
+
 def expected(gradient, query, clip):
   """`(total, known)` in float64; where numbers end is left open."""
   gradient = [np.asarray(g, np.float64) for g in gradient]
@@ -119,12 +129,14 @@ def test_book_keeping(name):
   step = tf.function(lambda mask: bookkeeping.engine(
       model, linear, batch._replace(mask=mask), wanted).sums, autograph=False)
   records = oracle.gradients(model, linear, batch)
+  undefined = ends(name, batch)
   n, open_ended = len(records), 0
   for i, record in enumerate(records):
     sums = step(tf.range(n) == i)
     for j, (query, clip) in enumerate(zip(wanted.queries, CLIPS)):
       totals, known = expected(record, query, clip)
-      assert_sums(sums[j], totals if known else sums[j].total, clip, 1)
+      exact = known and not undefined[i]
+      assert_sums(sums[j], totals if exact else sums[j].total, clip, 1)
       open_ended += not known
   assert open_ended < n  # Of 3 n.
   for sums, clip in zip(step(tf.ones([n], tf.bool)), CLIPS):
@@ -139,9 +151,13 @@ def test_other_engines(engine, name):
   model, batch = problem(name)
   wanted = request(model)
   run = engines.choose(engine, model, wanted.asks, batch.x)
-  sums = tf.function(lambda: run(model, linear, batch, wanted).sums, autograph=False)()
-  records = oracle.gradients(model, linear, batch)
-  for one, query, clip in zip(sums, wanted.queries, CLIPS):
+  step = tf.function(lambda mask: run(model, linear, batch._replace(mask=mask), wanted).sums,
+                     autograph=False)
+  for leaf in tf.nest.flatten(step(batch.mask)):
+    assert np.all(np.isfinite(leaf))
+  mask = ~ends(name, batch)
+  records = [r for r, kept in zip(oracle.gradients(model, linear, batch), mask) if kept]
+  for one, query, clip in zip(step(tf.constant(mask)), wanted.queries, CLIPS):
     of_records = [expected(record, query, clip) for record in records]
     unknown = sum(not known for _, known in of_records)
     totals = [np.sum(parts, 0) for parts in zip(*[totals for totals, _ in of_records])]
