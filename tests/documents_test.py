@@ -141,3 +141,13 @@ def test_links_out_of_the_pages_are_named_instead():
   text = 'See [security](../../SECURITY.md#x), [words](../glossary.md), [gone](../../GONE.md).'
   assert hooks.on_page_markdown(text, page, config) == (
       'See security (`SECURITY.md`), [words](../glossary.md), [gone](../../GONE.md).')
+
+
+def test_a_chart_that_would_be_drawn_wrongly_is_refused():
+  import diagram  # pylint: disable=g-import-not-at-top
+  page = lambda chart: f'# A page\n\n```mermaid\n{chart}\n```\n'
+  for chart in ('flowchart LR\n  a', 'flowchart TD', 'flowchart TD\n  a\n  a --> b',
+                'flowchart TD\n  a\n  b\n  a -.-> b'):
+    with pytest.raises(ValueError, match='one --> other'):
+      diagram.draw(page(chart))
+  assert diagram.draw('# A page\n\n```python\nx\n```\n') == '# A page\n\n```python\nx\n```\n'

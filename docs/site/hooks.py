@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `mkdocs.yml` cannot say: the order of the pages, and the reference of all public names.
+"""What `mkdocs.yml` cannot say: the order of the pages, the reference, and drawings.
 
 A page that is not in `ORDER` appears under "More": nobody has to know this file to add one.
 """
@@ -9,6 +9,8 @@ import importlib
 import pathlib
 import re
 import shutil
+
+import diagram
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
@@ -126,7 +128,7 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, config, **unused):
-  """Names files outside `docs/`, to which the pages link in the repository, but no site can."""
+  """Names files outside `docs/`, to which only pages in the repository can link; draws charts."""
   del unused
   folder = pathlib.Path(config.docs_dir)
   here = (folder / page.file.src_uri).parent
@@ -139,7 +141,7 @@ def on_page_markdown(markdown, page, config, **unused):
     path = path.relative_to(ROOT).as_posix()
     return text if path.rsplit('/', 1)[-1] in text else f'{text} (`{path}`)'
 
-  return _LINK.sub(named, markdown)
+  return diagram.draw(_LINK.sub(named, markdown))
 
 
 def on_files(files, config):
