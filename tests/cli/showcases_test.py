@@ -53,6 +53,27 @@ def test_what_is_reported_is_within_epsilon(case, names, tmp_path):
   assert (tmp_path / 'out' / 'curves.png').exists()
 
 
+def test_table_and_picture_rank_by_what_is_drawn():
+  row = lambda name, loss, accuracy, part, epsilon=1.0: report_lib.Row(
+      name, part, loss, accuracy, epsilon, unit='example', curve=((0, 9., 0.), (1, loss, accuracy)))
+  rows = [row('DP-SGD', .5, .7, 'scales'), row('DP-AdamSTP', .6, .85, 'scales'),
+          row('DP-SGD, independent noise', .2, .9, 'noise'),
+          row('DP-SGD, banded noise', .1, .9, 'noise')]
+  report = report_lib.Report.__new__(report_lib.Report)
+  report._rows = rows
+  assert [line.split('  ')[0] for line in report.table().split('\n')[1:] if line[0] != '-'] == [
+      'DP-AdamSTP', 'DP-SGD', 'DP-SGD, banded noise', 'DP-SGD, independent noise']
+  found = lambda part, ends, other=0.0: report_lib._found(
+      report_lib._PANELS[part], [r for r in rows if r.part == part], ends, other)
+  assert found('scales', {'DP-SGD': .3, 'DP-AdamSTP': .15}) == (
+      'DP-AdamSTP: 50% fewer errors than DP-SGD, epsilon 1 per example')
+  assert found('noise', {r.method: r.loss for r in rows[2:]}) == (
+      'banded noise: 50% less loss than independent noise, epsilon 1 per example')
+  assert report_lib._found(report_lib._PANELS['centralized'], rows, {'a': .1, 'b': .2}, .4) == (
+      'b gains 0.2 of 0.4 without privacy, epsilon 1 per example')
+  assert found('noise', {}) == '' and found('scales', {'DP-SGD': .3}) == 'epsilon 1 per example'
+
+
 @pytest.mark.slow
 def test_they_show_what_they_should():
   for case, better, worse in [(showcases.SCALES, 'dp_adam_stp', 'dp_sgd'),

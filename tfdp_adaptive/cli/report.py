@@ -200,9 +200,9 @@ class Report:
     return options.to_json(dict(self._about, rows=[row._asdict() for row in self._rows]))
 
   def table(self) -> str:
-    """The rows as aligned text, part by part, best loss first."""
+    """The rows as aligned text, part by part, the best first by what its panel shows."""
     parts = list(dict.fromkeys(row.part for row in self._rows))
-    rows = sorted(self._rows, key=lambda row: (parts.index(row.part), row.loss))
+    rows = sorted(self._rows, key=lambda row: (parts.index(row.part), _rank(row)))
     cells = [_COLUMNS] + [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ['  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -235,6 +235,10 @@ def _cells(row: Row) -> Tuple[str, ...]:
       '-' if row.seconds_per_step is None else f'{row.seconds_per_step:.3f}')
 
 
+def _rank(row: Row) -> float:
+  return 1 - row.accuracy if row.part == 'scales' else row.loss
+
+
 def _rounded_up(epsilon: float) -> str:
   from tfdp_adaptive.privacy import statement  # It is slow. pylint: disable=import-outside-toplevel
   return statement.rounded_up(epsilon)
@@ -248,24 +252,36 @@ def _versions() -> Dict[str, str]:
 
 
 class _Panel(NamedTuple):
-  """How one part is drawn."""
+  """How one part is drawn.
+
+  Attributes:
+    title: What decides here.
+    quantity: Of the vertical axis.
+    value: Of loss, accuracy and the loss of word frequencies alone.
+    steps: Of the horizontal axis.
+    fewer: What the best private method has, against the first; '' where more is better.
+  """
 
   title: str
   quantity: str
-  value: Callable[[float, float, float], float]  # Of loss, accuracy and the baseline's loss.
+  value: Callable[[float, float, float], float]
   steps: str = 'step'
-  fewer: str = ''  # What the best private method has, against the first.
+  fewer: str = ''
 
 
 _GAIN = 'gain over word frequencies, nats per word'
 _PANELS = {
-    'scales': _Panel('Inputs in very different units', 'wrong answers on new examples',
-                     lambda l, a, b: 1 - a, fewer='fewer errors'),
-    'noise': _Panel('Many classes, most of them rare', 'loss on new examples, nats',
-                    lambda l, a, b: l, fewer='less loss'),
-    'centralized': _Panel('Next words, sentence by sentence', _GAIN, lambda l, a, b: b - l),
-    'federated': _Panel('Next words, over users', _GAIN, lambda l, a, b: b - l, 'round'),
+    'scales': _Panel('Inputs in very different units: noise in the geometry of the optimizer',
+                     'wrong answers on new examples', lambda l, a, b: 1 - a, fewer='fewer errors'),
+    'noise': _Panel('Many classes, most of them rare: noise that cancels over the steps',
+                    'loss on new examples, nats', lambda l, a, b: l, fewer='less loss'),
+    'centralized': _Panel('Next words: every sentence protected', _GAIN, lambda l, a, b: b - l),
+    'federated': _Panel('Next words, federated: every client protected as a whole', _GAIN,
+                        lambda l, a, b: b - l, 'round'),
 }
+_COLORS = {  # A method has the same one in all panels.
+    'DP-SGD': 'C0', 'DP-Adam': 'C1', 'DP-AdamBC': 'C2', 'DP-AdamSTP': 'C3', 'DP-AdamIME': 'C4',
+    'DP-SGD, independent noise': 'C0', 'DP-SGD, banded noise': 'C6'}
 
 
 def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
@@ -282,6 +298,8 @@ def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
   columns = min(2, len(parts))
   canvas = figure.Figure(figsize=(6.5 * columns, 5 * -(-len(parts) // columns)),
                          layout='constrained')
+  if columns > 1:
+    canvas.suptitle('At equal privacy, optimizer and noise decide how much is learned')
   panels = np.ravel(canvas.subplots(-(-len(parts) // columns), columns))
   for part, panel in zip(parts, panels):
     _draw_part(panel, _PANELS[part], [row for row in rows if row.part == part])
@@ -296,26 +314,40 @@ def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
 def _draw_part(panel: Any, how: _Panel, rows: Sequence[Row]) -> None:
   """One line per method, named in the order they end in; gray and dotted without privacy."""
   baseline = next((row.loss for row in rows if not row.curve), 0.0)
-  lines, ends = [], {}
+  lines, ends, other = [], {}, 0.0
   for row in rows:
     if len(row.curve) > 1:
       values = [how.value(loss, accuracy, baseline) for _, loss, accuracy in row.curve]
-      style = dict(color='0.4', linestyle=':') if row.epsilon is None else {}
+      style = (dict(color='0.4', linestyle=':') if row.epsilon is None else
+               dict(color=_COLORS[row.method]) if row.method in _COLORS else {})
       lines += panel.plot([step for step, *_ in row.curve], values, linewidth=2,
                           label=f'{row.method}: {values[-1]:.3g}', **style)
-      ends.update({row.method: values[-1]} if row.epsilon is not None else {})
+      if row.epsilon is None:
+        other = values[-1]
+      else:
+        ends[row.method] = values[-1]
   late = [line.get_ydata()[len(line.get_ydata()) // 5:] for line in lines]
   low, high = min(map(min, late)), max(map(max, late))  # The common start would flatten the rest.
-  panel.set_ylim(low - .1 * (high - low) - 1e-9, high + .15 * (high - low) + 1e-9)
-  private = next(((row.epsilon, row.unit) for row in rows if row.epsilon is not None), None)
-  title = how.title
-  if private is not None:
-    title += f' (epsilon {math.ceil(100 * private[0]) / 100:g} per {private[1]})'
-  if how.fewer and len(ends) > 1:
-    best, plain = min(ends, key=lambda name: ends[name]), next(iter(ends))
-    title += f'\n{best}: {1 - ends[best] / ends[plain]:.0%} {how.fewer} than {plain}'
-  panel.set_title(title, fontsize='medium')
+  panel.set_ylim(low - .1 * (high - low) - 1e-9, high + .45 * (high - low) + 1e-9)  # Legends fit.
+  panel.set_title(f'{how.title}\n{_found(how, rows, ends, other)}', fontsize='medium')
   panel.set(xlabel=how.steps, ylabel=how.quantity)
   panel.grid(alpha=.3)
   lines.sort(key=lambda line: -line.get_ydata()[-1])
-  panel.legend(handles=lines, fontsize='small')
+  panel.legend(handles=lines, fontsize='small', loc='upper right' if how.fewer else 'upper left')
+
+
+def _found(how: _Panel, rows: Sequence[Row], ends: Dict[str, float], other: float) -> str:
+  """What came out, in a line: the best private method, and at which epsilon."""
+  private = next(((row.epsilon, row.unit) for row in rows if row.epsilon is not None), None)
+  if private is None or not ends:
+    return ''
+  limit = f'epsilon {math.ceil(100 * private[0]) / 100:g} per {private[1]}'
+  if not how.fewer:
+    best = max(ends, key=lambda name: ends[name])
+    of = f' of {other:.2g} without privacy' if other else ''
+    return f'{best} gains {ends[best]:.2g}{of}, {limit}'
+  best, plain = min(ends, key=lambda name: ends[name]), next(iter(ends))
+  if best == plain:
+    return limit
+  one, than = (name.split(', ')[-1] for name in (best, plain))
+  return f'{one}: {1 - ends[best] / ends[plain]:.0%} {how.fewer} than {than}, {limit}'

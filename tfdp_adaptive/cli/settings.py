@@ -4,7 +4,7 @@
 All on public or made-up data. Those of the two showcases are the best of the twelve in
 each method's grid, by the mean of several runs on validation examples; the federated
 ones are what `tfdp federated --tune` chose by validation loss, and the centralized ones on
-text what `tfdp compare --tune` searches: one of three rates each.
+text what `tfdp compare --tune` chose: one of three rates each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Method(NamedTuple):
 
 # On text all have the clip norm .5 (scale-then-privatize: the square root of the number of
 # parameters), epsilon at the noise floor, so that second moments count, and one of three rates.
-# Loss on validation sentences, rate by rate: DP-SGD 5.003, 4.898, 5.218; DP-AdamSTP 5.029, 4.878,
-# 5.035; without the last rate DP-Adam 5.037, 4.901, DP-AdamBC 4.901, 4.948, DP-AdamIME 5.020,
-# 5.069. Adam's .03 is by hand.
+# Loss on validation sentences, rate by rate: Adam, not private 4.643, 4.598, 4.753; DP-SGD 5.003,
+# 4.898, 5.218; DP-Adam 5.054, 4.883, 5.086; DP-AdamBC 4.898, 4.951, 5.949; DP-AdamIME 5.019, 5.054,
+# 6.350; DP-AdamSTP 5.029, 4.878, 5.035. One run each; those of DP-SGD and DP-AdamSTP are older.
 _FLOOR, _RATES = 1.2e-3, dict(learning_rate=(.01, .03, .1))
 CENTRALIZED = {
     'adam': Method('Adam, not private', None, dict(learning_rate=.03), _RATES),
