@@ -41,12 +41,13 @@ METHODS = evidence_tables.METHODS
 
 
 class Grid(NamedTuple):
-  """The settings of one method: 2 rules x 3 clip norms x 7 rates."""
+  """The settings of one method: here 2 rules x 3 clip norms x 7 rates."""
 
   rules: Tuple[Tuple[contract.Rule, Dict[str, float]], ...]
   clips: np.ndarray
   rates: np.ndarray
   scaled: bool = False  # Whether clip norms are in scaled units.
+  decays: Tuple[float, ...] = (0.0,)  # Weights shrink by `rate * decay` of themselves a step.
 
 
 def grid(method: str, norm: float, floor: float, size: int, batch_size: int) -> Grid:
@@ -91,10 +92,11 @@ def batches(task: evidence_tasks.Task, bands: int, rng: np.random.Generator) -> 
 
 
 def train(task: evidence_tasks.Task, rule: contract.Rule, plan: tfdp.PrivacyPlan, scaled: bool,
-          clips: np.ndarray, rates: np.ndarray, bands: int, seed: int) -> List[np.ndarray]:
-  """Weights of all (clip norm, rate) pairs after the last step; the same draws for each.
+          clips: np.ndarray, rates: np.ndarray, bands: int, seed: int, decays: Any = 0.0
+          ) -> List[np.ndarray]:
+  """Weights of all (clip norm, rate, weight decay) after the last step; the same draws for each.
 
-  Gradients are handed to rules that do not scale in units of the clip norm.
+  Gradients are handed to rules in units of the clip norm, unless clip norms are in `scaled` units.
   """
   rng = np.random.default_rng(seed)
   weights = models.start(task, len(clips))
@@ -102,36 +104,38 @@ def train(task: evidence_tasks.Task, rule: contract.Rule, plan: tfdp.PrivacyPlan
   state = rule.init(specs)
   row_norms = plan.mechanism.row_norms(task.steps)
   bands_of: Any = plan.mechanism.coefficients if bands > 1 else np.ones(1)
-  past: List[List[np.ndarray]] = [[] for _ in weights]  # The last rows of C^-1 Z.
+  past: List[List[np.ndarray]] = [[] for _ in range(len(weights) * len(rule.asks))]
   wide = lambda v: np.asarray(v, np.float32)[:, None, None]
   unit = np.ones_like(clips) if scaled else clips
-  std = plan.noise_multiplier / task.batch_size * clips / unit
+  shrunk = wide(1 - rates * np.broadcast_to(decays, rates.shape))
   x, y = task.parts[0]
   for step, rows in enumerate(batches(task, bands, rng)):
-    (query,) = rule.query(state)
-    scales = [np.asarray(s) for s in query.scale] if scaled else None
     layers = models.records(task, weights, x[rows], y[rows])
-    with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
-      factor = np.minimum(1, clips[:, None] / np.maximum(models.norms(layers, scales), 1e-30))
-    factor = np.nan_to_num(factor).astype(np.float32)
-    noise = []
-    for earlier, w in zip(past, weights):
-      z = rng.normal(size=w.shape[1:])
-      z -= sum(c * row for c, row in zip(bands_of[1:], earlier))
-      earlier.insert(0, z / bands_of[0])
-      noise.append(earlier[0].astype(np.float32))
-      del earlier[len(bands_of) - 1:]
-    means = []
-    for i, (inputs, delta) in enumerate(layers):
-      total = models.collected(inputs, np.nan_to_num(delta) * factor[..., None])
-      if scaled:
-        total = total * scales[i]
-      mean = total / task.batch_size / wide(unit) + wide(std) * noise[i]
-      means.append(tf.constant(mean, tf.float32))
-    variance = np.square(wide(std) * row_norms[step])
-    release = contract.Release(tuple(means), tf.constant(variance, tf.float32))
-    direction, state = rule.update(state, (release,), ())
-    weights = [w - wide(rates) * d.numpy() for w, d in zip(weights, direction)]
+    releases = []
+    for ask, query in enumerate(rule.query(state)):
+      scales = [np.asarray(s) for s in query.scale] if query.scale else None
+      bound, share = clips / unit * float(query.relative_clip), float(query.share)
+      std = plan.noise_multiplier / task.batch_size * bound / np.sqrt(share or 1)
+      with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
+        found = models.norms(layers, scales) / unit[:, None]
+        factor = np.minimum(1, bound[:, None] / np.maximum(found, 1e-30)) / unit[:, None]
+      factor = np.nan_to_num(factor).astype(np.float32)
+      means = []
+      for i, (inputs, delta) in enumerate(layers):
+        earlier = past[ask * len(weights) + i]  # The last rows of C^-1 Z.
+        z = rng.normal(size=weights[i].shape[1:])
+        z -= sum(c * row for c, row in zip(bands_of[1:], earlier))
+        earlier.insert(0, z / bands_of[0])
+        total = models.collected(inputs, np.nan_to_num(delta) * factor[..., None])
+        if scales is not None:
+          total = total * scales[i]
+        mean = total / task.batch_size + wide(std) * earlier[0].astype(np.float32)
+        del earlier[len(bands_of) - 1:]
+        means.append(tf.constant(mean if share else 0 * mean, tf.float32))
+      variance = np.square(wide(std) * row_norms[step])
+      releases.append(contract.Release(tuple(means), tf.constant(variance, tf.float32)))
+    direction, state = rule.update(state, tuple(releases), ())
+    weights = [w * shrunk - wide(rates) * d.numpy() for w, d in zip(weights, direction)]
   return weights
 
 
@@ -146,6 +150,41 @@ def pilot(task: evidence_tasks.Task) -> Dict[str, float]:
               **recommendation.facts_of(gradients))
 
 
+class Found(NamedTuple):
+  """The best settings of a grid, and what they reach with other draws."""
+
+  clip: float
+  rate: float
+  decay: float
+  more: Dict[str, float]
+  validation: float
+  tried: int
+  loss: float  # Mean of `runs`, on test records.
+  interval: float  # Half the 95% interval of that mean (Student, 4 degrees of freedom).
+  runs: List[float]
+
+
+def search(task: evidence_tasks.Task, tried: Grid, plan: tfdp.PrivacyPlan, bands: int = 1) -> Found:
+  """Tunes by one run on validation records, then trains `TEST_SEEDS` more."""
+  triples = np.array(list(itertools.product(tried.clips, tried.rates, tried.decays)))
+  best = (np.inf, 0, 0)
+  made = [rule._replace(update=tf.function(rule.update)) for rule, _ in tried.rules]
+
+  def trained(rule: contract.Rule, chosen: np.ndarray, seed: int, part: int) -> np.ndarray:
+    clips, rates, decays = chosen.T
+    return models.evaluate(task, train(
+        task, rule, plan, tried.scaled, clips, rates, bands, seed, decays), part)
+
+  for i, rule in enumerate(made):
+    losses = trained(rule, triples, TUNING_SEED, 1)
+    best = min(best, (float(losses.min()), i, int(losses.argmin())))
+  validation, i, j = best
+  runs = [float(trained(made[i], triples[j:j + 1], seed, 2)[0]) for seed in TEST_SEEDS]
+  clip, rate, decay = (float(v) for v in triples[j])
+  return Found(clip, rate, decay, tried.rules[i][1], validation, len(triples) * len(made),
+               float(np.mean(runs)), float(2.776 * np.std(runs, ddof=1) / np.sqrt(len(runs))), runs)
+
+
 def row(task: evidence_tasks.Task, epsilon: float, method: str, bands: int) -> Dict[str, Any]:
   """Tunes, then trains again."""
   began = time.process_time()
@@ -154,19 +193,8 @@ def row(task: evidence_tasks.Task, epsilon: float, method: str, bands: int) -> D
   size = sum(w[0].size for w in models.start(task, 1))
   floor = plan.noise_multiplier / task.batch_size
   tried = grid(method, facts['norm'], floor, size, task.batch_size)
-  pairs = np.array(list(itertools.product(tried.clips, tried.rates)))
-  best = (np.inf, 0, 0)
-  made = [rule._replace(update=tf.function(rule.update)) for rule, _ in tried.rules]
-  for i, rule in enumerate(made):
-    weights = train(task, rule, plan, tried.scaled, pairs[:, 0], pairs[:, 1], bands, TUNING_SEED)
-    found = models.evaluate(task, weights, 1)
-    best = min(best, (float(found.min()), i, int(found.argmin())))
-  validation, i, j = best
-  rule, more = made[i], tried.rules[i][1]
-  clip, rate = (float(v) for v in pairs[j])
-  runs = [float(models.evaluate(task, train(
-      task, rule, plan, tried.scaled, pairs[j:j + 1, 0], pairs[j:j + 1, 1], bands, seed), 2)[0])
-          for seed in TEST_SEEDS]
+  found = search(task, tried, plan, bands)
+  clip, rate, more = found.clip, found.rate, found.more
   settings: Dict[str, float] = dict(
       more, learning_rate=rate / clip if method == 'DPSGD' else rate, l2_norm_clip=clip)
   settings = {name: float(f'{value:.6g}') for name, value in settings.items()}
@@ -177,9 +205,8 @@ def row(task: evidence_tasks.Task, epsilon: float, method: str, bands: int) -> D
       noise_multiplier=plan.noise_multiplier, population_size=len(task.parts[0][0]),
       batch_size=task.batch_size, steps=task.steps, parameters=size, facts=facts,
       rmse=float(plan.noise_multiplier * plan.mechanism.rmse(task.steps)),
-      tried=len(pairs) * len(tried.rules), settings=settings, validation=validation,
-      loss=float(np.mean(runs)), runs=runs,
-      interval=float(2.776 * np.std(runs, ddof=1) / np.sqrt(len(runs))),  # 95%, Student, 4.
+      tried=found.tried, settings=settings, validation=found.validation,
+      loss=found.loss, runs=found.runs, interval=found.interval,
       start=float(models.evaluate(task, models.start(task, 1), 2)[0]),
       seconds=round(time.process_time() - began, 1))
 
