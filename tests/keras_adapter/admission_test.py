@@ -83,6 +83,40 @@ def test_a_batch_of_another_plan_is_refused():
     refused(model, lambda other=other: model.train_on_batch(*other))
 
 
+def changed(batch):
+  """Batches whose rows are not those that were drawn, each once and in its place."""
+  batch = [np.asarray(part) for part in batch]
+  every = lambda change: tuple(change(part) for part in batch)
+  yield every(lambda part: np.concatenate([part, part]))
+  yield every(lambda part: np.repeat(part, 2, axis=0))
+  yield every(lambda part: part[::-1])
+  yield every(lambda part: part[1:])
+  yield every(lambda part: np.concatenate([part[:1], part]))
+  yield (*batch[:2], np.where(batch[2] == 0, 0, batch[2][0]))
+
+
+@pytest.mark.pitfall(
+    'Records are repeated within a drawn batch, as augmentation by concatenation does.',
+    severity='critical', stops='refused: every row has a mark of its own place')
+@pytest.mark.parametrize('user', [False, True])
+def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
+  if user:
+    plan = make_plan(unit='user', population_size=16, batch_size=4)
+    drawn = plan.batches((X, Y), users=np.arange(64) % 16, examples_per_user=3)
+  else:
+    plan = make_plan()
+    drawn = plan.batches((X, Y, RNG.uniform(1, 2, size=64).astype('float32')))
+  model, batches = make_model(plan), iter(drawn)
+  batch = next(batches)
+  while np.count_nonzero(np.asarray(batch[2]).reshape(len(batch[2]), -1)[:, 0]) < 2:
+    model.train_on_batch(*batch)  # Too few rows to be out of place.
+    batch = next(batches)
+  for other in changed(batch):
+    refused(model, lambda other=other: model.train_on_batch(*other))
+  x, *rest = batch
+  model.train_on_batch(x + 1, *rest)  # What is in a row is the caller's.
+
+
 @pytest.mark.pitfall(
     'XLA drops the assertions that would refuse a batch.',
     severity='critical', stops='a refused batch counts as empty')
@@ -107,7 +141,7 @@ def test_weights_are_what_they_seem():
     expected = w[np.asarray(y, int)[real]]
     np.testing.assert_array_equal(np.asarray(weight, 'float32')[real], expected)
     read = marks.read(np.asarray(weight).view(np.int64)[real])
-    assert np.all(read == marks.mark(plan, step))
+    assert np.all(read == marks.mark(plan, step, np.arange(len(real))[real]))
   numbers = [marks.mark(plan, step) for step in range(10000)]
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 

@@ -97,16 +97,25 @@ def admit(
   return batch._replace(sample_weight=weights, mask=mask), noise._replace(key=key, row=row)
 
 
-def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, row: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-  """`([] bool, assertion)`: whether all weights have the mark of this step."""
+def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
+  """`([] bool, assertion)`: whether all weights have the marks of this step and of their rows."""
   if trees.absent(weights) or any(w.dtype != tf.float64 for w in tf.nest.flatten(weights)):
     raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
-  expected = marks.mark(plan, tf.cast(row, tf.int64))
-  drawn = tf.reduce_all(tf.stack([
-      tf.reduce_all((w == 0) | (marks.read(tf.bitcast(w, tf.int64)) == expected))
-      for w in tf.nest.flatten(weights)]))
+  count = tf.shape(tf.nest.flatten(weights)[0])[0]
+  # A replica has some rows of all, one after another.
+  others = tf.cast(compat.sum_over_replicas(tf.cast(count, tf.float32)), tf.int64) - tf.cast(
+      count, tf.int64)
+  least, most = tf.constant(tf.int64.max), tf.constant(tf.int64.min)
+  for weight in tf.nest.flatten(weights):
+    rows = marks.row_of(marks.read(tf.bitcast(weight, tf.int64)), plan, tf.cast(step, tf.int64))
+    here = tf.range(tf.shape(rows, tf.int64)[0])
+    skipped = rows - tf.reshape(here, [-1] + [1] * (rows.shape.rank - 1))
+    used = weight != 0
+    least = tf.minimum(least, tf.reduce_min(tf.where(used, skipped, tf.int64.max)))
+    most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
+  drawn = (least > most) | ((least == most) & (least >= 0) & (most <= others))
   return drawn, tf.debugging.assert_equal(drawn, True, message=_DRAWN.format(
-      'a batch of another step or plan, used before, or changed'))
+      'a batch of another step or plan, used before, or with rows repeated, moved or left out'))
 
 
 def check_size(

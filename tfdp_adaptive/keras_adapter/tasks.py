@@ -134,7 +134,7 @@ class DPTask(model_lib.DPFunctional):
 
 
 def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Weights [n] times a factor [n, ...]; what is not zero keeps the mark of its step."""
+  """Weights [n] times a factor [n, ...]; what is not zero keeps the mark of its row."""
   wider = lambda t: tf.reshape(t, tf.concat(
       [tf.shape(t), tf.ones([factor.shape.rank - t.shape.rank], tf.int32)], 0))
   product = wider(tf.cast(weights, tf.float32)) * factor

@@ -2,10 +2,12 @@
 """The mark by which a step knows a batch that its plan drew for it.
 
 Every batch of `plan.batches` carries, in the digits of its sample weights that float32
-does not hold, a number that belongs to one plan and one step. Rounded to float32, as
-Keras does before it uses them, the weights are what they seem. The mark is public: it
-guards against honest mistakes (a batch used twice, out of order, of another plan, of
-one's own), not against forgery by the curator, who is trusted.
+does not hold, numbers that belong to one plan, one step and one row of the batch. Rounded
+to float32, as Keras does before it uses them, the weights are what they seem. The marks
+are public: they guard against honest mistakes (a batch used twice, out of order, of another
+plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
+trusted. They cannot tell what is in a row: a record may be changed by itself (augmented),
+and whoever mixes records breaks the guarantee unseen.
 """
 
 import hashlib
@@ -19,24 +21,31 @@ _DIGITS = 2**28 - 1
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
 
 
-def line(plan: Any) -> Tuple[int, int]:
-  """`(slope, offset)` of a plan: its marks are `1 + (slope * step + offset) % prime`."""
+def line(plan: Any) -> Tuple[int, int, int]:
+  """`(slope, pace, offset)`: marks are `1 + (slope * step + pace * row + offset) % prime`."""
   text = repr([(name, repr(getattr(plan, name, None))) for name in _FIELDS])
   digest = hashlib.sha256(text.encode()).digest()
-  slope, offset = (int.from_bytes(digest[i:i + 8], 'big') for i in (0, 8))
-  return 1 + slope % (_PRIME - 1), offset % _PRIME
+  slope, offset, pace = (int.from_bytes(digest[i:i + 8], 'big') for i in (0, 8, 16))
+  return 1 + slope % (_PRIME - 1), 1 + pace % (_PRIME - 1), offset % _PRIME
 
 
-def mark(plan: Any, step: Any) -> Any:
-  """The mark of a step: a Python int, or an int64 tensor like `step`; never zero."""
-  slope, offset = line(plan)
-  return 1 + (slope * step + offset) % _PRIME
+def mark(plan: Any, step: Any, row: Any = 0) -> Any:
+  """The mark of a row in a step: an int, or an int64 array or tensor like them; never zero."""
+  slope, pace, offset = line(plan)
+  return 1 + (slope * step + pace * row + offset) % _PRIME
+
+
+def row_of(marked: Any, plan: Any, step: Any) -> Any:
+  """The row that each mark is of: those of other steps and plans are of rows far away."""
+  slope, pace, offset = line(plan)
+  return (marked - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
 
 
 def write(weights: np.ndarray, plan: Any, step: int) -> np.ndarray:
-  """Float32 weights as float64 that carry the mark of a step; zero stays zero."""
+  """Float32 weights as float64 that carry the marks of a step and their rows; zero stays zero."""
   wide = np.asarray(weights, np.float32).astype(np.float64)
-  bits = wide.view(np.int64) | mark(plan, step)
+  rows = np.arange(len(wide)).reshape([-1] + [1] * (wide.ndim - 1))
+  bits = wide.view(np.int64) | mark(plan, step, rows)
   return np.where(wide == 0, 0.0, bits.view(np.float64))
 
 
