@@ -264,6 +264,14 @@ def test_calibration_golden_value():
   assert plan.noise_multiplier >= 0.682336
 
 
+def test_orders_that_are_left_out_are_not_talked_about(caplog):
+  event = dp_accounting.PoissonSampledDpEvent(0.125, dp_accounting.GaussianDpEvent(1.341604))
+  assert 0 < accounting.epsilon(event, 1e-5, 'rdp') < 10
+  assert not caplog.records
+  dp_accounting.rdp.RdpAccountant().compose(event)  # It is so for one's own use only.
+  assert 'Excluding this order' in caplog.text
+
+
 def test_calibration_by_rdp():
   fields = dict(target_epsilon=2.0, target_delta=1e-5, population_size=10_000, batch_size=100,
                 steps=100, l2_norm_clip=1.0)
