@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.privacy import coins as coins_lib
 
 from . import releases
@@ -135,7 +136,7 @@ def simulate(
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
       if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
-                      'This warning is not private.', stacklevel=2)
+                      'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
       run.advance(state, _floats(released), _not_private(outcome.not_private), outcome.failed,
                   time.monotonic() - start)

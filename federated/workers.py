@@ -30,6 +30,8 @@ import warnings
 
 import grpc
 
+from tfdp_adaptive import errors
+
 from . import isolated_worker
 from . import tff
 
@@ -131,7 +133,7 @@ class Workers:
     warnings.warn(
         'The TFF worker of this run listens on all networks of this machine, and runs the code '
         'of whoever reaches it: the system allows for no network namespace of its own. Use a '
-        'machine that no stranger reaches, or a firewall.', stacklevel=2)
+        'machine that no stranger reaches, or a firewall.', errors.Caution, stacklevel=2)
     with socket.socket() as probe:
       probe.bind(('localhost', 0))
       port = probe.getsockname()[1]

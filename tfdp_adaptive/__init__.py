@@ -20,6 +20,7 @@ _EXPORTS = {
     'recommend': 'privacy.recommendation',
     'sampling': 'privacy.sampling',
     'DPOptimizer': 'keras_adapter.optimizer',
+    'Caution': 'errors',
     'PrivacyError': 'errors',
     **dict.fromkeys((
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private',
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive import queries as queries
   from tfdp_adaptive import rules as rules
   from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
+  from tfdp_adaptive.errors import Caution as Caution
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
   from tfdp_adaptive.keras_adapter import callbacks as callbacks
   from tfdp_adaptive.keras_adapter import diagnostics as diagnostics

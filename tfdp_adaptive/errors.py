@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a step that would not be private."""
+"""The error of a step that would not be private, and the warning of this library."""
 
 FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
        '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
@@ -7,3 +7,7 @@ FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that deri
 
 class PrivacyError(Exception):
   """Going on would void the privacy guarantee."""
+
+
+class Caution(UserWarning):
+  """Every warning of this library is one: something goes on that may not be what was meant."""

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import hypothesis
 from hypothesis import strategies as st
 import pytest
 
 import tfdp_adaptive
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.cli import options
 
@@ -226,3 +228,14 @@ def test_an_interrupt_that_a_library_turns_into_an_error_of_its_own(monkeypatch,
   assert main.main(['privacy']) == 130
   assert capsys.readouterr().err == 'tfdp: interrupted\n'
   assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_warnings_of_the_library_are_notes(capsys):
+  with warnings.catch_warnings():
+    warnings.simplefilter('always')
+    with main._notes('tfdp train'):
+      warnings.warn('Try less.', errors.Caution, stacklevel=2)
+      warnings.warn('Of others.', stacklevel=2)
+    warnings.warn('After it.', errors.Caution, stacklevel=2)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0] == 'tfdp train: note: Try less.' and 'note' not in ''.join(lines[1:])

@@ -256,9 +256,19 @@ def _refuses_what_was_thawed_or_frozen(model, words):
 @pytest.mark.parametrize('optimizer', [True, False])
 def test_functions_of_keras_write_no_legacy_format_either(optimizer, tmp_path):
   """They do not call the model's own `save`."""
+  class Functional(tfdp.DPModel, keras.Model):
+    pass
+
+  class Configured(Functional):
+    def get_config(self):
+      return super().get_config()
+
   wrapped = tfdp.DPWrapper(keras.Sequential(built().layers))
-  for model, names in ((built(), ['model.h5'] + ['folder'] * compat.SAVES_FOLDERS),
-                       (wrapped, ['model.h5'])):
+  whole = ['model.h5'] + ['folder'] * compat.SAVES_FOLDERS
+  like = built()
+  for model, names in ((built(), whole), (wrapped, ['model.h5']),
+                       (Functional(like.inputs, like.outputs), whole),
+                       (Configured(like.inputs, like.outputs), whole)):
     model.compile(make_optimizer(), CROSSENTROPY)
     for name in names:
       refused = "lose the ledger.*ends in '.keras'|does not work for subclassed models"
@@ -266,6 +276,50 @@ def test_functions_of_keras_write_no_legacy_format_either(optimizer, tmp_path):
         keras.models.save_model(model, str(tmp_path / name), include_optimizer=optimizer)
   keras.models.save_model(built(), str(tmp_path / 'model.keras'))
   assert keras.models.load_model(tmp_path / 'model.keras').count_params()
+
+
+class Ignores(keras.metrics.Metric):
+
+  def __init__(self, name='ignores'):
+    super().__init__(name=name)
+    self.total = self.add_weight(name='total', initializer='zeros')
+
+  def update_state(self, y, outputs, sample_weight=None):
+    del sample_weight
+    self.total.assign_add(tf.cast(tf.shape(y)[0], tf.float32))
+
+  def result(self):
+    return self.total
+
+
+class Heeds(Ignores):
+
+  def update_state(self, y, outputs, sample_weight=None):
+    self.total.assign_add(tf.reduce_sum(sample_weight))
+
+
+class Overrides(tfdp.DPSequential):
+
+  def compute_metrics(self, x, y, y_pred, sample_weight=None):
+    return {'half': 0.5}
+
+
+@pytest.mark.pitfall(
+    'A metric of one\'s own counts the padding of a plan\'s batches.',
+    severity='medium', stops='a warning names metrics that never read `sample_weight`')
+def test_metrics_that_count_padding_are_warned_of():
+  optimizer = lambda: tfdp.DPSGD(0.1, plan=make_plan())
+  for metrics in ([Ignores()], {'dense': ['accuracy', Ignores()]}):
+    with pytest.warns(UserWarning, match='Ignores: under a plan batches are padded'):
+      built().compile(optimizer(), CROSSENTROPY, metrics=metrics)
+  with pytest.warns(UserWarning, match='compute_metrics: under a plan'):
+    Overrides([keras.Input([3]), keras.layers.Dense(2)]).compile(optimizer(), CROSSENTROPY)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error', UserWarning)
+    built().compile(make_optimizer(), CROSSENTROPY, metrics=[Ignores()])  # No padding.
+    built().compile(optimizer(), CROSSENTROPY, metrics=[
+        Heeds(), 'accuracy', lambda y, outputs: outputs, keras.metrics.AUC(),
+        keras.metrics.MeanIoU(2), keras.metrics.SparseTopKCategoricalAccuracy()])
 
 
 def test_layers_frozen_or_thawed_after_the_first_step_want_a_new_optimizer():

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 
+from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -68,7 +69,7 @@ def test_what_has_no_known_optimum_is_refused(arguments):
 
 
 def test_a_design_that_is_not_proved_best_warns():
-  with pytest.warns(RuntimeWarning, match='above the least one'):
+  with pytest.warns(errors.Caution, match='above the least one'):
     mechanisms.Dense(14, tolerance=1e-12, **pattern(7, 2)).arrays  # pylint: disable=expression-not-assigned
 
 

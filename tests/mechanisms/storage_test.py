@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 
+from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import storage
 
@@ -83,7 +84,7 @@ def test_a_bad_cache_file_is_designed_again(cache, damage):
   good = Counting(6).inverse_rows
   (path,) = cache.iterdir()
   path.write_text(damaged(path.read_text(), damage))
-  with pytest.warns(RuntimeWarning, match='Designing Dense.* again'):
+  with pytest.warns(errors.Caution, match='Designing Dense.* again'):
     np.testing.assert_array_equal(Counting(6).inverse_rows, good)
   assert Counting.designs == 2
   with warnings.catch_warnings():
@@ -126,7 +127,7 @@ def test_the_cache_can_be_turned_off_or_moved(cache, monkeypatch, tmp_path):
 def test_a_cache_that_cannot_be_written_is_no_failure(cache, monkeypatch, tmp_path):
   (tmp_path / 'file').write_text('')
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  with pytest.warns(RuntimeWarning, match='cannot be kept'):
+  with pytest.warns(errors.Caution, match='cannot be kept'):
     assert Counting(6).inverse_rows is not None
   assert not cache.exists()
 

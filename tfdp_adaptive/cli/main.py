@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import io
@@ -13,9 +14,11 @@ import signal
 import sys
 import threading
 import types
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
+import warnings
 
 import tfdp_adaptive
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.data import corpus
@@ -76,7 +79,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
       folder.check(arguments.out)
-    status = arguments.run(arguments) or 0
+    with _notes(command):
+      status = arguments.run(arguments) or 0
     sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
     return status
   except KeyboardInterrupt:
@@ -99,6 +103,24 @@ def _status(command: str, error: Exception) -> int:
   if isinstance(error, (options.UsageError, corpus.DataError, OSError, ImportError)):
     return _fail(command, error)
   raise error
+
+
+@contextlib.contextmanager
+def _notes(command: str) -> Iterator[None]:
+  """Says the library's warnings in a line, without the place in its code that Python shows."""
+  usual = warnings.showwarning
+
+  def show(message: Any, category: Any, *place: Any, **kwargs: Any) -> None:
+    if issubclass(category, errors.Caution):
+      print(f'{command}: note: {message}', file=sys.stderr)
+    else:
+      usual(message, category, *place, **kwargs)
+
+  warnings.showwarning = show
+  try:
+    yield
+  finally:
+    warnings.showwarning = usual
 
 
 def _interrupted(command: str) -> int:

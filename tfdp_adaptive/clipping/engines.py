@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import ids
 from tfdp_adaptive.clipping import interface
@@ -55,7 +56,8 @@ def choose(
     how = 'layer by layer' if decided == 'layered' else 'for the whole model'
     warnings.warn(
         f'Gradients of single examples are formed {how}, which takes more time and memory than '
-        f'book-keeping: {reason} See tfdp.explain_clipping(model).', stacklevel=2)
+        f'book-keeping: {reason} See tfdp.explain_clipping(model).', errors.Caution,
+        stacklevel=2)
   return ids.guarded(_ENGINES[decided])
 
 

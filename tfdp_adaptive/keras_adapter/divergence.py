@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 
 _LOOK_EVERY = 20  # Steps.
 _SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
@@ -89,7 +90,7 @@ class StopIfDiverged(compat.keras.callbacks.Callback):
     warnings.warn(
         f'Training has diverged and was stopped: {reason}. Lower the learning rate, take larger '
         'batches, or a larger stability constant (`epsilon`, `scale_epsilon`). The steps done '
-        'are spent: see `model.ledger`.', stacklevel=2)
+        'are spent: see `model.ledger`.', errors.Caution, stacklevel=2)
 
 
 def watched(callbacks: Any) -> Any:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras users do every day: taken as Keras takes it, or refused in one sentence."""
 
+import dis
+import functools
 import inspect
 import itertools
 import os
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+import warnings
 
 import tensorflow as tf
 
@@ -106,6 +109,41 @@ def refuse_legacy(saved: Any = None) -> None:
   """
   if compat.saves_legacy(saved):
     raise ValueError(_LEGACY_LOSES.format('a file of HDF5', '.keras') + '.')
+
+
+def in_kept_formats(get_config: Callable[..., Any]) -> Callable[..., Any]:
+  """A model's own `get_config` that refuses to be part of a legacy file."""
+  @functools.wraps(get_config)
+  def asked(self: Any) -> Any:
+    refuse_legacy(self)
+    return get_config(self)
+
+  return asked
+
+
+def warn_of_padding(model: Any, metrics: Any) -> None:
+  """Warns of metrics of one's own that take no notice of weights, which tell what is padding."""
+  names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)
+           if _ignores_weights(getattr(type(metric), 'update_state', None))]
+  if compat.overrides(model, 'compute_metrics') and _ignores_weights(type(model).compute_metrics):
+    names.append('compute_metrics')
+  if names:
+    warnings.warn(
+        f'{", ".join(names)}: under a plan batches are padded with empty rows, which metrics count '
+        'unless they read `sample_weight`, zero for padding. These do not, so what they say is '
+        'wrong. Multiply by the weights, and divide by their sum.',
+        errors.Caution, stacklevel=3)
+
+
+def _ignores_weights(function: Any) -> bool:
+  """Whether a function has an argument `sample_weight` that it never reads."""
+  code = getattr(inspect.unwrap(function), '__code__', None) if callable(function) else None
+  if code is None or 'sample_weight' not in code.co_varnames[:code.co_argcount
+                                                              + code.co_kwonlyargcount]:
+    return False
+  return not any(
+      'sample_weight' in (one.argval if isinstance(one.argval, tuple) else (one.argval,))
+      for one in dis.get_instructions(code) if 'LOAD' in one.opname or 'CELL' in one.opname)
 
 
 def first_shapes(x: Any) -> Tuple[Any, Shapes]:

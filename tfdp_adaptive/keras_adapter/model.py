@@ -37,8 +37,21 @@ class DPModel(_Mixin):
   record at all. Losses that depend on the weights only (regularizers) are public
   and added after the noise. The metrics that `fit` reports are exact numbers
   computed from private data: they are NOT private, do not publish them. Under a plan
-  they see padding, too: metrics of your own must heed `sample_weight`, zero for it.
+  they see padding, too: metrics of your own must heed `sample_weight`, zero for it,
+  and those that do not read it are warned of.
   """
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    super().__init_subclass__(**kwargs)
+    if 'get_config' in vars(cls):
+      own = habits.in_kept_formats(vars(cls)['get_config'])
+      type.__setattr__(cls, 'get_config', own)
+
+  @property
+  def get_config(self) -> Any:
+    """As in Keras, in the formats that keep the ledger."""
+    habits.refuse_legacy(self)
+    return super().get_config  # Keras asks whether it is its own.
 
   def compile(
       self, optimizer: Any = None, loss: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +68,8 @@ class DPModel(_Mixin):
     self._validated: Optional[str] = None  # What it was validated as may have changed.
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
+    if compat.unwrap_loss_scaling(optimizer).plan is not None:
+      habits.warn_of_padding(self, (metrics, weighted_metrics))
     if weighted_metrics is None:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
@@ -196,21 +211,13 @@ class DPModel(_Mixin):
     return derivatives.dense(tape, total, self.trainable_variables)
 
 
-class _SavesItself(DPModel):
-  """A model that Keras asks for its config in all formats."""
-
-  def get_config(self) -> Dict[str, Any]:
-    habits.refuse_legacy(self)
-    return super().get_config()
-
-
 @compat.serializable
-class DPSequential(_SavesItself, keras.Sequential):
+class DPSequential(DPModel, keras.Sequential):
   """A private `keras.Sequential`."""
 
 
 @compat.serializable
-class DPFunctional(_SavesItself, keras.Model):
+class DPFunctional(DPModel, keras.Model):
   """A private functional model: `DPFunctional(inputs, outputs)`."""
 
 
@@ -226,7 +233,6 @@ class DPWrapper(DPModel, keras.Model):
     return self.model(inputs, training=training)
 
   def get_config(self) -> Dict[str, Any]:
-    habits.refuse_legacy(self)
     return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
 
   @classmethod
@@ -258,7 +264,7 @@ def make_private(model: compat.Model) -> compat.Model:
   if ignored:
     warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
                   'To keep them, derive your class from tfdp.DPModel and keras.Model.',
-                  stacklevel=2)
+                  errors.Caution, stacklevel=2)
   if model.built:
     validation.validate_model(model)
   from tfdp_adaptive.keras_adapter import tasks  # pylint: disable=g-import-not-at-top

@@ -140,7 +140,8 @@ class DPOptimizer(guard.GuardedOptimizer):
     self.memory_budget = memory_budget
     self.engine = engine
     if self.noise_multiplier == 0:
-      warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.', stacklevel=3)
+      warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
+                    errors.Caution, stacklevel=3)
 
   # What the model needs to know.
 
@@ -293,7 +294,7 @@ class DPOptimizer(guard.GuardedOptimizer):
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
-      warnings.warn(f'{self.name}: {message}', stacklevel=2)
+      warnings.warn(f'{self.name}: {message}', errors.Caution, stacklevel=2)
 
   def _add_state(self, value: Any) -> compat.Variable:
     return compat.add_optimizer_variable(self, value.numpy())

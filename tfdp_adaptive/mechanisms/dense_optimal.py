@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import matrices
@@ -149,7 +150,7 @@ def optimal(
     else:
       warnings.warn(f'The error of Dense(steps={n}) may be {best / bound - 1:.1e} above the least '
                     f'one; the tolerance {tolerance} was not met in {_ITERATIONS} iterations.',
-                    RuntimeWarning, stacklevel=2)
+                    errors.Caution, stacklevel=2)
   return matrices.factor_gram(chosen), bound
 
 
@@ -171,7 +172,7 @@ def fixed_order_optimal(
   error = math.sqrt(np.mean(np.sum(workload.apply(matrices.invert_lower(c))**2, axis=1)))
   if error > bound * (1 + tolerance):
     warnings.warn(f'The error of Dense(steps={n}, min_sep={epoch}) may be {error / bound - 1:.1e} '
-                  f'above the least one; the tolerance is {tolerance}.', RuntimeWarning,
+                  f'above the least one; the tolerance is {tolerance}.', errors.Caution,
                   stacklevel=2)
   return c
 

@@ -19,6 +19,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import registry
 
 if TYPE_CHECKING:  # It imports this.
@@ -118,7 +119,7 @@ def cached(mechanism: interface.Mechanism) -> Mapping[str, npt.ArrayLike]:
       return loaded.arrays
     except (OSError, ValueError, KeyError, TypeError) as error:
       warnings.warn(f'Designing {mechanism!r} again: its cache file {path} cannot be used '
-                    f'({error}).', RuntimeWarning, stacklevel=2)
+                    f'({error}).', errors.Caution, stacklevel=2)
   arrays = {name: np.asarray(value, np.float64) for name, value in mechanism.design().items()}
   _write(path, to_json(mechanism, arrays))
   return arrays
@@ -144,7 +145,7 @@ def _write(path: pathlib.Path, text: str) -> None:
       file.write(text)
     os.replace(name, str(path))
   except OSError as error:
-    warnings.warn(f'The design cannot be kept in {path.parent} ({error}).', RuntimeWarning,
+    warnings.warn(f'The design cannot be kept in {path.parent} ({error}).', errors.Caution,
                   stacklevel=3)
 
 

@@ -10,6 +10,7 @@ import dp_accounting
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import private_search
 
@@ -58,7 +59,7 @@ def _delta(plan: plan_lib.PrivacyPlan, size: float, name: str) -> None:
         f'`target_delta` should be well below 1/N = {1 / size:g} for the {name} = {size:g} '
         'records of the plan: delta is the probability with which nothing at all is promised, '
         'and a delta of 1/N permits publishing a record outright. '
-        f'Received: target_delta={plan.target_delta:g}.', stacklevel=6)
+        f'Received: target_delta={plan.target_delta:g}.', errors.Caution, stacklevel=6)
 
 
 def accountable(plan: plan_lib.PrivacyPlan) -> None:
