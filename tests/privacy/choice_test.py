@@ -3,6 +3,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tfdp_adaptive import mechanisms
@@ -94,6 +95,30 @@ def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
   plain = privacy.choose_plan(dataclasses.replace(given, noise_multiplier=20.), memory=0)
   assert plain.sampling == sampling.CyclicPoisson(1)
   assert plain.epsilon() <= dataclasses.replace(given, noise_multiplier=20.).epsilon()
+
+
+def error(plan):
+  return plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_no_factor_of_the_population_is_better(seed):
+  """The formula of jax_privacy's choice, with as many bands as groups."""
+  rng = np.random.default_rng(seed)
+  population, steps = 60 * int(rng.integers(2, 9)), int(rng.integers(9, 40))
+  given = make_plan(sampling.Poisson(), steps, int(rng.integers(8, 20)), population)
+  given = dataclasses.replace(given, noise_multiplier=float(rng.uniform(.5, 1.5)))
+  chosen = privacy.choose_plan(given, memory=steps)
+  assert chosen.epsilon() <= given.epsilon()
+  for cycle in range(2, int(min(population // given.batch_size, steps)) + 1):
+    if population % cycle == 0:
+      theirs = dataclasses.replace(
+          given, sampling=sampling.CyclicPoisson(cycle), noise_multiplier=error(chosen) / (
+              mechanisms.BandedToeplitz(cycle, steps).rmse(steps)) * .9995,
+          mechanism=mechanisms.BandedToeplitz(cycle, steps))
+      if theirs.mechanism == chosen.mechanism:
+        continue
+      assert theirs.epsilon() > given.epsilon()
 
 
 @pytest.mark.parametrize('change', [

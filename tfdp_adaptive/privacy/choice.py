@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Dict
+from typing import Any, Dict, List, Set, Tuple
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -91,9 +91,11 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
                 ) -> plan_lib.PrivacyPlan:
   """The plan of the same epsilon whose releases have the least error: its cycle and bands.
 
-  Tried are cyclic Poisson sampling of 1 (which is Poisson), 2, 4, ... groups, each with as
-  many bands as groups and memory allow, and a fixed order with the noise that `choose`
-  takes for it. Only public constants of the plan are read, so the choice costs nothing.
+  Tried are a fixed order with the noise that `choose` takes for it, and cyclic Poisson
+  sampling with as many bands as groups and memory allow: of 1 (which is Poisson), 2, 4, ...
+  groups, of numbers ever closer to the best of these, and of all factors of the population,
+  among which jax_privacy chooses. Only public constants of the plan are read, so the choice
+  costs nothing.
 
   Args:
     plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are
@@ -112,24 +114,76 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
         f'Received: adjacency={plan.adjacency!r}, population_size={plan.population_size}, '
         f'epsilon={target}.')
   most = min(int(plan.population_size // plan.batch_size), plan.steps)
-  schemes: list = [sampling_lib.CyclicPoisson(2**i) for i in range(most.bit_length())]
+  search = _Search(plan, target, dict(memory=memory, workload=workload, objective=objective))
   if float(plan.batch_size).is_integer():
-    schemes.append(sampling_lib.FixedOrder())
-  trials = []
-  for scheme in schemes:
-    trial = dataclasses.replace(
-        plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
-        max_participations=None, noise_multiplier=1.0)
-    mechanism = choose(trial, memory=memory, workload=workload, objective=objective)
-    trial = dataclasses.replace(trial, mechanism=mechanism)
-    event = functools.partial(accounting.event, trial, plan.steps)
-    sigma = accounting.calibrate(event, target, plan.target_delta)
-    # Of the noise alone: what the sampling of C costs is in sigma.
-    error = sigma * getattr(mechanism, _ERRORS[objective])(plan.steps)
-    trials.append((error, dataclasses.replace(trial, noise_multiplier=sigma)))
-  least, best = min(trials, key=lambda pair: pair[0])
+    search.measure(sampling_lib.FixedOrder())
+  for i in range(most.bit_length()):
+    search.measure(sampling_lib.CyclicPoisson(2**i))
+  for cycle in _factors(plan.population_size, most):
+    search.try_cycle(cycle)
+  ratio = 1.5
+  while ratio * search.cycle >= search.cycle + 0.5:
+    near = {round(search.cycle * ratio), round(search.cycle / ratio)}
+    if not any([search.try_cycle(cycle) for cycle in near if 1 <= cycle <= most]):
+      ratio = (1 + ratio) / 2
   errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
-                     for error, one in trials)
+                     for error, one in search.measured)
+  least, best = min(search.measured, key=lambda pair: pair[0])
   return dataclasses.replace(best, mechanism=best.mechanism.because(
       f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
-      f'Tried: {errors}.'))
+      f'Tried: {errors}; and {len(search.seen) - len(search.measured)} other cycles, which '
+      'have more.'))
+
+
+def _factors(population: float, most: int) -> List[int]:
+  """The factors of the number of records, from the largest."""
+  return [b for b in range(most, 0, -1) if population % b == 0]
+
+
+class _Search:
+  """Plans of one epsilon, and their errors."""
+
+  def __init__(self, plan: plan_lib.PrivacyPlan, target: float, choice: Dict[str, Any]) -> None:
+    self._plan, self._target, self._choice = plan, target, choice
+    self.measured: List[Tuple[float, plan_lib.PrivacyPlan]] = []
+    self.seen: Set[Any] = set()
+
+  @property
+  def cycle(self) -> int:
+    """That of the best cyclic plan so far."""
+    return min((error, one.sampling.cycle) for error, one in self.measured
+               if isinstance(one.sampling, sampling_lib.CyclicPoisson))[1]
+
+  def measure(self, scheme: Any) -> None:
+    """Finds the least noise of a scheme."""
+    trial, error_of_one = self._trial(scheme)
+    self._add(trial, error_of_one, math.inf)
+
+  def try_cycle(self, cycle: int) -> bool:
+    """Whether a cycle is better than all before, by one look at epsilon unless it is."""
+    scheme = sampling_lib.CyclicPoisson(cycle)
+    if scheme in self.seen:
+      return False
+    trial, error_of_one = self._trial(scheme)
+    enough = min(error for error, _ in self.measured) / error_of_one
+    if dataclasses.replace(trial, noise_multiplier=enough).epsilon() > self._target:
+      return False
+    self._add(trial, error_of_one, enough)
+    return True
+
+  def _trial(self, scheme: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
+    """A plan, and its error at a noise multiplier of one."""
+    self.seen.add(scheme)
+    trial = dataclasses.replace(
+        self._plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
+        max_participations=None, noise_multiplier=1.0)
+    mechanism = choose(trial, **self._choice)
+    # Of the noise alone: what the sampling of C costs is in the noise multiplier.
+    error = getattr(mechanism, _ERRORS[self._choice['objective']])(self._plan.steps)
+    return dataclasses.replace(trial, mechanism=mechanism), error
+
+  def _add(self, trial: plan_lib.PrivacyPlan, error_of_one: float, enough: float) -> None:
+    event = functools.partial(accounting.event, trial, trial.steps)
+    sigma = min(enough, accounting.calibrate(event, self._target, trial.target_delta))
+    self.measured.append((sigma * error_of_one,
+                          dataclasses.replace(trial, noise_multiplier=sigma)))
