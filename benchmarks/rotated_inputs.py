@@ -37,6 +37,9 @@ METHODS = {
                   (.3, 1., 3., 6.), (30., 60., 120.)),
     'DPShampoo': (lambda: rules.dp_shampoo(**KRONECKER), (.1, .3, 1., 3.), (.1, .3, 1.)),
     'DPSOAP': (lambda: rules.dp_soap(**KRONECKER), (.03, .1, .3, 1.), (.1, .3, 1.)),
+    # Its matrices are of records that are nobody's: of noise, or of 256 public ones.
+    'KFC of noise': (lambda: rules.dp_kfc(.9), (.3, 1., 3., 10.), (.3, 1., 3.)),
+    'KFC, public x': (lambda: rules.dp_kfc(.9), (.3, 1., 3., 10.), (.3, 1., 3.)),
     # All but its geometry: where eigenvalues hardly count, A and G are about a half.
     'its update': (lambda: rules.dp_soap(scale_epsilon=10., **KRONECKER),
                    (.03, .1, .3, 1.), (.05, .15, .5)),
@@ -47,7 +50,17 @@ def rotation():
   return np.linalg.qr(np.random.default_rng(9).normal(size=(INPUTS, INPUTS)))[0]
 
 
-def runner(rule, noise_multiplier, x, y):
+def public_factors(name, turn):
+  """Of a linear model with random labels: errors are a half in size, whatever the weights."""
+  if name == 'KFC, public x':
+    x = showcases.make_scales(256, 4)[0] @ turn
+  else:
+    x = np.random.default_rng(4).normal(size=(256, INPUTS))
+  one = tf.ones([1, 1]) / 4
+  return (tf.constant(x.T @ x / 256, tf.float32), one), (one[0],)
+
+
+def runner(rule, noise_multiplier, x, y, public=()):
   """`(rate, clip, seed) -> weights` of one private training run."""
   specs = [tf.TensorSpec([INPUTS, 1], tf.float32), tf.TensorSpec([1], tf.float32)]
   x, y = tf.constant(x), tf.constant(y[:, 0])
@@ -62,13 +75,13 @@ def runner(rule, noise_multiplier, x, y):
       inputs = tf.gather(x, indices)
       logits = tf.linalg.matvec(inputs, weights[0][:, 0]) + weights[1]
       errors = (tf.sigmoid(logits) - tf.gather(y, indices))[:, tf.newaxis]
-      request = interface.Request(rule.asks, rule.query(state, ()), (clip,))
+      request = interface.Request(rule.asks, rule.query(state, public), (clip,))
       (sums,), _ = materialized.sum_records(
           request, [(inputs * errors)[..., tf.newaxis], errors], mask)
       std = noise_multiplier * clip
       mean = [(total + std * tf.random.stateless_normal(total.shape, [seed, 3 * t + i])) / BATCH
               for i, total in enumerate(sums.total, 1)]
-      direction, state = rule.update(state, (contract.Release(mean, (std / BATCH)**2),), ())
+      direction, state = rule.update(state, (contract.Release(mean, (std / BATCH)**2),), public)
       return t + 1, state, [w - rate * d for w, d in zip(weights, direction)]
 
     start = [tf.zeros(spec.shape) for spec in specs]
@@ -99,7 +112,8 @@ def main():
             for seed, count in ((1, RECORDS), (2, 5000), (3, 5000)))]
     for name in arguments.methods:
       make, rates, clips = METHODS[name]
-      run = runner(make(), plan.noise_multiplier, *train)
+      public = public_factors(name, turn) if name.startswith('KFC') else ()
+      run = runner(make(), plan.noise_multiplier, *train, public)
       results = {}
       for rate, clip in itertools.product(rates, clips):
         results[rate, clip] = wrong(
@@ -107,7 +121,7 @@ def main():
       rate, clip = min(results, key=results.get)
       errors = [wrong(run(tf.constant(rate), tf.constant(clip), tf.constant(100 + seed)), *test)
                 for seed in range(arguments.seeds)]
-      print(f'{part:12}{name:12}{np.mean(errors):8.3f} +- '
+      print(f'{part:12}{name:14}{np.mean(errors):8.3f} +- '
             f'{np.std(errors, ddof=1) / np.sqrt(len(errors)):.3f}   learning_rate={rate:g}, '
             f'l2_norm_clip={clip:g}', flush=True)
 

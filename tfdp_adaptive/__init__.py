@@ -34,7 +34,7 @@ _EXPORTS = {
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
-        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DPShampoo', 'DPSOAP',
+        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DPShampoo', 'DPSOAP', 'DPKFC',
         'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
     ), 'keras_adapter.named_optimizers'),
@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamJME as DPAdamJME
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamSTP as DPAdamSTP
   from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamW as DPAdamW
+  from tfdp_adaptive.keras_adapter.named_optimizers import DPKFC as DPKFC
   from tfdp_adaptive.keras_adapter.named_optimizers import DPMuon as DPMuon
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSprop as DPRMSprop
   from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropBC as DPRMSpropBC

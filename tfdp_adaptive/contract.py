@@ -215,8 +215,9 @@ class Rule(NamedTuple):
     update: `(state, releases, public) -> (direction, state)`; parameters move
       by `-learning_rate * direction`.
     asks: What is asked at every step.
-    public: None, 'mean' or 'records': the public gradients at the current
-      parameters that `query` and `update` need.
+    public: None, 'mean', 'records' or 'factors': the public gradients at the current
+      parameters that `query` and `update` need, or what these are made of; see
+      `clipping.public`.
     project: `(state, params) -> params`, applied after the learning-rate step.
     name: The factory's name, for statements and errors.
     independent_noise: Whether it needs the noise of different steps to be

@@ -31,7 +31,7 @@ SWITCHED = {
     'an unprojected square': 'changes',
 }
 SCALED = ('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
-          'AdaDPS', 'PAGAN', 'DPShampoo', 'DPSOAP')
+          'AdaDPS', 'PAGAN', 'DPShampoo', 'DPSOAP', 'DPKFC')
 SQUARED_MEAN = ('DPAdamIME', 'DPAdaGradIME')
 
 

@@ -27,6 +27,7 @@ CLASSES = {
     'DPAdamJME': dict(adjacency='replace'), 'DPAdamSTP': dict(scale_epsilon=0.1),
     'DPAdaGradSTP': dict(scale_epsilon=0.1), 'DPRMSpropSTP': dict(scale_epsilon=0.1),
     'DPShampoo': dict(refresh_every=2), 'DPSOAP': dict(refresh_every=2),
+    'DPKFC': dict(public_data=PUBLIC),
     'DP2RMSprop': DELAYED, 'DP2AdaGrad': DELAYED, 'DP2Yogi': {**DELAYED, 'ablation': 'noise_first'},
     'SideInformationAdam': dict(public_data=PUBLIC), 'AdaDPS': dict(public_data=PUBLIC),
     'PDADPMD': dict(steps=10, public_data=PUBLIC),

@@ -43,6 +43,8 @@ GATED = dict(allow_non_private=True)
     (rules.dp_shampoo, dict(refresh_every=0), '`refresh_every` must be a positive integer'),
     (rules.dp_soap, dict(epsilon=0.0), '`epsilon` must be positive'),
     (rules.dp_soap, dict(max_size=0.5), '`max_size` must be a positive integer'),
+    (rules.dp_kfc, dict(power=1.5), '`power` must be at most one'),
+    (rules.dp_kfc, dict(frame='own'), '`frame` must be one of'),
     (rules.dp2, dict(sgd_steps=0, adaptive_steps=1), '`sgd_steps` must be a positive integer'),
     (rules.dp2, dict(sgd_steps=2, adaptive_steps=0.5), '`adaptive_steps` must be a positive'),
     (rules.dp2, dict(sgd_steps=2, adaptive_steps=2, epsilon=0.0), '`epsilon` must be positive'),

@@ -26,6 +26,13 @@ def split(vector, dtype=tf.float64):
           tf.constant(vector[..., 2:].reshape(lead + (1, 3)), dtype))
 
 
+def split_factors(records, dtype=tf.float64):
+  """Of gradients [n, 5]: the [1, 3] matrix is 1 times what comes back."""
+  errors = records[:, 2:]
+  return ((tf.constant(np.mean(records[:, :2]**2, 0), dtype),),
+          (tf.ones([1, 1], dtype), tf.constant(errors.T @ errors / len(errors), dtype)))
+
+
 def join(tree):
   return np.concatenate([np.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)])
 
@@ -86,7 +93,8 @@ def run(rule, problem):
   theta, iterates = p.theta, [p.theta]
   for t in range(len(p.sizes)):
     public = {None: (), 'mean': split(p.public_mean(theta)),
-              'records': split(p.public_records(theta))}[rule.public]
+              'records': split(p.public_records(theta)),
+              'factors': split_factors(p.public_records(theta))}[rule.public]
     gradients = [split(g) for g in p.gradients(theta, t)]
     releases = []
     for i, (ask, query) in enumerate(zip(rule.asks, rule.query(state, public))):

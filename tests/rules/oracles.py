@@ -421,6 +421,44 @@ def kronecker(rotated, b1, b2, floor, eps, every, shapes=((2,), (1, 3))):
   return solve
 
 
+def kfc(momentum, power, eps, decay, every, raw=False):
+  """The [1, 3] matrix has inputs that are one, and errors that are its gradients."""
+  def solve(p):
+    nus, rs, ms = [], [], []
+
+    def root(values):
+      return (values / values.mean() + eps)**power
+
+    def average_of(values):
+      return sum(decay**(len(values) - 1 - j) * v for j, v in enumerate(values))
+
+    def geometry():
+      values, vectors = np.linalg.eigh(average_of(rs))
+      s, inverse = np.zeros((5, 5)), root(values)
+      s[:2, :2] = np.diag(1 / root(average_of(nus)))
+      s[2:, 2:] = vectors @ np.diag(1 / inverse) @ vectors.T / (1 + eps)**power
+      return s
+
+    scale = None
+
+    def step(theta, t):
+      nonlocal scale
+      records = p.public_records(theta)
+      nus.append(np.mean(records[:, :2]**2, 0))
+      rs.append(np.mean([np.outer(g[2:], g[2:]) for g in records], 0))
+      scale = geometry() if t == 0 else scale
+      noised = clipped_sum(p.gradients(theta, t) @ scale.T, p.clip) + (
+          p.factor * p.clip * p.sigma * p.z[t])
+      mean = noised / p.divisor
+      ms.append(np.linalg.solve(scale, mean) if raw else mean)
+      if (t + 1) % every == 0:
+        scale = geometry()
+      return theta - p.rate * momentum_sum(ms, momentum)
+
+    return iterate(p, step)
+  return solve
+
+
 def update_second(kind, v, a2, beta):
   if kind == 'rmsprop':
     return beta * v + (1 - beta) * a2

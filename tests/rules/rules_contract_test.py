@@ -25,6 +25,8 @@ def tree(rng, dtype, *lead):
 def public_gradients(rule, rng, dtype):
   if rule.public is None:
     return ()
+  if rule.public == 'factors':
+    return loop.split_factors(rng.normal(size=(6, loop.SIZE)), dtype)
   return tree(rng, dtype) if rule.public == 'mean' else tree(rng, dtype, 6)
 
 

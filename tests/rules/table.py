@@ -128,6 +128,12 @@ RULES = (
     Case('dp_soap', lambda: rules.dp_soap(0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=2),
          oracles.kronecker(True, 0.8, 0.9, 0.05, 0.1, 2), dict(
              row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('dp_kfc', lambda: rules.dp_kfc(
+        0.5, scale_epsilon=0.1, decay=0.6, refresh_every=3), oracles.kfc(0.5, 0.5, 0.1, 0.6, 3),
+         dict(clip=2.0)),
+    Case('dp_kfc-raw', lambda: rules.dp_kfc(
+        power=0.3, scale_epsilon=0.2, decay=0.0, refresh_every=1, frame='raw'),
+         oracles.kfc(0.0, 0.3, 0.2, 0.0, 1, raw=True), dict(clip=2.0)),
     Case('dp2_rmsprop', lambda: rules.dp2_rmsprop(2, 3, 5.0, 0.4, epsilon=0.01),
          oracles.dp2('rmsprop', 2, 3, 5.0, 0.04, 0.01)),
     Case('dp2_adagrad', lambda: rules.dp2_adagrad(1, 2, 5.0, 0.4, epsilon=0.01),

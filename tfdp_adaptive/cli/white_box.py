@@ -22,7 +22,7 @@ METHODS: Dict[str, Dict[str, Any]] = {
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon', 'DPAdamBC',
         'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME',
-        'SideInformationAdam', 'AdaDPS', 'PASAN'), {}),
+        'SideInformationAdam', 'AdaDPS', 'DPKFC', 'PASAN'), {}),
     **dict.fromkeys(('DPShampoo', 'DPSOAP'), dict(refresh_every=2)),
     **dict.fromkeys(('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP'), _STP),
     **dict.fromkeys(('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi'), _DELAYED),

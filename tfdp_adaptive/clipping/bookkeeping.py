@@ -136,10 +136,12 @@ def _clipped(
 
 def factors_of(
     model: compat.Model, loss: interface.Loss, batch: interface.Batch,
-    scale: Sequence[Any] = ()) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
+    scale: Sequence[Any] = (),
+    formed: bool = True) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
   """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached.
 
-  Those whose scale is a `Kronecker` are in its space.
+  Those whose scale is a `Kronecker` are in its space. Gradients that are best formed at once
+  are, unless factors themselves are wanted.
   """
   examples, times = interface.joined(batch)
   proven = prove(model, examples.x)
@@ -152,14 +154,15 @@ def factors_of(
     losses = interface.of_records(losses, batch)
   cotangents = tape.gradient(losses, [record.taps for record in recorder.records])
   keys = [compat.variable_key(v) for v in model.trainable_variables]
-  reached = terms(recorder.records, proven, cotangents, dict(zip(keys, scale)))
+  reached = terms(recorder.records, proven, cotangents, dict(zip(keys, scale)), formed)
   per_variable = [reached.get(key) for key in keys]
   return per_variable, interface.divided(outputs, batch), losses
 
 
 def terms(
     records: Any, proven: Any, cotangents: Sequence[Any],
-    scales: Mapping[Any, Any] = types.MappingProxyType({})) -> Dict[Any, protocol.Factor]:
+    scales: Mapping[Any, Any] = types.MappingProxyType({}),
+    formed: bool = True) -> Dict[Any, protocol.Factor]:
   """The factor of every variable of recorded calls that the cotangents reach, by variable key.
 
   Each is in the space of its entry of `scales`, where that is a `Kronecker`.
@@ -182,7 +185,7 @@ def terms(
     with tf.control_dependencies(blocks.tensors(tuple(several))):
       factor = _into(tied.add(several), scales.get(key))
       assert factor is not None
-      per_variable[key] = factor.simplified()
+      per_variable[key] = factor.simplified() if formed else factor
   return per_variable
 
 

@@ -11,7 +11,7 @@ Gram route adds a bound of its own cancellation.
 """
 
 import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -98,6 +98,12 @@ class Explicit(protocol.Factor):
     both = tf.linalg.matrix_transpose(geometry.on_last(by_right, scale.left))
     both = tf.ensure_shape(tf.reshape(both, tf.shape(gradient)), gradient.shape)
     return explicit(both, self.terms)
+
+  def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Those of the gradients themselves: nothing is known of what they are made of."""
+    matrices = tf.reshape(self.gradient(), (-1,) + view[1:])
+    return (protocol.second_moment(tf.linalg.matrix_transpose(matrices), view[1], most),
+            protocol.second_moment(matrices, view[2], most))
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     size = n * protocol.numbers(self.shape)
@@ -218,16 +224,40 @@ class Outer(protocol.Factor):
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     _, _, p = geometry.matrices_of(scale, self.shape)
-    rows, order = self._rows(), tuple(range(len(self.shape)))
-    axes = self.axes or order
-    turned = axes != order  # The cotangents may be of the variable's first axes.
-    ends = self.inputs.shape[2], self.cotangents.shape[2]
-    if (axes[rows:] + axes[:rows] if turned else axes) != order or ends[not turned] != p:
+    ends = self._ends(p)
+    if ends is None:
       return self.explicit().transformed(scale)
-    first, last = (self.cotangents, self.inputs) if turned else (self.inputs, self.cotangents)
+    first, last, turned = ends
     first, last = by_blocks(first, scale.left), geometry.on_last(last, scale.right)
     inputs, cotangents = (last, first) if turned else (first, last)
     return dataclasses.replace(self, inputs=inputs, cotangents=cotangents)
+
+  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
+    _, _, p = geometry.matrices_of(scale, self.shape)
+    ends = self._ends(p)
+    if ends is None:
+      return super().transforming(n, scale)
+    return transforming(n, *ends[:2], scale)
+
+  def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    ends = self._ends(view[2])
+    if ends is None:
+      return self.explicit().second_moments(view, most)
+    return (protocol.second_moment(ends[0], view[1], most),
+            protocol.second_moment(ends[1], view[2], most))
+
+  def _ends(self, p: int) -> Optional[Tuple[tf.Tensor, tf.Tensor, bool]]:
+    """`(first, last, turned)`: what is of the variable's first axes, and of the last p numbers.
+
+    `turned` if the first are the cotangents; None where the product is another one.
+    """
+    rows, order = self._rows(), tuple(range(len(self.shape)))
+    axes = self.axes or order
+    turned = axes != order
+    first, last = (self.cotangents, self.inputs) if turned else (self.inputs, self.cotangents)
+    if (axes[rows:] + axes[:rows] if turned else axes) != order or last.shape[2] != p:
+      return None
+    return first, last, turned
 
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     sizes = self.inputs.shape[1:].as_list() + [self.cotangents.shape[2]]
@@ -376,6 +406,14 @@ def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
   top = tf.reduce_max(curvature)
   return top, 1 / top
+
+
+def transforming(
+    n: int, first: tf.Tensor, last: tf.Tensor, scale: contract.Kronecker) -> protocol.Cost:
+  """What it costs to multiply the two parts of a product by the two sides."""
+  sizes = [n * protocol.numbers(part.shape[1:]) for part in (first, last)]
+  operations = [protocol.side_operations(side) for side in (scale.left, scale.right)]
+  return protocol.Cost(0, sum(a * b for a, b in zip(sizes, operations)), 4 * sum(sizes))
 
 
 def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:

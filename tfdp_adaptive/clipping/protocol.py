@@ -83,6 +83,22 @@ class Factor(abc.ABC):
     """The factor of the gradients `left W right'`."""
     return self.explicit().transformed(scale)
 
+  def transforming(self, n: int, scale: contract.Kronecker) -> Cost:
+    """What `transformed` costs: of the gradients themselves, which are formed for it."""
+    size = n * numbers(self.shape)
+    left, right = (side_operations(side) for side in (scale.left, scale.right))
+    plain = self.cost(n, False).plain
+    return Cost(0, plain + size * (left + right), 8 * size)
+
+  def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Averages of `a a'` and `e e'` over all products `a e'` that the gradients add up.
+
+    Args:
+      view: `(count, d, p)` as which the variable is seen; see `rules.kronecker`.
+      most: Of longer sides, the diagonals alone.
+    """
+    return self.explicit().second_moments(view, most)
+
   @abc.abstractmethod
   def cost(self, n: int, scaled: bool) -> Cost:
     """For n examples, records scaled by a geometry or not."""
@@ -124,6 +140,20 @@ class Factor(abc.ABC):
 
 def wide(x: tf.Tensor) -> tf.Tensor:
   return tf.cast(x, tf.float64)
+
+
+def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
+  """[size, size] average of `v v'` over pieces v of the last axis of x, or its diagonal."""
+  pieces = tf.reshape(x, [-1, size])
+  if size > most:
+    return tf.reduce_mean(tf.square(pieces), 0)
+  count = tf.cast(tf.shape(pieces)[0], pieces.dtype)
+  return tf.matmul(pieces, pieces, transpose_a=True) / tf.maximum(count, 1)
+
+
+def side_operations(side: tf.Tensor) -> int:
+  """Operations per number that a side of a `Kronecker` is multiplied by."""
+  return 1 if side.shape.rank == 1 else 2 * side.shape[0]
 
 
 def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:

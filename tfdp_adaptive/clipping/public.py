@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of public data at the current parameters: no clipping, no noise, no privacy."""
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.rules import kfc
+from tfdp_adaptive.rules import kronecker
 
 
 def gradients(
-    kind: str, model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
+    kind: str, model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Any]:
   """What `rule.public` asks for.
 
   Args:
     kind: 'mean' for the gradient of the mean loss, a list like the trainable
-      variables, or 'records' for [n, ...] gradients of every public record.
+      variables; 'records' for [n, ...] gradients of every public record; 'factors' for
+      second moments, see `second_moments`.
     model: A built Keras model.
     loss: `(y, outputs, sample_weight) -> [n]`.
     x: Nest of public inputs.
@@ -25,6 +29,41 @@ def gradients(
   """
   if kind == 'records':
     return engines.record_gradients(model, loss, x, y)
+  if kind == 'factors':
+    return second_moments(model, loss, x, y)
   with tf.GradientTape() as tape:
     value = tf.reduce_mean(loss(y, model(x, training=True), ()))
   return derivatives.dense(tape, value, model.trainable_variables)
+
+
+def second_moments(
+    model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Tuple[tf.Tensor, ...]]:
+  """What the gradients of the trainable variables are made of, on average over public records.
+
+  Returns:
+    Per variable that `rules.kronecker` sees as matrices, the averages of `a a'` and `e e'`
+    over all products `a e'` that add up to a gradient; their diagonals, for sides of more
+    than `rules.kfc.MAX_SIDE`. Per other variable `(square,)`, the average of squared gradients.
+
+  Raises:
+    ValueError: If the book-keeping engine cannot see the model's layers.
+  """
+  seen, reason = bookkeeping.supports(model, x)
+  if not seen:
+    raise ValueError('The model must be one whose layers the book-keeping engine can see: the '
+                     f'factors of its gradients are asked for. Received: {model.name!r}. {reason}')
+  n = tf.shape(tf.nest.flatten(x)[0])[0]
+  batch = interface.Batch(x, y, (), tf.ones([n], tf.bool))
+  factors, _, _ = bookkeeping.factors_of(model, loss, batch, formed=False)
+  found: List[Tuple[tf.Tensor, ...]] = []
+  for variable, factor in zip(model.trainable_variables, factors):
+    view = kronecker.matrices(variable.shape, kfc.MAX_SIDE)
+    if factor is None:
+      dtype = tf.as_dtype(variable.dtype)
+      found.append(tuple(tf.zeros(shape, dtype) for shape in kfc.sides(variable.shape)))
+    elif view is None:
+      weights = tf.fill([n], tf.math.rsqrt(tf.cast(n, tf.float64)))
+      found.append(tuple(factor.squared_sums([weights], [()])))
+    else:
+      found.append(factor.second_moments(view, kfc.MAX_SIDE))
+  return found

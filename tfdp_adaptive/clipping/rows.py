@@ -77,6 +77,26 @@ class Rows(protocol.Factor):
     return dataclasses.replace(
         self, cotangents=cotangents * tf.gather(left, place)[..., tf.newaxis])
 
+  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
+    into = self.transformed(scale)
+    if isinstance(into, factors.Explicit):
+      return super().transforming(n, scale)
+    touched = n * protocol.numbers(self.cotangents.shape[1:])
+    columns = 0 if isinstance(into, Rows) else n * protocol.numbers(into.inputs.shape[1:])
+    return protocol.Cost(0, touched * (1 + protocol.side_operations(scale.right)),
+                         4 * (touched + columns))
+
+  def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Inputs are one-hot: of the left side, how often every row is read."""
+    _, d, p = view
+    if (d, p) != self.shape:
+      return self.explicit().second_moments(view, most)
+    ids = tf.reshape(self.ids, [-1])
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(ids, self.cotangents.dtype), ids, d)
+    share = counts / tf.maximum(tf.cast(tf.size(ids), counts.dtype), 1)
+    return (share if d > most else tf.linalg.diag(share),
+            protocol.second_moment(self.cotangents, p, most))
+
   def cost(self, n: int, scaled: bool) -> protocol.Cost:
     length, d = self.ids.shape[1] or 1, self.shape[1]
     touched = n * length * d

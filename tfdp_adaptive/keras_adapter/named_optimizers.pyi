@@ -240,6 +240,20 @@ class DPSOAP(NamedOptimizer):
       seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
       **kwargs: Any) -> None: ...
 
+class DPKFC(NamedOptimizer):
+  def __init__(
+      self, learning_rate: Any = 0.001, *, momentum: float = 0.0, power: float = 0.5,
+      scale_epsilon: float = 0.01, decay: float = 0.9, refresh_every: int = 10,
+      frame: str = 'scaled', l2_norm_clip: Optional[float] = None,
+      noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
+      plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,
+      adjacency: Optional[str] = None, clipping: Any = 'hard', quantile_clip: Any = None,
+      slack_clip: Any = None, groups: Any = None, accumulation_steps: int = 1,
+      memory_budget: Optional[int] = None, engine: str = 'auto', public_data: Any = None,
+      average_iterates: bool = False, own_sampler: Optional[str] = None, diagnostics: bool = False,
+      seed: Optional[int] = None, allow_non_private: bool = False, name: Optional[str] = None,
+      **kwargs: Any) -> None: ...
+
 class DPAdamJME(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,

@@ -26,6 +26,7 @@ from tfdp_adaptive.rules.groups import grouped as grouped
 from tfdp_adaptive.rules.independent_moments import dp_adagrad_ime as dp_adagrad_ime
 from tfdp_adaptive.rules.independent_moments import dp_adam_ime as dp_adam_ime
 from tfdp_adaptive.rules.joint_moments import dp_adam_jme as dp_adam_jme
+from tfdp_adaptive.rules.kfc import dp_kfc as dp_kfc
 from tfdp_adaptive.rules.low_pass import low_pass as low_pass
 from tfdp_adaptive.rules.moments import average_iterates as average_iterates
 from tfdp_adaptive.rules.moments import negative_fraction as negative_fraction

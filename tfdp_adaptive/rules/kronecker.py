@@ -172,7 +172,7 @@ def _refreshed(
   first, second, left, right, root = variable
   view = matrices(first.shape, max_size)
   if view is None:
-    return first, second, left, right, _root(second, scale_epsilon, 0.5)
+    return first, second, left, right, relative_root(second, scale_epsilon, 0.5)
   new_left, new_right = (
       _decomposed(side, scale_epsilon) if side else () for side in (left, right))
   turned = _turned(tf.reshape(first, view), left, right, back=True)
@@ -189,13 +189,13 @@ def _decomposed(side: Side, scale_epsilon: float) -> Side:
   values, vectors = tf.linalg.eigh(tf.where(
       finite, (moment + tf.linalg.matrix_transpose(moment)) / 2, tf.eye(
           moment.shape[0], dtype=tf.float64)))
-  root = _root(values, scale_epsilon, 0.25)
-  scale = tf.matmul(vectors / root, vectors, transpose_b=True)
-  after = Side(tf.linalg.diag(values), vectors, root, scale)
+  roots = relative_root(values, scale_epsilon, 0.25)
+  scale = tf.matmul(vectors / roots, vectors, transpose_b=True)
+  after = Side(tf.linalg.diag(values), vectors, roots, scale)
   return Side(*[tf.where(finite, tf.cast(new, dtype), old) for new, old in zip(after, side)])
 
 
-def _root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.Tensor:
+def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.Tensor:
   """What a scale divides by where moments are so large; all ones where they are all alike."""
   positive = tf.maximum(moment, 0)
   mean = tf.reduce_mean(positive)

@@ -104,6 +104,17 @@ class Convolution(protocol.Factor):
       return self._in_order().transformed(scale)
     return self.explicit().transformed(scale)
 
+  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
+    into = self.transformed(scale)
+    if isinstance(into, Convolution):
+      return factors.transforming(n, self.inputs, self.cotangents, scale)
+    if isinstance(into, factors.Outer):
+      return factors.transforming(n, into.inputs, into.cotangents, scale)
+    return super().transforming(n, scale)
+
+  def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    return self._in_order().second_moments(view, most)
+
   def _in_order(self) -> factors.Outer:
     """The factor as a matrix product, patches in the order of the kernel's axes."""
     windows = tf.stack(list(self.windows()), -2)

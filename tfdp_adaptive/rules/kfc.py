@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-KFC: clip and noise between matrices that come from public or made-up inputs."""
+
+from typing import Any, NamedTuple, Sequence, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import kronecker
+from tfdp_adaptive.rules import moments
+
+MAX_SIDE = 512  # Longer sides of matrices have a diagonal.
+
+
+class State(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+  first: trees.Tree  # What the parameters follow.
+  moments: Any  # Per variable: averages of its factors, as `contract.Rule.public` has them.
+  scale: Any  # Per variable, as `geometry.packed` has it.
+
+
+def dp_kfc(
+    momentum: float = 0.0, *, power: float = 0.5, scale_epsilon: float = 1e-2,
+    decay: float = 0.9, refresh_every: int = 10, frame: str = 'scaled') -> contract.Rule:
+  """DP-SGD between Kronecker factors of curvature that need no private data.
+
+  After DP-KFC (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
+  record's gradient is a sum of a e'. With a and e those of PUBLIC examples, be they made up, at
+  the present weights:
+
+      L = average of a a';   A = (L d / tr L + scale_epsilon)^-power
+      R = average of e e';   G = (R p / tr R + scale_epsilon)^-power
+
+  Records are clipped and noised as `A W G`, and parameters move along the release, `A g G`, or
+  along g itself with `frame='raw'`. Vectors have a scale per coordinate, of the squares of
+  public gradients. What is public costs no privacy: give noise in the shape of inputs, words of
+  public frequencies (`tfdp_adaptive.data.synthetic`) and random labels as `public_data`. They
+  say how layers mix and shrink what comes in, and nothing of what the private records look
+  like beyond that.
+
+  The paper damps averages as they are, and by the realised size of a batch; here they are
+  relative to their mean, so that no unit matters, and nothing depends on the batch. A side of
+  more than 512 has a diagonal: of a table of embeddings, the frequencies of its rows.
+
+  Args:
+    momentum: In [0, 1), of what parameters move along.
+    power: In (0, 1]; the source has a half.
+    scale_epsilon: Added to eigenvalues relative to their mean, > 0. Large values have the
+      geometry of DP-SGD.
+    decay: Of the averages over steps, in [0, 1).
+    refresh_every: Steps between two decompositions, in float64; see `dp_shampoo`.
+    frame: 'scaled', or 'raw' to take releases back to gradients.
+
+  Returns:
+    A `contract.Rule` with `public='factors'`, whose direction is in gradient units.
+  """
+  checks.decay(momentum=momentum, decay=decay)
+  checks.positive(power=power, scale_epsilon=scale_epsilon)
+  if power > 1:
+    raise ValueError(f'`power` must be at most one. Received: power={power}.')
+  checks.whole(refresh_every=refresh_every)
+  checks.one_of(('scaled', 'raw'), frame=frame)
+  first = moments.heavy_ball(momentum, nesterov=False)
+
+  def init(specs: trees.Tree) -> State:
+    shapes = [sides(spec.shape) for spec in tf.nest.flatten(specs)]
+    dtype = trees.dtype_of(specs)
+    unit = lambda shape, pair: (
+        tf.eye(shape[0], dtype=dtype) if _is_matrix(shape, pair) else tf.ones(shape, dtype))
+    return State(
+        arithmetic.first_step(), first.init(specs),
+        tuple(tuple(tf.zeros(shape, dtype) for shape in pair) for pair in shapes),
+        tuple(tuple(unit(shape, pair) for shape in pair) for pair in shapes))
+
+  def averaged(state: State, public: trees.Tree) -> Any:
+    contract.check_public(public, 'dp_kfc')
+    return tuple(
+        tuple(decay * before + (1 - decay) * tf.cast(now, before.dtype)
+              for before, now in zip(*pair)) for pair in zip(state.moments, public))
+
+  def made_of(averages: Any, before: Any) -> Any:
+    return tuple(
+        tuple(_scale(one, old, _is_matrix(one.shape, pair), power, scale_epsilon)
+              for one, old in zip(pair, olds)) for pair, olds in zip(averages, before))
+
+  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
+    averages = averaged(state, public)
+    scale = tf.cond(tf.equal(state.step, 0), lambda: made_of(averages, state.scale),
+                    lambda: state.scale)
+    return (contract.Query(geometry.unpacked(scale, state.first)),)
+
+  def update(
+      state: State, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    (release,) = releases
+    step, averages = state.step + 1, averaged(state, public)
+    begins = tf.equal(step, 1)
+    scale = tf.cond(begins | tf.equal(step % refresh_every, 0),
+                    lambda: made_of(averages, state.scale), lambda: state.scale)
+    mean = release.mean
+    if frame == 'raw':
+      used = tf.nest.map_structure(
+          lambda new, old: tf.where(begins, new, old), scale, state.scale)
+      mean = geometry.unscale(mean, geometry.unpacked(used, state.first))
+    direction, moment = first.update(state.first, mean, step)
+    return direction, State(step, moment, averages, scale)
+
+  return contract.Rule(init, query, update, public='factors', name='dp_kfc', steady=False)
+
+
+def sides(shape: Any) -> Sequence[Sequence[int]]:
+  """Shapes of a variable's factors: its own, or those of two sides."""
+  view = kronecker.matrices(shape, MAX_SIDE)
+  if view is None:
+    return [[int(size) for size in shape]]
+  return [[size, size] if size <= MAX_SIDE else [size] for size in view[1:]]
+
+
+def _is_matrix(shape: Any, pair: Any) -> bool:
+  return len(pair) == 2 and len(shape) == 2
+
+
+def _scale(
+    moment: tf.Tensor, before: tf.Tensor, matrix: bool, power: float, epsilon: float) -> tf.Tensor:
+  """`(moment / its mean + epsilon)^-power`; as it was where that is not finite."""
+  finite = tf.reduce_all(tf.math.is_finite(moment))
+  wide = tf.cast(tf.where(finite, moment, tf.zeros_like(moment)), tf.float64)
+  if matrix:
+    values, vectors = tf.linalg.eigh((wide + tf.transpose(wide)) / 2)
+    scale = tf.matmul(
+        vectors / kronecker.relative_root(values, epsilon, power), vectors, transpose_b=True)
+  else:
+    scale = 1 / kronecker.relative_root(wide, epsilon, power)
+  return tf.where(finite, tf.cast(scale, before.dtype), before)
