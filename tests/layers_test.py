@@ -11,8 +11,8 @@ import pytest
 # The layers from the lowest up: a component (a package, or a file beside them) may import
 # components of lower layers only, and none of its own.
 LAYERS = (
-    ('version', 'errors', 'checks', 'compat', 'trees', 'data'),
-    ('contract',),
+    ('version', 'errors', 'checks', 'compat', 'trees'),
+    ('contract', 'data'),
     ('geometry',),
     ('mechanisms', 'rules'),
     ('noise', 'privacy', 'clipping'),

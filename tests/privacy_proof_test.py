@@ -23,6 +23,7 @@ NOISE = {
     'the score of a run among many, of which the best is released': {
         'privacy.private_search.noisy_score'},
     'which records take part': {'privacy.scheme.bernoulli'},
+    'made-up inputs, which are public': {'data.synthetic.pink_noise'},
     'the draws of an accountant': {
         'privacy.monte_carlo.BallsInBinsDpEvent.losses',
         'privacy.monte_carlo.MinSeparationDpEvent._chunk'},

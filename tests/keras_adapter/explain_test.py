@@ -15,6 +15,7 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
+from tfdp_adaptive.clipping.layers import convolution
 
 keras = compat.keras
 layers = keras.layers
@@ -86,6 +87,50 @@ def test_routes_follow_shapes_and_geometry():
   held = 10**5 * t * (d + p) + (d + 1) * p
   assert huge.bytes == pytest.approx(
       1 + (blocks.BLOCK_BYTES // (4 * d * p) * d * p + 10**5 * (t * d + p)) / held)
+
+
+@pytest.mark.parametrize('rule', [tfdp.rules.dp_soap(), tfdp.rules.dp_kfc()], ids=lambda r: r.name)
+def test_matrices_on_either_side(rule):
+  """Inputs and errors are multiplied by them; the rest is that of the plain norm."""
+  model = sequential(
+      keras.Input((5, 20)), layers.Dense(30, name='matrix'), layers.Conv1D(4, 2, name='patches'),
+      layers.GlobalAveragePooling1D(), layers.Dense(2, use_bias=False, name='last'))
+  n, d, p = 64, 4, 2
+  explained = tfdp.explain_clipping(model, batch_size=n, rule=rule)
+  assert explained.scaled
+  by_name = {layer.layer: layer for layer in explained.layers}
+  plain, moved = 2 * n * d * p, 2 * n * (d * d + p * p)
+  isotropic = one(model, batch_size=n)
+  assert by_name['last'].route == 'rank one'
+  assert by_name['last'].flops == pytest.approx(isotropic['last'].flops + moved / plain)
+  held = n * (d + p) + d * p
+  assert by_name['last'].bytes == pytest.approx(isotropic['last'].bytes + n * (d + p) / held)
+  for name in ('matrix', 'patches'):
+    assert by_name[name].flops > isotropic[name].flops
+  long = sequential(keras.Input((600,)), layers.Dense(3, use_bias=False, name='side'))
+  free = tfdp.explain_clipping(long, batch_size=n, rule=rule).layers[0].flops
+  assert free == pytest.approx(one(long, batch_size=n)['side'].flops + (
+      600 + 2 * 3 * 3) / (2 * 600 * 3))
+
+
+def test_what_other_kinds_take_between_matrices():
+  n, t, rows_, d = 3, 8, 50, 4
+  table = rows.Rows(tf.zeros([n, t], tf.int32), tf.zeros([n, t, d]), (rows_, d))
+  long = contract.Kronecker(tf.ones([rows_]), tf.eye(d))
+  assert table.transforming(n, long).private == n * t * d * (1 + 2 * d)
+  full = table.transforming(n, contract.Kronecker(tf.eye(rows_), tf.eye(d)))
+  assert full.formed == 4 * n * t * (d + rows_)
+  product = factors.Outer(tf.zeros([n, t, rows_]), tf.zeros([n, t, d]), (rows_, d))
+  both = tied.Mixed((table, product)).transforming(n, long).private
+  assert both == table.transforming(n, long).private + n * t * (rows_ + 2 * d * d)
+  known = factors.explicit(tf.zeros([n, rows_, d]))
+  assert known.transforming(n, long).private == 2 * n * rows_ * d + n * rows_ * d * (1 + 2 * d)
+  kernel = convolution.Convolution(
+      tf.zeros([n, 7, 7, 4]), tf.zeros([n, 6, 6, 3]), (2, 2, 4, 3), (1, 1), (1, 1))
+  channels = kernel.transforming(n, contract.Kronecker(tf.eye(4), tf.eye(3)))
+  assert channels.private == 2 * n * (49 * 16 + 36 * 9)
+  whole = kernel.transforming(n, contract.Kronecker(tf.eye(16), tf.eye(3))).private
+  assert whole == kernel.cost(n, False).plain + n * 48 * (2 * 16 + 2 * 3)
 
 
 @pytest.mark.parametrize('scaled', [False, True])

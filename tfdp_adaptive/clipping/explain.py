@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says how a model's gradients will be clipped, layer by layer, and what it costs."""
 
-from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 import weakref
 
 import numpy as np
@@ -14,9 +14,11 @@ from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
+from tfdp_adaptive.rules import kfc
 
 _ENGINES = {
     'bookkeeping': 'book-keeping: one forward and one backward pass, no gradient per example of '
@@ -118,10 +120,11 @@ def explain_clipping(
   engine = engine or str(getattr(optimizer, 'engine', 'auto'))
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
   asks = (contract.Ask(),) if rule is None else rule.asks
-  scaled = _is_scaled(rule, model) if scaled is None else bool(scaled)
+  shapes = _geometry(rule, model) if scaled is None else [None] * len(model.trainable_variables)
+  scaled = shapes is not None if scaled is None else bool(scaled)
   name, reason = engines.decide(engine, model, asks, specs)
   if name in ('bookkeeping', 'layered'):
-    layers = _traced(model, specs, scaled, name)
+    layers = _traced(model, specs, scaled, shapes or [], name)
   else:
     layers = _untraced(model)
   budget = {'bookkeeping': blocks.BLOCK_BYTES, 'layered': layered.RECORD_BYTES}.get(
@@ -160,19 +163,30 @@ def _inputs(
       lambda t: tf.TensorSpec([batch_size] + list(t.shape[1:]), t.dtype), x), batch_size
 
 
-def _is_scaled(rule: Optional[contract.Rule], model: compat.Model) -> bool:
-  """Whether a rule asks for a geometry; rules that need public gradients to say so do."""
-  if rule is None:
-    return False
-  if rule.public is not None:
-    return True
-  specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in model.trainable_variables]
+def _geometry(rule: Optional[contract.Rule], model: compat.Model) -> Optional[List[Any]]:
+  """Per variable the shapes of its two sides, or None for a scale per coordinate.
+
+  None instead of a list where records are not scaled at all. Rules that need gradients of
+  public data to say have a scale per coordinate, but for those that need factors.
+  """
+  variables = model.trainable_variables
+  if rule is None or rule.public not in (None, 'factors'):
+    return None if rule is None else [None] * len(variables)
+  specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in variables]
   with tf.Graph().as_default():
-    return any(not trees.absent(query.scale)
-               for query in rule.query(rule.init(specs), ()))
+    public: Any = ()
+    if rule.public is not None:
+      public = [tuple(tf.zeros(shape, spec.dtype) for shape in kfc.sides(spec.shape))
+                for spec in specs]
+    scales = [query.scale for query in rule.query(rule.init(specs), public)
+              if not trees.absent(query.scale)]
+    return None if not scales else [
+        (leaf.left.shape, leaf.right.shape) if isinstance(leaf, contract.Kronecker) else None
+        for leaf in tf.nest.flatten(scales[0])]
 
 
-def _traced(model: compat.Model, specs: Any, scaled: bool, engine: str) -> Any:
+def _traced(
+    model: compat.Model, specs: Any, scaled: bool, shapes: Sequence[Any], engine: str) -> Any:
   layers: List[Any] = []
 
   def run(inputs: Any) -> tf.Tensor:
@@ -180,7 +194,9 @@ def _traced(model: compat.Model, specs: Any, scaled: bool, engine: str) -> Any:
     recorder = tracing.Recorder(tracing.units(model), tape)
     with tape:
       recorder.run(model, inputs)
-    layers.extend(_layers(model, recorder.records, specs, scaled, engine))
+    sides = {compat.variable_key(v): contract.Kronecker(*map(tf.zeros, pair))
+             for v, pair in zip(model.trainable_variables, shapes) if pair is not None}
+    layers.extend(_layers(model, recorder.records, specs, scaled, sides, engine))
     return tf.zeros([])
 
   tf.function(run, autograph=False).get_concrete_function(specs)
@@ -188,10 +204,11 @@ def _traced(model: compat.Model, specs: Any, scaled: bool, engine: str) -> Any:
 
 
 def _layers(
-    model: compat.Model, records: Any, specs: Any, scaled: bool, engine: str) -> Iterator[Layer]:
+    model: compat.Model, records: Any, specs: Any, scaled: bool, sides: Dict[Any, Any],
+    engine: str) -> Iterator[Layer]:
   n = tf.nest.flatten(specs)[0].shape[0]
   terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
-      tf.nest.map_structure(tf.zeros_like, record.taps) for record in records])
+      tf.nest.map_structure(tf.zeros_like, record.taps) for record in records], formed=False)
   seen: Dict[Any, Any] = {}
   for record in records:
     tensors = [t for t in tf.nest.flatten((record.call.args, record.taps)) if tf.is_tensor(t)]
@@ -203,9 +220,10 @@ def _layers(
     factors = [(v, terms.pop(compat.variable_key(v), None)) for v in variables]
     factors = [(v, factor) for v, factor in factors if factor is not None]
     parameters = sum(map(_size, variables))
-    plain, private, formed = (sum(column) for column in zip(
-        (0, 0, 0), *[factor.cost(n, scaled) for _, factor in factors]))
-    routes = list(dict.fromkeys(factor.route(scaled) for _, factor in factors))
+    costs, names = zip(*[
+        _cost(factor, sides.get(compat.variable_key(v)), n, scaled) for v, factor in factors])
+    plain, private, formed = (sum(column) for column in zip(*costs))
+    routes = list(dict.fromkeys(names))
     if engine == 'layered':
       routes = ['records']
       private, formed = plain + 6 * n * parameters, min(4 * n * parameters, max(
@@ -215,6 +233,20 @@ def _layers(
       routes, flops = ['one example at a time'], float('nan')
     yield Layer(unit.layer.name, type(unit.layer).__name__, parameters, ', '.join(routes), flops,
                 1 + formed / (4 * (elements + parameters)), _why(unit))
+
+
+def _cost(
+    factor: protocol.Factor, sides: Optional[contract.Kronecker], n: int,
+    scaled: bool) -> Tuple[protocol.Cost, str]:
+  """What the gradient of a variable costs, and its route."""
+  formed = factor.simplified()
+  own = formed.cost(n, scaled)
+  if sides is None:
+    return own, formed.route(scaled)
+  into = factor.transformed(sides).simplified()
+  after, moved = into.cost(n, False), factor.transforming(n, sides)
+  return protocol.Cost(
+      own.plain, after.private + moved.private, after.formed + moved.formed), into.route(False)
 
 
 def _why(unit: tracing.Unit) -> str:

@@ -82,7 +82,7 @@ class Rows(protocol.Factor):
     if isinstance(into, factors.Explicit):
       return super().transforming(n, scale)
     touched = n * protocol.numbers(self.cotangents.shape[1:])
-    columns = 0 if isinstance(into, Rows) else n * protocol.numbers(into.inputs.shape[1:])
+    columns = n * protocol.numbers(into.inputs.shape[1:]) if isinstance(into, factors.Outer) else 0
     return protocol.Cost(0, touched * (1 + protocol.side_operations(scale.right)),
                          4 * (touched + columns))
 
