@@ -65,6 +65,29 @@ def test_facts_of_made_up_gradients(scale):
   assert recommendation.facts_of(np.ones([3, 2])) == dict(evenness=1.0, agreement=1.0)
 
 
+def test_evenness_of_a_last_layer_is_that_of_its_gradients():
+  rng = np.random.default_rng(0)
+  shares, sizes = np.array([.6, .3, .08, .02]), np.geomspace(1, .03, 6)
+  x = rng.normal(size=[20_000, 6]) * sizes
+  delta = shares - np.eye(4)[rng.choice(4, 20_000, p=shares)]
+  for a, b, given in [(x, delta, dict(input_sizes=7 * sizes, class_frequencies=9 * shares)),
+                      (x, np.ones([20_000, 1]), dict(input_sizes=sizes)),
+                      (np.ones([20_000, 1]), delta, dict(class_frequencies=shares))]:
+    gradients = (a[:, :, None] * b[:, None, :]).reshape(20_000, -1)
+    expected = recommendation.facts_of(gradients)['evenness']
+    assert recommendation.evenness_of(**given) == pytest.approx(expected, rel=.03)
+  assert recommendation.evenness_of() is None
+  assert recommendation.evenness_of([2, 2], [.5, .5]) == pytest.approx(1)
+
+
+def test_frequencies_and_sizes_help_where_there_are_no_gradients(two, monkeypatch):
+  monkeypatch.setattr(evidence, 'ROWS', (UNEVEN, EVEN))
+  for sizes, method in ((np.ones(8), 'DPSGD'), (np.geomspace(1, 1e-4, 8), 'DPAdamSTP')):
+    found = tfdp.recommend(input_sizes=sizes, class_frequencies=[.5, .3, .2], **TASK)
+    assert found.method == method and 'is a guess' in found.warnings[0]
+    assert any('Evenness' in text for text in found.reasons)
+
+
 def test_agreement_has_no_bias_of_few_records():
   found = [np.square(g.mean(0)).sum() / np.square(g).sum(1).mean()
            for g in np.random.default_rng(1).normal(size=[300, 4, 50])]
@@ -141,7 +164,10 @@ def test_text_and_json_have_all_of_it(two):
     (dict(gradients=np.ones([5, 31])), 'one column per parameter'),
     (dict(gradients=np.zeros([5, 32])), 'not all zero'), (dict(gradients=np.ones(32)), 'shape'),
     (dict(gradients=np.full([5, 32], np.nan)), 'finite'), (dict(gradient_norm=0), 'gradient_norm'),
-    (dict(epsilon=-1), '`epsilon`'),
+    (dict(epsilon=-1), '`epsilon`'), (dict(input_sizes=[1, 2]), 'one or the other'),
+    (dict(gradients=None, input_sizes=[1, -2]), '`input_sizes` must be'),
+    (dict(gradients=None, class_frequencies=[1.0]), '`class_frequencies` must be'),
+    (dict(gradients=None, class_frequencies=[1, 0]), 'for two classes'),
     (dict(l2_norm_clip=1.0), 'is recommended'), (dict(target_epsilon=0), '`target_epsilon`')])
 def test_refusals(two, changes, message):
   with pytest.raises(ValueError, match=message):

@@ -115,6 +115,49 @@ def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
       agreement=float(np.clip((size * ratio - 1) / (size - 1), 0, 1)))
 
 
+def evenness_of(
+    input_sizes: Optional[npt.ArrayLike] = None,
+    class_frequencies: Optional[npt.ArrayLike] = None) -> Optional[float]:
+  """`Facts.evenness` of a last layer, from PUBLIC numbers and without gradients.
+
+  A record's gradient is the outer product of its inputs and of `p - e_y`, whose sizes are
+  `sqrt(p_k (1 - p_k))` where a model knows no more than the frequencies `p`. If both factors are
+  independent, so that sizes multiply, the evenness is the product of theirs.
+
+  Args:
+    input_sizes: Root mean square of each input (for words: the root of how often it comes);
+      None if they are alike.
+    class_frequencies: Shares of the classes, at least two; None if they are alike.
+
+  Returns:
+    The evenness, or None where nothing is given.
+  """
+  if input_sizes is None and class_frequencies is None:
+    return None
+  result = 1.0
+  if input_sizes is not None:
+    sizes = _not_negative(input_sizes, 'input_sizes', 1)
+    result *= float(sizes.sum()**2 / (len(sizes) * np.square(sizes).sum()))
+  if class_frequencies is not None:
+    shares = _not_negative(class_frequencies, 'class_frequencies', 2)
+    shares = shares / shares.sum()
+    variances = shares * (1 - shares)
+    if not variances.any():
+      raise ValueError('`class_frequencies` must be positive for two classes at least. '
+                       f'Received: {class_frequencies!r}.')
+    result *= float(np.sqrt(variances).sum()**2 / (len(shares) * variances.sum()))
+  return result
+
+
+def _not_negative(values: npt.ArrayLike, name: str, fewest: int) -> np.ndarray:
+  array = np.asarray(values, np.float64)
+  if (array.ndim != 1 or len(array) < fewest or not np.all(np.isfinite(array))
+      or (array < 0).any() or not array.any()):
+    raise ValueError(f'`{name}` must be a list of {fewest} or more finite numbers that are not '
+                     f'negative and not all zero. Received: {values!r}.')
+  return array / array.max()
+
+
 def lost(row: evidence.Row, loss: float) -> float:
   """The share of the best method's gain over the start that a method of this `loss` misses."""
   best = min(one.loss for one in row.results)
@@ -143,6 +186,8 @@ def recommend(
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None,
     gradients: Optional[npt.ArrayLike] = None, gradient_norm: Optional[float] = None,
+    input_sizes: Optional[npt.ArrayLike] = None,
+    class_frequencies: Optional[npt.ArrayLike] = None,
     epsilon: Optional[float] = None, **fields: Any) -> Recommendation:
   """Says with which private optimizer, noise and settings to begin, and why.
 
@@ -158,6 +203,9 @@ def recommend(
     gradients: Gradients [n, parameters] of PUBLIC records, one row each, at the weights
       training starts from; the more that is known, the better the choice.
     gradient_norm: Typical norm of a record's gradient; from `gradients` if they are given.
+    input_sizes: Where there are no gradients: root mean squares of the inputs of the last
+      layer, PUBLIC, see `evenness_of`.
+    class_frequencies: Where there are no gradients: shares of the classes, PUBLIC.
     epsilon: Adam's stability constant that you mean to use, to be checked.
     **fields: More of the plan, such as `adjacency` or `unit`; no clip norm.
 
@@ -175,6 +223,12 @@ def recommend(
     raise ValueError('`l2_norm_clip` is recommended, not given. '
                      f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
   known: Dict[str, float] = {}
+  evenness = evenness_of(input_sizes, class_frequencies)
+  if evenness is not None:
+    if gradients is not None:
+      raise ValueError('`gradients` say what `input_sizes` and `class_frequencies` only guess: '
+                       'give one or the other. Received: both.')
+    known = dict(evenness=evenness)
   if gradients is not None:
     gradients = np.asarray(gradients, np.float64)
     known = facts_of(gradients)
@@ -200,7 +254,7 @@ def recommend(
   expected = {key: value for key, value in expected.items() if key[1] in plans
               and not (key[0] == 'DPAdamSTP' and key[1] in unstable)}
   best = min(expected, key=lambda key: expected[key])
-  warnings = _warnings(facts, weighted, gradients is None, gradient_norm is None)
+  warnings = _warnings(facts, weighted, gradient_norm is None)
   if unstable:
     warnings.append('Scale-then-privatize is left out where its noise would feed itself: clip norm '
                     'sqrt(m) x noise multiplier / B is near 1 or above. Larger batches help.')
@@ -232,12 +286,16 @@ def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
   return plans
 
 
-def _warnings(facts: Facts, weighted: Sequence[Tuple[float, evidence.Row]], blind: bool,
+def _warnings(facts: Facts, weighted: Sequence[Tuple[float, evidence.Row]],
               assumed: bool) -> List[str]:
   warnings = []
-  if blind:
+  if facts.evenness is None:
     warnings.append('No public gradients were given: the choice knows sizes alone, not whether '
-                    'coordinates differ, which decides most. `gradients=` takes some.')
+                    'coordinates differ, which decides most. `gradients=` takes some; else '
+                    '`input_sizes=` and `class_frequencies=` help.')
+  elif facts.agreement is None:
+    warnings.append('No public gradients were given: how even coordinates are is a guess from '
+                    'sizes and frequencies, and how far records agree is not known.')
   if assumed:
     warnings.append('The norm of a record\'s gradient is not known: ranges are for 1. Multiply '
                     'clip norms and epsilons by it (but not those of scaled records).')
@@ -288,8 +346,8 @@ def _described(
     reasons.append(f'Prefix sums of independent noise have {facts.correlation:.2f} times the error '
                    'of banded noise with cyclic sampling.')
   if facts.evenness is not None:
-    reasons.append(f'Evenness of the coordinates is {facts.evenness:.2g} (1: all of one size), '
-                   f'agreement of the records {facts.agreement:.2g}.')
+    reasons.append(f'Evenness of the coordinates is {facts.evenness:.2g} (1: all of one size)' + (
+        '.' if facts.agreement is None else f', agreement of the records {facts.agreement:.2g}.'))
   if method == 'DPAdamSTP' and noise_floor >= advice.STABLE:
     warnings.append(f'clip norm x noise multiplier / B is {noise_floor:.2g} in scaled units: from '
                     '1 on scale-then-privatize is unstable. Begin with a smaller clip norm.')
