@@ -147,7 +147,11 @@ class DPModel(_Mixin):
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """As in Keras, which keeps the function: what trains must be what it was made for."""
-    _private_optimizer(self).check_variables(self.trainable_variables)
+    optimizer = _private_optimizer(self)
+    optimizer.check_variables(self.trainable_variables)
+    if self.built and self.distribute_strategy.num_replicas_in_sync == 1:
+      with self.distribute_strategy.scope():  # Of a trace that makes variables there are two.
+        optimizer.build(self.trainable_variables)
     return super().make_train_function(*args, **kwargs)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
