@@ -2,6 +2,7 @@
 """Every kind of layer at once, in every precision, compiled or not, masked and unmasked."""
 
 import contextlib
+import functools
 
 import bookkeeping_oracle as oracle
 import numpy as np
@@ -102,6 +103,14 @@ def recurrent():
 MODELS = {'images': images, 'sequences': sequences, 'recurrent': recurrent}
 
 
+@functools.lru_cache(maxsize=None)
+def in_float32(name):
+  """A model and its batch, of which the definition is asked once."""
+  model, x = MODELS[name]()
+  x = tf.constant(x, model.inputs[0].dtype)
+  return model, x, oracle.defined(model, x)
+
+
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('policy', ['float64', 'mixed_float16', 'mixed_bfloat16'])
 def test_precisions(name, policy):
@@ -116,15 +125,15 @@ def test_precisions(name, policy):
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_in_functions(name, jit_compile):
-  model, x = MODELS[name]()
-  oracle.check(model, tf.constant(x, model.inputs[0].dtype), jit_compile=jit_compile)
+  model, x, definition = in_float32(name)
+  oracle.check_against(definition, model, x, jit_compile=jit_compile)
 
 
 def test_every_registered_kind_is_in_some_table():
   """A kind without a line in these tables is not tested in every precision."""
   tested = set()
-  for make in MODELS.values():
-    for layer in make()[0]._flatten_layers():
+  for name in MODELS:
+    for layer in in_float32(name)[0]._flatten_layers():
       kind = registry.find(layer)
       tested.add(kind and kind.gradients)
   elsewhere = {'reversible_embedding', 'time_distributed'}  # See bookkeeping_test.py.

@@ -119,6 +119,11 @@ def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compil
 
   The second of three examples or more is padding, unless a mask is given.
   """
+  return check_against(defined(model, x, loss, mask, seed), model, x, loss, rtol, jit_compile)
+
+
+def defined(model, x, loss=squared_error, mask=None, seed=0):
+  """A batch, a request of it, and what the definition answers."""
   n = tf.nest.flatten(x)[0].shape[0]
   mask = [i != 1 or n < 3 for i in range(n)] if mask is None else mask
   batch = batch_of(x, model(x), mask, seed)
@@ -129,7 +134,12 @@ def check(model, x, loss=squared_error, mask=None, rtol=1e-5, seed=0, jit_compil
   records = gradients(model, loss, batch)
   clips = (median_norm(records), median_norm(records, scale), 1e30)
   request = interface.Request(asks, queries, clips)
-  expected = by_definition(model, records, batch.mask, request)
+  return batch, request, by_definition(model, records, batch.mask, request)
+
+
+def check_against(definition, model, x, loss=squared_error, rtol=1e-5, jit_compile=None):
+  """The engine against what was `defined`; in functions, unless `jit_compile` is None."""
+  batch, request, expected = definition
   run = lambda: bookkeeping.engine(model, loss, batch, request)
   if jit_compile is not None:
     run = tf.function(run, jit_compile=jit_compile, autograph=False)
