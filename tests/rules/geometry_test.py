@@ -4,7 +4,7 @@
 import math
 
 import numpy as np
-import oracles
+import oracles_convex as convex
 import pytest
 from scipy import optimize
 import tensorflow as tf
@@ -53,7 +53,7 @@ def test_weighted_ball_is_the_nearest_point_in_its_metric(spread):
     rng = np.random.default_rng(seed)
     h, y = 10**rng.uniform(-spread, spread, size=6), 3 * rng.normal(size=6)
     x = constraints.into_ball_weighted(0.8, tf.constant(h), tf.constant(y)).numpy()
-    np.testing.assert_allclose(x, oracles.metric_ball(h, y, 0.8), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(x, convex.metric_ball(h, y, 0.8), rtol=1e-6, atol=1e-8)
     if spread == 1.0:
       nearest = optimize.minimize(
           lambda v: np.sum(h * (v - y)**2), np.zeros(6), jac=lambda v: 2 * h * (v - y),
@@ -76,7 +76,7 @@ def test_weighted_ball_leaves_inner_points_and_its_scale_does_not_matter():
 def test_weighted_ball_with_zero_weights_is_the_limit(inner):
   h, y = np.array([2.0, 0.5, 0.0, 0.0]), np.array([inner, inner / 2, 1.0, -2.0])
   x = constraints.into_ball_weighted(0.8, tf.constant(h), tf.constant(y)).numpy()
-  limit = oracles.metric_ball(h + 1e-10, y, 0.8)
+  limit = convex.metric_ball(h + 1e-10, y, 0.8)
   np.testing.assert_allclose(x, limit, atol=1e-5)
   assert np.linalg.norm(x) == pytest.approx(0.8)
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import loop
 import numpy as np
-import oracles
+import oracle_parts as parts
 import pytest
 import table
 import tensorflow as tf
@@ -261,7 +261,7 @@ def test_without_noise_and_clipping_dp2_delays(kind, factory, subtract):
   for t in range(len(FREE.sizes)):
     gs.append(FREE.gradients(theta, t).mean(axis=0))
     if t == 2:
-      v = oracles.update_second(kind, v, np.mean(gs[:2], axis=0)**2, 0.9)
+      v = parts.update_second(kind, v, np.mean(gs[:2], axis=0)**2, 0.9)
     adaptive = t % 5 >= 2
     theta = theta - FREE.rate * (0.1 * gs[-1] / (np.sqrt(v) + 0.01) if adaptive else gs[-1])
   assert_equal(iterates(rule, FREE)[-1], theta)
@@ -343,8 +343,7 @@ def test_sums_add_up_over_microbatches(case):
   """Clipped sums are additive, and what is not linear is applied to the whole mean."""
   rule, problem = case.rule(), loop.Problem(**case.setting)
   state = rule.init(loop.SPECS)
-  public = {None: (), 'mean': loop.split(problem.public_mean(problem.theta)),
-            'records': loop.split(problem.public_records(problem.theta))}[rule.public]
+  public = loop.public_of(rule, problem, problem.theta)
   gradients = [loop.split(g) for g in problem.gradients(problem.theta, 2)]
   for ask, query in zip(rule.asks, rule.query(state, public)):
     clip = tf.constant(problem.clip, tf.float64)

@@ -3,7 +3,7 @@
 
 import loop
 import numpy as np
-import oracles
+import oracles_matrix as matrix
 import pytest
 import tensorflow as tf
 
@@ -47,9 +47,9 @@ def run(rule, p):
 def test_matrices_of_two_sides_equal_the_formulas(rotated, every):
   problem = loop.Problem(sigma=.3)
   rule = RULES[rotated](0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=every)
-  expected = oracles.kronecker(rotated, 0.8, 0.9, 0.05, 0.1, every, SHAPES)(problem)
+  expected = matrix.kronecker(rotated, 0.8, 0.9, 0.05, 0.1, every, SHAPES)(problem)
   np.testing.assert_allclose(run(rule, problem), expected, atol=1e-8)
-  louder = oracles.kronecker(rotated, 0.8, 0.9, 0.05, 0.1, every, SHAPES)(loop.Problem(sigma=.303))
+  louder = matrix.kronecker(rotated, 0.8, 0.9, 0.05, 0.1, every, SHAPES)(loop.Problem(sigma=.303))
   assert np.abs(louder - expected).max() > 1e-4
 
 

@@ -85,6 +85,13 @@ class Problem:
     return (a @ theta - b)[:, np.newaxis] * a
 
 
+def public_of(rule, problem, theta):
+  """The public gradients that a rule needs."""
+  return {None: (), 'mean': split(problem.public_mean(theta)),
+          'records': split(problem.public_records(theta)),
+          'factors': split_factors(problem.public_records(theta))}[rule.public]
+
+
 def run(rule, problem):
   """[T + 1, 5] iterates of a rule, and its last state."""
   p = problem
@@ -92,9 +99,7 @@ def run(rule, problem):
   secrets = [ask.second.init(SPECS) if ask.second else () for ask in rule.asks]
   theta, iterates = p.theta, [p.theta]
   for t in range(len(p.sizes)):
-    public = {None: (), 'mean': split(p.public_mean(theta)),
-              'records': split(p.public_records(theta)),
-              'factors': split_factors(p.public_records(theta))}[rule.public]
+    public = public_of(rule, p, theta)
     gradients = [split(g) for g in p.gradients(theta, t)]
     releases = []
     for i, (ask, query) in enumerate(zip(rule.asks, rule.query(state, public))):

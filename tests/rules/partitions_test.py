@@ -3,7 +3,8 @@
 
 import loop
 import numpy as np
-import oracles
+import oracle_parts as parts
+import oracles_moments as moments
 import pytest
 import tensorflow as tf
 
@@ -54,7 +55,7 @@ def test_scaled_and_raw_variables_share_one_clip_norm_and_one_noise():
   theta, v, path = p.theta, np.zeros(2), [p.theta]
   for t in range(len(p.sizes)):
     s = np.concatenate([1 / (np.sqrt(v / (1 - 0.9**t) if t else v) + 0.2), np.ones(3)])
-    g = (oracles.clipped_sum(p.gradients(theta, t) * s, p.clip) / p.divisor + p.std * p.z[t]) / s
+    g = (parts.clipped_sum(p.gradients(theta, t) * s, p.clip) / p.divisor + p.std * p.z[t]) / s
     v = 0.9 * v + 0.1 * g[:2]**2
     direction = g / np.concatenate([np.sqrt(v / (1 - 0.9**(t + 1))) + 0.1, np.ones(3)])
     theta = theta - p.rate * direction
@@ -73,7 +74,7 @@ def test_scaled_and_raw_variables_share_one_clip_norm_and_one_noise():
 def test_a_rule_without_variables_is_left_out():
   p = loop.Problem()
   rule = rules.partition([(lambda spec: False, rules.muon()), (rest, rules.dp_sgd(0.5))])
-  np.testing.assert_allclose(loop.run(rule, p)[0], oracles.sgd(0.5)(p), rtol=1e-9)
+  np.testing.assert_allclose(loop.run(rule, p)[0], moments.sgd(0.5)(p), rtol=1e-9)
 
 
 REFUSED = [
@@ -132,7 +133,7 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
     (row,), _, state = stream.next(state, drawn)
     (kernel, bias), _, count = tf.nest.map_structure(lambda z: np.asarray(z, np.float64), row)
     records = [np.concatenate([g[0].ravel(), g[1]]) for g in gradients(w)]
-    total = sum(oracles.clip(g, clip) for g in records) + factor * sigma * clip * np.concatenate(
+    total = sum(parts.clip(g, clip) for g in records) + factor * sigma * clip * np.concatenate(
         [kernel.ravel(), bias])
     g, within = total / batch, sum(np.linalg.norm(g) <= clip for g in records)
     filtered = 0.6 * filtered + 0.4 * g[:6]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of first and second moments once more, in plain NumPy."""
+
+import numpy as np
+import oracle_parts as parts
+
+
+def sgd(momentum=0.0, nesterov=False):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      # The closed form of momentum: weights momentum^(t - j).
+      m = sum(momentum**(t - j) * g for j, g in enumerate(gs))
+      return theta - p.rate * (gs[-1] + momentum * m if nesterov else m)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def adam(b1, b2, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      mu = parts.average(gs, b1) / (1 - b1**(t + 1))
+      nu = parts.average(np.square(gs), b2) / (1 - b2**(t + 1))
+      return theta - p.rate * mu / (np.sqrt(nu) + eps)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def adagrad(initial, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      return theta - p.rate * parts.ratio(gs[-1], np.sqrt(initial + np.sum(np.square(gs), 0)) + eps)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def rmsprop(rho, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      return theta - p.rate * gs[-1] / (np.sqrt(parts.average(np.square(gs), rho)) + eps)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def yogi(b1, b2, eps, initial):
+  def solve(p):
+    m, v = np.zeros_like(p.theta), np.full_like(p.theta, initial)
+
+    def step(theta, t):
+      nonlocal m, v
+      g = parts.private_mean(p, theta, t)
+      m = b1 * m + (1 - b1) * g
+      v = np.where(v > g**2, v - (1 - b2) * g**2, v + (1 - b2) * g**2)
+      return theta - p.rate * m / (np.sqrt(v) + eps)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def adam_bc(b1, b2, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      mu = parts.average(gs, b1) / (1 - b1**(t + 1))
+      nu = parts.average(np.square(gs), b2) / (1 - b2**(t + 1))
+      variances = [p.std**2 * p.row_variance(j) for j in range(t + 1)]
+      bias = parts.average(variances, b2) / (1 - b2**(t + 1))
+      return theta - p.rate * mu / np.sqrt(np.maximum(nu - bias, eps**2))
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def adagrad_bc(eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      nu = np.sum(np.square(gs), 0) - sum(p.std**2 * p.row_variance(j) for j in range(t + 1))
+      return theta - p.rate * gs[-1] / np.sqrt(np.maximum(nu, eps**2))
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def rmsprop_bc(rho, eps):
+  def solve(p):
+    gs = []
+
+    def step(theta, t):
+      gs.append(parts.private_mean(p, theta, t))
+      bias = parts.average([p.std**2 * p.row_variance(j) for j in range(t + 1)], rho)
+      nu = parts.average(np.square(gs), rho) - bias
+      return theta - p.rate * gs[-1] / np.sqrt(np.maximum(nu, eps**2))
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def two_moments(second, eps, std1, std2, per_record=False, floor=False, update_clip=None, b1=None):
+  """IME and JME: `second(list of squares, t) -> nu_hat`, stds for zeta = 1 and sigma = 1."""
+  def solve(p):
+    xs, qs = [], []
+
+    def step(theta, t):
+      records = p.gradients(theta, t)
+      x = parts.clipped_sum(records, p.clip) / p.divisor
+      if per_record:
+        q = sum((parts.clip(g, p.clip)**2 for g in records), np.zeros_like(theta)) / p.divisor
+      else:
+        q = parts.clip(x, p.clip)**2
+      xs.append(x + std1 * p.clip * p.sigma * p.z[t])
+      qs.append(q + std2 * p.clip**2 * p.sigma * p.z2[t])
+      mu = xs[-1] if b1 is None else parts.average(xs, b1) / (1 - b1**(t + 1))
+      root = np.sqrt(np.maximum(second(qs, t), 0))
+      d = mu / (np.maximum(root, eps) if floor else root + eps)
+      return theta - p.rate * (d if update_clip is None else parts.clip(d, update_clip))
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def adam_second(b2):
+  return lambda qs, t: parts.average(qs, b2) / (1 - b2**(t + 1))
+
+
+def adagrad_second(qs, t):
+  del t
+  return np.sum(qs, 0)
+
+
+def scale_then_privatize(kind, eps, scale_eps, b1=0.9, beta=0.9):
+  def solve(p):
+    m = nu = np.zeros_like(p.theta)
+
+    def estimate(count):
+      return nu / (1 - beta**count) if kind == 'adam' and count else nu
+
+    def step(theta, t):
+      nonlocal m, nu
+      s = 1 / (np.sqrt(estimate(t)) + scale_eps)
+      noised = parts.clipped_sum(p.gradients(theta, t) * s, p.clip) + (
+          p.factor * p.clip * p.sigma * p.z[t])
+      g = noised / p.divisor / s
+      nu = nu + g**2 if kind == 'adagrad' else beta * nu + (1 - beta) * g**2
+      m = b1 * m + (1 - b1) * g
+      numerator = m / (1 - b1**(t + 1)) if kind == 'adam' else g
+      return theta - p.rate * numerator / (np.sqrt(estimate(t + 1)) + eps)
+
+    return parts.iterate(p, step)
+  return solve
+
+
+def noiseless(b1, b2, eps, scale_eps=None):
+  def solve(p):
+    gs, cleans = [], []
+
+    def step(theta, t):
+      nu = parts.average(np.square(cleans), b2) / (1 - b2**t) if t else np.zeros_like(theta)
+      s = np.ones_like(theta) if scale_eps is None else 1 / (np.sqrt(nu) + scale_eps)
+      clean = parts.clipped_sum(p.gradients(theta, t) * s, p.clip) / p.divisor
+      gs.append((clean + p.std * p.z[t]) / s)
+      cleans.append(clean / s)
+      nu = parts.average(np.square(cleans), b2) / (1 - b2**(t + 1))
+      return theta - p.rate * parts.average(gs, b1) / (1 - b1**(t + 1)) / (np.sqrt(nu) + eps)
+
+    return parts.iterate(p, step)
+  return solve
