@@ -124,12 +124,16 @@ def test_which_variables_are_matrices():
   specs = [tf.TensorSpec([4, 2], name=name) for name in (
       'hidden/kernel', 'token_embedding/table', 'last/kernel')] + [
           tf.TensorSpec([2], name='hidden/bias'), tf.TensorSpec([3, 3, 2, 2], name='conv/kernel'),
-          tf.TensorSpec([2, 2])]
+          tf.TensorSpec([2, 2], name='other')]
   rule = rules.dp_muon(exclude=['^last/'])
   state = rule.init(specs)
   assert [part.shape[1] for part in state.parts] == [0, 1, 1, 1, 1, 0]
   with pytest.raises(ValueError, match='regular expressions'):
     rules.dp_muon(exclude='last')
+  unnamed = [tf.TensorSpec([2, 2]), tf.TensorSpec([2])]
+  assert [part.shape[1] for part in rules.dp_muon().init(unnamed).parts] == [0, 1]
+  with pytest.raises(ValueError, match='`exclude` must be looked for in names'):
+    rule.init(unnamed)
   with pytest.raises(ValueError, match='is for matrices'):
     rules.muon().init(specs)
 

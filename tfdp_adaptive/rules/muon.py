@@ -88,7 +88,9 @@ def dp_muon(
     nesterov: Whether they look ahead.
     steps: Of Newton and Schulz, >= 1; not used with `edge`.
     edge: Whether singular values that noise alone would have are dropped, see `muon`.
-    exclude: Regular expressions; a matrix follows Adam if one is found in its path.
+    exclude: Regular expressions; a matrix follows Adam if one is found in its path. Where
+      variables have no names, as in federated processes, it is refused, and tables of
+      embeddings are matrices like others: use `rules.partition`.
     beta_1: Adam's decay of the first moment, in [0, 1).
     beta_2: Adam's decay of the second moment, in [0, 1).
     epsilon: Adam's, in gradient units, >= 0.
@@ -102,12 +104,17 @@ def dp_muon(
       isinstance(pattern, str) for pattern in exclude):
     raise ValueError('`exclude` must be a list of regular expressions. '
                      f'Received: exclude={exclude!r}.')
-  patterns = [re.compile(pattern) for pattern in exclude]
+  patterns = [re.compile(pattern).pattern for pattern in exclude]  # Kept as text: runs are saved.
 
   def is_matrix(spec: tf.TensorSpec) -> bool:
     name = spec.name or ''
+    if patterns and len(spec.shape) == 2 and not name:
+      raise ValueError(
+          '`exclude` must be looked for in names, and variables of a DPQuery or of a federated '
+          'process have none. Give specs with names, or tell them apart by their shapes with '
+          f'`rules.partition`. Received: exclude={list(exclude)}, for {spec}.')
     return (len(spec.shape) == 2 and 'embedding' not in name.lower()
-            and not any(pattern.search(name) for pattern in patterns))
+            and not any(re.search(pattern, name) for pattern in patterns))
 
   adam = post_processing.dp_adam(beta_1, beta_2, epsilon)
   return partitions.partition([
