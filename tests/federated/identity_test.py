@@ -47,6 +47,9 @@ RULES = {
     'dp2': lambda: rules.dp2_rmsprop(sgd_steps=2, adaptive_steps=1, epsilon=0.2),
     'dp2 steps': lambda: rules.dp2_rmsprop(sgd_steps=3, adaptive_steps=1, epsilon=0.2),
     'bias corrected': lambda: rules.dp_adam_bc(), 'ime': rules.dp_adam_ime,
+    'shampoo': rules.dp_shampoo, 'soap': rules.dp_soap, 'muon': rules.dp_muon,
+    'soap refresh': lambda: rules.dp_soap(refresh_every=3),
+    'muon names': lambda: rules.dp_muon(exclude=['last']),
     'clipped': lambda: rules.dp_sgd()._replace(asks=(rules.Ask('euclidean'),)),
 }
 OPTIMIZERS = {

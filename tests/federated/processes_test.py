@@ -104,11 +104,14 @@ def test_correlated_noise_equals_numpy_too(mechanism):
       rtol=2e-4, atol=1e-5)
 
 
-def test_equals_the_query_and_the_rule_by_hand():
-  """rule loop = DPQuery loop = TFF process, for a rule with two releases."""
+@pytest.mark.parametrize('make', [
+    rules.dp_adam_ime, lambda: rules.dp_soap(refresh_every=2), rules.dp_muon],
+                         ids=['two releases', 'matrices on either side', 'singular values'])
+def test_equals_the_query_and_the_rule_by_hand(make):
+  """rule loop = DPQuery loop = TFF process."""
   examples = regression.make_users()
   plan = regression.make_plan()
-  rule = rules.dp_adam_ime()
+  rule = make()
   process = regression.build(rule, plan)
   query = queries.RuleQuery(rule, [tf.TensorSpec([3, 1]), tf.TensorSpec([1])], plan=plan,
                             seed=regression.SEED)
@@ -261,3 +264,5 @@ def test_refusals():
     regression.build(rule, plan, client_weighting='num_tokens')
   with pytest.raises(ValueError, match='taken at the server'):
     regression.build(rule._replace(public='mean'), plan)
+  with pytest.raises(ValueError, match='dp_kfc does: they would have to be taken at the server'):
+    regression.build(rules.dp_kfc(), plan)
