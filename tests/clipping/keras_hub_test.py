@@ -9,9 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.rules import kronecker
 
 if not compat.KERAS_3 or importlib.util.find_spec('keras_hub') is None:
   pytest.skip('KerasHub is not installed.', allow_module_level=True)
@@ -120,3 +123,26 @@ def test_sums_are_those_of_single_records(make, lora):
       model, oracle.squared_error, batch, request), autograph=False)()
   oracle.assert_close(
       clipped.sums, oracle.by_definition(model, records, batch.mask, request), 2e-6)
+
+
+def as_the_rules_see_them(shape):
+  """The first axis of the right side."""
+  count, d, _ = kronecker.matrices(shape, 512)
+  return int(np.searchsorted(np.cumprod(shape), count * d)) + 1
+
+
+@pytest.mark.parametrize('lora', [False, True])
+@pytest.mark.parametrize('make', MODELS, ids=lambda make: make.__name__)
+def test_sums_between_matrices_are_those_of_single_records(make, lora):
+  model, x = made(make, lora)
+  batch = oracle.batch_of(x, model(x), mask=[True, True, False, True])
+  records = oracle.gradients(model, oracle.squared_error, batch)
+  scale = oracle.kronecker(model, split=as_the_rules_see_them)
+  assert any(isinstance(leaf, contract.Kronecker) for leaf in scale)
+  ask = contract.Ask()
+  norms = [projection.scaled_norm(ask, contract.Query(scale), g) for g in records]
+  request = oracle.request(tf.constant(np.median(norms), tf.float32), scale)
+  clipped = tf.function(lambda: bookkeeping.engine(
+      model, oracle.squared_error, batch, request), autograph=False)()
+  oracle.assert_close(
+      clipped.sums, oracle.by_definition(model, records, batch.mask, request), 1e-5)
