@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a choice of cycle and bands is worth: prefix sums at equal epsilon, from formulas alone.
 
-    python benchmarks/samplers.py > benchmarks/results/samplers.txt
+    python benchmarks/samplers.py [--records 4096 60000 50021] > benchmarks/results/samplers.txt
 
 Errors are the noise multiplier that epsilon needs times the root mean square error of the
 mechanism, in clip norms; those of one block may be compared. `tfdp.privacy.choose_plan`
@@ -11,6 +11,7 @@ number of records the one of least error. Both are accounted for here, with the 
 mechanisms.
 """
 
+import argparse
 import dataclasses
 import warnings
 
@@ -18,6 +19,8 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.privacy import choice
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
+
+SETTINGS = {4096: (256, 64), 60_000: (500, 1200), 50_021: (500, 1000)}  # Records: batch, steps.
 
 
 def calibrated(epsilon, mechanism, scheme, **setting):
@@ -48,18 +51,22 @@ def theirs(epsilon, setting):
 
 def main():
   warnings.simplefilter('ignore')
-  for population, batch, steps in ((4096, 256, 64), (60_000, 500, 1200), (50_021, 500, 1000)):
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--records', type=int, nargs='*', default=list(SETTINGS))
+  for population in parser.parse_args().records:
+    batch, steps = SETTINGS[population]
     setting = dict(population_size=population, batch_size=batch, steps=steps, target_delta=1e-6)
     for epsilon in (1.0, 8.0):
       print(f'\n{population} records, batch {batch}, {steps} steps, delta 1e-6, '
             f'epsilon {epsilon:g}\n')
       plain = calibrated(epsilon, mechanisms.IndependentGaussian(), sampling.Poisson(), **setting)
       show('Poisson, independent', plain)
-      other = theirs(epsilon, setting)
+      other = theirs(plain.epsilon(), setting)
       show(f'formula of jax_privacy: {other.mechanism.bands} bands', other)
       for memory in (32, steps):
         ours = choice.choose_plan(plain, memory=memory)
-        name = f'{type(ours.sampling).__name__}, {type(ours.mechanism).__name__}'
+        cycle = getattr(ours.sampling, 'cycle', '')
+        name = f'{type(ours.sampling).__name__} {cycle}, {type(ours.mechanism).__name__}'
         show(f'choose_plan, memory {memory}: {name}', dataclasses.replace(ours))
 
 

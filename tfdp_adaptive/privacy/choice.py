@@ -115,10 +115,10 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
         f'epsilon={target}.')
   most = min(int(plan.population_size // plan.batch_size), plan.steps)
   search = _Search(plan, target, dict(memory=memory, workload=workload, objective=objective))
-  if float(plan.batch_size).is_integer():
-    search.measure(sampling_lib.FixedOrder())
   for i in range(most.bit_length()):
     search.measure(sampling_lib.CyclicPoisson(2**i))
+  if float(plan.batch_size).is_integer():
+    search.measure(sampling_lib.FixedOrder())
   for cycle in _factors(plan.population_size, most):
     search.try_cycle(cycle)
   ratio = 1.5
