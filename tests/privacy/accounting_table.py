@@ -30,8 +30,7 @@ but an integral over the moment generating function.
 |---|---|
 {table}
 
-Worst: {worst} More than 1% is possible for tens of millions of
-steps that sample about 1e-5 of the records, as the text of `privacy/composition.py` says.
+Worst: {worst}
 
 Below the truth by more than the independent accountant errs itself ({error:g} of the logarithm of
 delta, where a record takes part less than about once and the integral hardly converges): {below}.
