@@ -111,39 +111,39 @@ def rule(
       mean: tf.Tensor, variance: tf.Tensor, step: tf.Tensor, first: tf.Tensor, second: tf.Tensor,
       left: Any, right: Any, root: Any) -> Tuple[Any, ...]:
     """`(direction, first, second, left, right, root)` of one variable."""
-    view, count = matrices(mean.shape, max_size), 1
-    if view is None:
-      roots = root
-      g = mean * root
-    else:
-      count = view[0]
-      rows, columns = (side.root if side else tf.ones([size], mean.dtype)
-                       for side, size in zip((left, right), view[1:]))
-      roots = rows[:, tf.newaxis] * columns
-      g = roots * _turned(tf.reshape(mean, view), left, right)
-    noise = tf.cast(variance, mean.dtype) * tf.square(roots)
-    clean = tf.reshape(tf.square(g) - noise, mean.shape)
+    view, variance = matrices(mean.shape, max_size), tf.cast(variance, mean.dtype)
     average = lambda beta, before, now: beta * before + (1 - beta) * now
-    first = average(beta_1, first, tf.reshape(g, mean.shape))
-    whole = second.shape == clean.shape  # Else one number for all of a matrix.
-    second = average(beta_2, second, clean if whole else tf.reduce_mean(clean))
-    if left:
-      of_left = tf.linalg.diag(count * tf.reduce_sum(noise, 1))
-      left = left._replace(moment=average(
-          beta_2, left.moment, tf.einsum('nij,nkj->ik', g, g) - of_left))
-    if right:
-      of_right = tf.linalg.diag(count * tf.reduce_sum(noise, 0))
-      right = right._replace(moment=average(
-          beta_2, right.moment, tf.einsum('nij,nik->jk', g, g) - of_right))
+    if view is None:
+      g, noise = mean * root, variance * tf.square(root)
+    else:
+      rows, columns = (tf.square(side.root) if side else tf.ones([size], mean.dtype)
+                       for side, size in zip((left, right), view[1:]))
+      matrix = _turned(tf.reshape(mean, view), left, right, power=1)
+      g, noise = tf.reshape(matrix, mean.shape), (variance * rows)[:, tf.newaxis] * columns
+      if left:
+        of_left = tf.linalg.diag(variance * view[0] * tf.reduce_sum(columns) * rows)
+        left = left._replace(moment=average(
+            beta_2, left.moment, tf.einsum('nij,nkj->ik', matrix, matrix) - of_left))
+      if right:
+        of_right = tf.linalg.diag(variance * view[0] * tf.reduce_sum(rows) * columns)
+        right = right._replace(moment=average(
+            beta_2, right.moment, tf.einsum('nij,nik->jk', matrix, matrix) - of_right))
+    first = average(beta_1, first, g)
+    square = tf.square(g)
+    if second.shape != g.shape:  # One number for all of a matrix.
+      square, noise = tf.reduce_mean(square), tf.reduce_mean(noise)
+    elif view is not None:
+      square, noise = tf.reshape(square, view), noise[tf.newaxis]
+    second = average(beta_2, second, tf.reshape(square - noise, second.shape))
     size = second if rotated else tf.reduce_mean(second)
-    size = arithmetic.safe_divide(size, arithmetic.normalizer(beta_2, step, size.dtype))
-    direction = first / arithmetic.normalizer(beta_1, step, first.dtype) / tf.sqrt(
-        tf.maximum(size, epsilon**2))
-    if view is not None:
-      direction = tf.reshape(direction, view)
-    direction = direction if rotated else direction / roots
-    if view is not None:
-      direction = _turned(direction, left, right, back=True)
+    normal_1, normal_2 = (
+        1 / arithmetic.normalizer(beta, step, mean.dtype) for beta in (beta_1, beta_2))
+    direction = first * normal_1 * tf.math.rsqrt(tf.maximum(size * normal_2, epsilon**2))
+    if view is None:
+      direction = direction if rotated else direction / root
+    else:
+      direction = _turned(
+          tf.reshape(direction, view), left, right, back=True, power=0 if rotated else -1)
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
@@ -155,14 +155,21 @@ def _side(size: int, dtype: tf.DType) -> Side:
   return Side(tf.zeros_like(eye), eye, tf.ones([size], dtype), eye)
 
 
-def _turned(x: tf.Tensor, left: Any, right: Any, back: bool = False) -> tf.Tensor:
-  """Matrices [count, d, p] in the coordinates of both bases, or back from them."""
+def _turned(
+    x: tf.Tensor, left: Any, right: Any, back: bool = False, power: int = 0) -> tf.Tensor:
+  """Matrices [count, d, p] in the coordinates of both bases, or back from them.
+
+  There they are multiplied by the power of both roots, without a pass over them.
+  """
+  bases = [side and side.basis * side.root**power if power else side and side.basis
+           for side in (left, right)]
   if left:
-    x = tf.matmul(left.basis[tf.newaxis] if x.shape[0] == 1 else tf.tile(
-        left.basis[tf.newaxis], [x.shape[0], 1, 1]), x, transpose_a=not back)
+    basis = bases[0][tf.newaxis]
+    x = tf.matmul(basis if x.shape[0] == 1 else tf.tile(basis, [x.shape[0], 1, 1]), x,
+                  transpose_a=not back)
   if right:
-    size = right.basis.shape[0]
-    x = tf.reshape(tf.matmul(tf.reshape(x, [-1, size]), right.basis, transpose_b=back), x.shape)
+    size = right.root.shape[0]
+    x = tf.reshape(tf.matmul(tf.reshape(x, [-1, size]), bases[1], transpose_b=back), x.shape)
   return x
 
 
