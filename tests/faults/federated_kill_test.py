@@ -24,7 +24,10 @@ if not hasattr(tfdp, '__path__') or not any(
 import numpy as np
 from tfdp_adaptive import noise
 from tfdp_adaptive.cli import main
+from tfdp_adaptive.data import corpus
 from tfdp_adaptive.federated import rounds
+public = corpus.Corpus('a sentence', [corpus.Sentence('', ('the', 'cat', 'sees'))], True)
+corpus.standard_library = lambda: public
 original = rounds.run
 
 def rows(tree):
@@ -61,15 +64,20 @@ def write_data(folder):
   (folder / 'words.txt').write_text('\n'.join(words) + '\n', encoding='utf-8')
 
 
+@pytest.fixture
+def process():
+  with nursery.Nursery('tensorflow_federated', 'tfdp_adaptive.cli.main') as one:
+    yield one
+
+
 @pytest.mark.slow
 @pytest.mark.federated
-def test_a_command_that_is_killed_again_and_again(tmp_path):
+def test_a_command_that_is_killed_again_and_again(process, tmp_path):
   kills = int(os.environ.get('TFDP_KILLS', 10))
   write_data(tmp_path)
   out, ledger = tmp_path / 'out', tmp_path / 'ledger'
   script, output = tmp_path / 'script.py', tmp_path / 'output'
   script.write_text(SCRIPT, encoding='utf-8')
-  process = nursery.Nursery('tensorflow_federated', 'tfdp_adaptive.cli.main')
   command = [
       script, str(ROOT), str(ledger), 'federated', '--data',
       str(tmp_path / 'text.jsonl'), '--vocabulary', str(tmp_path / 'words.txt'), '--rounds',
@@ -95,7 +103,6 @@ def test_a_command_that_is_killed_again_and_again(tmp_path):
         rounds = [int(row['round']) for row in csv.DictReader(file)]
       assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= released_rounds
       released_rounds = len(rounds)
-  process.close()
   assert process.status == 0, output.read_text(encoding='utf-8')[-3000:]
   entries = read(ledger)
   order = [round_ for round_, _, _ in entries]

@@ -2,7 +2,7 @@
 """Records which noise protected which batch, outliving kills, and judges the record.
 
 Run as a script it is the victim: `ledger.py LEDGER LIFE train ...` runs `tfdp train ...`,
-`ledger.py LEDGER LIFE fit FOLDER` runs `fit` with BackupAndRestore, and both end
+`ledger.py LEDGER LIFE fit FOLDER STEPS` runs `fit` with BackupAndRestore, and both end
 by `kill -9` when they have written so many lines (0: never).
 """
 
@@ -15,8 +15,6 @@ import signal
 import sys
 
 import numpy as np
-
-STEPS = 40  # Of `fit`.
 
 
 def fingerprint(*arrays):
@@ -93,10 +91,13 @@ def judge(path, steps):
 
 
 def train(ledger, arguments):
-  """`tfdp train`, watched."""
+  """`tfdp train`, watched; its public text is a sentence."""
   from tfdp_adaptive.cli import checkpoint
   from tfdp_adaptive.cli import main
   from tfdp_adaptive.cli import training
+  from tfdp_adaptive.data import corpus
+  public = corpus.Corpus('a sentence', [corpus.Sentence('', ('the', 'cat', 'sees'))], True)
+  corpus.standard_library = lambda: public
   models, make, begin = [], checkpoint.Checkpoint.__init__, training.Recorder.begin
 
   def remember(self, path, model):
@@ -112,7 +113,7 @@ def train(ledger, arguments):
   return main.main(['train', *arguments])
 
 
-def fit(ledger, folder):
+def fit(ledger, folder, steps):
   """`fit` with backups, and the batches of what is left of the plan."""
   import tensorflow as tf
 
@@ -120,18 +121,17 @@ def fit(ledger, folder):
   rng = np.random.default_rng(0)
   x = rng.normal(size=[200, 5]).astype(np.float32)
   y = x.sum(1, keepdims=True)
-  plan = tfdp.PrivacyPlan(batch_size=20, steps=STEPS, l2_norm_clip=1.0, noise_multiplier=1.0,
+  plan = tfdp.PrivacyPlan(batch_size=20, steps=steps, l2_norm_clip=1.0, noise_multiplier=1.0,
                           target_delta=1e-3, population_size=200)
   tf.keras.utils.set_random_seed(0)
   model = tfdp.make_private(tf.keras.Sequential(
       [tf.keras.layers.Input([5]), tf.keras.layers.Dense(1)]))
   model.compile(tfdp.DPAdam(plan=plan), 'mse')
-  model.optimizer.build(model.trainable_variables)
   backup = tfdp.callbacks.BackupAndRestore(
       os.path.join(folder, 'backup'), delete_checkpoint=False)
   watch = tf.keras.callbacks.LambdaCallback(
       on_train_batch_begin=lambda batch, logs: ledger.step(model))
-  model.fit(plan.batches((x, y)), epochs=STEPS // 4, steps_per_epoch=4, verbose=0,
+  model.fit(plan.batches((x, y)), epochs=steps // 4, steps_per_epoch=4, verbose=0,
             callbacks=[backup, watch])
   np.savez(os.path.join(folder, 'result.npz'), *model.get_weights())
   return 0
@@ -142,4 +142,4 @@ if __name__ == '__main__':
   record_of = Ledger(sys.argv[1], int(sys.argv[2]))
   record_of.watch(sampling.Poisson)
   sys.exit(train(record_of, sys.argv[4:]) if sys.argv[3] == 'train'
-           else fit(record_of, sys.argv[4]))
+           else fit(record_of, sys.argv[4], int(sys.argv[5])))

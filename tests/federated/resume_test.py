@@ -6,10 +6,9 @@ import os
 import pathlib
 import signal
 import stat
-import subprocess
-import sys
 
 import numpy as np
+import nursery
 import pytest
 import regression
 import tensorflow as tf
@@ -165,18 +164,19 @@ def test_kill_9(worker, tmp_path):
   root = pathlib.Path(__file__).parents[2]
   process = unseeded_process()
   template = tf.nest.map_structure(tf.constant, process.initialize())
-  for point, saved_rounds, released in (
-      ('clients', 1, 1),   # While the clients of round 2 train.
-      ('replace', 2, 2),   # Round 3 is written, but not yet in its place.
-      ('saved', 4, 3),     # Between saving round 4 and releasing it.
-      ('release', 5, 4)):  # The fourth is released late, the fifth not.
-    ended = subprocess.run(
-        [sys.executable, '-c', SCRIPT, str(root), str(tmp_path), point], cwd=root,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    assert ended.returncode == -signal.SIGKILL, ended.stdout
-    saved, record = storage.RunFolder(tmp_path).load(template)
-    assert int(saved.round) == record['pending']['round'] == saved_rounds
-    assert released_rounds(tmp_path) == list(range(1, released + 1))
+  script = tmp_path / 'script.py'
+  script.write_text(SCRIPT, encoding='utf-8')
+  with nursery.Nursery('tensorflow_federated') as mother:
+    for point, saved_rounds, released in (
+        ('clients', 1, 1),   # While the clients of round 2 train.
+        ('replace', 2, 2),   # Round 3 is written, but not yet in its place.
+        ('saved', 4, 3),     # Between saving round 4 and releasing it.
+        ('release', 5, 4)):  # The fourth is released late, the fifth not.
+      status, said = mother.run(tmp_path / 'output', script, root, tmp_path, point)
+      assert status == -signal.SIGKILL, said
+      saved, record = storage.RunFolder(tmp_path).load(template)
+      assert int(saved.round) == record['pending']['round'] == saved_rounds
+      assert released_rounds(tmp_path) == list(range(1, released + 1))
   result = unseeded(process, tmp_path, workers=worker)
   assert result.rounds == 6 and [row['round'] for row in result.history] == [1, 2, 3, 4, 5, 6]
   assert released_rounds(tmp_path) == [1, 2, 3, 4, 5, 6]

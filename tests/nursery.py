@@ -3,7 +3,7 @@
 
 The parent runs nothing of TensorFlow, so a child differs from a fresh process by its imports
 only. What is tried adds up over runs in the file that TFDP_TALLY names;
-`python tests/faults/nursery.py FILE` prints the sums.
+`python tests/nursery.py FILE` prints the sums.
 """
 
 import collections
@@ -31,6 +31,7 @@ class Nursery:
   """
 
   def __init__(self, *modules):
+    self.child, self.status = None, 0
     self._mother = subprocess.Popen(
         [sys.executable, __file__, '--', *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, bufsize=1, cwd=ROOT,
@@ -55,7 +56,18 @@ class Nursery:
     self.ended(None)
     return self.status == -signal.SIGKILL
 
-  def close(self):
+  def run(self, output, script, *arguments):
+    """Status of a child that ends by itself, and what it said."""
+    self.start(output, script, *arguments)
+    self.ended(None)
+    return self.status, pathlib.Path(output).read_text(encoding='utf-8')
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    if not self.ended():
+      self.kill()
     self._mother.communicate()
 
 
