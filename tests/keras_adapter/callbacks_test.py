@@ -3,6 +3,9 @@
 
 import glob
 import math
+import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -11,6 +14,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import backups
 from tfdp_adaptive.keras_adapter import divergence
 from tfdp_adaptive.keras_adapter import history as history_lib
 
@@ -201,6 +205,43 @@ def test_backups_survive_kills_while_they_are_written(tmp_path):
   history = fit(first, [budget, backup(), tfdp.callbacks.PrivacyReport()])
   assert first.optimizer.steps_done == 5 and history['epsilon'] == [plan.epsilon(5)]
   assert not folder.exists()
+
+
+def test_backups_are_of_one_plan_and_one_process(tmp_path):
+  folder, plan = tmp_path / 'backup', make_plan(steps=6)
+  backup = lambda: tfdp.callbacks.BackupAndRestore(folder)
+  with pytest.raises(KeyboardInterrupt):
+    fit(make_model(plan), [backup(), Interrupts(1)])
+  script = ('import fcntl, os, sys; held = os.open(sys.argv[1], os.O_RDONLY)\n'
+            'try: fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)\n'
+            'except BlockingIOError: print("refused", end="")\n'
+            'else: print("held", flush=True); sys.stdin.read()')
+  other = [sys.executable, '-c', script, str(folder)]
+  # This process is still at it, though it was interrupted.
+  assert subprocess.run(other, capture_output=True, text=True, check=True).stdout == 'refused'
+  os.close(backups._HELD.pop(str(folder.resolve())))  # As if it had ended.
+  with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    assert process.stdout.readline() == 'held\n'
+    with pytest.raises(ValueError, match='which another process holds'):
+      fit(make_model(plan), [backup()])
+    process.stdin.close()
+  again = make_model(plan)  # Its optimizer is not built yet.
+  with pytest.raises(KeyboardInterrupt):
+    fit(again, [backup(), Interrupts(2)])
+  assert again.optimizer.steps_done == 4
+  assert [entry.steps for entry in again.ledger.entries] == [4]
+  unbuilt = tfdp.make_private(keras.Sequential([layers.Dense(2, activation='softmax')]))
+  unbuilt.compile(tfdp.DPAdam(0.1, plan=plan), 'sparse_categorical_crossentropy')
+  with pytest.raises(ValueError, match='needs a model that is built'):
+    fit(unbuilt, [backup()])
+  model = make_model(make_plan(steps=6, noise_multiplier=9.0))
+  if compat.KERAS_3:  # Its backups have a ledger: both runs are counted.
+    fit(model, [backup()])
+    assert len(model.ledger.entries) == 2 and model.ledger.epsilon() > plan.epsilon(4)
+  else:
+    with pytest.raises(tfdp.PrivacyError, match='a checkpoint of another plan'):
+      fit(model, [backup()])
+    assert model.ledger.epsilon() == float('inf')
 
 
 @pytest.mark.parametrize('folder', ['', None, 3])

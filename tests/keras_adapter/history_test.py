@@ -82,6 +82,50 @@ def test_steps_that_are_undone_stay_counted(how, tmp_path):
   assert model.ledger.epsilon() > plan.epsilon()
 
 
+@pytest.mark.pitfall(
+    'A run is resumed from a checkpoint under another plan, and states the epsilon of that one.',
+    severity='critical', stops='no epsilon is stated, and `fit` refuses to go on')
+def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
+  def made(**changes):
+    model = tfdp.make_private(keras.Sequential([
+        keras.layers.Input([3]), keras.layers.Dense(1)]))
+    model.compile(tfdp.DPAdam(0.1, plan=make_plan(**changes)), loss='mse')
+    model.optimizer.build(model.trainable_variables)
+    return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+  def restored(**changes):
+    model, checkpoint = made(**changes)
+    checkpoint.restore(path)
+    assert model.optimizer.steps_done == 2
+    return model
+
+  plan, (first, checkpoint) = make_plan(), made()
+  first.optimizer._hidden.state[1].noise.row.assign(2)
+  path = checkpoint.save(str(tmp_path / 'c'))
+  for more in ({}, dict(l2_norm_clip=3.0)):  # Noise comes in units of the clip norm.
+    same = restored(**more)
+    assert same.ledger.epsilon() == pytest.approx(plan.epsilon(2))
+    assert same.optimizer.epsilon() == pytest.approx(plan.epsilon())
+  for more in (dict(noise_multiplier=2.0), dict(steps=9), dict(batch_size=4)):
+    other = restored(**more)
+    assert other.ledger.epsilon() == other.optimizer.epsilon() == float('inf')
+    assert 'epsilon Infinity' in other.optimizer.statement()
+    with pytest.raises(tfdp.PrivacyError, match='a checkpoint of another plan'):
+      other.fit(other.optimizer.plan.batches((X, Y), start_step=2), verbose=0)
+
+
+def test_a_run_that_chose_its_records_itself_is_no_part_of_one_that_did_not():
+  plan = make_plan()
+  read = tfdp.Ledger().begin(plan, 'dp_adam', 'as they came').done(2)
+  weight = tf.Variable(0.0)
+  history.load([weight], np.frombuffer(read.to_json().encode(), np.uint8))
+  run = history.Run(plan, tfdp.rules.dp_adam(), row=np.int64(2))
+  run.restored = True
+  history.begin([weight], run)
+  assert [entry.own_sampler for entry in history.ledger([weight], run).entries] == [
+      'as they came', '']
+
+
 def test_spent_is_less_than_planned():
   model = trained(make_plan(), steps=1)
   assert model.ledger.epsilon() == pytest.approx(make_plan().epsilon(1))

@@ -153,6 +153,16 @@ def refuse_unseen(optimizer: optimizer_lib.DPOptimizer) -> None:
         + errors.FIX))
 
 
+def refuse_foreign(optimizer: optimizer_lib.DPOptimizer) -> None:
+  """For steps that were restored from a checkpoint of another plan."""
+  if optimizer.run is not None and optimizer.run.foreign:
+    raise errors.PrivacyError(
+        'A run goes on by the plan that it began with: what its first steps cost follows from that '
+        f'one. Received: {optimizer.steps_done} steps restored from a checkpoint of another plan. '
+        'Give the optimizer the plan of the checkpoint; for another plan begin anew, in another '
+        'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
+
+
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
   """Refuses data whose sampling is not what the plan accounts for, before anything is read.
 
@@ -160,6 +170,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     `x`, or its batches from the step on that comes next.
   """
   plan = optimizer.plan
+  refuse_foreign(optimizer)
   if plan is not None and optimizer.own_sampler is None:
     if getattr(x, 'tfdp_plan', None) != plan:
       raise errors.PrivacyError(

@@ -5,15 +5,20 @@ Keras 3 writes over the only backup it has, and what it was writing when it was 
 not be read: the run has to begin again, and its steps are paid for twice.
 """
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
-from typing import Any, Callable, List, Union
+from typing import Any, Callable, Dict, List, Union
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 
+_HELD: Dict[str, int] = {}  # Folders that this process works in -> what holds their lock.
 _WRITING, _WHOLE = 'writing', 'whole-'
 
 
@@ -30,7 +35,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     **kwargs: As of Keras' class.
 
   Raises:
-    ValueError: From `fit`, under a strategy of several workers.
+    ValueError: From `fit`, under a strategy of several workers, for a model that is not built, or
+      if another process uses the folder.
+    PrivacyError: From `fit`, if the backup is of a run by another plan.
   """
 
   def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'], save_freq: Any = 'epoch',
@@ -48,12 +55,24 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       raise ValueError('`tfdp.callbacks.BackupAndRestore` keeps the backups of one process. '
                        'Received: a MultiWorkerMirroredStrategy. Use '
                        '`keras.callbacks.BackupAndRestore`.')
+    if not self.model.built:
+      raise ValueError('`BackupAndRestore` needs a model that is built before `fit`, or there is '
+                       f'nothing to restore into. Received: {self.model.name}, which is not. Give '
+                       'it an `Input`, or call `model.build(shape)`.')
+    optimizer = self.model.optimizer
+    private = isinstance(optimizer, optimizer_lib.DPOptimizer)
+    if private:  # What is not there yet is restored too late, or not at all.
+      with self.model.distribute_strategy.scope():
+        optimizer.build(self.model.trainable_variables)
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    self._hold()
     shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
     for whole in self._wholes()[-1:]:
       shutil.copytree(whole, self._working)
     super().on_train_begin(logs)
     shutil.rmtree(self._working, ignore_errors=True)
+    if private:
+      admission.refuse_foreign(optimizer)
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
     self._keep(super().on_train_batch_end, batch, logs)
@@ -69,6 +88,25 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       shutil.rmtree(self._working, ignore_errors=True)
       if not any(self._folder.iterdir()):
         self._folder.rmdir()
+    with contextlib.suppress(KeyError):
+      os.close(_HELD.pop(str(self._folder.resolve())))
+
+  def _hold(self) -> None:
+    """Until the process or its `fit` ends, no other may use the folder."""
+    name = str(self._folder.resolve())
+    if name in _HELD:
+      return
+    held = os.open(name, os.O_RDONLY)
+    try:
+      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      os.close(held)
+      raise ValueError('`backup_dir` must be used by one process at a time: two that go on from '
+                       'one backup take the same steps twice. Received: '
+                       f'{self._folder}, which another process holds.') from error
+    except OSError:  # A file system without locks.
+      pass
+    _HELD[name] = held
 
   def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
     """Lets Keras save if it will; what it has written becomes the backup."""

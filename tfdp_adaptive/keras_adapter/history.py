@@ -6,10 +6,12 @@ variable leaves a line on it. The lines are saved with a private model's weights
 (`.keras` and `.weights.h5`). Steps that are undone, by loading what was saved before them,
 stay counted as a run of their own. Values that are copied by hand, or restored from a
 TensorFlow checkpoint, carry the line of the optimizer restored with them, and no older
-ones: `statement` says so.
+ones: `statement` says so. That line counts if the checkpoint's plan is the optimizer's;
+of steps by another plan nothing is known.
 """
 
 import dataclasses
+import hashlib
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
@@ -32,6 +34,8 @@ class Run:
     self.examples_per_user = 0  # The most that a step took of one, where users are records.
     self.restored = False  # Whether its steps were read from a file, history and all.
     self.watched: Any = None  # See `watch`; no file holds or restores it.
+    self.mark: Any = None  # `mark_of` the plan of all its steps, a variable of checkpoints.
+    self._own_mark = mark_of(plan)
 
   @property
   def living(self) -> bool:
@@ -45,12 +49,18 @@ class Run:
     assert self._entry is not None  # A run has one or the other.
     return self._entry.steps
 
+  @property
+  def foreign(self) -> bool:
+    """Whether its steps were restored from a checkpoint of another plan."""
+    return self.mark is not None and not np.array_equal(np.asarray(self.mark), self._own_mark)
+
   def undone(self) -> List[ledger_lib.Entry]:
     """What was trained before older steps were put back, from above: all steps there ever were."""
     if self.watched is None:
       return []
     last, most, times = np.asarray(self.watched).tolist()
-    return (times + (self.steps < last)) * [self.entry(most)]
+    unknown = [ledger_lib.Entry(None, max(1, self.steps))] if self.foreign else []
+    return unknown + (times + (self.steps < last)) * [self.entry(most)]
 
   def entry(self, steps: Optional[int] = None) -> ledger_lib.Entry:
     if self._entry is not None:
@@ -61,6 +71,14 @@ class Run:
       done = min(done, self._plan.steps)  # Later steps release nothing of the data.
     return dataclasses.replace(
         begun.done(done).entries[0], examples_per_user=self.examples_per_user)
+
+
+def mark_of(plan: Any) -> np.ndarray:
+  """[2] int64 by which a plan is known; its clip norm, in units of which noise comes, apart."""
+  if plan is None:
+    return np.zeros([2], np.int64)
+  text = dataclasses.replace(plan, l2_norm_clip=1.0).to_json()
+  return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], np.int64)
 
 
 def watch(watched: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
@@ -99,7 +117,8 @@ def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
   if run.restored:  # The file tells of it twice: in the history, and as the optimizer's state.
     mine = run.entry()
     same = [i for i, (_, entry) in enumerate(entries)
-            if (entry.plan, entry.rule) == (mine.plan, mine.rule) and entry.steps <= mine.steps]
+            if (entry.plan, entry.rule, entry.own_sampler) == (
+                mine.plan, mine.rule, mine.own_sampler) and entry.steps <= mine.steps]
     if same:
       _, told = entries.pop(same[-1])
       run.examples_per_user = max(run.examples_per_user, told.examples_per_user)
