@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import collections
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
 
 from . import groups
 from . import keras_classes
 from . import server as server_lib
 from . import tff
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import contract
 
 
 class Sums(NamedTuple):
@@ -120,7 +119,7 @@ def build_private_fed_avg(
     A `PrivateFedAvg`. `next` returns `metrics` with what was `released` privately
     beside the weights, and what is `not_private`.
   """
-  if not isinstance(client_optimizer_fn, tff.Optimizer):
+  if callable(client_optimizer_fn) and not isinstance(client_optimizer_fn, tff.Optimizer):
     client_optimizer_fn = client_optimizer_fn()
   return _build(
       model_fn, client_optimizer_fn, None, rule=server_rule, plan=plan,
@@ -157,7 +156,8 @@ def _build(
     max_examples: Optional[int], quantile_clip: Optional[server_lib.QuantileClip],
     private_metrics: Optional[server_lib.PrivateMetrics], exact_metrics: bool,
     seed: Optional[int]) -> PrivateFedAvg:
-  _check(plan, learning_rate, client_weighting, max_examples)
+  _check(model_fn, client_optimizer, rule, plan, learning_rate, client_weighting, max_examples,
+         seed)
   server = server_lib.Server(rule, trainable_specs(model_fn), plan, learning_rate, quantile_clip,
                              private_metrics, seed)
   init = tff.tf_computation(lambda: server.init(initial_weights(model_fn)))
@@ -326,18 +326,29 @@ def _finalized(finalizers: Any, values: Any) -> Any:
 
 
 def _check(
-    plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
-    max_examples: Optional[int]) -> None:
+    model_fn: Any, client_optimizer: Any, rule: contract.Rule, plan: privacy.PrivacyPlan,
+    learning_rate: float, client_weighting: str, max_examples: Optional[int],
+    seed: Optional[int]) -> None:
   if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user':
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user': what is clipped and "
                      f'noised here is the update of a whole user. Received: plan={plan!r}.')
-  if not callable(learning_rate) and not learning_rate > 0:
-    raise ValueError('`server_learning_rate` must be positive. '
-                     f'Received: server_learning_rate={learning_rate}.')
-  if client_weighting not in ('uniform', 'num_examples'):
-    raise ValueError("`client_weighting` must be 'uniform' or 'num_examples'. "
-                     f'Received: client_weighting={client_weighting!r}.')
-  if client_weighting == 'num_examples' and not (max_examples and max_examples > 0):
+  if not isinstance(rule, contract.Rule):
+    raise ValueError('`server_rule` must be a rule of `tfdp.rules`, such as `dp_adam()`. '
+                     f'Received: server_rule={rule!r}.')
+  if not callable(model_fn) and not isinstance(model_fn, tff.FunctionalModel):
+    raise ValueError('`model_fn` must be a function that makes a TFF model, or a FunctionalModel. '
+                     f'Received: model_fn={model_fn!r}.')
+  if not isinstance(client_optimizer, tff.Optimizer):
+    raise ValueError('`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, or a '
+                     f'function that returns one. Received: {client_optimizer!r}.')
+  if not callable(learning_rate):
+    checks.positive(server_learning_rate=learning_rate)
+  checks.one_of(('uniform', 'num_examples'), client_weighting=client_weighting)
+  if max_examples is not None:
+    checks.whole(max_examples_per_client=max_examples)
+  if seed is not None:
+    checks.whole(0, seed=seed)
+  if client_weighting == 'num_examples' and max_examples is None:
     raise ValueError(
         '`max_examples_per_client` must be given with client_weighting="num_examples": the number '
         'of examples is private and unbounded, and would multiply the sensitivity. '
@@ -359,7 +370,11 @@ def trainable_specs(model_fn: Any) -> Any:
   if isinstance(model_fn, tff.FunctionalModel):
     return tuple(tf.TensorSpec(w.shape, w.dtype) for w in model_fn.initial_weights[0])
   with tf.Graph().as_default():
-    weights = tff.weights_type_from_model(model_fn())
+    model = model_fn()
+    if not isinstance(model, tff.VariableModel):
+      raise ValueError('`model_fn` must make a `tff.learning.models.VariableModel`, such as of '
+                       f'`tff.learning.models.from_keras_model`. Received: {model!r}.')
+    weights = tff.weights_type_from_model(model)
   return tff.type_to_tf_tensor_specs(weights.trainable)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, TY
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
@@ -225,8 +226,15 @@ def _check_sides(
         f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
         'be taken at the server, in the units of the clients\' updates. Use its Keras optimizer. '
         f'Received: server_rule={rule.name!r}.')
-  if not all(0 < side.share < 1 for side in sides) or sum(side.share for side in sides) >= 1:
-    raise ValueError('`share` must be in (0, 1), and all shares together below one. '
+  for side in sides:
+    if not isinstance(side, QuantileClip if side is quantile_clip else PrivateMetrics):
+      raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
+                       f'`PrivateMetrics`, or None. Received: {side!r}.')
+    checks.probability(share=side.share)
+    if isinstance(side, PrivateMetrics):
+      _check_ranges(side.ranges)
+  if sum(side.share for side in sides) >= 1:
+    raise ValueError('`share`s must be below one together. '
                      f'Received: {[side.share for side in sides]}.')
   if sides and plan.amplified and plan.adjacency == 'replace':
     raise ValueError(
@@ -241,9 +249,20 @@ def _check_sides(
     if len(rule.asks) != 1:
       raise ValueError(f'`quantile_clip` needs a rule with one query per round, and {rule.name} '
                        f'has {len(rule.asks)}.')
-    if not 0 < quantile_clip.quantile < 1 or not quantile_clip.learning_rate >= 0:
-      raise ValueError('`quantile` must be in (0, 1) and `learning_rate` >= 0. '
-                       f'Received: {quantile_clip}.')
+    checks.probability(quantile=quantile_clip.quantile)
+    checks.not_negative(learning_rate=quantile_clip.learning_rate)
+
+
+def _check_ranges(ranges: Any) -> None:
+  try:
+    good = bool(ranges) and all(
+        isinstance(name, str) and checks.is_number(low) and checks.is_number(high)
+        and -math.inf < low < high < math.inf for name, (low, high) in ranges.items())
+  except (AttributeError, TypeError, ValueError):
+    good = False
+  if not good:
+    raise ValueError('`ranges` must be {metric: (lowest, highest)}, finite and in this order. '
+                     f'Received: ranges={ranges!r}.')
 
 
 def _with_factor(rule: contract.Rule) -> contract.Rule:

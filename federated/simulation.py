@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive.privacy import coins as coins_lib
 
@@ -91,11 +92,21 @@ def simulate(
   Returns:
     A `Simulation`.
   """
-  if plan is not None and plan != process.plan:
+  if not hasattr(process, 'client_sums'):
+    raise ValueError('`process` must be what `build_private_fed_avg` returns. '
+                     f'Received: process={process!r}.')
+  if plan is not None and not (isinstance(plan, type(process.plan)) and plan == process.plan):
     raise ValueError('`plan` must be the plan the process was built with: noise and cohorts must '
-                     'come from one plan. Leave it out.')
-  if not 0 <= dropout < 1:
-    raise ValueError(f'`dropout` must be in [0, 1). Received: dropout={dropout}.')
+                     f'come from one plan. Leave it out. Received: plan={plan!r:.60}.')
+  checks.decay(dropout=dropout)
+  checks.whole(rounds_per_evaluation=rounds_per_evaluation)
+  if max_epsilon is not None:
+    checks.positive(max_epsilon=max_epsilon)
+  if evaluate is not None and not callable(evaluate):
+    raise ValueError('`evaluate` must be a function of the weights. '
+                     f'Received: evaluate={evaluate!r}.')
+  if not isinstance(facts, (list, tuple)) or not all(isinstance(fact, str) for fact in facts):
+    raise ValueError(f'`facts` must be a list of sentences. Received: facts={facts!r}.')
   plan = process.plan
   rounds = _number_of_rounds(plan, process.rule, rounds, max_epsilon)
   client_ids = _clients(train_data)
@@ -151,8 +162,12 @@ def simulate(
 
 def _clients(train_data: Any) -> List[str]:
   """All client ids, each of which must be there once: a user is one client."""
-  client_ids = list(train_data.client_ids)
-  counts = collections.Counter(client_ids)
+  try:
+    client_ids = list(train_data.client_ids)
+    counts = collections.Counter(client_ids)
+  except (AttributeError, TypeError) as error:
+    raise ValueError('`train_data` must have `client_ids`, texts or whole numbers, and a data set '
+                     f'for each. Received: {train_data!r:.60} ({error}).') from error
   if len(counts) < len(client_ids):
     repeated = [client for client, count in counts.most_common(3) if count > 1]
     raise ValueError(
@@ -183,7 +198,8 @@ def _number_of_rounds(
     max_epsilon: Optional[float]) -> int:
   """All, or as many as asked for, or as many as the budget allows."""
   rounds = plan.steps if rounds is None else rounds
-  if not 0 < rounds <= plan.steps:
+  checks.whole(rounds=rounds)
+  if rounds > plan.steps:
     raise ValueError(f"`rounds` must be between 1 and the plan's {plan.steps}. "
                      f'Received: rounds={rounds}.')
   if max_epsilon is None or plan.epsilon(rounds, rule=rule) <= max_epsilon:

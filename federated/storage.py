@@ -38,6 +38,8 @@ class RunFolder:
   """
 
   def __init__(self, path: Union[str, os.PathLike]) -> None:
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+      raise ValueError(f'`out` must be the path of a folder, or None. Received: out={path!r}.')
     self.path = pathlib.Path(path)
     self._lock: Any = None
 

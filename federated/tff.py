@@ -32,6 +32,7 @@ type_to_tf_tensor_specs = _tff.types.type_to_tf_tensor_specs
 
 # Learning: models, optimizers, the training of a client, the process.
 FunctionalModel = _tff.learning.models.FunctionalModel
+VariableModel = _tff.learning.models.VariableModel
 ModelWeights = _tff.learning.models.ModelWeights
 model_from_functional = _tff.learning.models.model_from_functional
 model_from_keras = _tff.learning.models.from_keras_model

@@ -7,10 +7,13 @@ per user and caps what one user may contribute to a round.
 
 from __future__ import annotations
 
+import collections.abc
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp_adaptive import checks
 
 
 class Users:
@@ -29,8 +32,17 @@ class Users:
   def __init__(
       self, examples: Mapping[str, Any], *, batch_size: int, epochs: int = 1,
       max_examples: Optional[int] = None) -> None:
-    if not examples:
-      raise ValueError('`examples` must hold at least one user. Received: none.')
+    if not isinstance(examples, collections.abc.Mapping) or not examples:
+      raise ValueError('`examples` must map users to nests of arrays, one user at least. '
+                       f'Received: {examples!r:.60}.')
+    for user, arrays in examples.items():
+      if len({np.shape(a)[:1] for a in tf.nest.flatten(arrays)} | {()}) != 2:
+        raise ValueError('`examples` must hold arrays that are equally long along their first axis '
+                         'for every user. Received: shapes '
+                         f'{[np.shape(a) for a in tf.nest.flatten(arrays)]} for {user!r}.')
+    checks.whole(batch_size=batch_size, epochs=epochs)
+    if max_examples is not None:
+      checks.whole(max_examples=max_examples)
     self._examples = dict(examples)
     self._batch_size, self._epochs, self._max_examples = batch_size, epochs, max_examples
 
