@@ -13,6 +13,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
+from tfdp_adaptive.cli import main
 from tfdp_adaptive.cli import white_box
 from tfdp_adaptive.keras_adapter import named_optimizers
 
@@ -115,15 +116,18 @@ def test_a_query_with_a_plan_of_users():
   assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 10
 
 
-def test_an_optimizer_with_a_plan_of_users():
-  make = lambda: white_box.make('DPAdam', (), 4.0, 1e-6, 64, 8, 8, 5, unit='user')
-  assert make().plan.unit == 'user'
-  report = tfdp.audit.white_box(make(), canaries=64, seed=1)
-  assert not report.violated and report.claimed == make().plan.epsilon()
-  assert report.batches.steps == 8 and report.change.size == pytest.approx(1, rel=1e-3)
+def test_a_plan_of_users_by_the_command_line(capsys):
+  command = ['audit', '--white-box', '--unit', 'user', '--method', 'DPAdam', '--canaries', '64',
+             '--steps', '8', '--batch-size', '8', '--confidence', '0.999999', '--json']
+  assert main.main(command) == 0
+  report = json.loads(capsys.readouterr().out)
+  plan = white_box.make('DPAdam', (), 4.0, 1e-6, 64, 8, 8, unit='user').plan
+  assert plan.unit == 'user' and report['claimed'] == pytest.approx(plan.epsilon())
+  assert report['batches']['steps'] == 8 and report['change']['size'] == pytest.approx(1, rel=1e-3)
   with planted.examples_as_records():
-    report = tfdp.audit.white_box(make(), canaries=64, seed=1)
-  assert report.looks[0].violated and report.change.size == pytest.approx(3, rel=1e-3)
+    assert main.main(command) == 3
+  report = json.loads(capsys.readouterr().out)
+  assert report['looks'][0]['violated'] and report['change']['size'] == pytest.approx(3, rel=1e-3)
 
 
 @pytest.mark.parametrize('mechanism', [

@@ -10,6 +10,7 @@ model with its clipping engine, or the protocol of a DPQuery.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
@@ -226,9 +227,11 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     rng = np.random.default_rng(0)
     optimizer.public_data = (rng.standard_normal((8, size)).astype(np.float32),
                              np.full((8, 1), _FAR, np.float32))
+  rows = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
   model = model_lib.DPSequential([
       keras.layers.Input((size,)),
-      keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros')])
+      keras.layers.Reshape((rows, size // rows)),  # Some rules have a scale on either side.
+      keras.layers.EinsumDense('bij,ijk->bk', output_shape=1, kernel_initializer='zeros')])
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
   optimizer.build(model.trainable_variables)
   hidden = optimizer._hidden
