@@ -8,13 +8,14 @@ import pytest
 
 from tfdp_adaptive import checks
 
+HUGE = 10**400  # No float.
 NO_NUMBERS = (True, False, '1', None, [1], 1j, np.bool_(True), math.nan)
 
 
 @pytest.mark.parametrize('check, good, bad', [
-    (checks.positive, (1, 0.5, np.float32(2), np.int64(3)), (0, -1, math.inf, *NO_NUMBERS)),
-    (checks.not_negative, (0, 0.0, np.float64(2)), (-1e-9, math.inf, *NO_NUMBERS)),
-    (checks.whole, (1, np.int32(7), 10**12), (0, -1, 1.0, 2.5, math.inf, *NO_NUMBERS)),
+    (checks.positive, (1, 0.5, np.float32(2), np.int64(3)), (0, -1, math.inf, HUGE, *NO_NUMBERS)),
+    (checks.not_negative, (0, 0.0, np.float64(2)), (-1e-9, math.inf, HUGE, *NO_NUMBERS)),
+    (checks.whole, (1, np.int32(7), 10**12), (0, -1, 1.0, 2.5, math.inf, HUGE, *NO_NUMBERS)),
     (checks.probability, (0.5, np.float32(0.25)), (0, 1, 1.5, *NO_NUMBERS)),
     (checks.decay, (0, 0.0, 0.999), (1, 1.0, -0.1, math.inf, *NO_NUMBERS)),
 ])

@@ -3,6 +3,7 @@
 
 import math
 import numbers
+import sys
 from typing import Any, Collection
 
 
@@ -11,15 +12,22 @@ def is_number(value: Any) -> bool:
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _finite(value: Any) -> bool:
+  try:
+    return math.isfinite(value)
+  except OverflowError:  # An integer that is too large for a float.
+    return False
+
+
 def positive(**values: Any) -> None:
   for name, value in values.items():
-    if not (is_number(value) and math.isfinite(value) and value > 0):
+    if not (is_number(value) and _finite(value) and value > 0):
       raise ValueError(f'`{name}` must be positive and finite. Received: {name}={value!r}.')
 
 
 def not_negative(**values: Any) -> None:
   for name, value in values.items():
-    if not (is_number(value) and math.isfinite(value) and value >= 0):
+    if not (is_number(value) and _finite(value) and value >= 0):
       raise ValueError(f'`{name}` must be finite and >= 0. Received: {name}={value!r}.')
 
 
@@ -27,7 +35,7 @@ def whole(minimum: int = 1, **values: Any) -> None:
   """Integers of at least `minimum`."""
   for name, value in values.items():
     if not (isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            and int(value) >= minimum):
+            and minimum <= int(value) <= sys.float_info.max):
       kind = 'a positive integer' if minimum == 1 else f'an integer >= {minimum}'
       raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
 

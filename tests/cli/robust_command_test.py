@@ -28,14 +28,24 @@ PATHS = st.sampled_from(['', '.', '/', '/dev/null', '/dev/zero', '/nonexistent/f
                          'empty', 'binary', 'blank', 'one', 'short.jsonl', 'broken.gz', 'broken.xz',
                          'deep.json', 'no\0ne', '\udcff', 'n' * 300, 'words', 'twice', 'client'])
 KINDS = {
-    'steps': NUMBERS, 'batch-size': NUMBERS, 'save-every': NUMBERS, 'vocabulary-size': NUMBERS,
+    **dict.fromkeys(('steps', 'batch-size', 'save-every', 'vocabulary-size', 'runs', 'shape',
+                     'score-noise', 'rounds', 'clients-per-round', 'canaries', 'confidence'),
+                    NUMBERS),
+    'grid': st.one_of(st.text(max_size=8), NUMBERS.map('learning_rate={},1'.format)),
+    'workers': st.sampled_from(['', ',', 'host', 'host:0', 'host:99999', ':1', 'unix:', '\udcff']),
     'epsilon': NUMBERS, 'delta': NUMBERS, 'data': PATHS, 'vocabulary': PATHS, 'out': PATHS,
     'methods': st.text(max_size=8), 'method': st.text(max_size=8), 'set': st.one_of(
         st.text(max_size=8), NUMBERS.map('learning_rate={}'.format))}
+_TRAINED = ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'set', 'method']
 USED = {
-    'train': ['steps', 'batch-size', 'save-every', 'vocabulary-size', 'epsilon', 'delta', 'data',
-              'vocabulary', 'out', 'method', 'set'],
+    'train': [*_TRAINED, 'steps', 'batch-size', 'save-every', 'vocabulary-size'],
+    'tune': [*_TRAINED, 'steps', 'batch-size', 'runs', 'shape', 'score-noise', 'grid'],
+    'audit': ['epsilon', 'delta', 'data', 'vocabulary', 'method', 'steps', 'batch-size', 'canaries',
+              'confidence'],
+    'federated': ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods', 'rounds', 'workers',
+                  'clients-per-round'],
     'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods']}
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 24))  # Of each; `TFDP_FUZZ=1000` looks for more.
 
 
 def environment(**more):
@@ -84,7 +94,7 @@ def test_nothing_wrong_is_a_traceback_or_leaves_files(command, broken, monkeypat
   monkeypatch.setattr(sys, 'stderr', open(os.devnull, 'w', encoding='utf-8'))  # Of argparse.
   before = sorted(broken.rglob('*'))
 
-  @hypothesis.settings(max_examples=60)
+  @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
   @hypothesis.given(st.data())
   def run(data):
     arguments = [command]

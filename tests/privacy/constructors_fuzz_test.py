@@ -2,6 +2,7 @@
 """Whatever a person passes to a constructor or a reader works, or is refused in our own words."""
 
 import json
+import os
 
 import hypothesis
 from hypothesis import strategies as st
@@ -11,8 +12,10 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
+from tfdp_adaptive.privacy import recommendation
 from tfdp_adaptive.privacy import sampling
 
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Of each; `TFDP_FUZZ=1000` looks for more.
 ODD = st.one_of(
     st.sampled_from([
         None, True, False, 0, -1, 1, 2, 1.5, 0.5, -0.5, 1e-30, 1e30, float('nan'), float('inf'),
@@ -57,6 +60,12 @@ CONSTRUCTORS = {
     'scale_then_privatize': (
         rules.scale_then_privatize, dict(beta_1=.9, beta_2=.99, epsilon=0., scale_epsilon=1e-3)),
     'dp_adam_ime': (rules.dp_adam_ime, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
+    'advise': (tfdp.advise, dict(batch_size=10, noise_multiplier=1.0, parameters=100,
+                                 l2_norm_clip=1.0, beta_2=.99, epsilon=None, gradient_norm=None,
+                                 adjacency='zero_out')),
+    'choose': (tfdp.privacy.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
+                                         objective='mean')),
+    'facts_of': (recommendation.facts_of, dict(gradients=[[1., 2.], [3., 4.]])),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
 }
 
@@ -85,12 +94,38 @@ def test_constructors(name):
   constructor, right = CONSTRUCTORS[name]
   constructor(**right)
 
-  @hypothesis.settings(max_examples=120, suppress_health_check=list(hypothesis.HealthCheck))
+  @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
   @hypothesis.given(st.data())
   def run(data):
     wrong = {key: data.draw(ODD) for key in data.draw(
         st.lists(st.sampled_from(sorted(right)), min_size=1, max_size=2))} if right else {}
     works_or_refuses(lambda: constructor(**{**right, **wrong}))
+
+  run()
+
+
+def test_recommendations(monkeypatch):
+  """Up to the plans, which are fuzzed above."""
+  class ReachedError(Exception):
+    pass
+
+  def reach(*_):
+    raise ReachedError
+
+  def recommend(**arguments):
+    try:
+      return tfdp.recommend(**arguments)
+    except ReachedError:
+      return None
+
+  monkeypatch.setattr(recommendation, '_plans', reach)
+  right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, parameters=2,
+               target_delta=None, gradients=None, gradient_norm=None, epsilon=None)
+
+  @hypothesis.settings(max_examples=EXAMPLES)
+  @hypothesis.given(st.dictionaries(st.sampled_from(sorted(right)), ODD, min_size=1, max_size=2))
+  def run(wrong):
+    works_or_refuses(lambda: recommend(**{**right, **wrong}))
 
   run()
 

@@ -64,7 +64,8 @@ def test_batches_are_users_and_padding_has_no_weight():
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(ids=IDS[1:]), 'the id of its user'), (dict(ids=np.linspace(0, 1, N)), 'the id of its'),
-    (dict(ids=np.array([None] * N)), 'ids of other types'),
+    (dict(ids=np.array([None] * N)), r"all of one kind. Received: ids of \['NoneType'\]"),
+    (dict(ids=np.array(['ann'] + [3] * (N - 1), object)), r"Received: ids of \['int', 'str'\]"),
     (dict(most=0), '`examples_per_user` must be'), (dict(record='first'), '`record` must be')])
 def test_refusals(arguments, message):
   with pytest.raises(ValueError, match=message):

@@ -16,6 +16,7 @@ from scipy import stats
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 
+_LARGEST = 1e30  # Of what is squared and multiplied.
 STABLE = 0.9  # Largest noise-to-signal factor at which scale-then-privatize is advised.
 
 
@@ -93,9 +94,16 @@ def advise(
   checks.probability(beta_2=beta_2)
   if epsilon is not None:
     checks.positive(epsilon=epsilon)
-  if gradient_norm is not None and not 0 < gradient_norm <= 1:
+  if gradient_norm is not None and not (
+      checks.is_number(gradient_norm) and 0 < gradient_norm <= 1):
     raise ValueError('`gradient_norm` is a share of the clip norm and must be in (0, 1]. '
-                     f'Received: gradient_norm={gradient_norm}.')
+                     f'Received: gradient_norm={gradient_norm!r}.')
+  contract.check_adjacency(adjacency)
+  sizes = dict(batch_size=batch_size, noise_multiplier=noise_multiplier, parameters=parameters,
+               l2_norm_clip=l2_norm_clip, epsilon=epsilon or 1.0)
+  if not all(1 / _LARGEST <= size <= _LARGEST for size in sizes.values()):
+    raise ValueError(f'Sizes must be between {1 / _LARGEST:g} and {_LARGEST:g}. '
+                     f'Received: {sizes}.')
   sigma = noise_multiplier * contract.record_distance(adjacency)
   root_phi = l2_norm_clip * sigma / batch_size
   c = ((1 - beta_2) / (1 + beta_2))**0.25

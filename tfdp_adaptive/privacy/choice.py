@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any, Dict, List, Set, Tuple
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import workload as workload_lib
 from tfdp_adaptive.privacy import accounting
@@ -15,6 +16,13 @@ from tfdp_adaptive.privacy import sampling as sampling_lib
 _BUFFERS = 5
 _WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
 _ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
+
+
+def _check(plan: plan_lib.PrivacyPlan, memory: int, objective: str) -> None:
+  if not isinstance(plan, plan_lib.PrivacyPlan):
+    raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
+  checks.whole(0, memory=memory)
+  checks.one_of(_ERRORS, objective=objective)
 
 
 def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_lib.Like = None,
@@ -41,8 +49,7 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
     A mechanism for `dataclasses.replace(plan, mechanism=...)`; its `reason`
     says why, in a sentence or two.
   """
-  if isinstance(memory, bool) or int(memory) != memory or memory < 0:
-    raise ValueError(f'`memory` must be an integer >= 0. Received: memory={memory!r}.')
+  _check(plan, memory, objective)
   design: Dict[str, Any] = dict(workload=workload, objective=objective)
   if plan.steps == 1:
     return mechanisms.IndependentGaussian(workload=workload).because(
@@ -107,6 +114,7 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
   Returns:
     A plan whose epsilon is at most that of `plan`; its mechanism's `reason` has the errors.
   """
+  _check(plan, memory, objective)
   target = plan.epsilon()
   if plan.adjacency != 'zero_out' or plan.population_size is None or not 0 < target < math.inf:
     raise ValueError(

@@ -104,7 +104,7 @@ def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
 
   Agreement is estimated without bias, and cut to [0, 1].
   """
-  values = np.asarray(gradients, np.float64)
+  values = _numbers(gradients)
   if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)) or not values.any():
     raise ValueError('`gradients` must be finite, of shape [records, parameters] with at least '
                      f'two records, and not all zero. Received: shape {values.shape}.')
@@ -150,12 +150,20 @@ def evenness_of(
 
 
 def _not_negative(values: npt.ArrayLike, name: str, fewest: int) -> np.ndarray:
-  array = np.asarray(values, np.float64)
+  array = _numbers(values, name)
   if (array.ndim != 1 or len(array) < fewest or not np.all(np.isfinite(array))
       or (array < 0).any() or not array.any()):
     raise ValueError(f'`{name}` must be a list of {fewest} or more finite numbers that are not '
                      f'negative and not all zero. Received: {values!r}.')
   return array / array.max()
+
+
+def _numbers(values: npt.ArrayLike, name: str = 'gradients') -> npt.NDArray[np.float64]:
+  try:
+    return np.asarray(values, np.float64)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(f'`{name}` must be an array of numbers. '
+                     f'Received: {values!r:.60} ({error}).') from error
 
 
 def lost(row: evidence.Row, loss: float) -> float:
@@ -230,14 +238,14 @@ def recommend(
                        'give one or the other. Received: both.')
     known = dict(evenness=evenness)
   if gradients is not None:
-    gradients = np.asarray(gradients, np.float64)
+    gradients = _numbers(gradients)
     known = facts_of(gradients)
     if gradients.shape[1] != parameters:
       raise ValueError('`gradients` must have one column per parameter. Received: '
                        f'{gradients.shape[1]} columns and parameters={parameters}.')
     if gradient_norm is None:
       gradient_norm = float(np.median(np.linalg.norm(gradients, axis=1)))
-  norm = 1.0 if gradient_norm is None else float(gradient_norm)
+  norm = 1.0 if gradient_norm is None else gradient_norm
   checks.positive(gradient_norm=norm)
   if target_delta is None:
     target_delta = float(f'1e-{len(str(population_size))}')

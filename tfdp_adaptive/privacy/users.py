@@ -40,9 +40,11 @@ class Users:
       raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
                        f'example. Received: shape {ids.shape} of {ids.dtype} for {len(examples)} '
                        'examples.')
-    if ids.dtype == object and not all(isinstance(one, (str, bytes, int)) for one in ids):
-      raise ValueError('`users` must be integers or strings. Received: ids of other types; a user '
-                       'without id would be no record.')
+    if ids.dtype == object and not any(
+        all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
+      raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
+                       f'{sorted({type(one).__name__ for one in ids})}; a user without id would be '
+                       'no record, and one with two would be two.')
     self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
