@@ -40,12 +40,12 @@ class Users:
         raise ValueError('`examples` must hold arrays that are equally long along their first axis '
                          'for every user. Received: shapes '
                          f'{[np.shape(a) for a in tf.nest.flatten(arrays)]} for {user!r}.')
-    for name, value in (('batch_size', batch_size), ('epochs', epochs),
-                        ('max_examples', max_examples)):
-      if value is not None or name != 'max_examples':
-        checks.whole(**{name: value})
-        if value >= 2**31:
-          raise ValueError(f'`{name}` must be below 2**31. Received: {name}={value}.')
+    sizes = dict(batch_size=batch_size, epochs=epochs)
+    if max_examples is not None:
+      sizes.update(max_examples=max_examples)
+    checks.whole(**sizes)
+    if max(sizes.values()) >= 2**31:
+      raise ValueError(f'Sizes must be below 2**31. Received: {sizes}.')
     self._examples = dict(examples)
     self._batch_size, self._epochs, self._max_examples = batch_size, epochs, max_examples
 

@@ -120,7 +120,8 @@ def test_recommendations(monkeypatch):
 
   monkeypatch.setattr(recommendation, '_plans', reach)
   right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, parameters=2,
-               target_delta=None, gradients=None, gradient_norm=None, epsilon=None)
+               target_delta=None, gradients=None, gradient_norm=None, input_sizes=None,
+               class_frequencies=None, epsilon=None)
 
   @hypothesis.settings(max_examples=EXAMPLES)
   @hypothesis.given(st.dictionaries(st.sampled_from(sorted(right)), ODD, min_size=1, max_size=2))
