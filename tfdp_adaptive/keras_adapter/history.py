@@ -11,7 +11,9 @@ of steps by another plan nothing is known.
 """
 
 import dataclasses
+import functools
 import hashlib
+import json
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
@@ -35,7 +37,6 @@ class Run:
     self.restored = False  # Whether its steps were read from a file, history and all.
     self.watched: Any = None  # See `watch`; no file holds or restores it.
     self.mark: Any = None  # `mark_of` the plan of all its steps, a variable of checkpoints.
-    self._own_mark = mark_of(plan)
 
   @property
   def living(self) -> bool:
@@ -49,10 +50,15 @@ class Run:
     assert self._entry is not None  # A run has one or the other.
     return self._entry.steps
 
+  @functools.cached_property
+  def own_mark(self) -> np.ndarray:
+    """`mark_of` its plan."""
+    return mark_of(self._plan)
+
   @property
   def foreign(self) -> bool:
     """Whether its steps were restored from a checkpoint of another plan."""
-    return self.mark is not None and not np.array_equal(np.asarray(self.mark), self._own_mark)
+    return self.mark is not None and not np.array_equal(np.asarray(self.mark), self.own_mark)
 
   def undone(self) -> List[ledger_lib.Entry]:
     """What was trained before older steps were put back, from above: all steps there ever were."""
@@ -77,7 +83,9 @@ def mark_of(plan: Any) -> np.ndarray:
   """[2] int64 by which a plan is known; its clip norm, in units of which noise comes, apart."""
   if plan is None:
     return np.zeros([2], np.int64)
-  text = dataclasses.replace(plan, l2_norm_clip=1.0).to_json()
+  fields = json.loads(plan.to_json())
+  del fields['plan']['l2_norm_clip']
+  text = json.dumps(fields, sort_keys=True)
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], np.int64)
 
 

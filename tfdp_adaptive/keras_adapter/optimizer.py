@@ -270,7 +270,7 @@ class DPOptimizer(guard.GuardedOptimizer):
           self.plan, self.rule, self._hidden.state[1].noise.row, self.own_sampler or '')
       self._hidden.run.watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
       self.plan_mark = self._hidden.run.mark = compat.replicated_variable(
-          history.mark_of(self.plan), 'plan_mark')  # Tracked: it is part of checkpoints.
+          self._hidden.run.own_mark, 'plan_mark')  # Tracked: it is part of checkpoints.
       history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
