@@ -84,7 +84,7 @@ class DPModel(_Mixin):
     return super().save(filepath, *args, **kwargs)
 
   def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """As in Keras, to `.weights.h5`, which keeps the ledger; checkpoints keep the last run alone."""
+    """As in Keras, to `.weights.h5`, which keeps the ledger; checkpoints keep the last run only."""
     habits.check_format(filepath, '.weights.h5', kwargs)
     return super().save_weights(filepath, *args, **kwargs)
 
