@@ -167,3 +167,13 @@ def on_page_content(html, page, **unused):
       raise exceptions.PluginError(
           f'{page.file.src_uri}: a description begins with ">", before {rest[:60]!r}.')
   return html
+
+
+def on_post_page(output, page, **unused):
+  """Refuses what a reader's browser would have to fetch from a network."""
+  del unused
+  from mkdocs import exceptions  # pylint: disable=g-import-not-at-top
+  fetched = re.search(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(?:https?:)?//[^"]*', output)
+  if fetched:
+    raise exceptions.PluginError(f'{page.file.src_uri} needs a network: {fetched.group(0)!r}.')
+  return output

@@ -115,7 +115,7 @@ def test_models_of_keras_applications_train(name):
       weights=None, include_top=True, input_shape=(32, 32, 3), classes=3)
   fixed = tfdp.fix_model(model)
   assert len(fixed.tfdp_changes) == (53 if name == 'ResNet50' else 49)
-  private = tfdp.make_private(fixed)
+  private = tfdp.DPFunctional(fixed.inputs, fixed.outputs[0])  # `fit` validates it, once.
   private.compile(tfdp.DPSGD(0.05, l2_norm_clip=1.0, noise_multiplier=1e-3, batch_size=4, seed=1),
                   loss='sparse_categorical_crossentropy')
   before = [v.numpy() for v in private.trainable_variables]
