@@ -173,7 +173,7 @@ def on_post_page(output, page, **unused):
   """Refuses what a reader's browser would have to fetch from a network."""
   del unused
   from mkdocs import exceptions  # pylint: disable=g-import-not-at-top
-  fetched = re.search(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(?:https?:)?//[^"]*', output)
+  fetched = re.search(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(?:\w+:)?//[^"]*', output)
   if fetched:
     raise exceptions.PluginError(f'{page.file.src_uri} needs a network: {fetched.group(0)!r}.')
   return output
