@@ -192,6 +192,11 @@ def input_structure(model: Model) -> Any:
   return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
+def output_structure(model: Model) -> Any:
+  """The nest of a functional model's symbolic outputs, or None."""
+  return getattr(model, '_outputs_struct' if KERAS_3 else '_nested_outputs', None)
+
+
 def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
   """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
   if KERAS_3 and not isinstance(model, keras.Sequential):
@@ -201,8 +206,7 @@ def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any
 
 def output_names(model: Model) -> Any:
   """Names of a functional model's outputs in order; None where they have keys, or none."""
-  keyed = isinstance(
-      getattr(model, '_outputs_struct' if KERAS_3 else '_nested_outputs', None), dict)
+  keyed = isinstance(output_structure(model), dict)
   return None if keyed else getattr(model, 'output_names', None)
 
 

@@ -278,6 +278,27 @@ def test_functions_of_keras_write_no_legacy_format_either(optimizer, tmp_path):
   assert keras.models.load_model(tmp_path / 'model.keras').count_params()
 
 
+def test_a_functional_model_keeps_its_structure():
+  """Of outputs, by keys that are not the layers' names, and of inputs."""
+  a, b = keras.Input([4], name='left'), keras.Input([4], name='right')
+  hidden = layers.Dense(3)(layers.add([a, b]))
+  kind, size = layers.Dense(2, activation='softmax')(hidden), layers.Dense(1)(hidden)
+  x = {'left': X, 'right': 2 * X}
+  for outputs in ({'kind': kind, 'size': [size]}, [kind], [[size], (kind,)]):
+    plain = keras.Model({'left': a, 'right': b}, outputs)
+    model = tfdp.make_private(plain)
+    tf.nest.assert_same_structure(model(x), plain(x))
+    for one, other in zip(tf.nest.flatten(model(x)), tf.nest.flatten(plain(x))):
+      np.testing.assert_array_equal(one, other)
+  plan = make_plan()
+  model = tfdp.make_private(keras.Model({'left': a, 'right': b}, {'kind': kind, 'size': size}))
+  model.compile(tfdp.DPSGD(0.1, plan=plan), {'kind': CROSSENTROPY, 'size': 'mse'},
+                metrics={'kind': ['accuracy']})
+  logs = model.fit(plan.batches((x, {'kind': Y, 'size': X[:, :1]})), verbose=0).history
+  assert any('accuracy' in name for name in logs)
+  assert sorted(model.predict(x, verbose=0)) == ['kind', 'size']
+
+
 class Ignores(keras.metrics.Metric):
 
   def __init__(self, name='ignores'):

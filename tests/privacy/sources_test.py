@@ -120,6 +120,12 @@ def test_batches_are_those_of_arrays(kind, tmp_path):
       np.testing.assert_array_equal(a, b)
 
 
+def test_what_is_read_only_once_is_told_what_to_become():
+  for data in (zip(X, Y), ((one, other) for one, other in zip(X, Y))):
+    with pytest.raises(ValueError, match='read only once.*Make a `tf.data.Dataset`'):
+      make_plan().batches(data)
+
+
 def test_only_records_of_the_batches_are_read():
   plan = make_plan(steps=2)
   records, file = Records(lambda i: (X[i], Y[i])), File()

@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> None:
   has_federated = importlib.util.find_spec('tensorflow_federated') is not None
   if has_federated or arguments.workers:
     federated.require(arguments.workers)
+  if not has_federated:  # Said again at the end, after all that comes between.
+    print(_LEFT_OUT, file=sys.stderr)
   with report_lib.Report(arguments.out, federated.PART if has_federated else '') as report:
     task = tasks.load(arguments, need_client=True)
     by_sentence = compare.make_plan(arguments, task)

@@ -100,7 +100,8 @@ def fit(model: compat.Model, batches: Any, recorder: Recorder) -> Run:
       on_train_batch_end=lambda batch, logs: recorder.end())
   with recorder:
     if batches is not None:
-      model.fit(batches, epochs=1, verbose=0, callbacks=[callback])
+      # Keras 3 warns of its own default otherwise.
+      model.fit(batches, epochs=1, verbose=0, shuffle=False, callbacks=[callback])
   return recorder.result()
 
 

@@ -280,8 +280,8 @@ def make_private(model: compat.Model) -> compat.Model:
       private.build(model.input_shape)
     return private
   if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
-    return DPFunctional(model.inputs, model.outputs if len(model.outputs) > 1
-                        else model.outputs[0], name=model.name)
+    return DPFunctional(
+        compat.input_structure(model), compat.output_structure(model), name=model.name)
   return DPWrapper(model, name=model.name)
 
 

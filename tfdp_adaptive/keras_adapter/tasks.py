@@ -24,8 +24,8 @@ class DPTask(model_lib.DPFunctional):
   """A private `keras_hub.models.Task`; `task` is what it was made of."""
 
   def __init__(self, task: Any, **kwargs: Any):
-    outputs = task.outputs if len(task.outputs) > 1 else task.outputs[0]
-    super().__init__(compat.input_structure(task), outputs, name=task.name, **kwargs)
+    super().__init__(
+        compat.input_structure(task), compat.output_structure(task), name=task.name, **kwargs)
     self._of_task = types.SimpleNamespace(task=task)  # No layer of this one.
 
   @property

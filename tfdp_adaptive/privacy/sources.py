@@ -270,7 +270,11 @@ def _array(value: Any) -> np.ndarray:
                      'examples of different lengths first. (Inputs and labels are a tuple '
                      '`(x, y)`; a list is one array.)') from error
   if array.ndim < 1 or (array.dtype == object and not _all_text(array)):
-    raise ValueError(f'{_NOT_ARRAYS}Received: shape={array.shape}, dtype={array.dtype}.')
+    once = hasattr(value, '__next__')
+    raise ValueError(f'{_NOT_ARRAYS}Received: ' + (
+        f'{type(value).__name__}, which can be read only once, and in its order. Make a '
+        '`tf.data.Dataset` of it, or arrays.' if once else
+        f'shape={array.shape}, dtype={array.dtype}.'))
   return array
 
 
