@@ -33,8 +33,8 @@ METHODS = dict(
     delays=('DPSGD', 'DPRMSprop', 'DPAdamSTP', 'DP2RMSprop', 'DP2RMSprop, extra query',
             'DP2RMSprop, noise first'))
 TASKS = dict(
-    weight_decay=(('mnist_hidden', 1.0), ('sentiment', 1.0), ('mnist_hidden', 8.0)),
-    delays=(('sentiment', 3.0), ('ratings', 3.0), ('sites', 3.0)))
+    weight_decay=(('sentiment', 1.0), ('mnist', 1.0), ('mnist_hidden', 1.0)),
+    delays=(('ratings', 3.0), ('sentiment', 3.0), ('sites', 3.0)))
 
 
 def weight_decay(
@@ -113,7 +113,7 @@ def table(rows: List[Dict[str, Any]], study: str) -> str:
       groups.setdefault((one['task'], one['epsilon']), {})[one['method']] = one
   methods = METHODS[study]
   lines = [f'{study:20} {"eps":>4} {"start":>7} ' + ''.join(
-      f'{m.replace("DP2RMSprop,", "DP2,"):>18}' for m in methods)]
+      f'{m.replace("2RMSprop,", "2,").replace(", corrected", "-BC"):>18}' for m in methods)]
   for (task, epsilon), found in groups.items():
     least = min(one['loss'] for one in found.values())
     cells = [f'{"*" if found[m]["loss"] == least else " "}{found[m]["loss"]:.4f} '

@@ -17,6 +17,7 @@ import evidence as benchmark
 import evidence_models as models
 import evidence_tables
 import evidence_tasks
+import studies
 
 
 def make_task(loss='softmax', hidden=0, steps=4):
@@ -78,6 +79,36 @@ def test_a_run_takes_the_steps_of_the_rule_with_noise_of_the_plan(monkeypatch):
   z = sum(rng.normal(size=[5, 3]) for _ in range(3))
   for copy, rate in zip(weights, rates):  # Gradients and rates are in units of the clip norm.
     np.testing.assert_allclose(copy, -rate * plan.noise_multiplier / 8 * z, rtol=1e-4)
+
+
+def test_two_asks_clip_norms_that_change_and_decay(monkeypatch):
+  """No records: DP2's noise has the size its rate undoes; half a budget is 1.4 times the noise."""
+  task = make_task(steps=2)
+  plan = benchmark.make_plan(task, 1.0, 1)
+  monkeypatch.setattr(benchmark, 'batches', lambda *_: [np.arange(0)] * 2)
+  run = lambda rule, decay=0.0: benchmark.train(
+      task, rule, plan, False, np.full(1, 3.0), np.full(1, .5), 1, 7, np.full(1, decay))[0][0]
+  make = lambda steps, **more: tfdp.rules.dp2_rmsprop(
+      steps, steps, relative_adaptive_clip=4.0, relative_adaptive_learning_rate=.25, **more)
+  z = np.random.default_rng(7).normal(size=[4, 5, 3]) * -.5 * plan.noise_multiplier / 8
+  np.testing.assert_allclose(run(tfdp.rules.dp_sgd()), z[0] + z[1], rtol=1e-4)
+  np.testing.assert_allclose(run(make(1)), z[0] + z[1], rtol=1e-4)
+  np.testing.assert_allclose(run(tfdp.rules.dp_sgd(), .2), .9 * z[0] + z[1], rtol=1e-4)
+  # The first step asks for the raw gradient alone, the second for both: its draw is the fourth.
+  twice = run(make(2, ablation='extra_query'))
+  np.testing.assert_allclose(twice - z[0], np.sqrt(2) * z[3], rtol=1e-4)
+
+
+def test_grids_of_a_study_have_one_size():
+  task = make_task(steps=30)
+  for study, methods in studies.METHODS.items():
+    sizes = {}
+    for method in methods:
+      grid = getattr(studies, study)(method, task, 2.0, .1)
+      made = {repr(more) for _, more in grid.rules}
+      assert len(made) == len(grid.rules)
+      sizes[method] = len(grid.rules) * len(grid.clips) * len(grid.rates) * len(grid.decays)
+    assert len(set(sizes.values())) == 1, sizes
 
 
 def test_banded_noise_is_that_of_the_mechanism(monkeypatch):
