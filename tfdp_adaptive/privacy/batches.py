@@ -49,9 +49,9 @@ def dataset(
       default a temporary folder, deleted with the returned data set.
     start_step: Steps that the optimizer has done already, or a function that tells when
       a pass begins; the number of batches is then not known before.
-    pad_to: Rows are padded to a multiple of it. Default: one standard deviation above
-      the expected batch size, and three more for each size after that, so that a run
-      has two sizes and hardly ever a third. Fixed-order batches are padded to
+    pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
+      standard deviation above it, and three more for each size after that, so that a run
+      has three sizes and hardly ever a fourth. Fixed-order batches are padded to
       `batch_size`, truncated ones to `max_batch_size`.
     coins: Path of a SECRET file, for schemes in which the steps of a record hang together
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
@@ -194,13 +194,16 @@ def _is_pair(data: Any) -> bool:
 
 def _rows(plan: plan_lib.PrivacyPlan, count: int, pad_to: Optional[int]) -> int:
   """How many rows a batch of `count` records is padded to, one at least."""
+  largest, expected = _largest(plan), math.ceil(plan.batch_size)
   if pad_to is not None:
     first = step = pad_to
+  elif largest is not None:
+    first = step = largest
+  elif count <= expected:
+    return expected
   else:
-    largest = _largest(plan)
     deviation = math.sqrt(plan.batch_size)
-    first, step = (largest, largest) if largest is not None else (
-        math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation))
+    first, step = math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation)
   return int(first + step * max(0, math.ceil((count - first) / step)))
 
 
