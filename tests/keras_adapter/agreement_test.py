@@ -15,6 +15,7 @@ B, RATE = 4, 0.1
 RNG = np.random.default_rng(1)
 BATCHES = [(RNG.normal(size=(n, 3)).astype('float32'), RNG.normal(size=(n, 1)).astype('float32'))
            for n in (3, 4, 5)]  # Sizes around the divisor, as Poisson sampling makes them.
+validated_once = classes_test.validated_once
 NAMES = [name for name, kwargs in classes_test.CLASSES.items()
          if 'public_data' not in kwargs and not name.startswith(('NonPrivate', 'PASAN', 'PAGAN'))]
 
