@@ -6,6 +6,7 @@
 # make docs    build the pages into build/site
 # make notebooks    run the notebooks of colabs/ again and keep what they show
 # make bench   measure clipping beside the peers (QUICK=1: fewer rounds), plans and growth
+# make bench-federated   measure rounds of clients beside pfl-research
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
 # make accounting-table    compare 1,000 epsilons with an independent accountant, docs/accounting.md
@@ -41,7 +42,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-peers audit-table accounting-table independence-table lock
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-federated bench-peers audit-table accounting-table independence-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -128,10 +129,14 @@ independence-table: $(CURRENT)/installed
 bench: bench-peers $(CURRENT)/installed
 	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \
 	  --out benchmarks/results/clipping_speed.txt
-	$(RUN) $(CURRENT)/bin/python benchmarks/plans.py > build/plans.txt
-	mv build/plans.txt benchmarks/results/plans.txt
+	$(RUN) $(CURRENT)/bin/python benchmarks/plans.py $(if $(QUICK),demo) > build/plans.txt
+	$(if $(QUICK),cat,mv) build/plans.txt $(if $(QUICK),,benchmarks/results/plans.txt)
 	$(RUN) $(CURRENT)/bin/python benchmarks/scale.py --out benchmarks/results/scale.txt \
 	  --plot docs/scale.png
+
+# A table of its own: it needs TensorFlow Federated beside pfl-research.
+bench-federated: $(FULL)/installed build/peers/pfl/installed
+	$(RUN) $(FULL)/bin/python benchmarks/federated_pfl.py --pfl build/peers/pfl/bin/python
 
 # tensorflow_privacy is on the federated stack.
 bench-peers: $(FULL)/installed build/peers/jax/installed build/peers/torch/installed
@@ -160,7 +165,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs lint peers-jax peers-torch; do \
+	@set -e; for list in docs lint peers-jax peers-torch peers-pfl; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \
