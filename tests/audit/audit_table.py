@@ -82,16 +82,21 @@ def main():
   found = re.search(r'Of these (\d+) of (\d+) were', old)
   others, planted_others = (
       (sum(caught), len(caught)) if caught is not None else map(int, found.groups()))
-  said = ('; '.join(alarms()) if 'alarms' in arguments.only
+  said = ('; '.join(map(_shown, alarms())) if 'alarms' in arguments.only
           else re.search(r'on average: (.*)\.\nTh', old).group(1))
   text = TEXT.format(
       steps=white_box.STEPS, canaries=white_box.CANARIES, batch=white_box.BATCH_SIZE,
       delta=white_box.DELTA, confidence=CONFIDENCE,
-      rows='\n'.join(rows[name] for name in [*white_box.METHODS, USERS]),
+      rows='\n'.join(rows[name] for name in [*white_box.METHODS, USERS] if name in rows),
       switched=', '.join(planted.SWITCHED), others=others, others_planted=planted_others,
       seeds=SEEDS, alarms=said)
   arguments.out.parent.mkdir(exist_ok=True)
   arguments.out.write_text(text, encoding='utf-8')
+
+
+def _shown(text):
+  print(text, flush=True)
+  return text
 
 
 def row(name, unit='example'):
