@@ -101,7 +101,7 @@ def error(plan):
   return plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
 
 
-@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('seed', [0, *[pytest.param(s, marks=pytest.mark.slow) for s in (1, 2)]])
 def test_no_factor_of_the_population_is_better(seed):
   """The formula of jax_privacy's choice, with as many bands as groups."""
   rng = np.random.default_rng(seed)
