@@ -67,6 +67,26 @@ def test_learning_rate_schedule_weight_decay_and_constraints():
   assert (weights[0] >= 0).all()
 
 
+@pytest.mark.pitfall(
+    'Data whose end is not known beforehand take one more row of noise, and one more weight '
+    'decay, at the end of every epoch.',
+    severity='medium', stops='whatever a step writes waits for its batch')
+def test_nothing_is_written_where_data_end():
+  """Keras begins a step more there; its own optimizers then decay the weights once too often."""
+  batches = lambda: ((X[i:i + B], Y[i:i + B]) for i in range(0, len(X), B))
+  specs = tf.TensorSpec([B, 3]), tf.TensorSpec([B, 1])
+  endless = tf.data.Dataset.from_generator(batches, output_signature=specs)
+  found = []
+  for x in (endless.apply(tf.data.experimental.assert_cardinality(4)), endless):
+    model = _linear(True)
+    optimizer = _exact(weight_decay=0.1, mechanism=tfdp.mechanisms.BandedToeplitz(2, 8))
+    model.compile(optimizer=optimizer, loss='mse')
+    model.fit(x, epochs=2, verbose=0)
+    assert int(optimizer.read_state()[1].noise.row) == int(optimizer.iterations) == 8
+    found.append(model.get_weights())
+  _same(*found)
+
+
 def test_moving_average_of_keras():
   model = _linear(True)
   weights = _trained(model, _exact(use_ema=True, ema_momentum=0.5))

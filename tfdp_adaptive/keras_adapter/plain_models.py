@@ -43,7 +43,7 @@ def train_step(
   """
   admission.refuse_unseen(optimizer)
   losses = _per_example(loss, tape)
-  opened = step.query(optimizer, variables)
+  opened = step.query(optimizer, variables, losses)
   sums = _clip(optimizer, losses, variables, tape, opened.request)
   releases, private_state = step.release(optimizer, opened, sums)
   direction, rule_state = optimizer.update_rule(opened.rule_state, releases)

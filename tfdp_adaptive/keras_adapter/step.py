@@ -57,7 +57,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   public = ()
   if optimizer.rule.public is not None:
     public = public_lib.gradients(optimizer.rule.public, model, loss, *optimizer.public_batch())
-  opened = query(optimizer, variables, public)
+  opened = query(optimizer, variables, batch.x, public)
   if not trees.absent(batch.examples):
     optimizer.run.examples_per_user = max(
         optimizer.run.examples_per_user, batch.examples.shape[1])
@@ -72,11 +72,17 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
 
 
 def query(
-    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], public: Any = ()) -> Opened:
-  """Reads the state and asks in the rule's geometry."""
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: Any,
+    public: Any = ()) -> Opened:
+  """Reads the state and asks in the rule's geometry.
+
+  It waits for the tensors of a batch, though it uses none: where data end, `fit` begins a step
+  that has no batch, and noise may have no row for it.
+  """
   with tf.init_scope():
     optimizer.build(variables)
-  rule_state, private_state = optimizer.read_state()
+  with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+    rule_state, private_state = optimizer.read_state()
   queries = optimizer.rule.query(rule_state, public)
   request = interface.Request(
       optimizer.rule.asks, queries, optimizer.privatizer.resolve(queries))
@@ -119,9 +125,13 @@ def release(
 def apply(
     optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], direction: trees.Tree,
     rule_state: trees.Tree, private_state: privatizer.State) -> None:
-  """Writes the states and moves the weights; the only place that does."""
-  optimizer.write_state(rule_state, private_state)
-  optimizer.move(variables, direction, rule_state, private_state.noise.row)
+  """Writes the states and moves the weights; the only place that does.
+
+  All of it waits for the direction, even the decay of weights, which needs none; see `query`.
+  """
+  with tf.control_dependencies(tf.nest.flatten(direction)):
+    optimizer.write_state(rule_state, private_state)
+    optimizer.move(variables, direction, rule_state, private_state.noise.row)
 
 
 def observe(
