@@ -260,7 +260,7 @@ def test_refusals():
     regression.build(rule, regression.make_plan(unit='example'))
   with pytest.raises(ValueError, match='multiply the sensitivity'):
     regression.build(rule, plan, client_weighting='num_examples')
-  with pytest.raises(ValueError, match="'uniform' or 'num_examples'"):
+  with pytest.raises(ValueError, match=r"one of \('uniform', 'num_examples'\)"):
     regression.build(rule, plan, client_weighting='num_tokens')
   with pytest.raises(ValueError, match='taken at the server'):
     regression.build(rule._replace(public='mean'), plan)
