@@ -164,7 +164,7 @@ def test_a_learning_rate_may_depend_on_the_round_and_a_rule_may_project():
 def test_refusals():
   with pytest.raises(ValueError, match='taken at the server'):
     make_server(rules.dp_sgd()._replace(public='mean'))
-  with pytest.raises(ValueError, match='together below one'):
+  with pytest.raises(ValueError, match='below one together'):
     make_server(quantile_clip=CLIP._replace(share=0.5), private_metrics=METRICS._replace(share=0.5))
   old = not hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')  # No such plan there.
   with pytest.raises(
