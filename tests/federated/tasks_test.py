@@ -91,5 +91,5 @@ def test_users_cap_shuffle_and_repeat():
   assert len(set(seen)) > 1  # Drawn again in every round.
   assert sum(len(b['x']) for b in users.create_tf_dataset_for_client('b')) == 6
   assert sum(len(b['x']) for b in users.all_examples()) == 13
-  with pytest.raises(ValueError, match='at least one user'):
+  with pytest.raises(ValueError, match='one user at least'):
     tfdp.federated.Users({}, batch_size=2)
