@@ -12,6 +12,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras_adapter import same_records
 from tfdp_adaptive.privacy import marks
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -198,6 +199,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
           'plan, '
           + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
           + 'or plan more steps.')
+    same_records.check(optimizer, x)
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
       return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras_adapter import admission
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.keras_adapter import same_records
 
 _HELD: Dict[str, int] = {}  # Folders that this process works in -> what holds their lock.
 _WRITING, _WHOLE = 'writing', 'whole-'
@@ -37,7 +38,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
   Raises:
     ValueError: From `fit`, under a strategy of several workers, for a model that is not built, or
       if another process uses the folder.
-    PrivacyError: From `fit`, if the backup is of a run by another plan.
+    PrivacyError: From `fit`, if the backup is of a run by another plan, or on other records where
+      their order counts.
   """
 
   def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'], save_freq: Any = 'epoch',
@@ -73,6 +75,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     shutil.rmtree(self._working, ignore_errors=True)
     if private:
       admission.refuse_foreign(optimizer)
+      for whole in self._wholes()[-1:]:
+        same_records.restore(optimizer, whole)
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
     self._keep(super().on_train_batch_end, batch, logs)
@@ -113,6 +117,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     save(*arguments)
     if not self._working.exists():
       return
+    if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
+      same_records.keep(self.model.optimizer, self._working)
     for path in self._working.rglob('*'):
       if path.is_file():
         with path.open('rb') as file:

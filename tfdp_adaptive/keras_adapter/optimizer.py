@@ -128,7 +128,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None, update=None,
                            privatizer=None, state=None, average=None, public_data=None,
-                           run=None, moved=())
+                           run=None, moved=(), records=None)
     self._take_rule(rule)
     self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
     self.groups = groups
@@ -207,6 +207,15 @@ class DPOptimizer(guard.GuardedOptimizer):
   def run(self) -> Optional[history.Run]:
     """Its line in the history of the weights; None before it is built."""
     return self._hidden.run
+
+  @property
+  def records(self) -> Optional[str]:
+    """SECRET digest of some records, by which the next `fit` knows them; see `same_records`."""
+    return self._hidden.records
+
+  @records.setter
+  def records(self, digest: str) -> None:
+    self._hidden.records = digest
 
   @property
   def ledger(self) -> ledger_lib.Ledger:

@@ -62,7 +62,7 @@ def dataset(
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
-    elements; its attributes `tfdp_plan` and `tfdp_start_step` say what it is
+    elements; its attributes `tfdp_plan`, `tfdp_start_step`, ... say what it is
     for. Every batch is marked for its step (see `marks`), which takes no other:
     use them in their order, in `fit`, `train_on_batch` or a loop of your own.
     Every iteration draws new coins, so use one pass: `fit(batches,
@@ -115,6 +115,8 @@ def dataset(
   result = result.prefetch(2)
   result.tfdp_plan = plan
   result.tfdp_start_step = now
+  result.tfdp_coins = kept
+  result.tfdp_records = lambda: None if plan.sampling.coins else records.fingerprint()
   result.tfdp_from = lambda step, weights=None: dataset(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
       start_step=step, pad_to=pad_to, coins=kept,

@@ -39,6 +39,11 @@ class Coins:
     self._key: Optional[int] = None
     self._records: Optional[str] = None
 
+  @property
+  def in_file(self) -> bool:
+    """Whether another process can go on with them."""
+    return self._path is not None
+
   def key(self, start_step: int) -> int:
     """The key of a run that goes on from `start_step`; drawn if that is its beginning."""
     if self._plan.seed is not None:

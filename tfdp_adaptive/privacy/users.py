@@ -15,7 +15,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import sources
 
-_SAMPLED = 64  # Examples that an order is known by.
+_SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read twice.
 RECORDS = ('mean', 'sum')
 
 
@@ -86,10 +86,14 @@ class Examples:
     return len(self._examples)
 
   def fingerprint(self) -> str:
-    """SECRET: tells of some examples, and of their order."""
+    """SECRET: tells of some examples, and of their order; if they change by themselves, of none."""
     n = len(self)
     places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
-    return sources.fingerprint((np.array(n), self._examples.take(places)))
+    taken = self._examples.take(places)
+    first = sources.map_structure(lambda a: a[:_AGAIN], taken)
+    if sources.fingerprint(first) != sources.fingerprint(self._examples.take(places[:_AGAIN])):
+      return sources.fingerprint(np.array(n))  # They are augmented where they are read.
+    return sources.fingerprint((np.array(n), taken))
 
   def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
     """`(nest of [n, ...], weights [n])`."""
