@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy import optimize
 
 from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import geometric_tail
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
@@ -22,6 +23,7 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
+_WRITTEN_OUT = 1 << 14  # So many coefficients of C are looked at one by one.
 _SETTLED = 1e-20  # What is left of momentum, relative to where it begins, when it counts as none.
 
 
@@ -73,7 +75,10 @@ class BandedInverse(families.ToeplitzMechanism):
     if d is None:
       d = self._power()
       if self.method == 'optimal':
-        d = _differences(toeplitz.minimize(self._loss, np.cumsum(d)[1:]))
+        # Majorants make kinks, along which it crawls: thousands of looks would gain some .3%.
+        starts, looks = (1, 300) if self.steps > _WRITTEN_OUT else (40, 1000)
+        d = _differences(toeplitz.minimize(
+            self._loss, np.cumsum(d)[1:], starts=starts, maxiter=looks))
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
     return {'inverse_coefficients': np.asarray(d) * norm}
 
@@ -109,14 +114,24 @@ class BandedInverse(families.ToeplitzMechanism):
     errors are close to a sphere in them, and line searches rarely fail.
     """
     d = _differences(sums)
-    c = toeplitz.decaying_reciprocal(d, self.steps)
-    if not np.abs(c).max() < _LARGEST:
+    size, size_gradient = self._size(d)
+    if not size < math.inf:
       return math.inf, sums
     error, error_gradient = _squared_error(d, self.steps, self.workload, self.objective)
-    size, pulled = _squared_sensitivity(c, self.steps, self.min_sep or 1,
-                                        self.max_participations)
-    gradient = error_gradient / error + toeplitz.pull(d, pulled, c) / size
+    gradient = error_gradient / error + size_gradient / size
     return math.log(error) + math.log(size), gradient[1:] - np.append(gradient[2:], 0.0)
+
+  def _size(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
+    """Squared sensitivity (or its bound), and its gradient; inf where C grows too large."""
+    pattern = self.min_sep or 1, self.max_participations
+    tail = geometric_tail.of(d, self.steps) if self.steps > _WRITTEN_OUT else None
+    if tail is not None:
+      return geometric_tail.squared_sensitivity(tail, d, self.steps, *pattern)
+    c = toeplitz.decaying_reciprocal(d, self.steps)
+    if not np.abs(c).max() < _LARGEST:
+      return math.inf, d
+    size, pulled = _squared_sensitivity(c, self.steps, *pattern)
+    return size, toeplitz.pull(d, pulled, c)
 
 
 def _differences(sums: np.ndarray) -> np.ndarray:

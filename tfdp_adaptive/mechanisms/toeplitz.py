@@ -109,7 +109,7 @@ def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
 
 def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
   """`reciprocal(d, n)` up to where, tending to zero, it is far below rounding of a sum."""
-  pieces, state, length = [], np.zeros(len(d) - 1), min(n, max(64 * len(d), 1024))
+  pieces, state, length = [], np.zeros(len(d) - 1), min(n, max(16 * len(d), 1024))
   impulse, done = (1.0,), 0
   while done < length:
     x = np.zeros(length - done)
@@ -153,7 +153,7 @@ def optimal(
 
 def minimize(
     loss: Loss, start: np.ndarray, *, bounds: Optional[Sequence[Tuple[float, float]]] = None,
-    maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30,
+    maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30, starts: int = 40,
     callback: Optional[Callable[..., Any]] = None) -> np.ndarray:
   """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
 
@@ -179,7 +179,7 @@ def minimize(
   if not math.isfinite(guarded(best[1])[0]):
     raise ValueError('The starting point of a design must have a finite error.')
   unit = 1.0
-  for _ in range(40):
+  for _ in range(starts):
     before = best[0]
     scaled = lambda y: _times(guarded(y * unit), unit)
     with matrices.one_thread():
