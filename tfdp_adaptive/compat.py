@@ -201,7 +201,19 @@ def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any
   """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
   if KERAS_3 and not isinstance(model, keras.Sequential):
     return keras.models.clone_model(model, clone_function=clone, call_function=call)
-  return keras.models.clone_model(model, clone_function=clone)
+  _cloned_here.append(model)
+  try:
+    return keras.models.clone_model(model, clone_function=clone)
+  finally:
+    _cloned_here.pop()
+
+
+_cloned_here: List[Model] = []
+
+
+def is_cloned_as_sequential() -> bool:
+  """Whether Keras' own `clone_model` called the method that called the caller of this."""
+  return not _cloned_here and sys._getframe(3).f_code.co_name == '_clone_sequential_model'
 
 
 def output_names(model: Model) -> Any:

@@ -2,6 +2,7 @@
 """What Keras users do every day works as in Keras, or says in one sentence what to do."""
 
 import inspect
+import pickle
 import warnings
 
 import numpy as np
@@ -183,6 +184,7 @@ def test_targets_are_needed_for_outputs_with_a_loss_only():
     ('weights', lambda: built().save_weights('model.h5'), r"ends in '.weights.h5'"),
     ('ragged', lambda: built().fit(tf.ragged.constant([[1], [2, 3]]), Y[:2]), 'to_tensor'),
     ('sparse', lambda: built().fit(tf.sparse.from_dense(X), Y), 'to_dense'),
+    ('two', lambda: make_plan().batches(X, Y), r'must be one argument: a tuple `\(x, y\)`'),
     ('list', lambda: make_plan().batches([X, Y]), r'are a tuple `\(x, y\)`'),
     ('weights of strings', lambda: built().compile(
         make_optimizer(), CROSSENTROPY, loss_weights=['accuracy']), 'pass `metrics=` by name'),
@@ -297,6 +299,36 @@ def test_a_functional_model_keeps_its_structure():
   logs = model.fit(plan.batches((x, {'kind': Y, 'size': X[:, :1]})), verbose=0).history
   assert any('accuracy' in name for name in logs)
   assert sorted(model.predict(x, verbose=0)) == ['kind', 'size']
+
+
+def functional():
+  x = keras.Input([4])
+  return tfdp.make_private(keras.Model(x, layers.Dense(2)(x)))
+
+
+@pytest.mark.parametrize('make', [built, functional])
+def test_copies_are_private(make):
+  model = make()
+  for copy in (keras.models.model_from_json(model.to_json(indent=1)),
+               type(model).from_config(model.get_config()), tfdp.fix_model(model),
+               pickle.loads(pickle.dumps(model))):
+    assert type(copy) is type(model)
+    assert [v.shape for v in copy.weights] == [v.shape for v in model.weights]
+
+
+@pytest.mark.pitfall(
+    "`keras.models.clone_model` makes a plain Sequential of a private one, which trains "
+    'without privacy.',
+    severity='critical', stops='PrivacyError that names what makes a private copy')
+@pytest.mark.parametrize('compiled', [True, False])
+def test_clones_are_private_or_refused(compiled):
+  model, other = built(), functional()
+  if compiled:
+    model.compile(make_optimizer(), CROSSENTROPY)
+  with pytest.raises(tfdp.PrivacyError, match=r'from_config\(model.get_config\(\)\)'):
+    keras.models.clone_model(model)
+  assert isinstance(keras.models.clone_model(other), tfdp.DPModel)
+  assert len(model.layers) == 2
 
 
 class Ignores(keras.metrics.Metric):

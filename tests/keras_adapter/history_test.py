@@ -30,6 +30,18 @@ def trained(plan, model=None, steps=4, rule=None):
   return model
 
 
+def plain():
+  return keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+
+
+def spent(plan, steps=2):
+  """A private model whose weights went through steps of a run that has ended."""
+  model = tfdp.make_private(plain())
+  entry = ledger.Entry(plan, steps, rule='dp_adam')
+  history.begin(model.trainable_variables, history.Run(plan, None, entry=entry))
+  return model
+
+
 def both(plan):
   return (plan + plan).epsilon(plan.target_delta)
 
@@ -149,9 +161,10 @@ def test_wrapping_again_or_sharing_a_layer_hides_nothing():
     'Guarantees about different neighbours are added.',
     severity='high', stops='refused')
 def test_neighbours_of_two_kinds_have_no_common_epsilon():
-  model = trained(make_plan())
+  model = spent(make_plan())
   other = make_plan(adjacency='replace', sampling=tfdp.sampling.FixedOrder())
-  trained(other, model)
+  model.compile(tfdp.DPAdam(0.1, plan=other), loss='mse')
+  model.optimizer.build(model.trainable_variables)
   with pytest.raises(ValueError, match='same `adjacency`'):
     model.optimizer.epsilon()
   assert 'No epsilon of both together can be stated' in model.optimizer.statement()
@@ -190,10 +203,72 @@ def test_files_carry_it(tmp_path, compiled):
   assert again.ledger == loaded.ledger
   weights = str(tmp_path / 'model.weights.h5')
   loaded.save_weights(weights)
-  fresh = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
+  fresh = tfdp.make_private(plain())
   fresh.load_weights(weights)
-  if compat.KERAS_3:
-    assert fresh.ledger == loaded.ledger
+  assert fresh.ledger == loaded.ledger
+
+
+@pytest.mark.pitfall(
+    'A checkpoint of the model alone, without its optimizer, forgets what was spent.',
+    severity='critical', stops='the ledger is part of the model in checkpoints, too')
+def test_checkpoints_of_the_model_carry_it(tmp_path):
+  plan, path = make_plan(), str(tmp_path / 'checkpoint')
+  model = spent(plan)
+  tf.train.Checkpoint(model=model).write(path)
+
+  def read(target):
+    tf.train.Checkpoint(model=target).read(path).expect_partial()
+    return target
+
+  private = read(tfdp.make_private(plain()))
+  unbuilt = read(tfdp.make_private(keras.Sequential([keras.layers.Dense(1)])))
+  unbuilt(X)
+  for other in (private, unbuilt, tfdp.make_private(read(plain()))):
+    np.testing.assert_array_equal(other(X), model(X))
+    assert other.ledger == model.ledger != tfdp.Ledger()
+  private.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse')  # Another run of the same plan.
+  private.optimizer.build(private.trainable_variables)
+  private.optimizer._hidden.state[1].noise.row.assign(3)
+  assert [entry.steps for entry in private.ledger.entries] == [2, 3]
+  tf.train.Checkpoint(private).write(path)  # That run, too, is told of twice, and counted once.
+  for compiled_first in (True, False):
+    resumed = tfdp.make_private(plain())
+    for compiles in (compiled_first, not compiled_first):
+      if compiles:
+        resumed.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse')
+      else:
+        tf.train.Checkpoint(resumed).read(path)
+    resumed.make_train_function()
+    assert resumed.optimizer.steps_done == 3
+    assert resumed.ledger == private.ledger
+
+
+def test_a_plain_model_reads_the_weights_and_shares_what_was_spent(tmp_path):
+  model, path = spent(make_plan()), str(tmp_path / 'model.weights.h5')
+  model.save_weights(path)
+  public = plain()
+  public.load_weights(path)
+  np.testing.assert_array_equal(public(X), model(X))
+  tf.saved_model.save(model, str(tmp_path / 'folder'))
+  inner = plain()
+  private = tfdp.make_private(inner)
+  history.load(private.variables, np.frombuffer(model.ledger.to_json().encode(), np.uint8))
+  inner.save_weights(path)
+  again = tfdp.make_private(plain())
+  again.load_weights(path)
+  assert again.ledger == model.ledger
+
+
+def test_fit_goes_on_with_a_checkpoint_that_is_restored_before_the_optimizer_is_built(tmp_path):
+  plan, path = make_plan(), str(tmp_path / 'checkpoint')
+  model = trained(plan, steps=1)
+  tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+  again = tfdp.make_private(plain())
+  again.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse')
+  tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(path)
+  with pytest.raises(tfdp.PrivacyError, match='covers 4 steps, of which 1 are done'):
+    again.fit(plan.batches((X, Y)), verbose=0)
+  assert again.ledger == model.ledger
 
 
 def test_a_run_restored_knows_what_the_file_says_of_users():

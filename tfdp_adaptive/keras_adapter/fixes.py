@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.keras_adapter import model as model_lib
 
 keras: Any = compat.keras
 GROUPS = 32  # At most, as in Wu & He (2018), arXiv:1803.08494.
@@ -28,7 +29,8 @@ def fix_model(model: Any, groups: int = GROUPS) -> Any:
       with which no group has a single channel: its normalized value would be zero.
 
   Returns:
-    The copy, not compiled; `tfdp_changes`, a tuple of strings, lists what was changed.
+    The copy, to be compiled, private if the model is; `tfdp_changes`, a tuple of strings,
+    lists what was changed.
 
   Raises:
     PrivacyError: If a layer cannot be replaced; the message names it.
@@ -48,6 +50,8 @@ def fix_model(model: Any, groups: int = GROUPS) -> Any:
       new.set_weights([w for name in ('gamma', 'beta') for w in _values(old, name)])
     else:
       new.set_weights(old.get_weights())
+  if isinstance(model, model_lib.DPModel):
+    copy = model_lib.make_private(copy)
   copy.tfdp_changes = tuple(changes)
   for change in changes:
     logging.getLogger(__name__).info('%s', change)

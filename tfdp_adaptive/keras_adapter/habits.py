@@ -121,6 +121,15 @@ def in_kept_formats(get_config: Callable[..., Any]) -> Callable[..., Any]:
   return asked
 
 
+def refuse_plain_clone(model: Any) -> None:
+  """Raises `PrivacyError` where Keras is about to make a plain Sequential of a private one."""
+  if compat.is_cloned_as_sequential():
+    raise errors.PrivacyError(
+        '`keras.models.clone_model` makes a plain Sequential of every Sequential, which would '
+        f'train without privacy. Received: {type(model).__name__} {model.name!r}. Use '
+        '`type(model).from_config(model.get_config())`, a private model with new weights.')
+
+
 def warn_of_padding(model: Any, metrics: Any) -> None:
   """Warns of metrics of one's own that take no notice of weights, which tell what is padding."""
   names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)

@@ -2,12 +2,10 @@
 """Whose weights were trained how often: the ledger hangs on the variables themselves.
 
 Two optimizers, two models that share layers, a model wrapped again: whoever moves a
-variable leaves a line on it. The lines are saved with a private model's weights
-(`.keras` and `.weights.h5`). Steps that are undone, by loading what was saved before them,
-stay counted as a run of their own. Values that are copied by hand, or restored from a
-TensorFlow checkpoint, carry the line of the optimizer restored with them, and no older
-ones: `statement` says so. That line counts if the checkpoint's plan is the optimizer's;
-of steps by another plan nothing is known.
+variable leaves a line on it. The lines are saved with a private model's weights, see
+`carried.py`. Steps that are undone, by loading what was saved before them, stay counted as
+a run of their own. Values that are copied by hand carry no line. Steps that an optimizer of
+another plan is restored with have no known cost: no epsilon is stated then.
 """
 
 import dataclasses
@@ -23,7 +21,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 _NAME = '_tfdp_runs'
-STORED = 'tfdp_ledger'  # Its name among a model's saved values.
 
 
 class Run:
@@ -125,8 +122,9 @@ def before(variables: Sequence[Any], run: Optional[Run]) -> ledger_lib.Ledger:
   if run.restored:  # The file tells of it twice: in the history, and as the optimizer's state.
     mine = run.entry()
     same = [i for i, (_, entry) in enumerate(entries)
-            if (entry.plan, entry.rule, entry.own_sampler) == (
-                mine.plan, mine.rule, mine.own_sampler) and entry.steps <= mine.steps]
+            if (entry.rule, entry.own_sampler) == (mine.rule, mine.own_sampler)
+            and np.array_equal(mark_of(entry.plan), mark_of(mine.plan))
+            and entry.steps <= mine.steps]
     if same:
       _, told = entries.pop(same[-1])
       run.examples_per_user = max(run.examples_per_user, told.examples_per_user)
@@ -146,14 +144,13 @@ def ledger(variables: Sequence[Any], current: Optional[Run] = None) -> ledger_li
   return ledger_lib.Ledger(so_far.entries + ((mine,) if mine.steps else ()))
 
 
-def save(variables: Sequence[Any], current: Optional[Run], store: Any) -> None:
-  """Puts the ledger among a model's own saved values, as bytes."""
-  text = ledger(variables, current).to_json()
-  store[STORED] = np.frombuffer(text.encode(), np.uint8)
-
-
 def load(variables: Sequence[Any], values: Any) -> None:
-  """Hangs what `save` wrote on the variables, in the place of what hung there."""
+  """Hangs a ledger on the variables, in the place of what hung there.
+
+  Args:
+    variables: Any of them, the trainable ones among them.
+    values: The bytes of its JSON.
+  """
   try:
     text = bytes(np.asarray(values, np.uint8)).decode()
   except (TypeError, ValueError, OverflowError) as error:

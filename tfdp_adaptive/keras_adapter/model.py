@@ -2,6 +2,7 @@
 """Keras models whose training step clips every example before anything else."""
 
 from concurrent import futures
+import json
 from typing import Any, Dict, List, Optional, Tuple
 import warnings
 
@@ -13,6 +14,7 @@ from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras_adapter import carried
 from tfdp_adaptive.keras_adapter import divergence
 from tfdp_adaptive.keras_adapter import habits
 from tfdp_adaptive.keras_adapter import history
@@ -77,6 +79,23 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
+    carried.of(self)
+
+  @property
+  def layers(self) -> Any:
+    habits.refuse_plain_clone(self)
+    return super().layers
+
+  def _flatten_layers(self, *args: Any, **kwargs: Any) -> Any:
+    habits.refuse_plain_clone(self)  # What Keras 2 asks for.
+    return super()._flatten_layers(*args, **kwargs)
+
+  def to_json(self, **kwargs: Any) -> str:
+    """As in Keras; `keras.models.model_from_json` makes a private model of it."""
+    config = json.loads(super().to_json())
+    if 'registered_name' not in config:
+      config['class_name'] = keras.saving.get_registered_name(type(self))
+    return json.dumps(config, **kwargs)
 
   def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
     """As in Keras, in the formats that keep the ledger: `.keras`."""
@@ -84,27 +103,24 @@ class DPModel(_Mixin):
     return super().save(filepath, *args, **kwargs)
 
   def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """As in Keras, to `.weights.h5`, which keeps the ledger; checkpoints keep the last run only."""
+    """As in Keras, to `.weights.h5`, which keeps the ledger, and which a plain model reads, too."""
     habits.check_format(filepath, '.weights.h5', kwargs)
     return super().save_weights(filepath, *args, **kwargs)
 
   @property
+  def _tfdp_ledger(self) -> carried.Carried:
+    return carried.of(self)  # Keras asks every model for what it has to save,
+
+  def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+    carried.of(self)  # and TensorFlow does.
+    return super()._trackable_children(*args, **kwargs)
+
+  @property
   def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
+    carried.of(self)
     optimizer = getattr(self, 'optimizer', None)
     return history.ledger(self.variables, getattr(optimizer, 'run', None))
-
-  def save_own_variables(self, store: Any) -> None:
-    super().save_own_variables(store)
-    optimizer = getattr(self, 'optimizer', None)
-    history.save(self.variables, getattr(optimizer, 'run', None), store)
-
-  def load_own_variables(self, store: Any) -> None:
-    store = {key: store[key] for key in store.keys()}
-    record = store.pop(history.STORED, None)
-    super().load_own_variables(store)
-    if record is not None:
-      history.load(self.variables, record)
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))
@@ -120,7 +136,8 @@ class DPModel(_Mixin):
     compat.check_strategy(self)
     habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
-    x = admission.check_fit(_private_optimizer(self), x, y, kwargs)
+    self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
+    x = admission.check_fit(self.optimizer, x, y, kwargs)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     x, self._first_shapes = habits.first_shapes(x)
@@ -147,12 +164,15 @@ class DPModel(_Mixin):
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """As in Keras, which keeps the function: what trains must be what it was made for."""
-    optimizer = _private_optimizer(self)
-    optimizer.check_variables(self.trainable_variables)
-    if self.built and self.distribute_strategy.num_replicas_in_sync == 1:
-      with self.distribute_strategy.scope():  # Of a trace that makes variables there are two.
-        optimizer.build(self.trainable_variables)
+    _private_optimizer(self).check_variables(self.trainable_variables)
+    self._build_optimizer()  # Of a trace that makes variables there are two.
     return super().make_train_function(*args, **kwargs)
+
+  def _build_optimizer(self) -> None:
+    optimizer = _private_optimizer(self)
+    if self.built and self.distribute_strategy.num_replicas_in_sync == 1:
+      with self.distribute_strategy.scope():
+        optimizer.build(self.trainable_variables)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     habits.refuse_changed(self)
@@ -262,6 +282,7 @@ def make_private(model: compat.Model) -> compat.Model:
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  carried.of(model)
   _refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
              if compat.overrides(model, method)]

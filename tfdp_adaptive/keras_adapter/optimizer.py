@@ -21,6 +21,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.keras_adapter import arguments
+from tfdp_adaptive.keras_adapter import carried
 from tfdp_adaptive.keras_adapter import claims
 from tfdp_adaptive.keras_adapter import guard
 from tfdp_adaptive.keras_adapter import history
@@ -280,6 +281,7 @@ class DPOptimizer(guard.GuardedOptimizer):
       self._hidden.run.watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
       self.plan_mark = self._hidden.run.mark = compat.replicated_variable(
           self._hidden.run.own_mark, 'plan_mark')  # Tracked: it is part of checkpoints.
+      self.resumed = carried.Resumed(self._hidden.run)  # The same.
       history.begin(var_list, self._hidden.run)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
@@ -400,7 +402,9 @@ class DPOptimizer(guard.GuardedOptimizer):
   def get_config(self) -> Dict[str, Any]:
     raise NotImplementedError(
         'A `DPOptimizer` around a bare rule cannot be saved as part of a model, since a rule is a '
-        'set of functions. Use a named class (tfdp.DPAdam, ...), or save weights only.')
+        'set of functions. Use a named class (tfdp.DPAdam, ...), save weights only, or save a '
+        '`tf.train.Checkpoint(model=model, optimizer=model.optimizer)`, from which the same code '
+        'goes on.')
 
 
 class _Hidden(types.SimpleNamespace):

@@ -247,11 +247,14 @@ class PrivacyPlan(ledger.Accounted):
     return self.sampling.index_batches(self, size, start_step, *kept)
 
   def batches(
-      self, data: Any, *, users: Any = None, examples_per_user: Optional[int] = None,
+      self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
       pad_to: Optional[int] = None, coins: Any = None) -> tf.data.Dataset:
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
+    if more:
+      raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
+                       f'Received: {1 + len(more)} arguments, as for `fit`.')
     from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
     return batches.dataset(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
