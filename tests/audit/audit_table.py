@@ -38,6 +38,8 @@ the claim at delta = {delta:g}.
 * bound: what canaries prove, with confidence {confidence}: `one_run_epsilon`, or where the claim is
   of Gaussian shape (nothing amplified) `one_run_gaussian_epsilon` if that is more.
 * estimate: what their scores suggest if they are normal; no bound.
+* refuted: by any of these, by the law of the batches, or because something that a step leaves in
+  weights or state depends on the batch by more than its releases.
 * bugs: planted into the real code, one at a time, and caught / planted.
 * seconds: of one core, for the audit of the class as it is; some 11 more for the first class of a
   process, for which TensorFlow reads what it makes graphs of.

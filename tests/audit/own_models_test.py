@@ -6,9 +6,13 @@ import json
 import numpy as np
 import planted
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.audit import changes
+from tfdp_adaptive.audit import noise_rows
+from tfdp_adaptive.audit import own_models
 
 keras = compat.keras
 RNG = np.random.default_rng(0)
@@ -21,9 +25,9 @@ def plan_of(**changes):
       target_delta=1e-3), **changes})
 
 
-def model_of(optimizer):
+def model_of(optimizer, kind=tfdp.DPSequential):
   keras.utils.set_random_seed(1)
-  model = tfdp.DPSequential([
+  model = kind([
       keras.layers.Input([3]), keras.layers.Dense(4, 'tanh'), keras.layers.Dense(2)])
   model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(True))
   return model
@@ -35,7 +39,7 @@ def test_a_right_model_passes_and_is_left_as_it_was():
   before = model.get_weights()
   report = tfdp.audit.white_box(model, data=DATA, seed=1)
   assert not report.violated, str(report)
-  assert [look.name for look in report.looks] == ['changes', 'noise', 'batches']
+  assert [look.name for look in report.looks] == ['changes', 'noise', 'batches', 'writes']
   assert 0.9 < report.change.size < 1.001 and 0.9 < report.noise.size < 1.1
   assert 'DPAdamSTP' in str(report) and json.dumps(report.to_dict(), allow_nan=False)
   assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0
@@ -51,11 +55,37 @@ def test_bugs_are_caught():
   with planted.switched() as bugs:
     model = model_of(tfdp.DPAdam(
         l2_norm_clip=.3, noise_multiplier=1., batch_size=8, adjacency='add_remove'))
-    for bug, by in (('no clipping', 'changes'), ('half the noise', 'noise'),
-                    ('the same noise at each step', 'noise')):
-      bugs.only(bug)
-      report = tfdp.audit.white_box(model, data=DATA, seed=1, epsilon=8., delta=1e-3)
-      assert by in [look.name for look in report.looks if look.violated], bug
+    with own_models.of(model, DATA) as subject:
+      for bug in (None, 'no clipping', 'half the noise', 'the same noise at each step'):
+        bugs.only(bug)
+        assert changes.of_records(subject, 1).violated == (bug == 'no clipping')
+        assert (noise_rows.measure(subject, 1, steps=6).p_value < 1e-4) == (
+            bug not in (None, 'no clipping')), bug
+
+
+class Careless(tfdp.DPSequential):
+  """A training step of one's own that leaves the private one alone, and yet tells."""
+
+  def train_step(self, data):
+    x, y, weight = data
+    logs = super().train_step((x - tf.reduce_mean(x, 0), y, weight))  # Of the whole batch.
+    self.layers[-1].bias.assign_sub(1e-3 * tf.reduce_sum(x, 0)[:2])  # Past the clipping.
+    self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))  # For later.
+    return logs
+
+
+def test_mistakes_beside_the_private_step_are_caught():
+  model = model_of(tfdp.DPSGD(plan=plan_of()), Careless)
+  model.mean = tf.Variable(tf.zeros([3]), trainable=False)
+  report = tfdp.audit.white_box(model, data=DATA, seed=1)
+  assert [look.name for look in report.looks if look.violated] == ['changes', 'writes']
+  assert 'against padding' in report.change.where and 'VIOLATED' in str(report)
+  found = report.writes.past_noise
+  assert len(found) == 2 and any('bias' in name for name in found) and any(
+      'Variable' in name for name in found)
+  assert f'{found[0]}, {found[1]} depend on the batch' in str(report)
+  assert json.loads(json.dumps(report.to_dict()))['writes']['past_noise'] == list(found)
+  assert not np.any(model.mean.numpy()) and not np.any(model.layers[-1].bias.numpy())  # As before.
 
 
 @pytest.mark.parametrize('data', [DATA[0], (DATA[0], DATA[1][:3]), (DATA[0][:0], DATA[1][:0]), 3])

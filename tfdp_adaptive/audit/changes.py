@@ -151,6 +151,12 @@ def _records(subject: subjects.Subject, state: Any, search: _Search, others: np.
   place = f'record {int(target) % (subject.count // 2)}' + (
       ', enlarged,' if target >= subject.count // 2 else '')
   search.compare(with_it, without, f'{place} among {name}, against weight zero')
+  batch[-1] = subject.count
+  blank, _ = subject.step(state, batch, zeroed)
+  search.compare(with_it, blank, f'{place} among {name}, against padding')
+  if subject.claims.adjacency == 'add_remove' and len(others):
+    absent, _ = subject.step(state, others, present[:-1])
+    search.compare(with_it, absent, f'{place} among {name}, against its absence')
   if subject.claims.adjacency == 'replace':
     batch[-1] = (target + 1) % subject.count
     replaced, _ = subject.step(state, batch, present)

@@ -6,7 +6,7 @@ optimizer and its ledger are what they were when the audit is over.
 """
 
 import contextlib
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,9 +46,11 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
       optimizer.iterations]}.values())
   before = [tf.convert_to_tensor(v) for v in variables]
   marked = plan is not None and optimizer.own_sampler is None
+  others: List[Any] = []
 
   @tf.function(reduce_retracing=True)
   def step(tensors: Any, places: tf.Tensor, weights: tf.Tensor) -> Any:
+    watched.seen = ()
     for variable, value in zip(variables, tensors):
       variable.assign(value)
     own.train_step((*(tf.nest.map_structure(lambda t: tf.gather(t, places), part)
@@ -61,7 +63,10 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
 
   def run(tensors: Any, records: np.ndarray, weights: np.ndarray, row: int) -> Any:
     weights = marks.write(weights, plan, row) if marked else np.asarray(weights, np.float32)
-    return step(tensors, tf.constant(records[:, 0].astype(np.int64)), tf.constant(weights))
+    given = tensors, tf.constant(records[:, 0].astype(np.int64)), tf.constant(weights)
+    if not others:
+      others.extend(subjects.captured(step.get_concrete_function(*given), variables))
+    return step(*given)
 
   update = hidden.update
   try:
@@ -69,18 +74,20 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
     subject = subjects.Subject(
         subjects.claims_of(optimizer)._replace(name=f'{own.name} with '
                                                     f'{type(optimizer).__name__}'),
-        1, optimizer.rule.asks, subjects.Run(fresh, run, lambda state, other: state, sized=True),
+        1, optimizer.rule.asks, subjects.Run(
+            fresh, run, lambda state, other: state, sized=True, written=watched.written(
+                own, optimizer, variables, run, others)),
         count)
     yield subject
   finally:
     hidden.update = update
-    for variable, value in zip(variables, before):
+    for variable, value in [*zip(variables, before), *others]:
       variable.assign(value)
     own.reset_metrics()
 
 
 def _checked(data: Any) -> Tuple[Any, int]:
-  """`(x, y)` with larger copies of what is floating-point, and how many records that is."""
+  """`(x, y)` with larger copies of what is floating-point and a blank, and how many were copied."""
   if not isinstance(data, tuple) or len(data) != 2:
     raise ValueError('`data` must be a pair (x, y) of arrays whose first axis is the record. '
                      f'Received: {type(data).__name__}.')
@@ -89,6 +96,7 @@ def _checked(data: Any) -> Tuple[Any, int]:
   if len(lengths) != 1 or not min(lengths):
     raise ValueError('`data` must be a pair (x, y) of arrays with the same number of records, at '
                      f'least one. Received: lengths {sorted(lengths)}.')
-  double = lambda a: np.concatenate([a, a * np.asarray(_HUGE, a.dtype)]) if (
-      a.dtype.kind == 'f') else np.concatenate([a, a])
-  return tf.nest.map_structure(double, arrays), 2 * lengths.pop()
+  larger = lambda a: a * np.asarray(_HUGE, a.dtype) if a.dtype.kind == 'f' else a
+  blank = lambda a: np.full((1, *a.shape[1:]), '' if a.dtype.kind in 'OSU' else 0, a.dtype)
+  together = lambda a: np.concatenate([a, larger(a), blank(a)])
+  return tf.nest.map_structure(together, arrays), 2 * lengths.pop()

@@ -10,13 +10,15 @@ model with its clipping engine, or the protocol of a DPQuery.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.keras_adapter import model as model_lib
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.mechanisms import independent
@@ -27,7 +29,6 @@ from tfdp_adaptive.privacy import marks
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
   from tfdp_adaptive import mechanisms
-  from tfdp_adaptive import trees
   from tfdp_adaptive.privacy import plan as plan_lib
 
 keras = compat.keras
@@ -114,7 +115,7 @@ class Subject:
     norm = self._row_norm(row)
     parts = []
     for i, (ask, (mean, variance, second, second_variance, clip, rider, rider_variance)) in (
-        enumerate(zip(self._asks, seen))):
+        enumerate(zip(itertools.cycle(self._asks), seen))):  # Whoever steps twice shows more.
       mean = _flat(mean)
       if variance > 0 or mean.any():  # Else it was not asked at this step.
         parts.append(Part(f'mean {i}', mean, _root(variance) / norm, 0.0, float(clip)))
@@ -125,6 +126,17 @@ class Subject:
         if ask.rider is not None:
           parts.append(Part(f'rider {i}', _flat(rider), _root(rider_variance) / norm, 0.0, 0.0))
     return tuple(parts), (tensors, row + 1)
+
+  @property
+  def writes(self) -> bool:
+    """Whether a step leaves anything but releases and the noise's state."""
+    return self._run.written is not None
+
+  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
+    """What a step leaves, by name, if fixed numbers stand in the place of its releases."""
+    tensors, row = state
+    return self._run.written(
+        tensors, np.asarray(records, np.float32), np.asarray(weights, np.float32), row)
 
   def with_secret_of(self, state: Any, other: Any) -> Any:
     """`state`, but with the clean past of `other`: the same releases, seen from there."""
@@ -195,21 +207,66 @@ def _claims(
 
 
 class Watched:
-  """Keeps what a rule's update is given while it is traced."""
+  """Keeps what a rule's update is given while it is traced.
+
+  Attributes:
+    seen: All of a step, which begins by making it empty.
+    held: Whether the rule gets fixed numbers instead.
+  """
 
   def __init__(self, rule: contract.Rule, l2_norm_clip: float) -> None:
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
     self.seen: Tuple[Any, ...] = ()
+    self.held = tf.Variable(False, trainable=False)
 
   def update(
       self, state: Any, releases: contract.Releases,
       public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
-    self.seen = tuple(
+    self.seen += tuple(
         (release.mean, release.variance, release.second, release.second_variance,
          self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32),
          release.rider, release.rider_variance)
         for release, query in zip(releases, self._rule.query(state, public)))
+    fixed = lambda tree: trees.map(lambda t: tf.where(self.held, tf.ones_like(t), t), tree)
+    releases = tuple(
+        release._replace(mean=fixed(release.mean), second=fixed(release.second),
+                         rider=fixed(release.rider)) for release in releases)
     return self._rule.update(state, releases, public)
+
+  def written(
+      self, model: Any, optimizer: Any, variables: Sequence[Any], run: Any,
+      others: Sequence[Tuple[Any, Any]]) -> Callable[..., Dict[str, np.ndarray]]:
+    """`Run.written` of a model's training step.
+
+    Args:
+      model: The model.
+      optimizer: Its optimizer, whose clean past is no release.
+      variables: What `run` takes and returns.
+      run: `Run.step`.
+      others: `captured` by it; filled by its first run at the latest.
+    """
+    def step(tensors: Any, records: Any, weights: Any, row: int) -> Dict[str, np.ndarray]:
+      if not others:
+        run(tensors, records, weights, row)
+      for variable, value in others:
+        variable.assign(value)
+      self.held.assign(True)
+      _, after = run(tensors, records, weights, row)
+      self.held.assign(False)
+      left = [*zip(variables, after), *((v, tf.convert_to_tensor(v)) for v, _ in others)]
+      private = {id(compat.raw_variable(v)) for v in (
+          self.held, *tf.nest.flatten(optimizer._hidden.state[1].secret),
+          *(v for metric in model.metrics for v in metric.variables))}
+      return {f'{getattr(v, "path", v.name)} ({i})': np.asarray(value)
+              for i, (v, value) in enumerate(left) if id(compat.raw_variable(v)) not in private}
+
+    return step
+
+
+def captured(traced: Any, variables: Sequence[Any]) -> Sequence[Tuple[Any, Any]]:
+  """What else than `variables` a traced step reads or writes, with the values of now."""
+  known = {id(compat.raw_variable(v)) for v in variables}
+  return [(v, tf.convert_to_tensor(v)) for v in traced.graph.variables if id(v) not in known]
 
 
 class Run(NamedTuple):
@@ -217,6 +274,7 @@ class Run(NamedTuple):
   step: Any  # (tensors, records, weights, row) -> (seen, tensors)
   with_secret_of: Any  # (tensors, tensors) -> tensors
   sized: bool  # Whether it refuses batches of other sizes than were said.
+  written: Any = None  # (tensors, records, weights, row) -> {name: array}
 
 
 def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
@@ -251,6 +309,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
 
   @tf.function
   def step(tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
+    watched.seen = ()
     for variable, value in zip(variables, tensors):
       variable.assign(value)
     if optimizer.plan is not None and optimizer.plan.unit == 'user':
@@ -260,9 +319,10 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     model.train_step((records, tf.ensure_shape(targets, records.shape[:-1] + [1]), weights))
     return watched.seen, [tf.convert_to_tensor(v) for v in variables]
 
+  run, traced = _with_shapes(step, initial, size, optimizer.plan)
+  written = watched.written(model, optimizer, variables, run, captured(traced, variables))
   return Subject(claims_of(optimizer), size, optimizer.rule.asks,
-                 Run(fresh, _with_shapes(step, initial, size, optimizer.plan), with_secret_of,
-                      sized=True))
+                 Run(fresh, run, with_secret_of, sized=True, written=written))
 
 
 def _of_query(query: Any) -> Subject:
@@ -283,6 +343,7 @@ def _of_query(query: Any) -> Subject:
 
   @tf.function(reduce_retracing=True)
   def run(state: Any, records: Any) -> Tuple[Any, Any]:
+    watched.seen = ()
     params = query.derive_sample_params(state)
 
     def accumulate(sums: Any, record: Any) -> Any:
@@ -304,8 +365,8 @@ def _of_query(query: Any) -> Subject:
 
 def _with_shapes(
     step: Any, initial: Any, size: int,
-    plan: Optional[plan_lib.PrivacyPlan]) -> Callable[..., Any]:
-  """`step` traced once, for any number of records; a plan's batches carry its marks."""
+    plan: Optional[plan_lib.PrivacyPlan]) -> Tuple[Callable[..., Any], Any]:
+  """`step` traced once, for any number of records, and that trace; a plan's batches are marked."""
   weight = tf.float32 if plan is None else tf.float64
   traced = step.get_concrete_function(
       [tf.TensorSpec(t.shape, t.dtype) for t in initial],
@@ -315,7 +376,7 @@ def _with_shapes(
     weights = weights if plan is None else marks.write(weights, plan, row)
     return traced(tensors, tf.constant(records), tf.constant(weights, weight))
 
-  return run
+  return run, traced
 
 
 def _flat(tree: Any) -> np.ndarray:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """An audit that sees everything, and can convict.
 
-Four looks at what really runs, each of which refutes the claim or does not:
+Looks at what really runs, each of which refutes the claim or does not:
 
     changes     no record moves a step's releases by more than the claim allows
     noise       the noise is as large, and as new at every step, as announced
     batches     the batches follow the law that is accounted for
     canaries    what an attacker guesses from all releases of one run
+    writes      all that a step of a model leaves follows from its releases
 
-The first is exact; the others are wrong with a stated probability at most. What none
+The first and the last are exact; the others are wrong with a stated probability at most. What none
 of them refutes is not proven: other records, models and seeds may refute it.
 """
 
@@ -27,6 +28,7 @@ from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
+from tfdp_adaptive.audit import writes as writes_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 
@@ -61,6 +63,7 @@ class WhiteBoxReport:
     noise: `noise_rows.Noise`.
     batches: `batch_law.Law`, or None if there was no plan to compare with.
     canaries: `gradient_canaries.Guessed`; None of a model of one's own.
+    writes: `writes.Writes`; None of a query, which leaves its releases only.
     seconds: What it took.
   """
 
@@ -73,6 +76,7 @@ class WhiteBoxReport:
   noise: Any
   batches: Any
   canaries: Any
+  writes: Any
   seconds: float
 
   @property
@@ -91,7 +95,7 @@ class WhiteBoxReport:
     fields.update(
         looks=[dataclasses.asdict(look) for look in self.looks], violated=self.violated,
         vacuous=self.vacuous, change=_dict(self.change), noise=_dict(self.noise),
-        batches=_dict(self.batches),
+        batches=_dict(self.batches), writes=_dict(self.writes),
         canaries=None if self.canaries is None else dict(
             dataclasses.asdict(self.canaries), estimate=_dict(self.canaries.estimate)))
     return _finite(fields)
@@ -172,7 +176,7 @@ def _looked_at(
   if epsilon is None and not claims.private:
     claimed = math.inf
   delta = plan.target_delta if delta is None else delta
-  change = noise = law = guessed = None
+  change = noise = law = guessed = writes = None
   looks = []
   if claimed < math.inf:
     change = (changes.of_records if canaries is None else changes.largest)(subject, seed)
@@ -189,8 +193,11 @@ def _looked_at(
       guessed = gradient_canaries.guess(
           scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
       looks.append(_look_at_canaries(guessed, claimed, delta, plan))
+    if subject.writes:
+      writes = writes_lib.check(subject, seed)
+      looks.append(_look_at_writes(writes))
   return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(looks), change, noise, law,
-                        guessed, time.perf_counter() - start)
+                        guessed, writes, time.perf_counter() - start)
 
 
 def _full_batches(subject: subjects.Subject) -> plan_lib.PrivacyPlan:
@@ -238,6 +245,13 @@ def _look_at_canaries(
              + ('another attack: up to 65536 canaries do not do it'
                 if needed is None else f'{needed} canaries'))
   return Look('canaries', lower > claimed, text)
+
+
+def _look_at_writes(writes: writes_lib.Writes) -> Look:
+  text = (f'{", ".join(writes.past_noise)} depend on the batch by something else than its noised '
+          'releases' if writes.past_noise else
+          f'{writes.looked_at} tensors that a step leaves follow from its releases')
+  return Look('writes', bool(writes.past_noise), f'{text} ({writes.pairs} pairs of batches)')
 
 
 def _dict(value: Any) -> Optional[Dict[str, Any]]:
