@@ -177,6 +177,24 @@ def forget(model):
     w.assign(np.zeros(w.shape))
 
 
+def damage_is_refused(whole):
+  """Any bit of any file of a backup, or all after it."""
+  rng = np.random.default_rng(0)
+  for path in [path for path in whole.rglob('*') if path.is_file()]:
+    good = path.read_bytes()
+    for place in range(len(good)) if len(good) < 200 else rng.integers(len(good), size=25):
+      flipped = good[place] ^ 1 << int(rng.integers(8))
+      for content in (good[:place], good[:place] + bytes([flipped]) + good[place + 1:]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match='must be what was written there'):
+          backups._check(whole)
+    path.unlink()
+    with pytest.raises(ValueError, match='must be what was written there'):
+      backups._check(whole)
+    path.write_bytes(good)
+  backups._check(whole)
+
+
 def test_backups_survive_kills_while_they_are_written(tmp_path):
   plan = make_plan(steps=6)
   folder = tmp_path / 'backup'
@@ -200,6 +218,7 @@ def test_backups_survive_kills_while_they_are_written(tmp_path):
     np.testing.assert_array_equal(np.concatenate([w.ravel() for w in first.get_weights()]),
                                   np.concatenate([w.ravel() for w in weights]))
     assert first.optimizer.steps_done == 4
+  damage_is_refused(folder / 'whole-2')
   forget(first)
   budget = tfdp.callbacks.StopAtBudget(plan.epsilon(5))
   history = fit(first, [budget, backup(), tfdp.callbacks.PrivacyReport()])

@@ -63,7 +63,8 @@ def test_every_broken_file_is_refused(tmp_path):
   plan, path = make_plan(), tmp_path / 'coins'
   next(plan.index_batches(coins=path))
   good = path.read_bytes()
-  broken = [good[:i] for i in range(len(good))] + [
+  flip = lambda i: good[:i] + bytes([good[i] ^ 1 << i % 8]) + good[i + 1:]
+  broken = [cut for i in range(len(good)) for cut in (good[:i], flip(i))] + [
       b'', b'[]', b'{}', b'\xff', b'[' * 10**5, good.replace(b'"version": 1', b'"version": 2'),
       good.replace(b'"key": "', b'"key": 5, "": "'), good.replace(b'coins', b'plans')]
   for text in broken:

@@ -334,6 +334,8 @@ def test_damaged_json_is_refused():
     plan_lib.PrivacyPlan.from_json('{"a": 1}')
   with pytest.raises(ValueError, match='of version 1. Received: .* of version 2'):
     plan_lib.PrivacyPlan.from_json(json.dumps(dict(content, version=2)))
+  with pytest.raises(ValueError, match='must be what `to_json` wrote'):
+    plan_lib.PrivacyPlan.from_json(json.dumps({'format': content['format'], 'version': 1}))
   content['plan']['noise_multiplier'] = -1
   with pytest.raises(ValueError, match='`noise_multiplier` must be'):
     plan_lib.PrivacyPlan.from_json(json.dumps(content))

@@ -185,6 +185,25 @@ def test_a_cache_of_other_records_is_refused(tmp_path):
       cache_lib.Cache(of(x), folder)
 
 
+def test_a_cache_that_was_damaged_is_refused(tmp_path):
+  """Its index cut at any length, or changed; files of another length than it says."""
+  data = tf.data.Dataset.from_tensor_slices((np.ones([10, 2]), [f'{i}' * i for i in range(10)]))
+  cache_lib.Cache(data, tmp_path)
+  for name in ('cache.json', '0', '1', '1.ends'):
+    path = tmp_path / name
+    good = path.read_bytes()
+    broken = [good[:i] for i in range(1, len(good), 1 if name == 'cache.json' else 7)]
+    if name == 'cache.json':
+      broken += [good.replace(word, b'other') for word in (b'length', b'tensors', b'shape')]
+      broken += [good.replace(b'10', word) for word in (b'11', b'-1', b'"a"', b'[]', b'1e400')]
+    for content in broken:
+      path.write_bytes(content)
+      with pytest.raises(ValueError, match='must be what was written there|of this data set'):
+        cache_lib.Cache(data, tmp_path)
+    path.write_bytes(good)
+  assert len(cache_lib.Cache(data, tmp_path)) == 10
+
+
 def test_a_cache_that_was_not_finished_is_none(tmp_path):
   def stops():
     yield X[0], 0

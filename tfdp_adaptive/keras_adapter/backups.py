@@ -7,6 +7,8 @@ not be read: the run has to begin again, and its steps are paid for twice.
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -20,7 +22,7 @@ from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.keras_adapter import same_records
 
 _HELD: Dict[str, int] = {}  # Folders that this process works in -> what holds their lock.
-_WRITING, _WHOLE = 'writing', 'whole-'
+_WRITING, _WHOLE, _DIGESTS = 'writing', 'whole-', 'digests.json'
 
 
 class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
@@ -36,8 +38,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     **kwargs: As of Keras' class.
 
   Raises:
-    ValueError: From `fit`, under a strategy of several workers, for a model that is not built, or
-      if another process uses the folder.
+    ValueError: From `fit`, under a strategy of several workers, for a model that is not built, if
+      another process uses the folder, or if a file of the backup was changed.
     PrivacyError: From `fit`, if the backup is of a run by another plan, or on other records where
       their order counts.
   """
@@ -70,6 +72,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     self._hold()
     shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
     for whole in self._wholes()[-1:]:
+      _check(whole)
       shutil.copytree(whole, self._working)
     super().on_train_begin(logs)
     shutil.rmtree(self._working, ignore_errors=True)
@@ -119,6 +122,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       return
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
       same_records.keep(self.model.optimizer, self._working)
+    (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
     for path in self._working.rglob('*'):
       if path.is_file():
         with path.open('rb') as file:
@@ -134,3 +138,25 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     found = [path for path in self._folder.glob(_WHOLE + '*')
              if path.name[len(_WHOLE):].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[len(_WHOLE):]))
+
+
+def _digests(folder: pathlib.Path) -> Dict[str, str]:
+  """What is in every file of a backup."""
+  return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+          for path in sorted(folder.rglob('*')) if path.is_file() and path.name != _DIGESTS}
+
+
+def _check(whole: pathlib.Path) -> None:
+  """Raises unless a backup is what was written: Keras would read most of what is left of one."""
+  try:
+    kept = json.loads((whole / _DIGESTS).read_text(encoding='utf-8'))
+  except (OSError, ValueError, RecursionError) as error:
+    kept = error
+  found = _digests(whole)
+  if kept != found:
+    changed = sorted(name for name in found if not isinstance(kept, dict)
+                     or kept.get(name) != found[name])
+    raise ValueError(
+        f'The backup in {whole} must be what was written there. Received: other files than its '
+        f'{_DIGESTS} says{f": {changed}" if changed else ""}. Begin anew in another folder: what '
+        'the run has cost so far stays spent if anything of it was released.')

@@ -11,12 +11,13 @@ import os
 import pathlib
 import shutil
 import tempfile
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 import weakref
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.privacy import sources
 
 _INDEX = 'cache.json'
@@ -46,17 +47,28 @@ class Cache(sources.Source):
       found = (self.folder / _INDEX).exists()
       if not found:
         _write(data, structure, self.folder)
-    index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
     elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
-    self._length, saved = index['length'], index['tensors']
+    try:
+      index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
+      checks.whole(length=index['length'])
+      self._length = index['length']
+      saved: List[Dict[str, Any]] = [
+          {'dtype': str(one['dtype']), 'shape': [*map(int, one['shape'])]}
+          for one in index['tensors']]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+      raise self._damaged(error) from error
     if [name for name, _ in elements] != [one['dtype'] for one in saved] or not all(
         shape.is_compatible_with(one['shape']) for (_, shape), one in zip(elements, saved)):
       raise ValueError(
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a cache of '
           f'{saved} for elements of {elements}. Name another folder, or delete it.')
-    files = iter([_Text(self.folder / str(i), one['shape']) if one['dtype'] == 'string' else
-                  _mapped(self.folder / str(i), one['dtype'], [self._length] + one['shape'])
-                  for i, one in enumerate(saved)])
+    try:
+      files = iter([
+          _Text(self.folder / str(i), self._length, one['shape']) if one['dtype'] == 'string' else
+          _mapped(self.folder / str(i), one['dtype'], [self._length] + one['shape'])
+          for i, one in enumerate(saved)])
+    except (ValueError, OSError) as error:
+      raise self._damaged(error) from error
     self._files = sources.map_structure(lambda _: next(files), structure)
     specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
     self.specs = sources.map_structure(lambda _: next(specs), structure)
@@ -65,6 +77,10 @@ class Cache(sources.Source):
 
   def __len__(self) -> int:
     return self._length
+
+  def _damaged(self, error: Exception) -> ValueError:
+    return ValueError(f'The cache in {str(self.folder)!r} must be what was written there: delete '
+                      f'it, or name another folder. Received: {error!r}.')
 
   def _check_first(self, data: tf.data.Dataset) -> None:
     """That the first records are those of the cache, unless these change from pass to pass."""
@@ -87,10 +103,10 @@ class Cache(sources.Source):
 class _Text:
   """[n, ...] texts: their bytes one after the other, and where each ends."""
 
-  def __init__(self, path: pathlib.Path, shape: Tuple[int, ...]) -> None:
+  def __init__(self, path: pathlib.Path, length: int, shape: Sequence[int]) -> None:
     self._shape = tuple(shape)
-    self._ends = _mapped(path.with_suffix('.ends'), 'int64', [-1])
-    self._bytes = _mapped(path, 'uint8', [-1])
+    self._ends = _mapped(path.with_suffix('.ends'), 'int64', [length * int(np.prod(shape))])
+    self._bytes = _mapped(path, 'uint8', [self._ends[-1]] if len(self._ends) else [-1])
 
   def __getitem__(self, indices: np.ndarray) -> np.ndarray:
     size = int(np.prod(self._shape))

@@ -6,11 +6,12 @@ coins that it began with. They belong to ONE run: two runs with the same coins d
 compose. So a run that begins draws its own, and never takes those of a file.
 """
 
+import hashlib
 import json
 import os
 import pathlib
 import secrets
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Union
 
 from tfdp_adaptive.privacy import marks
 
@@ -71,8 +72,9 @@ class Coins:
   def _begin(self) -> int:
     key = secrets.randbits(_BITS)
     if self._path is not None:
-      content = json.dumps({'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
-                            'plan': marks.line(self._plan), 'records': self._records}).encode()
+      fields = {'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
+                'plan': marks.line(self._plan), 'records': self._records}
+      content = json.dumps({**fields, 'digest': _digest(fields)}).encode()
       flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if self._replace else os.O_EXCL)
       try:
         file = os.open(self._path, flags, 0o600)
@@ -99,13 +101,16 @@ class Coins:
     wanted = f'The coins of a run that goes on must be the file it began with: {self._path}. '
     try:
       content = json.loads(self._path.read_text(encoding='utf-8'))
+      whole = content.pop('digest', None) == _digest(content)
       header, key = (content['format'], content['version']), content['key']
       plan, records = tuple(content['plan']), content.get('records')
       key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
       raise ValueError(f'{wanted}Received: {error!r}.') from error
     if header != (_FORMAT, _VERSION) or key is None:
       raise ValueError(f'{wanted}Received: {header[0]} of version {header[1]}.')
+    if not whole:
+      raise ValueError(f'{wanted}Received: a file that was changed since.')
     if plan != marks.line(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
     if None not in (records, self._records) and records != self._records:
@@ -114,6 +119,10 @@ class Coins:
           f'places they would take part too soon. {wanted}Received: the file of a run on other '
           'records, or in another order.')
     return key
+
+
+def _digest(fields: Dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def of(plan: Any, coins: Any) -> Coins:

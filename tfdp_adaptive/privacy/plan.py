@@ -311,4 +311,4 @@ class PrivacyPlan(ledger.Accounted):
       return cls(**fields)
     except (KeyError, TypeError) as error:
       raise ValueError('The plan in `text` must be what `to_json` wrote. Received: '
-                       f'{str(content["plan"])[:60]} ({error!r}).') from error
+                       f'{str(content.get("plan"))[:60]} ({error!r}).') from error
