@@ -217,8 +217,8 @@ def main() -> None:
   parser.add_argument('tasks', nargs='*', metavar='TASK')
   parser.add_argument('--data', default='shared/data', help='folder of the real data')
   parser.add_argument('--out', default='benchmarks/results/evidence.json')
-  parser.add_argument('--epsilons', type=int, nargs='+', default=[0, 1], metavar='I',
-                      help='0 for the first epsilon of a task, 1 for the second')
+  parser.add_argument('--epsilons', type=int, nargs='+', default=[0, 1, 2], metavar='I',
+                      help='0 for the first epsilon of a task, 1 for the second, ...')
   options = parser.parse_args()
   rows: List[Dict[str, Any]] = []
   if os.path.exists(options.out):
@@ -228,8 +228,10 @@ def main() -> None:
   if set(options.tasks) - set(made):
     parser.error(f'tasks are {", ".join(made)}')
   names = options.tasks or list(made)
-  for i, name in itertools.product(options.epsilons, names):  # First all tasks, then the other.
+  for i, name in itertools.product(options.epsilons, names):  # First all tasks, then the next.
     task = made[name]()
+    if i >= len(task.epsilons):
+      continue
     for method, bands in itertools.product(METHODS, (1, BANDS)):
       epsilon = task.epsilons[i]
       key = dict(task=task.name, epsilon=epsilon, method=method, bands=bands)

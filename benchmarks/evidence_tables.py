@@ -37,7 +37,7 @@ def extract(rows: List[Dict[str, Any]]) -> List[evidence.Row]:
     first = group[0]
     facts = (first['noise_multiplier'] * np.sqrt(first['parameters']) / first['batch_size'],
              rmse[min(rmse)] / rmse[max(rmse)],
-             first['facts']['evenness'], first['facts']['agreement'])
+             first['facts']['evenness'], first['facts']['agreement'], first['batch_size'])
     results = []
     for one in group:
       settings, norm, size = one['settings'], one['facts']['norm'], one['parameters']
@@ -102,7 +102,7 @@ class Row(NamedTuple):
   task: str
   epsilon: float
   start: float
-  facts: Tuple[float, float, float, float]
+  facts: Tuple[float, float, float, float, float]
   results: Tuple[Result, ...]
 
 
@@ -134,20 +134,21 @@ def table(rows: List[evidence.Row]) -> str:
 
 
 def left_out(rows: List[evidence.Row]) -> str:
-  """Share of the best method's gain that the choice made without the task loses on it."""
+  """Share of the best method's gain that is lost by the choice made without a task's family."""
   lines = [f'{"task left out":20} {"eps":>4}  {"best":18} {"chosen":18} {"lost":>7} {"loss +":>7}  '
            f'{"sizes alone":18} {"lost":>7}  ' + ''.join(f'{m[2:]:>9}' for m in METHODS)]
   totals: List[List[float]] = []
   within = 0
   name = lambda key: key[0][2:] + (', banded' if key[1] else '')
+  family = lambda row: row.task.split(',')[0]  # 'scales' and 'scales, narrow' are relatives.
   for one in rows:
-    others = [other for other in rows if other.task != one.task]
+    others = [other for other in rows if family(other) != family(one)]
     losses_of = {(r.method, r.correlated): r.loss for r in one.results}
     best = min(losses_of, key=lambda key: losses_of[key])
     chosen = []
     for facts in (recommendation.Facts(*one.facts), recommendation.Facts(*one.facts[:2])):
       expected, _ = recommendation.expected_losses(facts, others)
-      chosen.append(min(expected, key=lambda key: expected[key]))
+      chosen.append(recommendation.best_of(facts, expected))
     regrets = [recommendation.lost(one, losses_of[key]) for key in (
         *chosen, *((m, False) for m in METHODS))]
     totals.append(regrets)

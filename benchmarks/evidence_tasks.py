@@ -70,6 +70,31 @@ def zipf() -> Task:
               offset=np.log(frequencies))
 
 
+def _relabelled(task: Task, name: str, label: Callable[..., np.ndarray]) -> Task:
+  """At epsilon 4, with `label(rng, x, y)` for y."""
+  rng = np.random.default_rng(9)
+  return task._replace(name=name, epsilons=(4.0,), parts=tuple(
+      (x, label(rng, x, y)) for x, y in task.parts))
+
+
+def zipf_noisy() -> Task:
+  """A fifth of the labels is drawn from the frequencies."""
+  return _relabelled(
+      zipf(), 'zipf classes, noisy',
+      lambda rng, x, y: np.where(rng.random(len(y)) < .2, rng.permutation(y), y))
+
+
+def scales_clean() -> Task:
+  """Labels without noise: those of a linear model that was fitted to all records."""
+  task = scales()
+  x, y = (np.concatenate(values) for values in zip(*task.parts))
+  size = x[:, :-1].std(0)
+  fitted = np.linalg.lstsq(x[:, :-1] / size, y - .5, rcond=None)[0]
+  return _relabelled(
+      task, 'scales, clean',
+      lambda rng, x, y: ((x[:, :-1] / size) @ fitted > 0).astype(np.float32))
+
+
 def regression() -> Task:
   """100 inputs with standard deviations j^-1.5, as in Figure 1 of PAGAN, squared loss."""
   rng = np.random.default_rng(0)
@@ -84,7 +109,7 @@ def _mnist(load: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(load: Any) -> Task:
-  return Task('mnist, linear', (.5, 4.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10)
+  return Task('mnist, linear', (.5, 4.0, 1.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10)
 
 
 def mnist_hidden(load: Any) -> Task:
@@ -111,7 +136,7 @@ def sentiment(load: Any) -> Task:
   records = load.sentiment('pros_cons')
   bags = _bags(load, [text for _, _, text in records], 1000)
   labels = np.array([label for label, _, _ in records], np.float32)
-  return Task('pros and cons', (1.0, 4.0), 256, 300, 'logistic', _parts(bags, labels), 1)
+  return Task('pros and cons', (1.0, 4.0, .25), 256, 300, 'logistic', _parts(bags, labels), 1)
 
 
 def sites(load: Any) -> Task:
@@ -132,7 +157,7 @@ def ratings(load: Any) -> Task:
   index[kept] = np.arange(len(kept))
   rows = index[data['item']] >= 0
   x = np.eye(500, dtype=np.float32)[index[data['item'][rows]]]
-  return Task('ratings of films', (1.0, 4.0), 256, 300, 'logistic',
+  return Task('ratings of films', (1.0, 4.0, .25), 256, 300, 'logistic',
               _parts(x, (data['rating'][rows] >= 8).astype(np.float32)), 1)
 
 
@@ -147,7 +172,8 @@ def letters(load: Any) -> Task:
   return Task('letters', (1.0, 4.0), 256, 300, 'softmax', _parts(x, codes[at]), len(alphabet))
 
 
-MADE_UP: Tuple[Callable[[], Task], ...] = (scales, scales_narrow, zipf, regression)
+MADE_UP: Tuple[Callable[[], Task], ...] = (
+    scales, scales_narrow, zipf, regression, zipf_noisy, scales_clean)
 REAL: Tuple[Callable[[Any], Task], ...] = (mnist, mnist_hidden, sentiment, sites, ratings, letters)
 
 

@@ -97,6 +97,47 @@ def test_agreement_has_no_bias_of_few_records():
                   for _ in range(300)]) < .05
 
 
+def test_noise_to_signal_is_that_of_a_step():
+  rng = np.random.default_rng(2)
+  size, batch, sigma = 40, 8, .7
+  sizes = np.geomspace(1, .01, size)
+  records = lambda count: (rng.normal(size=[count, size]) + .2) * sizes
+  known = recommendation.facts_of(records(50_000))
+  facts = recommendation.Facts(sigma * math.sqrt(size) / batch, 1.0, **known, batch_size=batch)
+  norm = math.sqrt(1.04 * np.square(sizes).sum())
+  signal = np.mean([np.square(records(batch).mean(0)).sum() for _ in range(4000)])
+  # Noise that is proportional to the roots of the sizes, scaled to cost as much as a ball's.
+  shape = np.sqrt(sizes * sizes.sum() / np.square(sizes).sum())
+  noise = np.square(sigma * norm / batch * shape).sum()
+  assert facts.noise_to_signal == pytest.approx(math.sqrt(noise / signal), rel=.03)
+  assert recommendation.Facts(.1, 1.0, .5, None, 8).noise_to_signal is None
+
+
+def test_where_steps_are_noise_nothing_is_made_of_second_moments(monkeypatch):
+  # Scale-then-privatize was best where steps are signal, bias correction where they are noise.
+  monkeypatch.setattr(evidence, 'ROWS', (
+      row('signal', (.1, 1.0, .5, .05, 256), DPAdamSTP=.2),
+      row('noise', (3.0, 1.0, .5, .05, 256), DPAdamBC=.2, DPAdam=.3)))
+  alone = dict(TASK, gradients=gradients(.1), mechanism=tfdp.mechanisms.IndependentGaussian())
+  found = [tfdp.recommend(**dict(alone, batch_size=size)) for size in (256, 2)]
+  assert [one.method for one in found] == ['DPAdamSTP', 'DPAdam']
+  assert {method for method, _ in found[1].expected} == {'DPSGD', 'DPAdam'}
+  assert [one.like[0][0] for one in found] == ['signal', 'noise']
+  assert 'left out' in found[1].reasons[-1] and 'left out' not in found[0].reasons[-1]
+
+
+@pytest.mark.parametrize('method, evenness, saving, correlated', [
+    ('DPAdamSTP', .6, 1.6, True), ('DPAdamSTP', .3, 1.6, False), ('DPAdamSTP', .6, 1.4, False),
+    ('DPAdamSTP', None, 1.6, False), ('DPSGD', .3, 1.6, True), ('DPAdamBC', None, 1.6, True)])
+def test_banded_noise_where_sums_gain_and_second_moments_lose_little(
+    method, evenness, saving, correlated):
+  facts = recommendation.Facts(.1, saving, evenness)
+  expected = {(method, False): .1, (method, True): .2, ('DPAdam', False): .3}
+  assert recommendation.best_of(facts, expected) == (method, correlated)
+  del expected[method, True]  # Another mechanism was asked for.
+  assert recommendation.best_of(facts, expected) == (method, False)
+
+
 def test_plan_settings_and_clip_norms_fit_together(two):
   sgd, result = two
   assert .98 < result.plan.epsilon() <= 1 and result.plan.target_delta == 1e-5

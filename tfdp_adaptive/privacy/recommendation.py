@@ -28,6 +28,9 @@ from tfdp_adaptive.privacy import sampling as sampling_lib
 _WIDTHS = (.5, .15, .4, .6)
 _FAR = 2.0  # Distance to the nearest task from which on there is no evidence.
 _BANDS = 16
+_ROBUST = ('DPSGD', 'DPAdam')  # What remains where a step is more noise than signal.
+_SAVING = 1.5  # Error of independent noise over that of banded noise, from which on it is worth it.
+_EVEN = .5  # Evenness from which on second moments have little to find.
 _DEGENERATE = 10.0  # Times the noise floor, from which on epsilon scales most coordinates.
 Range = Tuple[float, float]
 
@@ -42,12 +45,28 @@ class Facts(NamedTuple):
       coordinate j: 1 where all are of one size.
     agreement: Squared norm of the expected gradient over the expected squared norm: 1
       where all records have the same gradient.
+    batch_size: B.
   """
 
   noise: float
   correlation: float
   evenness: Optional[float] = None
   agreement: Optional[float] = None
+  batch_size: Optional[float] = None
+
+  @property
+  def noise_to_signal(self) -> Optional[float]:
+    """Of one step, in the best geometry of single coordinates; None if it is not known.
+
+    The mean of B records keeps `sqrt(a + (1 - a) / B)` of a record's norm, a the agreement; and
+    noise in the shape of the coordinates' sizes is `sqrt(evenness)` times that of a ball (the
+    factor of PAGAN's bound). From 1 on second moments of releases are mostly noise in any
+    geometry, and scaling or correcting by them has nothing to go by.
+    """
+    if self.evenness is None or self.agreement is None or self.batch_size is None:
+      return None
+    kept = self.agreement + (1 - self.agreement) / self.batch_size
+    return self.noise * math.sqrt(self.evenness / kept)
 
   def distance(self, other: 'Facts') -> float:
     """Euclidean, in widths, over what both know."""
@@ -172,10 +191,22 @@ def lost(row: evidence.Row, loss: float) -> float:
   return min((loss - best) / max(row.start - best, 1e-12), 1.0)
 
 
+def _drowned(facts: Facts) -> Optional[bool]:
+  """Whether a step is more noise than signal; None if that is not known."""
+  ratio = facts.noise_to_signal
+  return None if ratio is None else ratio >= 1
+
+
 def expected_losses(
     facts: Facts, rows: Sequence[evidence.Row]
     ) -> Tuple[Dict[Tuple[str, bool], float], List[Tuple[float, evidence.Row]]]:
-  """Mean share of the gain lost, for every choice, weighted by likeness; the weights."""
+  """Mean share of the gain lost, for every choice, weighted by likeness; the weights.
+
+  Where a step is known to be more noise than signal, only evidence of such tasks counts, and
+  only methods that need no second moment to be right are left; elsewhere only that of others.
+  """
+  drowned = _drowned(facts)
+  rows = [row for row in rows if drowned in (None, _drowned(Facts(*row.facts)))] or rows
   distances = [facts.distance(Facts(*row.facts)) for row in rows]
   nearest = min(distances)
   weights = [math.exp(-.5 * (d**2 - nearest**2)) for d in distances]  # The nearest counts 1.
@@ -183,9 +214,25 @@ def expected_losses(
   for weight, row in zip(weights, rows):
     for one in row.results:
       key = one.method, one.correlated
+      if drowned and one.method not in _ROBUST:
+        continue
       totals[key] = totals.get(key, 0.0) + weight * lost(row, one.loss)
   expected = {key: total / sum(weights) for key, total in totals.items()}
   return expected, sorted(zip(weights, rows), key=lambda pair: -pair[0])
+
+
+def best_of(facts: Facts, expected: Dict[Tuple[str, bool], float]) -> Tuple[str, bool]:
+  """(method, whether its noise is correlated) of `expected_losses`.
+
+  Banded noise has smaller sums and larger steps. Where it saves much in sums, it is taken by
+  methods without a second moment and by those that subtract the noise's part; by others
+  only where coordinates are even, so that little is lost if second moments see more noise.
+  """
+  method, correlated = min(expected, key=lambda key: expected[key])
+  spared = method in ('DPSGD', 'DPAdamBC') or (facts.evenness or 0) >= _EVEN
+  if facts.correlation >= _SAVING and spared and (method, True) in expected:
+    correlated = True
+  return method, correlated
 
 
 def recommend(
@@ -255,13 +302,14 @@ def recommend(
   first = plans.get(False) or plans[True]
   errors = {key: plan.noise_multiplier * plan.mechanism.rmse(steps) for key, plan in plans.items()}
   facts = Facts(_noise(first) * math.sqrt(parameters),
-                errors[False] / errors[True] if len(errors) == 2 else 1.0, **known)
+                errors[False] / errors[True] if len(errors) == 2 else 1.0,
+                batch_size=batch_size, **known)
   expected, weighted = expected_losses(facts, evidence.ROWS)
   unstable = {correlated for correlated, plan in plans.items() if advice.STABLE <= (
       _noise(plan) * math.sqrt(parameters) * float(np.max(plan.mechanism.row_norms(steps))))}
   expected = {key: value for key, value in expected.items() if key[1] in plans
               and not (key[0] == 'DPAdamSTP' and key[1] in unstable)}
-  best = min(expected, key=lambda key: expected[key])
+  best = best_of(facts, expected)
   warnings = _warnings(facts, weighted, gradient_norm is None)
   if unstable:
     warnings.append('Scale-then-privatize is left out where its noise would feed itself: clip norm '
@@ -352,10 +400,16 @@ def _described(
              f'Noise of all coordinates over the clip norm is {facts.noise:.3g}.']
   if facts.correlation != 1.0:
     reasons.append(f'Prefix sums of independent noise have {facts.correlation:.2f} times the error '
-                   'of banded noise with cyclic sampling.')
+                   'of banded noise with cyclic sampling'
+                   + (', and little is lost by its larger steps.' if correlated else '.'))
   if facts.evenness is not None:
     reasons.append(f'Evenness of the coordinates is {facts.evenness:.2g} (1: all of one size)' + (
         '.' if facts.agreement is None else f', agreement of the records {facts.agreement:.2g}.'))
+  if facts.noise_to_signal is not None:
+    reasons.append(f'Noise over signal of a step, in the best geometry, is '
+                   f'{facts.noise_to_signal:.2g}' + (
+                       ': second moments are mostly noise, so methods that scale or correct by '
+                       'them are left out.' if _drowned(facts) else '.'))
   if method == 'DPAdamSTP' and noise_floor >= advice.STABLE:
     warnings.append(f'clip norm x noise multiplier / B is {noise_floor:.2g} in scaled units: from '
                     '1 on scale-then-privatize is unstable. Begin with a smaller clip norm.')

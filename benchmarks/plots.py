@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of what `evidence.py`, `studies.py` and `abstracts.py` found, for the documentation.
+
+    PYTHONPATH=. python benchmarks/plots.py [--results FOLDER] [--out FOLDER] [PICTURE ...]
+
+trains nothing.
+"""
+
+import argparse
+import json
+import pathlib
+from typing import Any, Dict, List
+
+import abstracts
+import evidence_tables
+import matplotlib
+import numpy as np
+import studies
+
+from tfdp_adaptive.privacy import recommendation
+
+matplotlib.use('Agg')
+from matplotlib import pyplot
+
+COLORS = {'DPSGD': '#777777', 'DPAdam': '#1f77b4', 'DPAdamBC': '#2ca02c', 'DPAdamSTP': '#d62728'}
+
+
+def _read(folder: pathlib.Path, name: str) -> List[Dict[str, Any]]:
+  return json.loads((folder / f'{name}.json').read_text(encoding='utf-8'))
+
+
+def evidence(folder: pathlib.Path) -> Any:
+  """Every method's loss over that of the best one, a line per task."""
+  groups = evidence_tables.grouped(_read(folder, 'evidence'))
+  facts = {(one.task, one.epsilon): recommendation.Facts(*one.facts)
+           for one in evidence_tables.extract(_read(folder, 'evidence'))}
+  keys = sorted(groups, key=lambda key: facts[key].noise_to_signal)
+  figure, axes = pyplot.subplots(figsize=(7.5, .36 * len(keys) + 1.3))
+  for y, key in enumerate(keys):
+    best = min(one['loss'] for one in groups[key])
+    for one in groups[key]:
+      banded = one['bands'] > 1
+      axes.errorbar(
+          one['loss'] / best, y + (.17 if banded else -.17), xerr=one['interval'] / best,
+          fmt='D' if banded else 'o', ms=5, lw=.8, color=COLORS[one['method']],
+          mfc='white' if banded else None, alpha=.9,
+          label=None if y else one['method'] + (', banded' if banded else ''))
+  axes.set_yticks(range(len(keys)), [
+      f'{key[0]}, {key[1]:g}  ({facts[key].noise_to_signal:.2f}, {facts[key].evenness:.2f})'
+      for key in keys])
+  axes.set_xscale('log')
+  ticks = [1, 1.2, 1.5, 2, 3, 5]
+  axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+  axes.minorticks_off()
+  axes.set_xlabel('test loss over that of the best method (95% intervals)')
+  axes.set_title('task, epsilon (noise over signal of a step, evenness of coordinates)', fontsize=9)
+  axes.grid(axis='x', alpha=.3)
+  axes.legend(fontsize=7, loc='upper right')
+  return figure
+
+
+def of_studies(folder: pathlib.Path) -> Any:
+  """Test losses of the methods of every study that is whole."""
+  rows = _read(folder, 'studies')
+  panels: Dict[Any, List[Dict[str, Any]]] = {}
+  for one in rows:
+    panels.setdefault((one['study'], one['task'], one['epsilon']), []).append(one)
+  panels = {key: found for key, found in panels.items() if len(found) > 2}
+  figure, every = pyplot.subplots(1, len(panels), figsize=(2.7 * len(panels) + .6, 2.5))
+  for axes, ((study, task, epsilon), found) in zip(every, panels.items()):
+    methods = [m for m in studies.METHODS[study] if any(one['method'] == m for one in found)]
+    for y, method in enumerate(methods):
+      one = next(one for one in found if one['method'] == method)
+      axes.errorbar(one['loss'], -y, xerr=one['interval'], fmt='o', ms=5, color='#1f77b4')
+    axes.set_yticks([-y for y in range(len(methods))], [
+        m.replace('DP2RMSprop, ', 'DP2, ').replace('DPAdamW, corrected', 'DPAdamW-BC')
+        for m in methods], fontsize=7)
+    axes.set_ylim(-len(methods) + .5, .5)
+    axes.tick_params(axis='x', labelsize=7)
+    axes.locator_params(axis='x', nbins=4)
+    axes.set_title(f'{study.replace("_", " ")}: {task}, epsilon {epsilon:g}', fontsize=8)
+    axes.set_xlabel('test loss', fontsize=8)
+    axes.grid(axis='x', alpha=.3)
+  return figure
+
+
+def of_abstracts(folder: pathlib.Path) -> Any:
+  """Figure 3 in miniature, and beside it Figures 4 and 6."""
+  rows = [one for one in _read(folder, 'abstracts') if one['seed'] in abstracts.TEST_SEEDS]
+  figure, (left, middle, right) = pyplot.subplots(
+      1, 3, figsize=(11, 3.1), gridspec_kw=dict(width_ratios=[2.2, 1, 1]))
+  methods = [m for m in abstracts.KINDS if any(one['method'] == m for one in rows)]
+  styles = dict(independent='o', banded='D', blt='s', none='*')
+  for noise, marker in styles.items():
+    places, values = [], []
+    for y, method in enumerate(methods):
+      found = [one['test'] for one in rows if (one['method'], one['noise']) == (method, noise)]
+      places += [-y] * len(found)
+      values += found
+    left.plot(values, places, marker, ms=6, mfc='none', label=f'{noise} noise' if noise != 'none'
+              else 'without noise')
+  left.set_yticks([-y for y in range(len(methods))], [
+      m + (' (not private)' if m in (*abstracts.IDEALS, *abstracts.WITHOUT_NOISE) else '')
+      for m in methods], fontsize=8)
+  left.set_xlabel('test loss, nats per word (two runs each)', fontsize=8)
+  left.legend(fontsize=7)
+  left.grid(axis='x', alpha=.3)
+  for one in rows:
+    if one['negative'] and one['seed'] == abstracts.TEST_SEEDS[0]:
+      middle.plot([int(t) for t in one['negative']], list(one['negative'].values()),
+                  styles[one['noise']] + '-', ms=4, mfc='none', label=one['noise'])
+  middle.set_title('negative after bias correction', fontsize=8)
+  middle.set_xlabel('step', fontsize=8)
+  middle.set_ylabel('share of coordinates', fontsize=8)
+  middle.legend(fontsize=7)
+  roots = next((one['roots'] for one in rows if one['method'] == 'Adam'), None)
+  if roots:
+    right.plot(np.linspace(0, 1, len(roots)), np.maximum(roots, 1e-6), label='without noise')
+    for noise in abstracts.NOISES:
+      sigma = next((one['noise_multiplier'] for one in rows if one['noise'] == noise), None)
+      if sigma:
+        right.axhline(sigma / abstracts.BATCH, lw=.8, ls=':' if noise == 'blt' else '--',
+                      color='black', label=f'noise, {noise}')
+    right.set_yscale('log')
+    right.set_title('root of the second moment, in clip norms', fontsize=8)
+    right.set_xlabel('share of coordinates below', fontsize=8)
+    right.legend(fontsize=7)
+  return figure
+
+
+PICTURES = dict(evidence=evidence, studies=of_studies, abstracts=of_abstracts)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('pictures', nargs='*', metavar='PICTURE', help=f'of {", ".join(PICTURES)}')
+  parser.add_argument('--results', type=pathlib.Path, default=pathlib.Path('benchmarks/results'))
+  parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('docs'))
+  options = parser.parse_args()
+  for name in options.pictures or PICTURES:
+    figure = PICTURES[name](options.results)
+    figure.tight_layout()
+    figure.savefig(options.out / f'{name}.png', dpi=100)
+
+
+if __name__ == '__main__':
+  main()
