@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.audit import subjects
+from tfdp_adaptive.audit import watched as watched_lib
 from tfdp_adaptive.keras_adapter import model as model_lib
 from tfdp_adaptive.privacy import marks
 
@@ -40,7 +41,7 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
     raise ValueError('`subject` must be a model that was not trained yet: compile it again, with a '
                      f'new optimizer. Received: a model after {optimizer.steps_done} steps.')
   hidden, plan = optimizer._hidden, optimizer.plan
-  watched = subjects.Watched(optimizer.rule, optimizer.l2_norm_clip)
+  watched = watched_lib.Watched(optimizer.rule, optimizer.l2_norm_clip)
   variables = list({id(v): v for v in [
       *tf.nest.flatten(hidden.state), hidden.run.watched, *own.variables,
       optimizer.iterations]}.values())
@@ -65,7 +66,7 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
     weights = marks.write(weights, plan, row) if marked else np.asarray(weights, np.float32)
     given = tensors, tf.constant(records[:, 0].astype(np.int64)), tf.constant(weights)
     if not others:
-      others.extend(subjects.captured(step.get_concrete_function(*given), variables))
+      others.extend(watched_lib.captured(step.get_concrete_function(*given), variables))
     return step(*given)
 
   update = hidden.update

@@ -12,13 +12,13 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import trees
+from tfdp_adaptive.audit import watched as watched_lib
 from tfdp_adaptive.keras_adapter import model as model_lib
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
 from tfdp_adaptive.mechanisms import independent
@@ -206,69 +206,6 @@ def _claims(
       steps=privatizer.steps, plan=plan)
 
 
-class Watched:
-  """Keeps what a rule's update is given while it is traced.
-
-  Attributes:
-    seen: All of a step, which begins by making it empty.
-    held: Whether the rule gets fixed numbers instead.
-  """
-
-  def __init__(self, rule: contract.Rule, l2_norm_clip: float) -> None:
-    self._rule, self._l2_norm_clip = rule, l2_norm_clip
-    self.seen: Tuple[Any, ...] = ()
-    self.held = tf.Variable(False, trainable=False)
-
-  def update(
-      self, state: Any, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
-    self.seen += tuple(
-        (release.mean, release.variance, release.second, release.second_variance,
-         self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32),
-         release.rider, release.rider_variance)
-        for release, query in zip(releases, self._rule.query(state, public)))
-    fixed = lambda tree: trees.map(lambda t: tf.where(self.held, tf.ones_like(t), t), tree)
-    releases = tuple(
-        release._replace(mean=fixed(release.mean), second=fixed(release.second),
-                         rider=fixed(release.rider)) for release in releases)
-    return self._rule.update(state, releases, public)
-
-  def written(
-      self, model: Any, optimizer: Any, variables: Sequence[Any], run: Any,
-      others: Sequence[Tuple[Any, Any]]) -> Callable[..., Dict[str, np.ndarray]]:
-    """`Run.written` of a model's training step.
-
-    Args:
-      model: The model.
-      optimizer: Its optimizer, whose clean past is no release.
-      variables: What `run` takes and returns.
-      run: `Run.step`.
-      others: `captured` by it; filled by its first run at the latest.
-    """
-    def step(tensors: Any, records: Any, weights: Any, row: int) -> Dict[str, np.ndarray]:
-      if not others:
-        run(tensors, records, weights, row)
-      for variable, value in others:
-        variable.assign(value)
-      self.held.assign(True)
-      _, after = run(tensors, records, weights, row)
-      self.held.assign(False)
-      left = [*zip(variables, after), *((v, tf.convert_to_tensor(v)) for v, _ in others)]
-      private = {id(compat.raw_variable(v)) for v in (
-          self.held, *tf.nest.flatten(optimizer._hidden.state[1].secret),
-          *(v for metric in model.metrics for v in metric.variables))}
-      return {f'{getattr(v, "path", v.name)} ({i})': np.asarray(value)
-              for i, (v, value) in enumerate(left) if id(compat.raw_variable(v)) not in private}
-
-    return step
-
-
-def captured(traced: Any, variables: Sequence[Any]) -> Sequence[Tuple[Any, Any]]:
-  """What else than `variables` a traced step reads or writes, with the values of now."""
-  known = {id(compat.raw_variable(v)) for v in variables}
-  return [(v, tf.convert_to_tensor(v)) for v in traced.graph.variables if id(v) not in known]
-
-
 class Run(NamedTuple):
   fresh: Any  # key -> tensors
   step: Any  # (tensors, records, weights, row) -> (seen, tensors)
@@ -293,7 +230,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
   optimizer.build(model.trainable_variables)
   hidden = optimizer._hidden
-  watched = Watched(optimizer.rule, optimizer.l2_norm_clip)
+  watched = watched_lib.Watched(optimizer.rule, optimizer.l2_norm_clip)
   hidden.update = watched.update
   variables = tf.nest.flatten(hidden.state) + list(model.trainable_variables)
   initial = [tf.convert_to_tensor(v) for v in variables]
@@ -320,7 +257,8 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     return watched.seen, [tf.convert_to_tensor(v) for v in variables]
 
   run, traced = _with_shapes(step, initial, size, optimizer.plan)
-  written = watched.written(model, optimizer, variables, run, captured(traced, variables))
+  others = watched_lib.captured(traced, variables)
+  written = watched.written(model, optimizer, variables, run, others)
   return Subject(claims_of(optimizer), size, optimizer.rule.asks,
                  Run(fresh, run, with_secret_of, sized=True, written=written))
 
@@ -328,7 +266,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
 def _of_query(query: Any) -> Subject:
   rule, privatizer, specs = query._rule, query._privatizer, query._specs
   sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
-  watched = Watched(rule, privatizer._l2_norm_clip)
+  watched = watched_lib.Watched(rule, privatizer._l2_norm_clip)
   query = copy.copy(query)
   query._rule = rule._replace(update=watched.update)
 
