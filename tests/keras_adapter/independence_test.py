@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras_adapter import independence
+from tfdp_adaptive.keras_adapter import thresholds
 
 keras = compat.keras
 layers = keras.layers
@@ -240,3 +241,17 @@ def test_mixing_is_found_in_large_models_by_fewer_runs(name, monkeypatch):
   monkeypatch.setattr(independence, '_HEAVY', 0)
   with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example'):
     tfdp.validate_model(MIXING[name]())
+
+
+def test_constants_are_those_that_data_are_compared_with():
+  """No batch decides what dropout drops; a batch of each constant would be tried for nothing."""
+  drop = layers.Dropout(0.375)
+
+  def compares(x):
+    drawn = tf.random.uniform([3, 2], 1.0, 3.0)
+    return (drop(x, training=True), tf.nn.dropout(x, 0.25), drawn < 1.25, 2 < drawn + 1,
+            x > 0.75, drawn * x > 0.625, tf.math.floormod(tf.constant([1]) + 2, 3))
+
+  function = tf.function(compares, autograph=False).get_concrete_function(tf.TensorSpec([3, 2]))
+  found = thresholds.find(function)
+  assert found.reals == [0.75, 0.625] and 3 not in found.integers

@@ -4,19 +4,23 @@
 Code that does something else for a certain word, above some size of the batch, or from
 some step on does it for batches that nobody makes up by chance; fuzzers of programs take
 such constants from the program, too. Followed are constants that a comparison, a
-remainder or a quotient takes directly or through a cast.
+remainder or a quotient takes directly or through a cast. Comparisons of random draws and
+constants alone are none of them: no batch decides these.
 """
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp_adaptive.keras_adapter import draws
 
 _COMPARE = frozenset((
     'Less', 'LessEqual', 'Greater', 'GreaterEqual', 'Equal', 'NotEqual', 'ApproximateEqual',
     'FloorMod', 'Mod', 'TruncateMod', 'FloorDiv', 'TruncateDiv', 'Minimum', 'Maximum'))
 _NOT_FINITE = {'IsInf': np.inf, 'IsFinite': np.inf}
 _PASS = ('Identity', 'Cast')
+_SCALES = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub')
 _MOST = 16  # Of each kind.
 
 
@@ -84,12 +88,28 @@ def _real(array: np.ndarray) -> bool:
 
 def _compared(nodes: Iterable[Any]) -> Iterable[np.ndarray]:
   by_name = {node.name: node for node in nodes}
+  find = lambda name: by_name.get(name.split(':')[0])
   for node in by_name.values():
     if node.op in _NOT_FINITE:
       yield np.array(_NOT_FINITE[node.op])
-    for name in node.input if node.op in _COMPARE else ():
-      source = by_name.get(name.split(':')[0])
+    compared = [find(name) for name in node.input] if node.op in _COMPARE else []
+    if not any(_has_data(source, find) for source in compared):
+      continue
+    for source in compared:
       while source is not None and source.op in _PASS:
-        source = by_name.get(source.input[0].split(':')[0])
+        source = find(source.input[0])
       if source is not None and source.op == 'Const':
         yield tf.make_ndarray(source.attr['value'].tensor)
+
+
+def _has_data(node: Any, find: Callable[[str], Any]) -> bool:
+  """Whether a node is made of more than constants and random draws, as masks of dropout are."""
+  waiting, seen = [node], set()
+  while waiting:
+    node = waiting.pop()
+    if node is not None and node.op in _SCALES:
+      waiting += [find(name) for name in node.input if name not in seen]
+      seen.update(node.input)
+    elif node is None or node.op not in ('Const', 'Rank') and not draws.is_draw(node):
+      return True
+  return False
