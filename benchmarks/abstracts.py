@@ -56,7 +56,8 @@ def _floors(rule: Any, *times: float, **more: Any) -> Tuple[Kind, ...]:
 
 def _scaled(rule: Any, **more: Any) -> Tuple[Kind, ...]:
   return tuple(Kind(
-      lambda floor, size: rule(epsilon=1e-8, scale_epsilon=.03 / np.sqrt(size), **more),
+      lambda floor, size: rule(
+          epsilon=.03 / np.sqrt(size) if more else 1e-8, scale_epsilon=.03 / np.sqrt(size), **more),
       f'clip norm {c:g} sqrt(m)', c) for c in (1.0, 4.0))  # 4 is B^(1/4).
 
 
@@ -65,9 +66,9 @@ METHODS = {
     'DP-SGD': tuple(Kind(lambda floor, size, m=m: rules.dp_sgd(m), f'momentum {m:g}', 0.0, 1 - m)
                     for m in (0.0, .9)),
     'post-processing': _floors(rules.dp_adam, .1, 1.0),
-    'independent moments': _floors(rules.dp_adam_ime, 3.0, 10.0),
+    'scale-then-privatize': _scaled(rules.scale_then_privatize),
     'bias correction': _floors(rules.dp_adam_bc, .3, 1.0),
-    'scale-then-privatize': _scaled(rules.scale_then_privatize)}
+    'independent moments': _floors(rules.dp_adam_ime, 3.0, 10.0)}
 WITHOUT_NOISE = {'SGD': 'DP-SGD', 'Adam': 'post-processing'}
 IDEALS = {  # Diagnostics without privacy: (of which method, kinds).
     'noiseless preconditioner': (
@@ -196,8 +197,8 @@ def missing(rows: List[Dict[str, Any]]) -> Iterator[Tuple[str, str, int, float, 
       if not of(method, noise, seed=seed):
         yield method, noise, like['kind'], like['rate'], seed
 
-  cells = [(m, n) for n in (NOISES[0], 'none', *NOISES[1:])
-           for m in (WITHOUT_NOISE if n == 'none' else [*METHODS, *IDEALS])]
+  cells = [(m, NOISES[0]) for m in (*METHODS, *IDEALS)] + [(m, 'none') for m in WITHOUT_NOISE]
+  cells += [(m, n) for names in (METHODS, IDEALS) for n in NOISES[1:] for m in names]
   for method, noise in cells:
     if method in IDEALS:
       yield from tests(method, noise, best(IDEALS[method][0], noise))

@@ -66,8 +66,11 @@ def of_studies(folder: pathlib.Path) -> Any:
   for one in rows:
     panels.setdefault((one['study'], one['task'], one['epsilon']), []).append(one)
   panels = {key: found for key, found in panels.items() if len(found) > 2}
-  figure, every = pyplot.subplots(1, len(panels), figsize=(2.7 * len(panels) + .6, 2.5))
-  for axes, ((study, task, epsilon), found) in zip(every, panels.items()):
+  lines = -(-len(panels) // 4)
+  figure, every = pyplot.subplots(lines, 4, figsize=(11.4, 2.4 * lines))
+  for axes in every.flat[len(panels):]:
+    axes.set_axis_off()
+  for axes, ((study, task, epsilon), found) in zip(every.flat, panels.items()):
     methods = [m for m in studies.METHODS[study] if any(one['method'] == m for one in found)]
     for y, method in enumerate(methods):
       one = next(one for one in found if one['method'] == method)
@@ -97,6 +100,8 @@ def of_abstracts(folder: pathlib.Path) -> Any:
       found = [one['test'] for one in rows if (one['method'], one['noise']) == (method, noise)]
       places += [-y] * len(found)
       values += found
+    if not values:
+      continue
     left.plot(values, places, marker, ms=6, mfc='none', label=f'{noise} noise' if noise != 'none'
               else 'without noise')
   left.set_yticks([-y for y in range(len(methods))], [
@@ -116,13 +121,10 @@ def of_abstracts(folder: pathlib.Path) -> Any:
   roots = next((one['roots'] for one in rows if one['method'] == 'Adam'), None)
   if roots:
     right.plot(np.linspace(0, 1, len(roots)), np.maximum(roots, 1e-6), label='without noise')
-    for noise in abstracts.NOISES:
-      sigma = next((one['noise_multiplier'] for one in rows if one['noise'] == noise), None)
-      if sigma:
-        right.axhline(sigma / abstracts.BATCH, lw=.8, ls=':' if noise == 'blt' else '--',
-                      color='black', label=f'noise, {noise}')
+    sigma = next(one['noise_multiplier'] for one in rows if one['noise'] == 'independent')
+    right.axhline(sigma / abstracts.BATCH, lw=.8, ls='--', color='black', label='private noise')
     right.set_yscale('log')
-    right.set_title('root of the second moment, in clip norms', fontsize=8)
+    right.set_title('root of second moment, clip norms', fontsize=8)
     right.set_xlabel('share of coordinates below', fontsize=8)
     right.legend(fontsize=7)
   return figure

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two claims of papers on small tasks: weight decay with bias correction, and delays.
+"""Claims of papers on small tasks: weight decay with bias correction, delays, what to subtract.
 
     PYTHONPATH=. python benchmarks/studies.py [--data FOLDER] [--out FILE] [STUDY ...]
 
 *weight_decay*: DP-Adam and DP-AdamW, each with and without the noise subtracted from the second
 moment (arXiv:2511.07843 says that subtracting it hurts with weight decay). *delays*: DP2, its two
 ablations and what it is compared with in its Table 1, on 10 epochs of batches of 128.
+*subtracted*: DP-AdamBC that subtracts none of the noise's variance, half, all or twice of it
+(Figure 3 of Tang and Lecuyer says that all is best).
 Training is that of `evidence.py`, with its rules for tuning: within a study every method has
 a grid of the same size, chosen by one run, and five further runs are reported. It goes
 on where it was interrupted, and prints tables of all that is there.
@@ -31,10 +33,12 @@ DELAYS = (.5, 1.0, 2.0)  # In epochs.
 METHODS = dict(
     weight_decay=('DPAdam', 'DPAdamBC', 'DPAdamW', 'DPAdamW, corrected'),
     delays=('DPSGD', 'DPRMSprop', 'DPAdamSTP', 'DP2RMSprop', 'DP2RMSprop, extra query',
-            'DP2RMSprop, noise first'))
+            'DP2RMSprop, noise first'),
+    subtracted=('none', 'half', 'all', 'twice'))
 TASKS = dict(
     weight_decay=(('sentiment', 1.0), ('mnist', 1.0), ('mnist_hidden', 1.0)),
-    delays=(('ratings', 3.0), ('sentiment', 3.0), ('sites', 3.0)))
+    delays=(('ratings', 3.0), ('sentiment', 3.0), ('sites', 3.0)),
+    subtracted=(('scales', 1.0), ('regression', 1.0), ('mnist', 1.0)))
 
 
 def weight_decay(
@@ -85,6 +89,21 @@ def delays(method: str, task: evidence_tasks.Task, norm: float, floor: float) ->
         steps, steps, relative_adaptive_learning_rate=epsilon if 'rho' in more else 1 / clip,
         **more), dict(delay=delay, floors=e, kept=kept)))
   return evidence.Grid(tuple(rules), norm * np.ones(1), evidence.SGD_STEPS)
+
+
+def subtracted(
+    method: str, task: evidence_tasks.Task, norm: float, floor: float) -> evidence.Grid:
+  """84 settings: 2 epsilons x 6 clip norms x 7 rates."""
+  del task
+  share = dict(zip(METHODS['subtracted'], (0.0, .5, 1.0, 2.0)))[method]
+
+  def make(epsilon: float) -> Any:
+    rule = tfdp.rules.dp_adam_bc(epsilon=epsilon)
+    return rule._replace(update=lambda state, releases, public=(): rule.update(
+        state, tuple(r._replace(variance=share * r.variance) for r in releases), public))
+
+  rules = tuple((make(e * floor), dict(floors=e)) for e in (.1, 1.0))
+  return evidence.Grid(rules, norm * np.array(SIX), RATES)
 
 
 def row(study: str, task: evidence_tasks.Task, epsilon: float, method: str) -> Dict[str, Any]:

@@ -59,9 +59,9 @@ class Facts(NamedTuple):
     """Of one step, in the best geometry of single coordinates; None if it is not known.
 
     The mean of B records keeps `sqrt(a + (1 - a) / B)` of a record's norm, a the agreement; and
-    noise in the shape of the coordinates' sizes is `sqrt(evenness)` times that of a ball (the
-    factor of PAGAN's bound). From 1 on second moments of releases are mostly noise in any
-    geometry, and scaling or correcting by them has nothing to go by.
+    the least noise that an ellipsoid can need (PASAN's, whose axes go with the roots of the
+    coordinates' sizes) is `sqrt(evenness)` times that of a ball. From 1 on second moments of
+    releases are mostly noise in any such geometry, and say little to scale or correct by.
     """
     if self.evenness is None or self.agreement is None or self.batch_size is None:
       return None
