@@ -13,6 +13,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.rules import kfc
 from tfdp_adaptive.rules import kronecker
 
 SHAPES = ((1,), (2, 2))
@@ -132,6 +133,27 @@ def test_what_is_not_finite_leaves_the_geometry_as_it_is():
                  np.random.default_rng(0).normal(size=(3, 2)), 0.0, 0.0)
   after = follow(rule, state, np.full((3, 2), np.nan), 0.0, 0.0)
   np.testing.assert_array_equal(after.left[0].scale, state.left[0].scale)
+
+
+@pytest.mark.parametrize('make', [rules.dp_shampoo, rules.dp_soap, rules.dp_kfc],
+                         ids=lambda make: make.__name__)
+@pytest.mark.parametrize('size, variance', [
+    (0.0, 0.0), (0.0, 1.0), (1e25, 1.0), (1e-42, 0.0), (1e-3, 1e30)])
+def test_scales_of_any_rank_stay_finite_whatever_comes(make, size, variance):
+  """Empty batches, huge and denormal releases, nothing but noise."""
+  shapes = (), (3,), (2, 3), (2, 2, 3, 4), (2, 1, 3, 2, 4)
+  rule, rng = privatizer.bound(make(refresh_every=1)), np.random.default_rng(0)
+  state = rule.init(tuple(tf.TensorSpec(shape, tf.float32) for shape in shapes))
+  public = () if rule.public is None else tuple(
+      tuple(tf.constant(size * (np.eye(*side) if len(side) == len(pair) == 2 else np.ones(side)),
+                        tf.float32) for side in pair) for pair in map(kfc.sides, shapes))
+  for _ in range(2):
+    release = contract.Release(
+        tuple(tf.constant(size * rng.normal(size=shape), tf.float32) for shape in shapes),
+        tf.constant(variance))
+    _, state = rule.update(state, (release,), public)
+    (query,) = rule.query(state, public)
+    assert all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(geometry.packed(query.scale)))
 
 
 @pytest.mark.parametrize('shape, expected', [

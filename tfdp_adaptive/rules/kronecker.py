@@ -179,7 +179,9 @@ def _refreshed(
   first, second, left, right, root = variable
   view = matrices(first.shape, max_size)
   if view is None:
-    return first, second, left, right, relative_root(second, scale_epsilon, 0.5)
+    finite = tf.reduce_all(tf.math.is_finite(second))
+    return first, second, left, right, tf.where(
+        finite, relative_root(second, scale_epsilon, 0.5), root)
   new_left, new_right = (
       _decomposed(side, scale_epsilon) if side else () for side in (left, right))
   turned = _turned(tf.reshape(first, view), left, right, back=True)
