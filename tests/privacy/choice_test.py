@@ -121,6 +121,25 @@ def test_no_factor_of_the_population_is_better(seed):
       assert theirs.epsilon() > given.epsilon()
 
 
+@pytest.mark.filterwarnings('ignore:`target_delta` should be')
+def test_bins_and_gaps_are_chosen_where_draws_show_that_they_are_better():
+  given = dataclasses.replace(make_plan(sampling.FixedOrder(), 16, 50, 200), target_delta=.02,
+                              noise_multiplier=1.)
+  exact, drawn = (privacy.choose_plan(given, memory=16, draws=draws) for draws in (0, 20_000))
+  assert exact.sampling == sampling.FixedOrder() or exact.sampling.cycle
+  assert drawn.epsilon() <= given.epsilon()
+  assert isinstance(drawn.sampling, (sampling.BallsInBins, sampling.MinSeparation))
+  assert error(drawn) < .96 * error(exact)
+  few = privacy.choose_plan(dataclasses.replace(given, target_delta=1e-5), memory=8, draws=100)
+  assert not hasattr(few.sampling, 'draws')  # Which can tell nothing at this delta.
+
+
+@pytest.mark.parametrize('draws', [-1, 1.5, True])
+def test_draws_are_a_count(draws):
+  with pytest.raises(ValueError, match='`draws`'):
+    privacy.choose_plan(make_plan(sampling.FixedOrder()), draws=draws)
+
+
 @pytest.mark.parametrize('change', [
     dict(noise_multiplier=0.), dict(adjacency='add_remove', population_is_public=True)])
 def test_no_plan_is_chosen_for_what_has_no_public_answer(change):

@@ -12,6 +12,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling as sampling_lib
+from tfdp_adaptive.privacy import scheme as scheme_lib
 
 _BUFFERS = 5
 _WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
@@ -94,15 +95,16 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
 
 
 def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
-                workload: workload_lib.Like = None, objective: str = 'mean'
+                workload: workload_lib.Like = None, objective: str = 'mean', draws: int = 0
                 ) -> plan_lib.PrivacyPlan:
   """The plan of the same epsilon whose releases have the least error: its cycle and bands.
 
   Tried are a fixed order with the noise that `choose` takes for it, and cyclic Poisson
   sampling with as many bands as groups and memory allow: of 1 (which is Poisson), 2, 4, ...
   groups, of numbers ever closer to the best of these, and of all factors of the population,
-  among which jax_privacy chooses. Only public constants of the plan are read, so the choice
-  costs nothing.
+  among which jax_privacy chooses. With `draws`, so are secret bins and b-min-separation,
+  whose epsilon is an upper bound from that many draws of the privacy loss. Only public
+  constants of the plan are read, so the choice costs nothing.
 
   Args:
     plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are
@@ -110,11 +112,14 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
     memory: Rows of the model's size that the noise may keep between steps.
     workload: A `Workload`; None for prefix sums (SGD with a constant rate).
     objective: 'mean', 'max' or 'last', the error to minimize.
+    draws: 0, or how many bound delta for `BallsInBins` and `MinSeparation`. Fewer than some
+      60 / delta can tell nothing; ten million take minutes.
 
   Returns:
     A plan whose epsilon is at most that of `plan`; its mechanism's `reason` has the errors.
   """
   _check(plan, memory, objective)
+  checks.whole(0, draws=draws)
   target = plan.epsilon()
   if plan.adjacency != 'zero_out' or plan.population_size is None or not 0 < target < math.inf:
     raise ValueError(
@@ -134,12 +139,14 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
     near = {round(search.cycle * ratio), round(search.cycle / ratio)}
     if not any([search.try_cycle(cycle) for cycle in near if 1 <= cycle <= most]):
       ratio = (1 + ratio) / 2
+  if draws:
+    search.try_draws(draws, most)
   errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
                      for error, one in search.measured)
   least, best = min(search.measured, key=lambda pair: pair[0])
   return dataclasses.replace(best, mechanism=best.mechanism.because(
       f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
-      f'Tried: {errors}; and {len(search.seen) - len(search.measured)} other cycles, which '
+      f'Tried: {errors}; and {len(search.seen) - len(search.measured)} others, which '
       'have more.'))
 
 
@@ -168,8 +175,20 @@ class _Search:
     self._add(trial, error_of_one, math.inf)
 
   def try_cycle(self, cycle: int) -> bool:
-    """Whether a cycle is better than all before, by one look at epsilon unless it is."""
-    scheme = sampling_lib.CyclicPoisson(cycle)
+    """Whether a cycle is better than all before."""
+    return self._try(sampling_lib.CyclicPoisson(cycle))
+
+  def try_draws(self, draws: int, most: int) -> None:
+    """Bins as there are batches in an epoch, and gaps like the cycles that are tried."""
+    population, batch = scheme_lib.population(self._plan), self._plan.batch_size
+    bins = round(population / batch)
+    if abs(population / bins - batch) < 1:
+      self._try(sampling_lib.BallsInBins(bins, draws=draws))
+    for gap in sorted({self.cycle, *(2**i for i in range(1, most.bit_length()))}, reverse=True):
+      self._try(sampling_lib.MinSeparation(gap, draws=draws))
+
+  def _try(self, scheme: Any) -> bool:
+    """Whether it is better than all before, by one look at epsilon unless it is."""
     if scheme in self.seen:
       return False
     trial, error_of_one = self._trial(scheme)
