@@ -57,8 +57,8 @@ where Poisson sampling is claimed. Of these {others} of {others_planted} were ca
 
 False alarms in {seeds} seeds of what is right, and how many are allowed on average: {alarms}.
 Those of noise, batches and canaries are of the statistics that look at them, on normals and batches
-drawn for it; classes with one sum per step all have the noise of DPAdamW. The search for changes
-has no randomness.
+drawn for it; classes with one sum per step all have the noise of DPAdamW. The searches
+for changes and for what is written past the noise have no randomness.
 '''
 
 

@@ -284,3 +284,24 @@ def test_a_run_restored_knows_what_the_file_says_of_users():
   assert history.ledger([weight], run).entries[0].examples_per_user == 5
   with pytest.raises(ValueError, match='examples_per_user'):
     ledger.Entry(plan, 2, examples_per_user=-1)
+
+
+@pytest.mark.pitfall(
+    'A trained model is compiled anew with the same plan, and saved before it trains again: once '
+    'loaded, its second run takes the place of the first in the ledger.',
+    severity='critical', stops='only an optimizer that was saved with steps finds its run in a '
+                               'file')
+def test_a_run_in_a_file_is_only_that_of_an_optimizer_with_steps(tmp_path):
+  plan, path = make_plan(), tmp_path / 'model.keras'
+  model = tfdp.make_private(plain())
+  steps = lambda one: one.optimizer._hidden.state[1].noise.row
+  done = []
+  for saved, taken in ((0, 2), (0, 3), (1, 2)):  # The last goes on with a step that it had.
+    model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')
+    model.optimizer.build(model.trainable_variables)
+    steps(model).assign(saved)
+    model.save(path)
+    model = keras.models.load_model(path)
+    steps(model).assign(taken)
+    done.append(taken)
+    assert [entry.steps for entry in model.ledger.entries] == done

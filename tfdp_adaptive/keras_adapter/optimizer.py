@@ -396,7 +396,7 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   def load_own_variables(self, store: Any) -> None:
     super().load_own_variables(store)
-    if self._hidden.run is not None:
+    if self._hidden.run is not None and self.steps_done:  # Else the history is all of others.
       self._hidden.run.restored = True
 
   def get_config(self) -> Dict[str, Any]:
