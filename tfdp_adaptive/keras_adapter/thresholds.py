@@ -5,7 +5,8 @@ Code that does something else for a certain word, above some size of the batch, 
 some step on does it for batches that nobody makes up by chance; fuzzers of programs take
 such constants from the program, too. Followed are constants that a comparison, a
 remainder or a quotient takes directly or through a cast. Comparisons of random draws and
-constants alone are none of them: no batch decides these.
+constants alone, as gradients of means make of their axes, are none of them: no batch
+decides these.
 """
 
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
@@ -20,7 +21,8 @@ _COMPARE = frozenset((
     'FloorMod', 'Mod', 'TruncateMod', 'FloorDiv', 'TruncateDiv', 'Minimum', 'Maximum'))
 _NOT_FINITE = {'IsInf': np.inf, 'IsFinite': np.inf}
 _PASS = ('Identity', 'Cast')
-_SCALES = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub')
+_ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'FloorDiv', 'FloorMod',
+               'Minimum', 'Maximum', 'Prod', 'Sqrt')
 _MOST = 16  # Of each kind.
 
 
@@ -107,7 +109,7 @@ def _has_data(node: Any, find: Callable[[str], Any]) -> bool:
   waiting, seen = [node], set()
   while waiting:
     node = waiting.pop()
-    if node is not None and node.op in _SCALES:
+    if node is not None and node.op in _ARITHMETIC:
       waiting += [find(name) for name in node.input if name not in seen]
       seen.update(node.input)
     elif node is None or node.op not in ('Const', 'Rank') and not draws.is_draw(node):
