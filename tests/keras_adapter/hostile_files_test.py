@@ -87,6 +87,28 @@ def test_changed_bytes_are_refused_or_change_nothing(saved, tmp_path):
       assert model is None or model.optimizer.noise_multiplier == 1.0
 
 
+def test_a_state_with_any_other_bit_is_refused():
+  model = tfdp.DPSequential([keras.layers.Input([2]), keras.layers.Dense(1)])
+  model.compile(tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4,
+                            mechanism=tfdp.mechanisms.BandedToeplitz(3, 8)), 'mse')
+  model.fit(np.ones([4, 2]), np.ones([4, 1]), batch_size=4, verbose=0)
+  store, rng = {}, random.Random(0)
+  model.optimizer.save_own_variables(store)
+  model.optimizer.load_own_variables(store)
+  changed = 0
+  for name, value in store.items():
+    content = bytearray(value.tobytes())
+    for place in rng.sample(range(len(content)), min(len(content), 8)):
+      content[place] ^= (bit := 1 << rng.randrange(8))
+      other = np.frombuffer(bytes(content), value.dtype).reshape(value.shape)
+      with pytest.raises(tfdp.PrivacyError, match='must be what was saved'):
+        model.optimizer.load_own_variables({**store, name: other})
+      content[place] ^= bit
+      changed += 1
+  assert changed > 50
+  model.optimizer.load_own_variables(store)
+
+
 @pytest.mark.parametrize('where', ['learning_rate', 'plan', 'name', 'mechanism', 'clipping'])
 def test_code_in_a_configuration_does_not_run(saved, tmp_path, where, monkeypatch):
   ran = []

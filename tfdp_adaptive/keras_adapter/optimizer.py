@@ -29,9 +29,12 @@ from tfdp_adaptive.keras_adapter import plain_models
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import sources
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
 from tfdp_adaptive.rules import record_weights
+
+_DIGEST = 'digest'  # Of the state, in files.
 
 
 class DPOptimizer(guard.GuardedOptimizer):
@@ -394,10 +397,25 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   # Saving.
 
+  def save_own_variables(self, store: Any) -> None:
+    super().save_own_variables(store)
+    store[_DIGEST] = self._digest()
+
   def load_own_variables(self, store: Any) -> None:
-    super().load_own_variables(store)
+    saved = {name: np.asarray(store[name]) for name in store.keys()}
+    digest = saved.pop(_DIGEST, None)
+    super().load_own_variables(saved)
+    if digest is not None and len(saved) == len(self.variables) and not np.array_equal(
+        digest, self._digest()):
+      raise errors.PrivacyError(
+          'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
+          'Received: a file with other numbers than were written to it. Take another copy.')
     if self._hidden.run is not None and self.steps_done:  # Else the history is all of others.
       self._hidden.run.restored = True
+
+  def _digest(self) -> np.ndarray:
+    text = sources.fingerprint(tuple(v.numpy() for v in self.variables))
+    return np.frombuffer(bytes.fromhex(text), np.uint8)
 
   def get_config(self) -> Dict[str, Any]:
     raise NotImplementedError(
