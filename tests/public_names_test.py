@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
 
 
 def test_importing_the_library_waits_for_no_other():
@@ -21,6 +22,19 @@ def test_importing_the_library_waits_for_no_other():
   done = subprocess.run([sys.executable, '-c', code], check=True, stdin=subprocess.DEVNULL,
                         capture_output=True, text=True)
   assert done.stdout == '[]\n'
+
+
+def test_a_new_process_loads_models_without_naming_their_classes(tmp_path):
+  keras = compat.keras
+  model = tfdp.make_private(keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)]))
+  model.compile(tfdp.DPAdamBC(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4), 'mse')
+  model.save(tmp_path / 'model.keras')
+  code = ('import sys, tensorflow as tf, tfdp_adaptive\n'
+          'model = tf.keras.models.load_model(sys.argv[1])\n'
+          'print(type(model).__name__, type(model.optimizer).__name__)')
+  done = subprocess.run([sys.executable, '-c', code, str(tmp_path / 'model.keras')], check=True,
+                        stdin=subprocess.DEVNULL, capture_output=True, text=True)
+  assert done.stdout == 'DPSequential DPAdamBC\n'
 
 
 def test_every_public_name_is_there_and_documented():

@@ -3,11 +3,14 @@
 
 Public names are imported when they are first used: the NumPy parts (mechanisms,
 accounting) do not wait for Keras, and `federated` needs TensorFlow Federated
-only when it is touched.
+only when it is touched. Where TensorFlow was imported before, Keras' loaders know
+the models and optimizers at once.
 """
 
+import contextlib
 import importlib
 import importlib.util
+import sys
 from typing import Any, List, TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
@@ -126,3 +129,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
   return sorted((*globals(), *__all__))
+
+
+if 'tensorflow' in sys.modules:  # `keras.models.load_model` finds no class that was not imported.
+  with contextlib.suppress(ImportError):  # Whoever uses these names is told.
+    importlib.import_module(f'{__name__}.keras_adapter.model')
+    importlib.import_module(f'{__name__}.keras_adapter.named_optimizers')
