@@ -98,12 +98,8 @@ def _nodes(definition: Any) -> List[Any]:
 
 def has_draws(concrete: Any) -> bool:
   """Whether any operation of a concrete function, or of what it calls, draws numbers."""
-  return any(is_draw(node) for node in _nodes(concrete.graph.as_graph_def()))
-
-
-def is_draw(node: Any) -> bool:
-  """Whether an operation draws numbers."""
-  return bool(node.op in _DRAWS or node.op.startswith('StatelessRandom') or _UNHELD.match(node.op))
+  return any(node.op in _DRAWS or node.op.startswith('StatelessRandom') or _UNHELD.match(node.op)
+             for node in _nodes(concrete.graph.as_graph_def()))
 
 
 def _replace(node: Any, functions: Any, salt: Callable[[], tf.Tensor]) -> None:

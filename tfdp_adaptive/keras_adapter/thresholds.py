@@ -4,17 +4,16 @@
 Code that does something else for a certain word, above some size of the batch, or from
 some step on does it for batches that nobody makes up by chance; fuzzers of programs take
 such constants from the program, too. Followed are constants that a comparison, a
-remainder or a quotient takes directly or through a cast. Comparisons of random draws and
-constants alone, as gradients of means make of their axes, are none of them: no batch
+remainder or a quotient takes directly or through a cast. Comparisons of uniform or normal
+draws and constants alone, as gradients of means make of their axes, are none of them: no batch
 decides these.
 """
 
+import re
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
-
-from tfdp_adaptive.keras_adapter import draws
 
 _COMPARE = frozenset((
     'Less', 'LessEqual', 'Greater', 'GreaterEqual', 'Equal', 'NotEqual', 'ApproximateEqual',
@@ -23,6 +22,9 @@ _NOT_FINITE = {'IsInf': np.inf, 'IsFinite': np.inf}
 _PASS = ('Identity', 'Cast')
 _ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'FloorDiv', 'FloorMod',
                'Minimum', 'Maximum', 'Prod', 'Sqrt')
+# Draws whose law is their own: that of any other is an input, which may be data.
+_OF_NO_DATA = re.compile(
+    '(Stateless)?(RandomUniform(?!Int)|RandomNormal|RandomStandardNormal|TruncatedNormal)')
 _MOST = 16  # Of each kind.
 
 
@@ -112,6 +114,6 @@ def _has_data(node: Any, find: Callable[[str], Any]) -> bool:
     if node is not None and node.op in _ARITHMETIC:
       waiting += [find(name) for name in node.input if name not in seen]
       seen.update(node.input)
-    elif node is None or node.op not in ('Const', 'Rank') and not draws.is_draw(node):
+    elif node is None or not (node.op in ('Const', 'Rank') or _OF_NO_DATA.match(node.op)):
       return True
   return False
