@@ -19,6 +19,7 @@ from tfdp_adaptive.keras_adapter import divergence
 from tfdp_adaptive.keras_adapter import habits
 from tfdp_adaptive.keras_adapter import history
 from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.keras_adapter import padding
 from tfdp_adaptive.keras_adapter import step
 from tfdp_adaptive.keras_adapter import validation
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -137,7 +138,7 @@ class DPModel(_Mixin):
     habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
-    x = admission.check_fit(self.optimizer, x, y, kwargs)
+    x = padding.cropped(self, admission.check_fit(self.optimizer, x, y, kwargs))
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     x, self._first_shapes = habits.first_shapes(x)

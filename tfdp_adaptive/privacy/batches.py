@@ -52,7 +52,8 @@ def dataset(
     pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
       standard deviation above it, and three more for each size after that, so that a run
       has three sizes and hardly ever a fourth. Fixed-order batches are padded to
-      `batch_size`, truncated ones to `max_batch_size`.
+      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model leaves
+      the padding out again, unless XLA compiles its step for every size anew.
     coins: Path of a SECRET file, for schemes in which the steps of a record hang together
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
@@ -204,6 +205,7 @@ def _rows(plan: plan_lib.PrivacyPlan, count: int, pad_to: Optional[int]) -> int:
   elif count <= expected:
     return expected
   else:
+    # The best three sizes have 1% fewer rows, and show the largest for the first time later.
     deviation = math.sqrt(plan.batch_size)
     first, step = math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation)
   return int(first + step * max(0, math.ceil((count - first) / step)))
