@@ -6,6 +6,7 @@ again from their keys (Kalinin, McKenna, Upadhyay, Lampert 2025,
 arXiv:2505.12128; powers of 1 - x: arXiv:2605.18379).
 """
 
+import functools
 import math
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -18,6 +19,7 @@ from tfdp_adaptive.mechanisms import geometric_tail
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -117,9 +119,15 @@ class BandedInverse(families.ToeplitzMechanism):
     size, size_gradient = self._size(d)
     if not size < math.inf:
       return math.inf, sums
-    error, error_gradient = _squared_error(d, self.steps, self.workload, self.objective)
+    error, error_gradient = self._squared_error_of(d)
     gradient = error_gradient / error + size_gradient / size
     return math.log(error) + math.log(size), gradient[1:] - np.append(gradient[2:], 0.0)
+
+  @functools.cached_property
+  def _squared_error_of(self) -> toeplitz.Loss:
+    if self.workload.is_toeplitz:
+      return lambda d: _squared_error(d, self.steps, self.workload, self.objective)
+    return scheduled.Form(self.workload, self.steps, self.inverse_bands, self.objective)
 
   def _size(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
     """Squared sensitivity (or its bound), and its gradient; inf where C grows too large."""
@@ -141,10 +149,7 @@ def _differences(sums: np.ndarray) -> np.ndarray:
 def _squared_error(
     d: np.ndarray, steps: int, workload: workload_lib.Workload,
     objective: str) -> Tuple[float, np.ndarray]:
-  """Of the workload's answers, and its gradient: coefficients of A C^-1 settle after the bands."""
-  if not workload.is_toeplitz:
-    value, gradient = workload_lib.scheduled_error(workload, matrices.resized(d, steps), objective)
-    return value, gradient[:len(d)]
+  """Of a constant rate, and its gradient: coefficients of A C^-1 settle after the bands."""
   settles = math.log(_SETTLED) / math.log(workload.momentum) if workload.momentum else 0
   length = min(steps, len(d) + math.ceil(settles))
   b = workload.apply(matrices.resized(d, length))

@@ -16,6 +16,7 @@ from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
@@ -122,6 +123,13 @@ class BLT(families.ToeplitzMechanism):
     return {'buffers': self.buffers, 'weights': weights and list(weights),
             'decays': decays and list(decays), 'min_sep': self.min_sep,
             'max_participations': self.max_participations, **super().get_config()}
+
+  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
+    if self.workload.is_toeplitz:
+      return super().squared_errors(n)
+    phi = blt_design.invert(self.weights, self.decays)
+    return scheduled.squared_errors_of_decays(
+        self.workload, self._rows(n), *phi) / float(self.output_scale)**2
 
   def _squared_error(self, objective: str, n: int) -> float:
     if not self.workload.is_toeplitz or n <= _LONGEST:

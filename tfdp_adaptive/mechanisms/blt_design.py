@@ -13,45 +13,66 @@ cancellation; gradients are complex steps, exact to rounding.
 """
 
 import math
-from typing import List, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import quadrature
+from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _STEP = 1e-100  # Of the complex derivative.
+_WORK = 12 * 10**6  # Steps times squared buffers times looks at the error under a schedule.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
 
 
 def optimal(
     buffers: int, steps: int, workload: workload_lib.Workload, objective: str, min_sep: int, k: int,
     name: str) -> Tuple[np.ndarray, np.ndarray]:
-  """`(weights, decays)` of least error times sensitivity; both [buffers]."""
+  """`(weights, decays)` of least error times sensitivity; both [buffers].
+
+  For a schedule, whose errors take O(T): from the best ones of a constant rate, with as many
+  looks as take seconds; none beyond some 10^6 steps.
+  """
   if not buffers:
     return np.zeros(0), np.zeros(0)
   k = sensitivity_lib.most_participations(steps, min_sep, k)
-  best = math.inf, np.zeros(0)
+  problem = steps, objective, min_sep, k
+  with progress.bar(name) as bar:
+    starts = _starts(buffers, steps, min_sep if k > 1 else steps)
+    p = _minimum(starts, workload_lib.Workload(workload.momentum), problem, bar)
+    looks = 0 if workload.is_toeplitz else _WORK // (steps * buffers**2)
+    if looks:
+      p = _minimum([p], workload, problem, bar, looks)
+  pair = _Pair(p)
+  return pair.weights, pair.decays
+
+
+def _minimum(
+    starts: Sequence[np.ndarray], workload: workload_lib.Workload,
+    problem: Tuple[int, str, int, int], bar: Any, looks: Optional[int] = None) -> np.ndarray:
+  """The best variables that are found from some; with so many looks at a single attempt."""
+  steps, objective, min_sep, k = problem
 
   def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
     points = p + 1j * _STEP * np.eye(len(p))
     value = _log_loss(_Pair(points), steps, workload, objective, min_sep, k)
     return value[0].real, value.imag / _STEP
 
-  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (2 * buffers - 1)
-  with progress.bar(name) as bar:
-    for start in _starts(buffers, steps, min_sep if k > 1 else steps):
-      # Valleys are flat where a buffer more than needed hardly counts.
-      p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=300, ftol=1e-13,
-                            callback=lambda _: bar.update())
-      value = loss(p)[0]
-      if value < best[0]:
-        best = value, p
-  pair = _Pair(best[1])
-  return pair.weights, pair.decays
+  best = math.inf, np.zeros(0)
+  size = len(starts[0])
+  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (size - 1)
+  for start in starts:
+    # Valleys are flat where a buffer more than needed hardly counts.
+    p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=min(looks or 300, 300), ftol=1e-13,
+                          starts=1 if looks else 40, callback=lambda _: bar.update())
+    value = loss(p)[0]
+    if value < best[0]:
+      best = value, p
+  return best[1]
 
 
 def _starts(buffers: int, steps: int, period: int) -> List[np.ndarray]:
@@ -132,13 +153,10 @@ def _convolved_powers(a: np.ndarray, b: float, j: np.ndarray) -> np.ndarray:
 
 def _scheduled_error(
     pair: _Pair, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
-  """Chain rule through the `steps` coefficients of C^-1."""
-  j = np.arange(steps - 1)
-  powers = np.exp(j * pair.log_inverse_decays[..., None])
-  tail = np.sum(pair.inverse_weights[..., None] * powers, axis=-2)
-  inverse = np.concatenate([np.ones_like(tail[..., :1]), tail], axis=-1)
-  value, gradient = workload_lib.scheduled_error(workload, inverse[0].real, objective)
-  return value + 1j * (inverse.imag @ gradient)
+  squares = scheduled.squared_errors_of_decays(
+      workload, steps, pair.inverse_weights, pair.inverse_decays)
+  value, gradient = workload_lib.reduce(squares[0].real, objective)
+  return value + 1j * (squares.imag @ gradient)
 
 
 def _squared_sensitivity(

@@ -9,8 +9,8 @@ import numpy as np
 
 from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
-from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
 class ToeplitzMechanism(interface.Mechanism):
@@ -20,7 +20,10 @@ class ToeplitzMechanism(interface.Mechanism):
     return np.sqrt(np.cumsum(self.noising(self._rows(n))**2))
 
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
-    return workload_lib.squared_errors(self.workload, self.noising(self._rows(n)))
+    inverse = self.noising(self._rows(n))
+    if self.workload.is_toeplitz:
+      return np.cumsum(self.workload.apply(inverse)**2)
+    return scheduled.squared_errors(self.workload, inverse)
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
     coefficients = self.strategy()

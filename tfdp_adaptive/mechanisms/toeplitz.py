@@ -18,6 +18,7 @@ from scipy import signal
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
@@ -26,6 +27,7 @@ Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient
 _NEGLIGIBLE = 1e-16  # Of coefficients that begin with one.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
+_MOST_FORMED = 1 << 11  # Coefficients of C^-1 that a design for a schedule looks at.
 _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
@@ -138,12 +140,37 @@ def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
 
 def optimal(
     start: np.ndarray, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
-  """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point."""
+  """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point.
+
+  For a schedule: from the best ones of a constant rate, which they stay where C^-1 does not
+  end within the coefficients that can be looked at.
+  """
+  constant = workload_lib.Workload(workload.momentum)
+  c = _minimum(start, lambda c: squared_error(c, steps, constant, objective))
+  if workload.is_toeplitz:
+    return c
+  longest = _MOST_FORMED // (1 if objective != 'max' else 4)
+  length = steps
+  if steps > longest:
+    length = len(decaying_reciprocal(c, longest))
+    if length == longest:
+      return c
+  form = scheduled.Form(workload, steps, length, objective)
+
+  def error(c: np.ndarray) -> Tuple[float, np.ndarray]:
+    inverse = reciprocal(c, length)
+    value, pulled = form(inverse)
+    return value, pull(c, pulled, inverse)
+
+  return _minimum(c, error)
+
+
+def _minimum(start: np.ndarray, error: Loss) -> np.ndarray:
   start = np.asarray(start) / start[0]
 
   def loss(tail: np.ndarray) -> Tuple[float, np.ndarray]:
     c = np.concatenate([[1.0], tail])
-    value, gradient = squared_error(c, steps, workload, objective)
+    value, gradient = error(c)
     if not 0 < value < math.inf:
       return math.inf, tail
     return (math.log(value) + math.log(c @ c), (gradient / value + 2 * c / (c @ c))[1:])
@@ -200,18 +227,12 @@ def _times(pair: Tuple[float, np.ndarray], unit: float) -> Tuple[float, np.ndarr
 def squared_error(
     c: np.ndarray, steps: int, workload: workload_lib.Workload,
     objective: str) -> Tuple[float, np.ndarray]:
-  """Mean (or last = maximal) squared row norm of `A C^-1`, and its gradient in c.
+  """Mean (or last = maximal) squared row norm of `A C^-1` at a constant rate; its gradient in c.
 
   Returns:
     `(value, gradient)`, gradient of the shape of c; `(inf, c)` if C^-1 is
     unstable within the simulated length.
   """
-  if not workload.is_toeplitz:
-    inverse = reciprocal(c, steps)
-    if not np.all(np.isfinite(inverse)):
-      return math.inf, c
-    value, pulled = workload_lib.scheduled_error(workload, inverse, objective)
-    return value, pull(c, pulled, inverse)
   length = min(steps, max(64 * len(c), 1024))
   limit = workload.limit / np.sum(c)
   before = math.inf

@@ -2,7 +2,7 @@
 """Workloads A: which linear function of the noised gradients must be accurate."""
 
 import dataclasses
-from typing import Iterator, Optional, Tuple, Union
+from typing import Optional, Tuple, Union
 
 import numpy as np
 from scipy import signal
@@ -19,8 +19,9 @@ class Workload:
   Attributes:
     momentum: Heavy-ball factor beta in [0, 1): `m_t = beta m_{t-1} + g_t`.
     learning_rates: [T] rate of each step; () for the constant one, in which
-      case A is a Toeplitz matrix and designs are fast for any T. Errors are in
-      units of the learning rate.
+      case A is a Toeplitz matrix. For a schedule of a long run the designs of BLT and
+      BandedToeplitz begin, and may end, with that of the constant rate; BandedInverse
+      is designed for it at any T. Errors are in units of the learning rate.
   """
 
   momentum: float = 0.0
@@ -92,57 +93,8 @@ def get(value: Like) -> Workload:
   raise ValueError(f'`workload` must be a Workload or its config. Received: workload={value!r}.')
 
 
-def squared_errors(workload: Workload, inverse: np.ndarray) -> np.ndarray:
-  """[n] squared row norms of `A C^-1` for a Toeplitz C^-1 with these n coefficients."""
-  if workload.is_toeplitz:
-    return np.cumsum(workload.apply(inverse)**2)
-  filtered, rates = _momentum(workload, inverse), workload.rates(len(inverse))
-  return np.array([row @ row for row in _rows(filtered, rates)])
-
-
-def _momentum(workload: Workload, x: np.ndarray) -> np.ndarray:
-  return signal.lfilter([1.0], [1.0, -workload.momentum], x)
-
-
-def _rows(filtered: np.ndarray, rates: np.ndarray) -> Iterator[np.ndarray]:
-  """Rows t of `prefix diag(rates) G` in time order, G Toeplitz; one buffer, O(n) each."""
-  n = len(filtered)
-  backwards = filtered[::-1]
-  row = np.zeros(n)
-  for t in range(n):
-    row[:t + 1] += rates[t] * backwards[n - 1 - t:]
-    yield row[:t + 1]
-
-
-def scheduled_error(
-    workload: Workload, inverse: np.ndarray, objective: str) -> Tuple[float, np.ndarray]:
-  """Error to minimize for a schedule, and its gradient in the n coefficients of C^-1.
-
-  The maximum over steps is smoothed as a power mean of exponent 16. O(n^2)
-  time, O(n) memory: the backward pass undoes the rows it needs.
-
-  Returns:
-    `(value, gradient)`, a mean of squared row norms of `A C^-1` and [n].
-  """
-  n = len(inverse)
-  filtered, rates = _momentum(workload, inverse), workload.rates(n)
-  squares = np.empty(n)
-  row = np.zeros(0)
-  for t, row in enumerate(_rows(filtered, rates)):
-    squares[t] = row @ row
-  value, weights = _reduce(squares, objective)
-  row = row.copy()
-  pulled = np.zeros(n)  # d value / d row, summed over the rows after t.
-  gradient = np.zeros(n)
-  backwards = filtered[::-1]
-  for t in range(n - 1, -1, -1):
-    pulled[:t + 1] += 2 * weights[t] * row[:t + 1]
-    gradient[:t + 1] += rates[t] * pulled[t::-1]
-    row[:t + 1] -= rates[t] * backwards[n - 1 - t:]
-  return value, _momentum(workload, gradient[::-1])[::-1]
-
-
-def _reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[float, np.ndarray]:
+def reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[float, np.ndarray]:
+  """What a design minimizes, and its gradient; the maximum smoothed as a power mean."""
   n = len(squares)
   if objective == 'last':
     weights = np.zeros(n)

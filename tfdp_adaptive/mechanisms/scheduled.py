@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of a Toeplitz C under a learning-rate schedule, linear in the number of steps.
+
+Iterates are `theta_t = theta_{t-1} + r_t m_t`, `m_t = beta m_{t-1} + y_t` of the noise
+`y = C^-1 z`: their variances follow from what the next y_t has in common with theta_{t-1}.
+That is little where C^-1 has p coefficients d, or geometric ones.
+
+For a design, errors are quadratic forms in d. With `a_tu = sum_{u<=s<=t} r_s beta^(s-u)`, the
+weight of y_u in theta_t, that of theta_t is `sum_jk d_j d_k sum_i a_t,i+j a_t,i+k`: these
+p x p numbers are formed once.
+"""
+
+import math
+from typing import Tuple
+
+import numpy as np
+from scipy import signal
+
+from tfdp_adaptive.mechanisms import workload as workload_lib
+
+_NEGLIGIBLE = 1e-18
+_NODES = 32  # Steps whose largest error is minimized; it is a smooth function of the step.
+
+
+class Form:
+  """Squared error to minimize, as a function of the p coefficients of C^-1."""
+
+  def __init__(
+      self, workload: workload_lib.Workload, steps: int, bands: int, objective: str) -> None:
+    self._objective = objective
+    if objective == 'mean':
+      forms = [_mean_form(workload, steps, bands)]
+    else:
+      last = steps - 1
+      nodes = [last] if objective == 'last' else sorted(
+          {round(t) for t in np.linspace(0, last, min(steps, _NODES))})
+      forms = [_form_of_step(workload, t, bands) for t in nodes]
+    self._forms = np.stack(forms)
+
+  def __call__(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
+    """`(value, gradient)`, [p]."""
+    rows = self._forms @ d
+    value, weights = workload_lib.reduce(rows @ d, self._objective)
+    return value, 2 * weights @ rows
+
+
+def _mean_form(workload: workload_lib.Workload, steps: int, bands: int) -> np.ndarray:
+  """[p, p], of the mean over all steps.
+
+  `g_m[u] = sum_t w_t a_tu a_t,u+m` follows from `a_tu = r_u + beta a_t,u+1` diagonal by diagonal.
+  """
+  rates, beta = workload.rates(steps), workload.momentum
+  left = np.arange(steps, 0, -1) / steps  # Weight of the steps from u on.
+  h = _backwards(rates * left, beta)  # sum_t w_t a_tu
+  later = np.append(h[1:], 0.0)
+  g = _backwards(rates**2 * left + 2 * beta * rates * later, beta**2)
+  form = np.zeros([bands, bands])
+  for m in range(bands):
+    if m:
+      g = rates[:steps - m] * h[m:] + beta * g[1:]
+    _fill(form, m, g)
+  return form
+
+
+def _form_of_step(workload: workload_lib.Workload, step: int, bands: int) -> np.ndarray:
+  """[p, p], of one step."""
+  a = _backwards(workload.rates(step + 1), workload.momentum)
+  size = 1 << (2 * len(a) - 1).bit_length()
+  power = np.abs(np.fft.rfft(a, size))**2
+  sums = np.fft.irfft(power, size)[:bands]  # sum_u a_u a_u+m
+  form = np.zeros([bands, bands])
+  for m in range(min(bands, len(a))):
+    _fill(form, m, a[:len(a) - m][:bands] * a[m:][:bands], sums[m])
+  return form
+
+
+def _fill(form: np.ndarray, m: int, products: np.ndarray, total: float = math.nan) -> None:
+  """Diagonal m: `sum_{u>=j} products_u`; the first ones are enough if their total is known."""
+  places = np.arange(len(form) - m)
+  total = products.sum() if math.isnan(total) else total
+  before = np.append(0.0, np.cumsum(products[:len(form)]))
+  rest = total - before[np.minimum(places, len(before) - 1)]
+  rest[len(products):] = 0
+  form[places, places + m] = form[places + m, places] = rest
+
+
+def _backwards(x: np.ndarray, decay: float) -> np.ndarray:
+  """`sum_{s>=u} decay^(s-u) x_s`."""
+  return signal.lfilter([1.0], [1.0, -decay], x[::-1])[::-1] if decay else x
+
+
+def squared_errors(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
+  """[n] squared row norms of `A C^-1` for a Toeplitz C^-1 with these n coefficients.
+
+  O(n p) for p that are not negligible: as long as t < p, row by row.
+  """
+  n, rates, size = len(inverse), workload.rates(len(inverse)), np.abs(inverse)
+  p = 1 + np.flatnonzero(size > _NEGLIGIBLE * size.max())[-1]
+  d = inverse[:p]
+  filtered = _filtered(workload, inverse)
+  shared = np.zeros(n)  # Covariance of theta_{t-1} and y_t.
+  row = np.zeros(p)
+  for t in range(min(p, n - 1)):
+    row[:t + 1] += rates[t] * filtered[:t + 1][::-1]
+    reach = d[1:t + 2][::-1]
+    shared[t + 1] = row[t + 1 - len(reach):t + 1] @ reach
+  if n > p:
+    lags = np.array([0.0] + [d[a:] @ filtered[:p - a] for a in range(1, p)])
+    shared[p:] = signal.oaconvolve(rates, lags)[p:n]
+  return _variances(workload, rates, filtered, shared)
+
+
+def squared_errors_of_decays(
+    workload: workload_lib.Workload, steps: int, weights: np.ndarray,
+    decays: np.ndarray) -> np.ndarray:
+  """[..., steps] the same for `C^-1_j = sum_i weights_i decays_i^(j-1)`, C^-1_0 = 1; O(T d).
+
+  Args:
+    workload: Has a schedule.
+    steps: T.
+    weights: [..., d], real or with complex steps.
+    decays: The same.
+  """
+  rates = workload.rates(steps)
+  powers = np.exp(np.arange(steps) * np.log(decays)[..., None])  # [..., d, T]
+  tail = np.sum(weights[..., None] * powers[..., :-1], axis=-2)
+  inverse = np.concatenate([np.ones_like(tail, shape=tail.shape[:-1] + (1,)), tail], axis=-1)
+  filtered = _filtered(workload, inverse)
+  # s_t = phi s_{t-1} + z_{t-1} is a part of y_t: what it has in common with theta_{t-1}.
+  drive = rates * np.cumsum(filtered[..., None, :] * powers, axis=-1)
+  common = np.zeros_like(drive)
+  for index in np.ndindex(drive.shape[:-1]):
+    common[index][1:] = signal.lfilter([1.0], [1.0, -decays[index]], drive[index][:-1])
+  return _variances(workload, rates, filtered, np.sum(weights[..., None] * common, axis=-2))
+
+
+def _filtered(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
+  """Coefficients by which m_t depends on z."""
+  return signal.lfilter([1.0], [1.0, -workload.momentum], inverse) if workload.momentum else inverse
+
+
+def _variances(
+    workload: workload_lib.Workload, rates: np.ndarray, filtered: np.ndarray,
+    shared: np.ndarray) -> np.ndarray:
+  """Of theta_t, from the covariances of theta_{t-1} and y_t."""
+  variance = np.cumsum(filtered**2, axis=-1)  # Of m_t.
+  drive = shared.copy()
+  drive[..., 1:] += workload.momentum * (rates * variance)[..., :-1]
+  return np.cumsum(2 * rates * _filtered(workload, drive) + rates**2 * variance, axis=-1)
