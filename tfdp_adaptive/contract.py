@@ -218,6 +218,9 @@ class Rule(NamedTuple):
     public: None, 'mean', 'records' or 'factors': the public gradients at the current
       parameters that `query` and `update` need, or what these are made of; see
       `clipping.public`.
+    public_due: Of a rule that needs factors, `state -> []` bool: whether this step does; in
+      any other they may be zeros. None: all steps do. It reads the state of the rule itself,
+      so that wrappers with another one must not hand it on.
     project: `(state, params) -> params`, applied after the learning-rate step.
     name: The factory's name, for statements and errors.
     independent_noise: Whether it needs the noise of different steps to be
@@ -239,6 +242,7 @@ class Rule(NamedTuple):
   update: Callable[..., Tuple[Tree, Tree]]
   asks: Tuple[Ask, ...] = (Ask(),)
   public: Optional[str] = None
+  public_due: Optional[Callable[[Tree], tf.Tensor]] = None
   project: Optional[Callable[[Tree, Tree], Tree]] = None
   name: str = 'rule'
   independent_noise: bool = False

@@ -105,8 +105,9 @@ def test_correlated_noise_equals_numpy_too(mechanism):
 
 
 @pytest.mark.parametrize('make', [
-    rules.dp_adam_ime, lambda: rules.dp_soap(refresh_every=2), rules.dp_muon],
-                         ids=['two releases', 'matrices on either side', 'singular values'])
+    rules.dp_adam_ime, lambda: rules.dp_soap(refresh_every=2),
+    lambda: rules.dp_shampoo(refresh_every=2), rules.dp_muon],
+                         ids=['two releases', 'soap', 'shampoo', 'singular values'])
 def test_equals_the_query_and_the_rule_by_hand(make):
   """rule loop = DPQuery loop = TFF process."""
   examples = regression.make_users()

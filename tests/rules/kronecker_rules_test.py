@@ -204,6 +204,41 @@ def test_averages_over_refreshes_are_refused(wrap):
     wrap(rules.dp_soap())
 
 
+def test_steps_between_two_refreshes_need_no_public_factors():
+  """Whatever they are given, NaN if it must be: nothing of it is used, at once or later."""
+  rule, rng = rules.dp_kfc(refresh_every=3), np.random.default_rng(0)
+  specs = [tf.TensorSpec([3, 2], tf.float64), tf.TensorSpec([2], tf.float64)]
+  seen, given = [], [(np.cov(rng.normal(size=(d, 9)))) for d in (3, 2)]
+  public = [tuple(map(tf.constant, given)), (tf.ones([2], tf.float64),)]
+  results = []
+  for fill in (0.0, np.nan):
+    state = rule.init(specs)
+    for t in range(7):
+      due = bool(rule.public_due(state))
+      seen.append(due)
+      now = tf.nest.map_structure(lambda x: x * (t + 1) if due else x * 0 + fill, public)
+      release = contract.Release([tf.ones(s.shape, s.dtype) for s in specs], tf.zeros([]))
+      rule.query(state, now)
+      direction, state = rule.update(state, (release,), now)
+    results.append(tf.nest.flatten((direction, state)))
+  assert seen[:7] == [True, False, True, False, False, True, False]
+  for a, b in zip(*results):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('wrap', [
+    rules.low_pass, rules.denoised, rules.quantile_clip, lambda rule: rules.slack_clip(rule, 2),
+    lambda rule: rules.grouped(rule, (0,)), lambda rule: rules.with_clipping(rule, 'auto_s'),
+    lambda rule: rules.partition([(lambda spec: True, rule)])])
+def test_wrappers_do_not_say_when_public_factors_are_due_of_another_state(wrap):
+  try:
+    rule = wrap(rules.dp_kfc()._replace(steady=True))
+  except ValueError:
+    return
+  if rule.public_due is not None:
+    rule.public_due(rule.init([tf.TensorSpec([3, 2])]))
+
+
 def test_signs_of_eigenvectors_change_nothing():
   """Sides are symmetric: with `diag(roots)^-1 Q'` the noise of two refreshes would not cancel.
 

@@ -122,9 +122,10 @@ def kfc(momentum, power, eps, decay, every, raw=False):
 
     def step(theta, t):
       nonlocal scale
-      records = p.public_records(theta)
-      nus.append(np.mean(records[:, :2]**2, 0))
-      rs.append(np.mean([np.outer(g[2:], g[2:]) for g in records], 0))
+      if t == 0 or (t + 1) % every == 0:
+        records = p.public_records(theta)
+        nus.append(np.mean(records[:, :2]**2, 0))
+        rs.append(np.mean([np.outer(g[2:], g[2:]) for g in records], 0))
       scale = geometry() if t == 0 else scale
       noised = parts.clipped_sum(p.gradients(theta, t) @ scale.T, p.clip) + (
           p.factor * p.clip * p.sigma * p.z[t])

@@ -6,6 +6,8 @@ from typing import Any, List, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
@@ -34,6 +36,23 @@ def gradients(
   with tf.GradientTape() as tape:
     value = tf.reduce_mean(loss(y, model(x, training=True), ()))
   return derivatives.dense(tape, value, model.trainable_variables)
+
+
+def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: Any, y: Any,
+             state: trees.Tree) -> List[Any]:
+  """What the rule asks for in this state; zeros in a step that needs none."""
+  assert rule.public is not None
+  if rule.public_due is None:
+    return gradients(rule.public, model, loss, x, y)
+  assert rule.public == 'factors'
+  specs = [tuple(tf.TensorSpec(shape, trees.wide(tf.as_dtype(variable.dtype)))
+                 for shape in kfc.sides(variable.shape)) for variable in model.trainable_variables]
+
+  def looked() -> List[Any]:
+    return trees.map(lambda found, spec: tf.ensure_shape(tf.cast(found, spec.dtype), spec.shape),
+                     second_moments(model, loss, x, y), specs)
+
+  return tf.cond(rule.public_due(state), looked, lambda: trees.zeros(specs))
 
 
 def second_moments(

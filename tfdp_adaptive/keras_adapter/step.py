@@ -9,8 +9,9 @@ the other, and the rule sees releases only.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Dict, NamedTuple, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -54,9 +55,10 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   loss = model.prepare_step(interface.joined(batch)[0].x)
   variables = model.trainable_variables
   optimizer.check_variables(variables)
-  public = ()
+  public = None
   if optimizer.rule.public is not None:
-    public = public_lib.gradients(optimizer.rule.public, model, loss, *optimizer.public_batch())
+    public = functools.partial(
+        public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
   opened = query(optimizer, variables, batch.x, public)
   if not trees.absent(batch.examples):
     optimizer.run.examples_per_user = max(
@@ -66,15 +68,15 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   clipped = clip(model, loss, batch, opened.request)
   releases, private_state = release(
       optimizer, opened, clipped.sums, model.regularization_gradients())
-  direction, rule_state = optimizer.update_rule(opened.rule_state, releases, public)
+  direction, rule_state = optimizer.update_rule(opened.rule_state, releases, opened.public)
   apply(optimizer, variables, direction, rule_state, private_state)
   return observe(model, batch, clipped, opened.request)
 
 
 def query(
     optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: Any,
-    public: Any = ()) -> Opened:
-  """Reads the state and asks in the rule's geometry.
+    public_of: Optional[Callable[[trees.Tree], Any]] = None) -> Opened:
+  """Reads the state, makes public gradients of it, and asks in the rule's geometry.
 
   It waits for the tensors of a batch, though it uses none: where data end, `fit` begins a step
   that has no batch, and noise may have no row for it.
@@ -83,6 +85,7 @@ def query(
     optimizer.build(variables)
   with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
     rule_state, private_state = optimizer.read_state()
+  public = () if public_of is None else public_of(rule_state)
   queries = optimizer.rule.query(rule_state, public)
   request = interface.Request(
       optimizer.rule.asks, queries, optimizer.privatizer.resolve(queries))

@@ -206,5 +206,5 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
     return rule.project(state.rule, params)
 
   return rule._replace(
-      init=init, query=query, update=update, project=rule.project and project,
+      init=init, query=query, update=update, project=rule.project and project, public_due=None,
       asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

@@ -233,6 +233,6 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
     return rule.project(state.rule[0], params)
 
   return rule._replace(
-      init=init, query=query, update=update, project=rule.project and project,
+      init=init, query=query, update=update, project=rule.project and project, public_due=None,
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
       steady=ask.rider is None, name=f'grouped({rule.name})')

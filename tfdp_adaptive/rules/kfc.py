@@ -51,8 +51,9 @@ def dp_kfc(
     power: In (0, 1]; the source has a half.
     scale_epsilon: Added to eigenvalues relative to their mean, > 0. Large values have the
       geometry of DP-SGD.
-    decay: Of the averages over steps, in [0, 1).
-    refresh_every: Steps between two decompositions, in float64; see `dp_shampoo`.
+    decay: Of the averages over refreshes, in [0, 1).
+    refresh_every: Steps between two looks at public data, each with a decomposition in float64,
+      see `dp_shampoo`. Other steps need no public gradients.
     frame: 'scaled', or 'raw' to take releases back to gradients.
 
   Returns:
@@ -76,8 +77,10 @@ def dp_kfc(
         tuple(tuple(tf.zeros(shape, dtype) for shape in pair) for pair in shapes),
         tuple(tuple(unit(shape, pair) for shape in pair) for pair in shapes))
 
+  def due(state: State) -> tf.Tensor:
+    return tf.equal(state.step, 0) | tf.equal((state.step + 1) % refresh_every, 0)
+
   def averaged(state: State, public: trees.Tree) -> Any:
-    contract.check_public(public, 'dp_kfc')
     return tuple(
         tuple(decay * before + (1 - decay) * tf.cast(now, before.dtype)
               for before, now in zip(*pair)) for pair in zip(state.moments, public))
@@ -88,28 +91,34 @@ def dp_kfc(
               for one, old in zip(pair, olds)) for pair, olds in zip(averages, before))
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:
-    averages = averaged(state, public)
-    scale = tf.cond(tf.equal(state.step, 0), lambda: made_of(averages, state.scale),
-                    lambda: state.scale)
+    contract.check_public(public, 'dp_kfc')
+    scale = tf.cond(
+        tf.equal(state.step, 0), lambda: made_of(averaged(state, public), state.scale),
+        lambda: state.scale)
     return (contract.Query(geometry.unpacked(scale, state.first)),)
 
   def update(
       state: State, releases: contract.Releases,
       public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+    contract.check_public(public, 'dp_kfc')
     (release,) = releases
-    step, averages = state.step + 1, averaged(state, public)
-    begins = tf.equal(step, 1)
-    scale = tf.cond(begins | tf.equal(step % refresh_every, 0),
-                    lambda: made_of(averages, state.scale), lambda: state.scale)
+    step = state.step + 1
+
+    def refreshed() -> Any:
+      averages = averaged(state, public)
+      return averages, made_of(averages, state.scale)
+
+    averages, scale = tf.cond(due(state), refreshed, lambda: (state.moments, state.scale))
     mean = release.mean
     if frame == 'raw':
       used = tf.nest.map_structure(
-          lambda new, old: tf.where(begins, new, old), scale, state.scale)
+          lambda new, old: tf.where(tf.equal(step, 1), new, old), scale, state.scale)
       mean = geometry.unscale(mean, geometry.unpacked(used, state.first))
     direction, moment = first.update(state.first, mean, step)
     return direction, State(step, moment, averages, scale)
 
-  return contract.Rule(init, query, update, public='factors', name='dp_kfc', steady=False)
+  return contract.Rule(
+      init, query, update, public='factors', public_due=due, name='dp_kfc', steady=False)
 
 
 def sides(shape: Any) -> Sequence[Sequence[int]]:

@@ -75,7 +75,7 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
 
   return rule._replace(
       init=unbound, query=unbound, update=unbound, name=_name(rule), for_noise=for_noise,
-      project=rule.project and project)
+      project=rule.project and project, public_due=None)
 
 
 def _name(rule: contract.Rule) -> str:
