@@ -3,7 +3,7 @@
 
 import inspect
 import numbers
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,18 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.rules import groups as groups_lib
+
+# Arguments of Keras that would break sensitivity or do something else than they say.
+_REFUSED = {
+    'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
+    'global_clipnorm': 'Use `l2_norm_clip`.',
+    'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
+    'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
+                         'need no scaling.',
+    'lr': 'Use `learning_rate`.',
+    'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
+             '`learning_rate`; or `weight_decay`.',
+}
 
 
 def check_rule(rule: Any) -> None:
@@ -140,19 +152,19 @@ def _chosen_arguments(
 
 def refuse(kwargs: Dict[str, Any]) -> None:
   """Keras arguments that would break sensitivity or do something else than they say."""
-  fixes = {
-      'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
-      'global_clipnorm': 'Use `l2_norm_clip`.',
-      'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
-      'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
-                           'need no scaling.',
-      'lr': 'Use `learning_rate`.',
-      'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
-               '`learning_rate`; or `weight_decay`.',
-  }
-  for key, fix in fixes.items():
+  for key, fix in _REFUSED.items():
     if kwargs.pop(key, None) is not None:
       raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
+
+
+def fixed(optimizer_class: Any) -> FrozenSet[str]:
+  """Names of settings that an optimizer of this class keeps as they were when it was made."""
+  names = set(_REFUSED)
+  for one in optimizer_class.__mro__:
+    if one.__module__.split('.')[0] == __name__.split('.')[0]:  # Not those of a user's subclass.
+      names.update(parameters(one.__init__) if '__init__' in vars(one) else ())
+      names.update(parameters(one.factory) if getattr(one, 'factory', None) else ())
+  return frozenset(names - {'self', 'args', 'kwargs', 'learning_rate', 'name', 'public_data'})
 
 
 def to_config(value: Any) -> Any:
@@ -173,5 +185,5 @@ def from_config(value: Any) -> Any:
 
 
 def parameters(factory: Callable[..., contract.Rule]) -> Tuple[str, ...]:
-  """Names of a rule factory's arguments."""
+  """Names of the arguments of a rule's factory or of a constructor."""
   return tuple(inspect.signature(factory).parameters)

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Keras optimizer that takes no gradients from anywhere but its own private step."""
+"""A Keras optimizer with fixed settings, which takes gradients from its own private step only."""
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, FrozenSet, Iterator
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 
 
 class GuardedOptimizer(compat.keras.optimizers.Optimizer):
-  """Refuses every public way by which Keras hands gradients to an optimizer."""
+  """Refuses every public way by which Keras hands gradients to an optimizer.
+
+  From when it is made it also refuses other settings: it would go on with those that it has.
+  """
 
   _applying = False
+  _fixed: FrozenSet[str] = frozenset()
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    setter = getattr(getattr(type(self), name, None), 'fset', None)
+    if name in self._fixed and setter is None:
+      raise AttributeError(
+          f'`{name}` of {self.name} cannot be changed: it would go on as it was made. Make another '
+          f'optimizer and compile the model with it, or set `learning_rate`, which may change at '
+          f'any time. Received: {name}={value!r}.')
+    super().__setattr__(name, value)
 
   @contextlib.contextmanager
   def _allow_apply(self) -> Iterator[None]:

@@ -146,6 +146,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
                     errors.Caution, stacklevel=3)
+    self._fixed = arguments.fixed(type(self))
 
   # What the model needs to know.
 
