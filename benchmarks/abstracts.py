@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figure 3 of arXiv:2507.01129 in miniature: a transformer on arXiv abstracts, variants x noises.
 
-    PYTHONPATH=. python benchmarks/abstracts.py [--data FOLDER] [--out FILE] [--only-tables]
+    PYTHONPATH=. python benchmarks/abstracts.py [--study small|large] [--data FOLDER] [--out FOLDER]
+        [--runs FOLDER] [--only-tables]
 
-The next of the first 16 words of an abstract, by two layers of width 48, from random weights (the
-paper fine-tunes a pretrained TinyBERT of 4.4 million on masked words); the frequencies of
-WikiText-2's words are a fixed bias. Rules, noise and accounting are the library's. All noises
-have the same epsilon. Every method has two kinds of settings and three rates: all six are
-tried with independent noise, by the loss of one run on validation abstracts; with the other
-noises, and without noise, the rates of the better kind. A best rate at an end is followed by
-the next one. Losses are of two other runs, on test abstracts. The diagnostics without privacy
-are not tuned: they have the settings of the method of which they are the ideal. The command
-goes on where it was interrupted, and prints tables of all that is there.
+The next of the first words of an abstract, by two layers. `small` starts from random weights and
+`large`, of a million parameters, from some steps on WikiText-2 without privacy (the paper
+fine-tunes a pretrained TinyBERT of 4.4 million on masked words); the frequencies of WikiText-2's
+words are a fixed bias. Rules, noise and accounting are the library's. All noises have the same
+epsilon. In `small` every method has two kinds of settings and three rates: all six are tried with
+independent noise, by the loss of one run on validation abstracts; with the other noises, and
+without noise, the rates of the better kind, and a best rate at an end is followed by the next one.
+`large` has three rates of one kind, which is that of `small`; scale-then-privatize has the clip
+norm .3 sqrt(m), which was best in `small` with banded noise. Losses are of two other runs, on test
+abstracts. The diagnostics without privacy are not tuned: they have the settings of the method of
+which they are the ideal. The command goes on where it was interrupted, and prints tables of all
+that is there.
 """
 
 import argparse
@@ -32,12 +36,34 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 
-BATCH, STEPS, EPSILON, DELTA, BANDS, TRAIN = 256, 100, 8.0, 1e-5, 8, 10_240
+EPSILON, DELTA, BANDS, TRAIN = 8.0, 1e-5, 8, 10_240
 TUNING_SEED, TEST_SEEDS = 1, (11, 12)
 NOISES = ('independent', 'banded', 'blt')
 UNIT = .5  # Clip norm of all methods that do not scale, in median norms at the start.
 RATES = {'DP-SGD': 3.0}  # That in the middle of three; of SGD times 1 - momentum.
 ADAM_RATE = .01
+
+
+class Study(NamedTuple):
+  """A model and the length of its training."""
+
+  file: str
+  sizes: model_lib.Sizes
+  batch: int
+  steps: int
+  pretraining: int = 0  # Steps on public words, without privacy.
+  kinds: Dict[str, int] = {}  # Of settings that are not tuned; empty: all of the first two.
+  rates: Dict[str, float] = {}  # In the middle of three, where not `RATES`.
+
+
+STUDIES = {
+    'small': Study('abstracts', model_lib.Sizes(800, 800, 16, 48, 96), 256, 100),
+    'large': Study(
+        'abstracts_large', model_lib.Sizes(5000, 1000, 8, 128, 256), 512, 40, 300,
+        {'DP-SGD': 1, 'post-processing': 1, 'scale-then-privatize': 2, 'bias correction': 1,
+         'independent moments': 1},
+        {'DP-SGD': .3, 'post-processing': .01, 'bias correction': .01, 'independent moments': .0316,
+         'scale-then-privatize': .01})}
 
 
 class Kind(NamedTuple):
@@ -58,7 +84,7 @@ def _scaled(rule: Any, **more: Any) -> Tuple[Kind, ...]:
   return tuple(Kind(
       lambda floor, size: rule(
           epsilon=.03 / np.sqrt(size) if more else 1e-8, scale_epsilon=.03 / np.sqrt(size), **more),
-      f'clip norm {c:g} sqrt(m)', c) for c in (1.0, 4.0))  # 4 is B^(1/4).
+      f'clip norm {c:g} sqrt(m)', c) for c in (1.0, 4.0, .3, .1))  # 4 is B^(1/4).
 
 
 _NOISELESS = rules.non_private_noiseless_adam
@@ -75,53 +101,67 @@ IDEALS = {  # Diagnostics without privacy: (of which method, kinds).
         'post-processing', _floors(_NOISELESS, .1, 1.0, allow_non_private=True)),
     'scaled, noiseless': (
         'scale-then-privatize', _scaled(_NOISELESS, allow_non_private=True))}
-KINDS = {**METHODS, **{name: METHODS[of] for name, of in WITHOUT_NOISE.items()},
+LESS_CLIP = {'scaled, smaller clip norms': METHODS['scale-then-privatize'][2:]}
+KINDS = {**METHODS, **LESS_CLIP, **{name: METHODS[of] for name, of in WITHOUT_NOISE.items()},
          **{name: kinds for name, (_, kinds) in IDEALS.items()}}
 
 
-def make_plan(noise: str) -> tfdp.PrivacyPlan:
+def make_plan(study: Study, noise: str) -> tfdp.PrivacyPlan:
+  steps = study.steps
   common: Dict[str, Any] = dict(
-      population_size=TRAIN, batch_size=BATCH, steps=STEPS, l2_norm_clip=1.0, target_delta=DELTA)
+      population_size=TRAIN, batch_size=study.batch, steps=steps, l2_norm_clip=1.0,
+      target_delta=DELTA)
   if noise == 'none':
     return tfdp.PrivacyPlan(noise_multiplier=0.0, **common)
   if noise == 'banded':
-    common.update(mechanism=tfdp.mechanisms.BandedToeplitz(BANDS, STEPS),
+    common.update(mechanism=tfdp.mechanisms.BandedToeplitz(BANDS, steps),
                   sampling=tfdp.sampling.CyclicPoisson(cycle=BANDS))
   elif noise == 'blt':
-    epochs = -(-STEPS * BATCH // TRAIN)
+    epochs = -(-steps * study.batch // TRAIN)
     common.update(sampling=tfdp.sampling.FixedOrder(), mechanism=tfdp.mechanisms.BLT(
-        3, STEPS, min_sep=TRAIN // BATCH, max_participations=epochs))
+        3, steps, min_sep=TRAIN // study.batch, max_participations=epochs))
   return tfdp.PrivacyPlan.calibrate(target_epsilon=EPSILON, **common)
 
 
-def batches(noise: str, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def batches(study: Study, noise: str, rng: np.random.Generator) -> Iterator[np.ndarray]:
   """Rows of every step: Poisson, cyclic Poisson or a fixed order."""
   order = rng.permutation(TRAIN)
   groups = order % BANDS
-  for step in range(STEPS):
+  batch = study.batch
+  for step in range(study.steps):
     if noise == 'blt':
-      yield order.reshape(-1, BATCH)[step % (TRAIN // BATCH)]
+      yield order.reshape(-1, batch)[step % (TRAIN // batch)]
     elif noise == 'banded':
-      taken = rng.random(TRAIN) < BANDS * BATCH / TRAIN
+      taken = rng.random(TRAIN) < BANDS * batch / TRAIN
       yield np.flatnonzero(taken & (groups == step % BANDS))
     else:
-      yield np.flatnonzero(rng.random(TRAIN) < BATCH / TRAIN)
+      yield np.flatnonzero(rng.random(TRAIN) < batch / TRAIN)
 
 
 class Bench:
   """Data, the model at its start, and one compiled step per method, kind and noise."""
 
-  def __init__(self, folder: str) -> None:
-    (train, *self.held_out), self.frequencies = model_lib.read(folder)
+  def __init__(self, study: Study, folder: str, runs: pathlib.Path) -> None:
+    self.study, sizes = study, study.sizes
+    (train, *self.held_out, public), self.frequencies = model_lib.read(folder, sizes)
     self.train = train[:TRAIN]
-    self.start = model_lib.start(3)
+    self.start = model_lib.start(sizes, 3)
+    if study.pretraining:
+      kept = runs / f'{study.file}.npz'
+      if not kept.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, *model_lib.pretrained(
+            sizes, self.start, public, self.frequencies, study.pretraining, study.batch))
+      with np.load(kept) as saved:
+        self.start = [saved[name] for name in saved.files]
     self.size = sum(w.size for w in self.start)
     weights = [tf.constant(w) for w in self.start]
-    _, norms = model_lib.clipped(weights, tf.constant(self.held_out[0]), self.frequencies, 1.0,
-                                 contract.Query(), tf.constant(1.0))
+    _, norms = model_lib.clipped(
+        sizes, weights, tf.constant(self.held_out[0]), self.frequencies, 1.0, contract.Query(),
+        tf.constant(1.0))
     self.norm = float(np.median(norms))
     self._loss = tf.function(lambda w, words: tf.reduce_mean(
-        model_lib.forward(w, words, self.frequencies)[0]))
+        model_lib.forward(sizes, w, words, self.frequencies)[0]))
 
   def loss(self, weights: Any, part: int) -> float:
     """Mean loss per word, of abstracts; 0 is validation, 1 test."""
@@ -130,9 +170,10 @@ class Bench:
 
   def unigrams(self) -> float:
     """Test loss of the exact word frequencies of the training abstracts."""
-    counts = np.bincount(self.train[:, 1:].ravel(), minlength=len(self.frequencies)) + 1.0
+    known = lambda words: np.where(words < len(self.frequencies), words, model_lib.UNKNOWN)
+    counts = np.bincount(known(self.train[:, 1:]).ravel(), minlength=len(self.frequencies)) + 1.0
     counts[model_lib.PADDING] = 0
-    words = self.held_out[1][:, 1:]
+    words = known(self.held_out[1][:, 1:])
     with np.errstate(divide='ignore'):
       each = np.where(words != model_lib.PADDING, -np.log(counts / counts.sum())[words], 0)
     return float(np.mean(each.sum(1) / (words != model_lib.PADDING).sum(1)))
@@ -140,25 +181,27 @@ class Bench:
   def trainer(self, kind: Kind, noise: str, plan: tfdp.PrivacyPlan
               ) -> Callable[[float, int], Dict[str, Any]]:
     """`(rate, seed) -> weights and diagnostics` of one run."""
+    study = self.study
     unit = self.norm * (1 if kind.scaled_clip else UNIT)
     clip = kind.scaled_clip * np.sqrt(self.size) if kind.scaled_clip else 1.0
-    floor = plan.noise_multiplier / BATCH or .5 / BATCH
+    floor = (plan.noise_multiplier or .5) / study.batch
     rule = privatizer.bound(kind.make(floor, self.size), plan.mechanism)
     specs = [tf.TensorSpec(w.shape, tf.float32) for w in self.start]
     seeded = lambda seed: privatizer.Privatizer(
         rule.asks, specs, l2_norm_clip=clip, noise_multiplier=plan.noise_multiplier,
-        batch_size=BATCH, mechanism=plan.mechanism, steps=STEPS, seed=seed,
+        batch_size=study.batch, mechanism=plan.mechanism, steps=study.steps, seed=seed,
         allow_non_private=True)
     noised = seeded(0)  # Its seed is in the state that the others make.
 
     @tf.function(reduce_retracing=True)
     def step(state: Any, secret: Any, weights: Any, words: tf.Tensor, rate: tf.Tensor) -> Any:
       queries = rule.query(state)
-      sums, norms = zip(*(model_lib.clipped(weights, words, self.frequencies, unit, query, bound)
-                          for query, bound in zip(queries, noised.resolve(queries))))
+      sums, norms = zip(*(
+          model_lib.clipped(study.sizes, weights, words, self.frequencies, unit, query, bound)
+          for query, bound in zip(queries, noised.resolve(queries))))
       releases, secret = noised.release(secret, queries, sums)
       direction, state = rule.update(state, releases)
-      length = tf.linalg.global_norm(sums[0].total) / (BATCH * clip)
+      length = tf.linalg.global_norm(sums[0].total) / (study.batch * clip)
       return (state, secret, [w - rate * d for w, d in zip(weights, direction)], length,
               tf.reduce_mean(tf.cast(norms[0] > clip, tf.float32)))
 
@@ -167,24 +210,25 @@ class Bench:
       state, secret = rule.init(specs), seeded(seed).init()
       weights = [tf.constant(w) for w in self.start]
       lengths, cut, negative = [], [], {}
-      for t, rows in enumerate(batches(noise, rng), 1):
+      for t, rows in enumerate(batches(study, noise, rng), 1):
         state, secret, weights, length, share = step(
             state, secret, weights, tf.constant(self.train[rows]), tf.constant(rate, tf.float32))
         lengths.append(float(length))
         cut.append(float(share))
-        if hasattr(state, 'bias') and t in (1, 10, 30, 50, 100, STEPS):
+        if hasattr(state, 'bias') and t in (1, 10, 30, 50, 100, study.steps):
           negative[t] = round(float(rules.negative_fraction(state.second, state.bias)), 3)
       result = dict(weights=weights, mean_norm=round(float(np.mean(lengths)), 4),
                     clipped=round(float(np.mean(cut)), 3), negative=negative)
       if noise == 'none' and hasattr(state, 'second'):
-        nu = np.concatenate([np.ravel(v) for v in state.second]) / (1 - .999**STEPS)
+        nu = np.concatenate([np.ravel(v) for v in state.second]) / (1 - .999**study.steps)
         result['roots'] = [float(f'{v:.3g}') for v in np.sqrt(np.percentile(nu, range(0, 101, 5)))]
       return result
 
     return run
 
 
-def missing(rows: List[Dict[str, Any]]) -> Iterator[Tuple[str, str, int, float, int]]:
+def missing(study: Study, rows: List[Dict[str, Any]]
+            ) -> Iterator[Tuple[str, str, int, float, int]]:
   """(method, noise, kind, rate, seed) of the next runs; `rows` grows between them."""
   def of(method: str, noise: str, **key: Any) -> List[Dict[str, Any]]:
     return [one for one in rows if dict(key, method=method, noise=noise).items() <= one.items()]
@@ -192,22 +236,17 @@ def missing(rows: List[Dict[str, Any]]) -> Iterator[Tuple[str, str, int, float, 
   def best(method: str, noise: str) -> Dict[str, Any]:
     return min(of(method, noise, seed=TUNING_SEED), key=lambda one: one['validation'])
 
-  def tests(method: str, noise: str, like: Dict[str, Any]) -> Iterator[Any]:
-    for seed in TEST_SEEDS:
-      if not of(method, noise, seed=seed):
-        yield method, noise, like['kind'], like['rate'], seed
-
-  cells = [(m, NOISES[0]) for m in (*METHODS, *IDEALS)] + [(m, 'none') for m in WITHOUT_NOISE]
-  cells += [(m, n) for names in (METHODS, IDEALS) for n in NOISES[1:] for m in names]
-  for method, noise in cells:
-    if method in IDEALS:
-      yield from tests(method, noise, best(IDEALS[method][0], noise))
-      continue
+  def tuning(method: str, noise: str) -> Iterator[Tuple[str, str, int, float, int]]:
     tuned = WITHOUT_NOISE.get(method, method)
-    kinds = range(2) if noise == NOISES[0] else [best(tuned, NOISES[0])['kind']]
-    middle = RATES['DP-SGD'] if 'SGD' in method else ADAM_RATE
+    if study.kinds:
+      kinds = [study.kinds[tuned]]
+    elif noise == NOISES[0] or method in LESS_CLIP:
+      kinds = [0, 1]
+    else:
+      kinds = [best(tuned, NOISES[0])['kind']]
     for kind in kinds:
-      factor = middle * KINDS[method][kind].rate_factor
+      factor = study.rates.get(tuned) or (
+          RATES.get(tuned, ADAM_RATE) * KINDS[method][kind].rate_factor)
       exponents = [0, -1, 1]
       while exponents:
         rate = float(f'{factor * 10**(exponents.pop(0) / 2):.3g}')
@@ -217,13 +256,24 @@ def missing(rows: List[Dict[str, Any]]) -> Iterator[Tuple[str, str, int, float, 
                  for one in of(method, noise, kind=kind, seed=TUNING_SEED)}
         least = min(tried, key=lambda r: tried[r])
         ends = {min(tried): -1, max(tried): 1}
-        if not exponents and least in ends:
+        if not exponents and least in ends and not study.kinds:
           exponents = [round(2 * np.log10(least / factor)) + ends[least]]
-    yield from tests(method, noise, best(method, noise))
+
+  cells = [(m, NOISES[0]) for m in METHODS] + [(m, 'none') for m in WITHOUT_NOISE]
+  less = () if study.kinds else LESS_CLIP
+  cells += [(m, n) for n in NOISES[1:] for m in (*METHODS, *less)]
+  cells += [(m, n) for n in NOISES for m in IDEALS]
+  for seed in TEST_SEEDS:
+    for method, noise in cells:
+      if method not in IDEALS:
+        yield from tuning(method, noise)
+      like = best(IDEALS[method][0] if method in IDEALS else method, noise)
+      if not of(method, noise, seed=seed):
+        yield method, noise, like['kind'], like['rate'], seed
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-  """Test losses of the settings that were chosen, a line per method."""
+  """Test losses of the settings that were chosen, a line per method; * has one run."""
   columns = (*NOISES, 'none')
   lines = [f'{"test loss":26}' + ''.join(f'{noise:>13}' for noise in columns) + '  settings']
   spread: List[float] = []
@@ -232,9 +282,12 @@ def table(rows: List[Dict[str, Any]]) -> str:
     for noise in columns:
       found = [one for one in rows if (one['method'], one['noise']) == (method, noise)
                and one['seed'] in TEST_SEEDS]
-      cells.append('-' if len(found) < 2 else f'{np.mean([one["test"] for one in found]):.4f}')
+      cells.append(f'{np.mean([one["test"] for one in found]):.4f}' if found else '-')
       if len(found) > 1:
         spread.append(float(np.var([one['test'] for one in found], ddof=1)))
+      elif found:
+        cells[-1] += '*'
+      if found:
         chosen.append(f'{found[0]["rate"]:g}')
         text = kinds[found[0]['kind']].text
     if chosen:
@@ -249,24 +302,29 @@ def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--data', default='shared/data', help='folder with load.py')
+  parser.add_argument('--study', choices=list(STUDIES), default='small')
   parser.add_argument('--only-tables', action='store_true', help='trains nothing')
-  parser.add_argument('--out', type=pathlib.Path,
-                      default=pathlib.Path('benchmarks/results/abstracts.json'))
+  parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs/abstracts'),
+                      help='folder of weights that were trained on public words')
+  parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('benchmarks/results'))
   options = parser.parse_args()
+  study = STUDIES[options.study]
+  out = options.out / f'{study.file}.json'
   rows: List[Dict[str, Any]] = (
-      json.loads(options.out.read_text(encoding='utf-8')) if options.out.exists() else [])
+      json.loads(out.read_text(encoding='utf-8')) if out.exists() else [])
   if not options.only_tables:
-    bench = Bench(options.data)
-    plans = {noise: make_plan(noise) for noise in (*NOISES, 'none')}
+    bench = Bench(study, options.data, options.runs)
+    plans = {noise: make_plan(study, noise) for noise in (*NOISES, 'none')}
     print(f'{bench.size} parameters, loss {bench.loss(bench.start, 1):.4f} at the start, '
           f'{bench.unigrams():.4f} by the exact frequencies of the abstracts, median norm '
           f'{bench.norm:.3f}', flush=True)
     for noise, plan in plans.items():
-      print(f'{noise:12} sigma {plan.noise_multiplier:.3f}, error of prefix sums '
-            f'{plan.noise_multiplier * plan.mechanism.rmse(STEPS):.2f}, of a step '
-            f'{plan.noise_multiplier * np.max(plan.mechanism.row_norms(STEPS)):.2f}', flush=True)
+      sigma, mechanism = plan.noise_multiplier, plan.mechanism
+      print(f'{noise:12} sigma {sigma:.3f}, error of prefix sums '
+            f'{sigma * mechanism.rmse(study.steps):.2f}, of a step '
+            f'{sigma * np.max(mechanism.row_norms(study.steps)):.2f}', flush=True)
     trainer: Any = (None, None)
-    for method, noise, kind, rate, seed in missing(rows):
+    for method, noise, kind, rate, seed in missing(study, rows):
       began = time.process_time()
       if trainer[0] != (method, noise, kind):
         trainer = (method, noise, kind), bench.trainer(KINDS[method][kind], noise, plans[noise])
@@ -278,9 +336,9 @@ def main() -> None:
           noise_multiplier=round(plans[noise].noise_multiplier, 4), **found,
           seconds=round(time.process_time() - began, 1)))
       print(json.dumps(rows[-1]), flush=True)
-      new = options.out.with_suffix('.new')
+      new = out.with_suffix('.new')
       new.write_text('[\n' + ',\n'.join(map(json.dumps, rows)) + '\n]\n', encoding='utf-8')
-      new.replace(options.out)
+      new.replace(out)
   print(table(rows))
 
 
