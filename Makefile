@@ -127,7 +127,7 @@ independence-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/keras_adapter/independence_table.py
 
 bench: bench-peers $(CURRENT)/installed
-	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py $(if $(QUICK),--seconds 0.3) \
+	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py --seconds 0.3 \
 	  --out benchmarks/results/clipping_speed.txt
 	$(RUN) $(CURRENT)/bin/python benchmarks/plans.py $(if $(QUICK),demo) > build/plans.txt
 	$(if $(QUICK),cat,mv) build/plans.txt $(if $(QUICK),,benchmarks/results/plans.txt)

@@ -3,7 +3,9 @@
 
     python worker.py ours|tfp|torch|jax GIGABYTES
 
-Reads commands and writes answers, one JSON object a line:
+Imports the framework once. For every line {"fork": [path, path]}, two named pipes, it answers
+{"pid": ...} of a copy of itself, which reads commands from one pipe and writes answers to the
+other, one JSON object a line:
 
     {"prepare": [model, case]}          compiled and warmed up: {"seconds": ...}
     {"run": [model, case], "steps": n}  {"times": [seconds of each step]}
@@ -21,6 +23,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 
@@ -74,13 +77,8 @@ def _tried(function, *arguments):
     return {'error': f'{type(error).__name__}: {error}'[:300]}
 
 
-def main():
-  # TensorFlow and others write to standard output: keep the answers apart.
-  answers = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)
-  steps = importlib.import_module('steps_' + sys.argv[1]).cases
-  limit = _status('VmData') + int(sys.argv[2]) * 2**30
-  resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+def serve(steps, lines, answers):
+  """Answers every command."""
   prepared = {}
 
   def prepare(model, case):
@@ -100,7 +98,7 @@ def main():
       times.append(time.perf_counter() - start)
     return {'times': times}
 
-  for line in sys.stdin:
+  for line in lines:
     command = json.loads(line)
     if 'prepare' in command:
       answer = _tried(prepare, *command['prepare'])
@@ -109,6 +107,26 @@ def main():
     else:
       answer = in_child(memory, steps, *command['memory'])
     print(json.dumps(answer), file=answers, flush=True)
+
+
+def main():
+  # TensorFlow and others write to standard output: keep the answers apart.
+  answers = os.fdopen(os.dup(1), 'w')
+  os.dup2(2, 1)
+  steps = importlib.import_module('steps_' + sys.argv[1]).cases
+  limit = _status('VmData') + int(sys.argv[2]) * 2**30
+  resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+  signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No zombies.
+  for line in sys.stdin:
+    source, target = json.loads(line)['fork']
+    child = os.fork()
+    if not child:
+      os.setsid()  # What it starts is ended with it.
+      signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+      with open(source, encoding='utf-8') as lines, open(target, 'w', encoding='utf-8') as own:
+        serve(steps, lines, own)
+      os._exit(0)
+    print(json.dumps({'pid': child}), file=answers, flush=True)
 
 
 if __name__ == '__main__':
