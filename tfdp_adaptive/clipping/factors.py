@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import arithmetic
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import protocol
 
@@ -27,8 +28,6 @@ from tfdp_adaptive.clipping import protocol
 # them: forming costs as much as multiplying by that many steps once more.
 KEEP = 2.0
 STEPS = 64
-# Beyond this, what a square loses by underflow can count when another multiplies it.
-LARGE = 2.0**80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Explicit(protocol.Factor):
     norms = []
     for scale in scales:
       pieces = [()] * len(self.parts) if trees.absent(scale) else self._cut(scale)
-      norms.append(tf.add_n([sum_squares(part, piece)
+      norms.append(tf.add_n([arithmetic.sum_squares(part, piece)
                              for part, piece in zip(self.parts, pieces)]))
     return norms
 
@@ -199,7 +198,7 @@ class Outer(protocol.Factor):
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(t), 1) for t in (self.inputs, self.cotangents))
-    return tf.shape(self.inputs)[1], lambda scale: product_squares(
+    return tf.shape(self.inputs)[1], lambda scale: arithmetic.product_squares(
         left, right, scale if trees.absent(scale) else tf.square(self._matrix(scale)))
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
@@ -309,15 +308,16 @@ class Outer(protocol.Factor):
     norms = []
     for scale in scales:
       if trees.absent(scale):
-        left, right = sum_squares(a), sum_squares(e)
-        norms.append(usable(left * right, left, right))
+        left, right = arithmetic.sum_squares(a), arithmetic.sum_squares(e)
+        norms.append(arithmetic.usable(left * right, left, right))
       else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
         small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
         left, right = tf.square(a) + small, tf.square(e) + small
         curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
         rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
         total = tf.reduce_sum(rows * right, 1) + p * small
-        norms.append(usable(protocol.wide(total), sums, tf.reduce_sum(right, 1), *ends(curvature)))
+        norms.append(arithmetic.usable(
+            protocol.wide(total), sums, tf.reduce_sum(right, 1), *arithmetic.ends(curvature)))
     return norms
 
   def _rank_one_squares(
@@ -342,9 +342,10 @@ class Outer(protocol.Factor):
     a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
     lengths = tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1)
     size = self.inputs.shape[1] * (self.inputs.shape[2] + self.cotangents.shape[2])
-    a, e = wide_sum(a), wide_sum(e)
+    a, e = arithmetic.wide_sum(a), arithmetic.wide_sum(e)
     lost = size * protocol.tiny(inner.dtype) * (a + e + 1)
-    return usable(gram(inner, outer, tf.square(protocol.wide(lengths))) + lost, a, e)
+    norms = arithmetic.gram(inner, outer, tf.square(protocol.wide(lengths)))
+    return arithmetic.usable(norms + lost, a, e)
 
   def _product(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     d, p = inputs.shape[2], cotangents.shape[2]
@@ -355,57 +356,6 @@ class Outer(protocol.Factor):
   def _matrix(self, scale: trees.Tree) -> tf.Tensor:
     scale = tf.transpose(scale, self.axes) if self.axes else scale
     return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
-
-
-def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-  """[n] float64: `sum_tu inner_tu outer_tu` >= 0, from above, where terms cancel.
-
-  A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
-  """
-  total = wide_sum(inner * outer, [1, 2])
-  rounding = 4 * protocol.eps(inner.dtype)
-  return tf.maximum(total, 0) + rounding * magnitude
-
-
-def product_squares(left: tf.Tensor, right: tf.Tensor, curvature: trees.Tree) -> tf.Tensor:
-  """[n] float64: `sum_ij left_i curvature_ij right_j`, with left [n, d] and right [n, p]."""
-  if trees.absent(curvature):
-    return wide_sum(left) * wide_sum(right)
-  return wide_sum(tf.matmul(left, curvature) * right)
-
-
-def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
-  """[n] float64: sum of squares of `scale * x[i]`, from above.
-
-  What underflows is charged: at most the smallest normal number for every product.
-  """
-  size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
-  axes, small = list(range(1, x.shape.rank)), protocol.tiny(x.dtype)
-  if trees.absent(scale):
-    return wide_sum(tf.square(x), axes) + size * small
-  if x.shape[0] == 1:  # A product with one row is slow.
-    return wide_sum(tf.square(x * scale), axes) + size * small
-  curvature = tf.reshape(tf.square(scale) + small, [1, -1])  # (x^2)' s^2
-  squares = tf.reshape(tf.square(x), [-1, curvature.shape[1]])
-  total = tf.matmul(curvature, squares, transpose_b=True)[0]
-  return usable(protocol.wide(total) + (wide_sum(curvature, None) + size) * small, *ends(curvature))
-
-
-def wide_sum(x: tf.Tensor, axes: Any = 1) -> tf.Tensor:
-  return protocol.wide(tf.reduce_sum(x, axes))
-
-
-def usable(norms: tf.Tensor, *sums: Any) -> tf.Tensor:
-  """Squared norms [n], infinite where one of the sums they are made of is `LARGE`."""
-  for one in sums:
-    norms = tf.where(one < LARGE, norms, float('inf'))
-  return norms
-
-
-def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
-  top = tf.reduce_max(curvature)
-  return top, 1 / top
 
 
 def transforming(

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import arithmetic
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 
@@ -44,12 +45,12 @@ class Rows(protocol.Factor):
       same = tf.cast(self._same(), self.cotangents.dtype)
       return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
     merged = self._merged()
-    norms = [factors.sum_squares(self._scaled(merged, scale)) for scale in scales]
+    norms = [arithmetic.sum_squares(self._scaled(merged, scale)) for scale in scales]
     return norms if self.route(True) == 'once' else protocol.charged(norms, self, scales)
 
   def products(self) -> protocol.Products:
     length = tf.shape(self.ids)[1]
-    return length, lambda scale: protocol.wide(length) * factors.sum_squares(
+    return length, lambda scale: protocol.wide(length) * arithmetic.sum_squares(
         self._scaled(self.cotangents, scale))
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
@@ -132,9 +133,9 @@ class Rows(protocol.Factor):
     """||sum_t 1_t e_t'||^2 = sum_{tu} [id_t = id_u] (e_t'e_u)."""
     outer = tf.matmul(cotangents, cotangents, transpose_b=True)
     lengths = tf.sqrt(tf.linalg.diag_part(outer))
-    magnitude = factors.wide_sum(lengths * tf.linalg.matvec(same, lengths))
+    magnitude = arithmetic.wide_sum(lengths * tf.linalg.matvec(same, lengths))
     lost = self.ids.shape[1]**2 * self.shape[1] * protocol.tiny(cotangents.dtype)
-    return factors.gram(same, outer, magnitude) + lost
+    return arithmetic.gram(same, outer, magnitude) + lost
 
   def _merged(self) -> tf.Tensor:
     """[n, T, d]: cotangents of equal ids of an example summed at their first place."""

@@ -12,6 +12,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import arithmetic
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
@@ -75,9 +76,9 @@ class Convolution(protocol.Factor):
 
     def squares(scale: trees.Tree) -> tf.Tensor:
       if trees.absent(scale):
-        return places * factors.product_squares(left, right, ())
+        return places * arithmetic.product_squares(left, right, ())
       places_of = tf.reshape(tf.square(scale), [-1] + size)
-      return factors.product_squares(left, right, tf.reduce_sum(places_of, 0))
+      return arithmetic.product_squares(left, right, tf.reduce_sum(places_of, 0))
 
     return tf.reduce_prod(tf.shape(self.cotangents)[1:-1]), squares
 
