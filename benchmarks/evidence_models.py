@@ -52,13 +52,38 @@ def losses(task: evidence_tasks.Task, logits: np.ndarray, y: np.ndarray) -> Tupl
   return value, (1 / (1 + np.exp(-np.clip(z, -60, 60))) - y)[..., None]
 
 
+def outputs(weights: List[np.ndarray], x: np.ndarray) -> np.ndarray:
+  for w in weights[:-1]:
+    x = np.tanh(through(x, w))
+  return through(x, weights[-1])
+
+
 def evaluate(task: evidence_tasks.Task, weights: List[np.ndarray], part: int) -> np.ndarray:
   """[R] mean losses."""
   x, y = task.parts[part]
-  for w in weights[:-1]:
-    x = np.tanh(through(x, w))
-  mean = losses(task, through(x, weights[-1]), y)[0].mean(-1)
+  mean = losses(task, outputs(weights, x), y)[0].mean(-1)
   return np.where(np.isfinite(mean), mean, np.inf)
+
+
+def accuracy(task: evidence_tasks.Task, weights: List[np.ndarray], part: int) -> np.ndarray:
+  """[R] shares of right answers of a classification."""
+  x, y = task.parts[part]
+  logits = outputs(weights, x) + np.asarray(task.offset, np.float32)
+  found = logits.argmax(-1) if task.loss == 'softmax' else logits[..., 0] > 0
+  return (found == y).mean(-1)
+
+
+def square_roots(task: evidence_tasks.Task, x: np.ndarray, y: np.ndarray, rate: float = .1,
+                 batch_size: int = 256) -> List[np.ndarray]:
+  """Root mean squares of gradients of PUBLIC records, over an epoch of SGD without privacy."""
+  weights = start(task, 1)
+  totals = [np.zeros(w.shape[1:]) for w in weights]
+  for at in range(0, len(x), batch_size):
+    rows = slice(at, at + batch_size)
+    for i, (inputs, delta) in enumerate(records(task, weights, x[rows], y[rows])):
+      totals[i] += collected(np.square(inputs), np.square(delta))[0]
+      weights[i] = weights[i] - rate * collected(inputs, delta) / len(x[rows])
+  return [np.sqrt(total / len(x)) for total in totals]
 
 
 def records(task: evidence_tasks.Task, weights: List[np.ndarray], x: np.ndarray, y: np.ndarray

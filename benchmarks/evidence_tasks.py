@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks of `evidence.py`: small, made up or real, a linear model or one hidden layer each."""
 
+import collections
 import os
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Tuple
 
 import numpy as np
 
 from tfdp_adaptive.cli import showcases
-
-_HELD_OUT = 4000
 
 
 class Task(NamedTuple):
@@ -25,6 +24,7 @@ class Task(NamedTuple):
     outputs: Of the model.
     hidden: Width of the hidden layer; 0 for none.
     offset: [outputs] public, added to the outputs.
+    public: Records `(x, y)` of the same kind that need no privacy, or None.
   """
 
   name: str
@@ -36,20 +36,22 @@ class Task(NamedTuple):
   outputs: int
   hidden: int = 0
   offset: Any = 0.0
+  public: Any = None
 
 
-def _parts(x: np.ndarray, y: np.ndarray, most: int = 20_000) -> Tuple[Any, ...]:
+def _parts(x: np.ndarray, y: np.ndarray, most: int = 20_000, held_out: int = 4000
+           ) -> Tuple[Any, ...]:
   """Training, validation and test records of one shuffled set; a constant input is added."""
-  order = np.random.default_rng(7).permutation(len(x))[:most + 2 * _HELD_OUT]
+  order = np.random.default_rng(7).permutation(len(x))[:most + 2 * held_out]
   x = np.concatenate([x, np.ones([len(x), 1])], 1).astype(np.float32)[order]
   y = np.asarray(y)[order]
-  ends = len(order) - 2 * _HELD_OUT, len(order) - _HELD_OUT
+  ends = len(order) - 2 * held_out, len(order) - held_out
   return tuple((x[a:b], y[a:b]) for a, b in ((0, ends[0]), ends, (ends[1], len(order))))
 
 
 def scales() -> Task:
   x, y = showcases.make_scales(28_000, 1)
-  return Task('scales', (1.0, 4.0), 256, 300, 'logistic', _parts(x, y[:, 0]), 1)
+  return Task('scales', (1.0, 4.0, 8.0), 256, 300, 'logistic', _parts(x, y[:, 0]), 1)
 
 
 def scales_narrow() -> Task:
@@ -109,21 +111,22 @@ def _mnist(load: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(load: Any) -> Task:
-  return Task('mnist, linear', (.5, 4.0, 1.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10)
+  return Task('mnist, linear', (.5, 4.0, 1.0, 8.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10)
 
 
 def mnist_hidden(load: Any) -> Task:
   return Task('mnist, hidden layer', (1.0, 8.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10, 24)
 
 
-def _bags(load: Any, texts: Any, size: int) -> np.ndarray:
-  """Which of the most frequent words of WikiText-2 (public) each text has."""
+def _bags(load: Any, texts: Any, size: int, also: Iterable[str] = ()) -> np.ndarray:
+  """Which of the most frequent words of WikiText-2 (public), and of others, each text has."""
   counts: Dict[str, int] = {}
   for word in load.wikitext2():
     word = word.lower()
     counts[word] = counts.get(word, 0) + word.isalpha()
-  words = {w: i for i, w in enumerate(sorted(counts, key=lambda w: -counts[w])[:size])}
-  bags = np.zeros([len(texts), size], np.float32)
+  kept = sorted(counts, key=lambda w: -counts[w])[:size]
+  words = {w: i for i, w in enumerate(dict.fromkeys([*kept, *also]))}
+  bags = np.zeros([len(texts), len(words)], np.float32)
   for row, text in enumerate(texts):
     for word in text.lower().split():
       index = words.get(word.strip('.,;:!?()"\''))
@@ -146,6 +149,31 @@ def sites(load: Any) -> Task:
   bags = _bags(load, [record['text'] for record in records], 500)
   labels = np.array([names.index(record['site']) for record in records])
   return Task('sites of posts', (1.0, 4.0), 256, 300, 'softmax', _parts(bags, labels), len(names))
+
+
+def tags(load: Any) -> Task:
+  """The tag of the question that a post of Stack Exchange is, answers or comments on.
+
+  A post counts for the most frequent tag of its question, of the 20 most frequent ones;
+  'discussion', which half of the posts have, is left out. Words in names of tags are inputs, too.
+  """
+  records = load.stackexchange()
+  of_question = {(one['site'], one['id']): one['tags'] for one in records if one.get('tags')}
+  answered = {(one['site'], one['id']): (one['site'], one['parent'])
+              for one in records if one['kind'] == 'answer'}
+  found = []
+  for one in records:
+    post = one['site'], one['parent' if one['kind'] == 'comment' else 'id']
+    some = of_question.get(answered.get(post, post))
+    found += [(one['text'], set(some) - {'discussion'})] if some else []
+  counts = collections.Counter(tag for _, some in found for tag in some)
+  ranks = {tag: i for i, (tag, _) in enumerate(counts.most_common(20))}
+  texts, labels = zip(*(
+      (text, min(ranks[tag] for tag in some & ranks.keys())) for text, some in found
+      if some & ranks.keys()))
+  names = sorted(part for tag, _ in counts.most_common(200) for part in tag.split('-'))
+  return Task('tags of posts', (4.0,), 256, 300, 'softmax',
+              _parts(_bags(load, texts, 200, names), np.array(labels), held_out=2000), 20)
 
 
 def ratings(load: Any) -> Task:
@@ -172,9 +200,45 @@ def letters(load: Any) -> Task:
   return Task('letters', (1.0, 4.0), 256, 300, 'softmax', _parts(x, codes[at]), len(alphabet))
 
 
+def polarity(load: Any) -> Task:
+  """Whether a snippet of a film review is positive: 1000 embeddings of width 16, their mean, tanh.
+
+  Embeddings begin at standard deviation 1.
+  """
+  records = load.sentiment('sentence_polarity')
+  bags = _bags(load, [text for _, _, text in records], 1000)
+  mean = bags / np.maximum(bags.sum(1, keepdims=True), 1) * np.sqrt(bags.shape[1])
+  labels = np.array([label for label, _, _ in records], np.float32)
+  return Task('polarity, embedding', (6.4,), 256, 520, 'logistic',
+              _parts(mean, labels, held_out=2000), 1, 16)
+
+
+def words(load: Any) -> Task:
+  """The next word of WikiText-2 from the one before, through an embedding of width 16.
+
+  The 399 most frequent words of the public part, valid.txt, and one for all others.
+  """
+  public, private, test = (load.wikitext2(part) for part in ('valid', 'train', 'test'))
+  kept = [word for word, _ in collections.Counter(public).most_common(400) if word != '<unk>']
+  index = {word: i for i, word in enumerate(kept[:399], 1)}
+
+  def pairs(text: Any, size: int) -> Tuple[np.ndarray, np.ndarray]:
+    codes = np.array([index.get(word, 0) for word in text])
+    at = np.random.default_rng(5).choice(len(codes) - 1, size, replace=False)
+    x = np.sqrt(400) * np.eye(400, dtype=np.float32)[codes[at]]
+    return np.concatenate([x, np.ones([size, 1], np.float32)], 1), codes[at + 1]
+
+  (x, y), train = pairs(test, 8000), pairs(private, 59_674)
+  return Task('words', (3.0,), 256, 200, 'softmax', (
+      train, (x[:4000], y[:4000]), (x[4000:], y[4000:])), 400, 16,
+              public=pairs(public, 59_674))
+
+
 MADE_UP: Tuple[Callable[[], Task], ...] = (
     scales, scales_narrow, zipf, regression, zipf_noisy, scales_clean)
-REAL: Tuple[Callable[[Any], Task], ...] = (mnist, mnist_hidden, sentiment, sites, ratings, letters)
+REAL: Tuple[Callable[[Any], Task], ...] = (
+    mnist, mnist_hidden, sentiment, sites, ratings, letters, tags, polarity,
+    words)
 
 
 def all_tasks(data: str) -> Dict[str, Callable[[], Task]]:

@@ -68,6 +68,57 @@ def test_gradients_norms_and_sums_are_those_of_tensorflow(loss, hidden):
   assert models.evaluate(task, weights, 1)[0] == pytest.approx(losses.mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize('loss', ['softmax', 'logistic'])
+def test_roots_of_mean_squares_and_accuracy_are_those_of_tensorflow(loss):
+  task = make_task(loss, 4)
+  x, y = (part[:6] for part in task.parts[0])
+  weights = models.start(task, 1)
+  gradients = reference(task, weights, x, y)[1]
+  for found, g in zip(models.square_roots(task, x, y), gradients):
+    np.testing.assert_allclose(found, np.sqrt(np.square(g).mean(0)), rtol=1e-3, atol=1e-6)
+  # A second batch sees the weights after a step along the first.
+  moved = [w - .5 * g.mean(0)[None] for w, g in zip(weights, gradients)]
+  later = reference(task, moved, x, y)[1]
+  twice = models.square_roots(task, np.tile(x, [2, 1]), np.tile(y, 2), rate=.5, batch_size=6)
+  for found, g, h in zip(twice, gradients, later):
+    expected = (np.square(g).mean(0) + np.square(h).mean(0)) / 2
+    np.testing.assert_allclose(found, np.sqrt(expected), rtol=1e-3, atol=1e-6)
+  z = np.tanh(x @ weights[0][0]) @ weights[1][0] + .5
+  answers = z.argmax(1) if loss == 'softmax' else z[:, 0] > 0
+  task = task._replace(parts=((x, y),) * 3)
+  assert models.accuracy(task, weights, 2)[0] == pytest.approx((answers == y).mean())
+
+
+def test_an_ellipsoid_of_public_gradients_is_what_records_are_clipped_in(monkeypatch):
+  """No records: noise has the axes of the ellipsoid, and AdaGrad's first step has size one."""
+  task = make_task(hidden=2, steps=1)
+  task = task._replace(public=task.parts[0])
+  plan = benchmark.make_plan(task, 1.0, 1)
+  grid = studies.ellipsoids('PAGAN, large', task, 2.0, .1)
+  monkeypatch.setattr(benchmark, 'batches', lambda *_: [np.arange(0)])
+  rule = grid.rules[0][0]
+  rates = np.array([1.0, .5])
+  start = models.start(task, 2)
+  for w, moved in zip(start, benchmark.train(
+      task, rule, plan, grid.scaled, np.ones(2), rates, 1, 7)):
+    np.testing.assert_allclose(np.abs(moved - w), np.ones_like(w) * rates[:, None, None], rtol=1e-5)
+  (query,) = rule.query(rule.init(tuple(tf.TensorSpec(w.shape, tf.float32) for w in start)))
+  roots = models.square_roots(task, *task.public)
+  for scale, r in zip(query.scale, roots):
+    ratio = scale.numpy()[1] * r**(2 / 3)  # The root of C = stddevs^(-4/3), over the bound.
+    np.testing.assert_allclose(ratio, np.full_like(ratio, ratio[0, 0]), rtol=1e-4)
+
+
+def test_an_unfinished_row_goes_on_where_it_was(tmp_path):
+  path, asked = str(tmp_path / 'rows.part'), []
+  make = lambda i: lambda: asked.append(i) or [float(i)]
+  for _ in range(2):
+    kept = studies.keeper(path, dict(method='DPSGD'))
+    assert [kept(i, make(i)) for i in range(2)] == [[0.0], [1.0]]
+  assert asked == [0, 1]
+  assert studies.keeper(path, dict(method='DPAdam'))(0, make(5)) == [5.0]
+
+
 def test_a_run_takes_the_steps_of_the_rule_with_noise_of_the_plan(monkeypatch):
   """One step without records: what moves the weights is the noise."""
   task = make_task(steps=3)

@@ -239,4 +239,14 @@ ROWS: Tuple[Row, ...] = (
         Result('DPAdamSTP', False, 0.1991, 0.02116, 0.9487, 16, 0.003),
         Result('DPAdamSTP', True, 0.3581, 0.02068, 0.3, 16, 0.003),
     )),
+    Row('scales', 8, 0.6931, (0.012, 1.925, 0.2995, 0.01212, 256.0), (
+        Result('DPSGD', False, 0.4922, 0.02553, 3.162, 1, 0),
+        Result('DPSGD', True, 0.4885, 0.009386, 1, 1, 0),
+        Result('DPAdam', False, 0.4206, 0.01998, 0.3, 1, 0.01),
+        Result('DPAdam', True, 0.4506, 0.009452, 0.3, 1, 0.01),
+        Result('DPAdamBC', False, 0.4099, 0.01563, 0.09487, 1, 0.3),
+        Result('DPAdamBC', True, 0.3998, 0.01318, 0.3, 1, 0.3),
+        Result('DPAdamSTP', False, 0.3269, 0.01124, 0.9487, 16, 0.003),
+        Result('DPAdamSTP', True, 0.385, 0.009646, 0.3, 16, 0.003),
+    )),
 )
