@@ -26,6 +26,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _STEP = 1e-100  # Of the complex derivative.
 _WORK = 12 * 10**6  # Steps times squared buffers times looks at the error under a schedule.
+_FEWEST = 10  # Looks that are worth it.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
 
 
@@ -35,7 +36,7 @@ def optimal(
   """`(weights, decays)` of least error times sensitivity; both [buffers].
 
   For a schedule, whose errors take O(T): from the best ones of a constant rate, with as many
-  looks as take seconds; none beyond some 10^6 steps.
+  looks as take seconds; none where these are too few to gain anything.
   """
   if not buffers:
     return np.zeros(0), np.zeros(0)
@@ -45,7 +46,7 @@ def optimal(
     starts = _starts(buffers, steps, min_sep if k > 1 else steps)
     p = _minimum(starts, workload_lib.Workload(workload.momentum), problem, bar)
     looks = 0 if workload.is_toeplitz else _WORK // (steps * buffers**2)
-    if looks:
+    if looks >= _FEWEST:
       p = _minimum([p], workload, problem, bar, looks)
   pair = _Pair(p)
   return pair.weights, pair.decays
