@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of what `evidence.py`, `studies.py` and `abstracts.py` found, for the documentation.
+"""Pictures for the documentation of what evidence, studies, abstracts and servers found.
 
     PYTHONPATH=. python benchmarks/plots.py [--results FOLDER] [--out FOLDER] [PICTURE ...]
 
@@ -130,7 +130,32 @@ def of_abstracts(folder: pathlib.Path) -> Any:
   return figure
 
 
-PICTURES = dict(evidence=evidence, studies=of_studies, abstracts=of_abstracts)
+def of_federated(folder: pathlib.Path) -> Any:
+  """Losses of servers, a marker per noise, a panel per population of users."""
+  rows = _read(folder, 'federated_servers')
+  populations = list(dict.fromkeys(one['users'] for one in rows))
+  servers = list(dict.fromkeys(one['server'] for one in rows))
+  noises = dict(zip(dict.fromkeys(one['noise'] for one in rows), 'oDs^'))
+  figure, every = pyplot.subplots(1, len(populations), figsize=(10, 2.9), squeeze=False)
+  for axes, users in zip(every[0], populations):
+    for i, (noise, marker) in enumerate(noises.items()):
+      found = {one['server']: one['runs'] for one in rows
+               if one['users'] == users and one['noise'] == noise}
+      for server, runs in found.items():
+        y = -servers.index(server) + .12 * (1.5 - i)
+        axes.plot(runs, [y] * len(runs), marker + '-', ms=4, lw=.8, mfc='none', color=f'C{i}',
+                  label=noise if server == servers[0] else None)
+    axes.set_yticks([-y for y in range(len(servers))], servers, fontsize=8)
+    axes.tick_params(axis='x', labelsize=8)
+    axes.set_xlabel('test loss, nats per word (two runs each)', fontsize=8)
+    axes.set_title(f'users: {users}', fontsize=9)
+    axes.grid(axis='x', alpha=.3)
+  every[0][0].legend(fontsize=7)
+  return figure
+
+
+PICTURES = dict(evidence=evidence, studies=of_studies, abstracts=of_abstracts,
+                federated=of_federated)
 
 
 def main() -> None:
