@@ -216,21 +216,21 @@ def polarity(load: Any) -> Task:
 def words(load: Any) -> Task:
   """The next word of WikiText-2 from the one before, through an embedding of width 16.
 
-  The 399 most frequent words of the public part, valid.txt, and one for all others.
+  The 299 most frequent words of the public part, valid.txt, and one for all others.
   """
   public, private, test = (load.wikitext2(part) for part in ('valid', 'train', 'test'))
-  kept = [word for word, _ in collections.Counter(public).most_common(400) if word != '<unk>']
-  index = {word: i for i, word in enumerate(kept[:399], 1)}
+  kept = [word for word, _ in collections.Counter(public).most_common(300) if word != '<unk>']
+  index = {word: i for i, word in enumerate(kept[:299], 1)}
 
   def pairs(text: Any, size: int) -> Tuple[np.ndarray, np.ndarray]:
     codes = np.array([index.get(word, 0) for word in text])
     at = np.random.default_rng(5).choice(len(codes) - 1, size, replace=False)
-    x = np.sqrt(400) * np.eye(400, dtype=np.float32)[codes[at]]
+    x = np.sqrt(300) * np.eye(300, dtype=np.float32)[codes[at]]
     return np.concatenate([x, np.ones([size, 1], np.float32)], 1), codes[at + 1]
 
   (x, y), train = pairs(test, 8000), pairs(private, 59_674)
   return Task('words', (3.0,), 256, 200, 'softmax', (
-      train, (x[:4000], y[:4000]), (x[4000:], y[4000:])), 400, 16,
+      train, (x[:4000], y[:4000]), (x[4000:], y[4000:])), 300, 16,
               public=pairs(public, 59_674))
 
 

@@ -254,7 +254,8 @@ def main() -> None:
           _write(part, json.dumps(rest))
         else:
           os.remove(part)
-    print(table(rows, study), '', sep='\n')
+    if any(one['study'] == study for one in rows):
+      print(table(rows, study), '', sep='\n')
 
 
 if __name__ == '__main__':
