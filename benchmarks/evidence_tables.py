@@ -16,6 +16,7 @@ import numpy as np
 
 from tfdp_adaptive.privacy import evidence
 from tfdp_adaptive.privacy import recommendation
+from tfdp_adaptive.privacy import task_facts
 
 METHODS = ('DPSGD', 'DPAdam', 'DPAdamBC', 'DPAdamSTP')
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -95,7 +96,7 @@ class Row(NamedTuple):
     task: Its name.
     epsilon: Of all results.
     start: Loss before training.
-    facts: Those of `recommendation.Facts`.
+    facts: Those of `task_facts.Facts`.
     results: Of every method.
   """
 
@@ -146,7 +147,7 @@ def left_out(rows: List[evidence.Row]) -> str:
     losses_of = {(r.method, r.correlated): r.loss for r in one.results}
     best = min(losses_of, key=lambda key: losses_of[key])
     chosen = []
-    for facts in (recommendation.Facts(*one.facts), recommendation.Facts(*one.facts[:2])):
+    for facts in (task_facts.Facts(*one.facts), task_facts.Facts(*one.facts[:2])):
       expected, _ = recommendation.expected_losses(facts, others)
       chosen.append(recommendation.best_of(facts, expected))
     regrets = [recommendation.lost(one, losses_of[key]) for key in (

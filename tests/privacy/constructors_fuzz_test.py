@@ -14,6 +14,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.privacy import recommendation
 from tfdp_adaptive.privacy import sampling
+from tfdp_adaptive.privacy import task_facts
 
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Of each; `TFDP_FUZZ=1000` looks for more.
 ODD = st.one_of(
@@ -65,7 +66,7 @@ CONSTRUCTORS = {
                                  adjacency='zero_out')),
     'choose': (tfdp.privacy.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
                                          objective='mean')),
-    'facts_of': (recommendation.facts_of, dict(gradients=[[1., 2.], [3., 4.]])),
+    'facts_of': (task_facts.facts_of, dict(gradients=[[1., 2.], [3., 4.]])),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
 }
 

@@ -10,6 +10,7 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.privacy import evidence
 from tfdp_adaptive.privacy import recommendation
+from tfdp_adaptive.privacy import task_facts
 
 TASK = dict(
     population_size=20_000, batch_size=256, steps=20, target_epsilon=1.0, parameters=32)
@@ -57,12 +58,12 @@ def test_the_task_that_is_most_alike_decides(two):
 def test_facts_of_made_up_gradients(scale):
   rng = np.random.default_rng(0)
   noise = rng.normal(size=[50_000, 4])
-  facts = recommendation.facts_of(scale * noise * [2, 1, 1, 0])
+  facts = task_facts.facts_of(scale * noise * [2, 1, 1, 0])
   assert facts['evenness'] == pytest.approx(16 / (4 * 6), rel=.02)
   assert facts['agreement'] == pytest.approx(0, abs=1e-3)
-  facts = recommendation.facts_of(scale * (noise + 1)[:100])
+  facts = task_facts.facts_of(scale * (noise + 1)[:100])
   assert facts['agreement'] == pytest.approx(.5, abs=.05)
-  assert recommendation.facts_of(np.ones([3, 2])) == dict(evenness=1.0, agreement=1.0)
+  assert task_facts.facts_of(np.ones([3, 2])) == dict(evenness=1.0, agreement=1.0)
 
 
 def test_evenness_of_a_last_layer_is_that_of_its_gradients():
@@ -74,10 +75,10 @@ def test_evenness_of_a_last_layer_is_that_of_its_gradients():
                       (x, np.ones([20_000, 1]), dict(input_sizes=sizes)),
                       (np.ones([20_000, 1]), delta, dict(class_frequencies=shares))]:
     gradients = (a[:, :, None] * b[:, None, :]).reshape(20_000, -1)
-    expected = recommendation.facts_of(gradients)['evenness']
-    assert recommendation.evenness_of(**given) == pytest.approx(expected, rel=.03)
-  assert recommendation.evenness_of() is None
-  assert recommendation.evenness_of([2, 2], [.5, .5]) == pytest.approx(1)
+    expected = task_facts.facts_of(gradients)['evenness']
+    assert task_facts.evenness_of(**given) == pytest.approx(expected, rel=.03)
+  assert task_facts.evenness_of() is None
+  assert task_facts.evenness_of([2, 2], [.5, .5]) == pytest.approx(1)
 
 
 def test_frequencies_and_sizes_help_where_there_are_no_gradients(two, monkeypatch):
@@ -93,7 +94,7 @@ def test_agreement_has_no_bias_of_few_records():
            for g in np.random.default_rng(1).normal(size=[300, 4, 50])]
   assert np.mean(found) == pytest.approx(.25, abs=.01)  # What is corrected.
   rng = np.random.default_rng(1)
-  assert np.mean([recommendation.facts_of(rng.normal(size=[4, 50]))['agreement']
+  assert np.mean([task_facts.facts_of(rng.normal(size=[4, 50]))['agreement']
                   for _ in range(300)]) < .05
 
 
@@ -102,15 +103,15 @@ def test_noise_to_signal_is_that_of_a_step():
   size, batch, sigma = 40, 8, .7
   sizes = np.geomspace(1, .01, size)
   records = lambda count: (rng.normal(size=[count, size]) + .2) * sizes
-  known = recommendation.facts_of(records(50_000))
-  facts = recommendation.Facts(sigma * math.sqrt(size) / batch, 1.0, **known, batch_size=batch)
+  known = task_facts.facts_of(records(50_000))
+  facts = task_facts.Facts(sigma * math.sqrt(size) / batch, 1.0, **known, batch_size=batch)
   norm = math.sqrt(1.04 * np.square(sizes).sum())
   signal = np.mean([np.square(records(batch).mean(0)).sum() for _ in range(4000)])
   # Noise that is proportional to the roots of the sizes, scaled to cost as much as a ball's.
   shape = np.sqrt(sizes * sizes.sum() / np.square(sizes).sum())
   noise = np.square(sigma * norm / batch * shape).sum()
   assert facts.noise_to_signal == pytest.approx(math.sqrt(noise / signal), rel=.03)
-  assert recommendation.Facts(.1, 1.0, .5, None, 8).noise_to_signal is None
+  assert task_facts.Facts(.1, 1.0, .5, None, 8).noise_to_signal is None
 
 
 def test_where_steps_are_noise_nothing_is_made_of_second_moments(monkeypatch):
@@ -131,7 +132,7 @@ def test_where_steps_are_noise_nothing_is_made_of_second_moments(monkeypatch):
     ('DPAdamSTP', None, 1.6, False), ('DPSGD', .3, 1.6, True), ('DPAdamBC', None, 1.6, True)])
 def test_banded_noise_where_sums_gain_and_second_moments_lose_little(
     method, evenness, saving, correlated):
-  facts = recommendation.Facts(.1, saving, evenness)
+  facts = task_facts.Facts(.1, saving, evenness)
   expected = {(method, False): .1, (method, True): .2, ('DPAdam', False): .3}
   assert recommendation.best_of(facts, expected) == (method, correlated)
   del expected[method, True]  # Another mechanism was asked for.

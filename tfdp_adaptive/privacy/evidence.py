@@ -37,7 +37,7 @@ class Row(NamedTuple):
     task: Its name.
     epsilon: Of all results.
     start: Loss before training.
-    facts: Those of `recommendation.Facts`.
+    facts: Those of `task_facts.Facts`.
     results: Of every method.
   """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,8 @@ from tfdp_adaptive.privacy import choice
 from tfdp_adaptive.privacy import evidence
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling as sampling_lib
+from tfdp_adaptive.privacy import task_facts
 
-# How far apart tasks are at which evidence counts 1/e: of log10(noise), log10(correlation),
-# log10(evenness) and log10(agreement).
-_WIDTHS = (.5, .15, .4, .6)
 _FAR = 2.0  # Distance to the nearest task from which on there is no evidence.
 _BANDS = 16
 _ROBUST = ('DPSGD', 'DPAdam')  # What remains where a step is more noise than signal.
@@ -33,47 +31,6 @@ _SAVING = 1.5  # Error of independent noise over that of banded noise, from whic
 _EVEN = .5  # Evenness from which on second moments have little to find.
 _DEGENERATE = 10.0  # Times the noise floor, from which on epsilon scales most coordinates.
 Range = Tuple[float, float]
-
-
-class Facts(NamedTuple):
-  """What a task is known by; None where no public gradients tell it.
-
-  Attributes:
-    noise: sigma sqrt(m) / B: noise of all coordinates over the clip norm.
-    correlation: Error of independent noise over that of banded noise, at equal epsilon.
-    evenness: (sum_j s_j)^2 / (m sum_j s_j^2), s_j the root mean square of a gradient's
-      coordinate j: 1 where all are of one size.
-    agreement: Squared norm of the expected gradient over the expected squared norm: 1
-      where all records have the same gradient.
-    batch_size: B.
-  """
-
-  noise: float
-  correlation: float
-  evenness: Optional[float] = None
-  agreement: Optional[float] = None
-  batch_size: Optional[float] = None
-
-  @property
-  def noise_to_signal(self) -> Optional[float]:
-    """Of one step, in the best geometry of single coordinates; None if it is not known.
-
-    The mean of B records keeps `sqrt(a + (1 - a) / B)` of a record's norm, a the agreement; and
-    the least noise that an ellipsoid can need (PASAN's, whose axes go with the roots of the
-    coordinates' sizes) is `sqrt(evenness)` times that of a ball. From 1 on second moments of
-    releases are mostly noise in any such geometry, and say little to scale or correct by.
-    """
-    if self.evenness is None or self.agreement is None or self.batch_size is None:
-      return None
-    kept = self.agreement + (1 - self.agreement) / self.batch_size
-    return self.noise * math.sqrt(self.evenness / kept)
-
-  def distance(self, other: 'Facts') -> float:
-    """Euclidean, in widths, over what both know."""
-    pairs = zip(_WIDTHS, self, other)
-    return math.sqrt(sum(
-        (math.log10(max(a, 1e-3) / max(b, 1e-3)) / width)**2
-        for width, a, b in pairs if a is not None and b is not None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,87 +75,20 @@ class Recommendation:
     return '\n'.join(lines + ['', *(f'WARNING: {text}' for text in self.warnings)]).rstrip()
 
 
-def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
-  """`evenness` and `agreement` of PUBLIC gradients [n, parameters], see `Facts`.
-
-  Agreement is estimated without bias, and cut to [0, 1].
-  """
-  values = _numbers(gradients)
-  if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)) or not values.any():
-    raise ValueError('`gradients` must be finite, of shape [records, parameters] with at least '
-                     f'two records, and not all zero. Received: shape {values.shape}.')
-  size, squares = len(values), np.square(values).mean(0)
-  ratio = float(np.square(values.mean(0)).sum() / squares.sum())
-  return dict(
-      evenness=float(np.sqrt(squares).sum()**2 / (len(squares) * squares.sum())),
-      agreement=float(np.clip((size * ratio - 1) / (size - 1), 0, 1)))
-
-
-def evenness_of(
-    input_sizes: Optional[npt.ArrayLike] = None,
-    class_frequencies: Optional[npt.ArrayLike] = None) -> Optional[float]:
-  """`Facts.evenness` of a last layer, from PUBLIC numbers and without gradients.
-
-  A record's gradient is the outer product of its inputs and of `p - e_y`, whose sizes are
-  `sqrt(p_k (1 - p_k))` where a model knows no more than the frequencies `p`. If both factors are
-  independent, so that sizes multiply, the evenness is the product of theirs.
-
-  Args:
-    input_sizes: Root mean square of each input (for words: the root of how often it comes);
-      None if they are alike.
-    class_frequencies: Shares of the classes, at least two; None if they are alike.
-
-  Returns:
-    The evenness, or None where nothing is given.
-  """
-  if input_sizes is None and class_frequencies is None:
-    return None
-  result = 1.0
-  if input_sizes is not None:
-    sizes = _not_negative(input_sizes, 'input_sizes', 1)
-    result *= float(sizes.sum()**2 / (len(sizes) * np.square(sizes).sum()))
-  if class_frequencies is not None:
-    shares = _not_negative(class_frequencies, 'class_frequencies', 2)
-    shares = shares / shares.sum()
-    variances = shares * (1 - shares)
-    if not variances.any():
-      raise ValueError('`class_frequencies` must be positive for two classes at least. '
-                       f'Received: {class_frequencies!r}.')
-    result *= float(np.sqrt(variances).sum()**2 / (len(shares) * variances.sum()))
-  return result
-
-
-def _not_negative(values: npt.ArrayLike, name: str, fewest: int) -> np.ndarray:
-  array = _numbers(values, name)
-  if (array.ndim != 1 or len(array) < fewest or not np.all(np.isfinite(array))
-      or (array < 0).any() or not array.any()):
-    raise ValueError(f'`{name}` must be a list of {fewest} or more finite numbers that are not '
-                     f'negative and not all zero. Received: {values!r}.')
-  return array / array.max()
-
-
-def _numbers(values: npt.ArrayLike, name: str = 'gradients') -> npt.NDArray[np.float64]:
-  try:
-    return np.asarray(values, np.float64)
-  except (TypeError, ValueError, OverflowError) as error:
-    raise ValueError(f'`{name}` must be an array of numbers. '
-                     f'Received: {values!r:.60} ({error}).') from error
-
-
 def lost(row: evidence.Row, loss: float) -> float:
   """The share of the best method's gain over the start that a method of this `loss` misses."""
   best = min(one.loss for one in row.results)
   return min((loss - best) / max(row.start - best, 1e-12), 1.0)
 
 
-def _drowned(facts: Facts) -> Optional[bool]:
+def _drowned(facts: task_facts.Facts) -> Optional[bool]:
   """Whether a step is more noise than signal; None if that is not known."""
   ratio = facts.noise_to_signal
   return None if ratio is None else ratio >= 1
 
 
 def expected_losses(
-    facts: Facts, rows: Sequence[evidence.Row]
+    facts: task_facts.Facts, rows: Sequence[evidence.Row]
     ) -> Tuple[Dict[Tuple[str, bool], float], List[Tuple[float, evidence.Row]]]:
   """Mean share of the gain lost, for every choice, weighted by likeness; the weights.
 
@@ -206,8 +96,8 @@ def expected_losses(
   only methods that need no second moment to be right are left; elsewhere only that of others.
   """
   drowned = _drowned(facts)
-  rows = [row for row in rows if drowned in (None, _drowned(Facts(*row.facts)))] or rows
-  distances = [facts.distance(Facts(*row.facts)) for row in rows]
+  rows = [row for row in rows if drowned in (None, _drowned(task_facts.Facts(*row.facts)))] or rows
+  distances = [facts.distance(task_facts.Facts(*row.facts)) for row in rows]
   nearest = min(distances)
   weights = [math.exp(-.5 * (d**2 - nearest**2)) for d in distances]  # The nearest counts 1.
   totals: Dict[Tuple[str, bool], float] = {}
@@ -221,7 +111,7 @@ def expected_losses(
   return expected, sorted(zip(weights, rows), key=lambda pair: -pair[0])
 
 
-def best_of(facts: Facts, expected: Dict[Tuple[str, bool], float]) -> Tuple[str, bool]:
+def best_of(facts: task_facts.Facts, expected: Dict[Tuple[str, bool], float]) -> Tuple[str, bool]:
   """(method, whether its noise is correlated) of `expected_losses`.
 
   Banded noise has smaller sums and larger steps. Where it saves much in sums, it is taken by
@@ -278,15 +168,15 @@ def recommend(
     raise ValueError('`l2_norm_clip` is recommended, not given. '
                      f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
   known: Dict[str, float] = {}
-  evenness = evenness_of(input_sizes, class_frequencies)
+  evenness = task_facts.evenness_of(input_sizes, class_frequencies)
   if evenness is not None:
     if gradients is not None:
       raise ValueError('`gradients` say what `input_sizes` and `class_frequencies` only guess: '
                        'give one or the other. Received: both.')
     known = dict(evenness=evenness)
   if gradients is not None:
-    gradients = _numbers(gradients)
-    known = facts_of(gradients)
+    gradients = task_facts.numbers(gradients)
+    known = task_facts.facts_of(gradients)
     if gradients.shape[1] != parameters:
       raise ValueError('`gradients` must have one column per parameter. Received: '
                        f'{gradients.shape[1]} columns and parameters={parameters}.')
@@ -301,7 +191,7 @@ def recommend(
   plans = _plans(shared, sampling, mechanism)
   first = plans.get(False) or plans[True]
   errors = {key: plan.noise_multiplier * plan.mechanism.rmse(steps) for key, plan in plans.items()}
-  facts = Facts(_noise(first) * math.sqrt(parameters),
+  facts = task_facts.Facts(_noise(first) * math.sqrt(parameters),
                 errors[False] / errors[True] if len(errors) == 2 else 1.0,
                 batch_size=batch_size, **known)
   expected, weighted = expected_losses(facts, evidence.ROWS)
@@ -342,7 +232,7 @@ def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
   return plans
 
 
-def _warnings(facts: Facts, weighted: Sequence[Tuple[float, evidence.Row]],
+def _warnings(facts: task_facts.Facts, weighted: Sequence[Tuple[float, evidence.Row]],
               assumed: bool) -> List[str]:
   warnings = []
   if facts.evenness is None:
@@ -355,7 +245,7 @@ def _warnings(facts: Facts, weighted: Sequence[Tuple[float, evidence.Row]],
   if assumed:
     warnings.append('The norm of a record\'s gradient is not known: ranges are for 1. Multiply '
                     'clip norms and epsilons by it (but not those of scaled records).')
-  far = facts.distance(Facts(*weighted[0][1].facts))
+  far = facts.distance(task_facts.Facts(*weighted[0][1].facts))
   if far > _FAR:
     warnings.append(f'The nearest task of the evidence, {weighted[0][1].task}, is {far:.1f} widths '
                     'away: this is a guess.')
@@ -363,7 +253,7 @@ def _warnings(facts: Facts, weighted: Sequence[Tuple[float, evidence.Row]],
 
 
 def _described(
-    best: Tuple[str, bool], plan: plan_lib.PrivacyPlan, facts: Facts, norm: float,
+    best: Tuple[str, bool], plan: plan_lib.PrivacyPlan, facts: task_facts.Facts, norm: float,
     expected: Dict[Tuple[str, bool], float], weighted: Sequence[Tuple[float, evidence.Row]],
     parameters: int, warnings: List[str], epsilon: Optional[float]) -> Recommendation:
   method, correlated = best
@@ -420,7 +310,7 @@ def _described(
                     f'momentum and learning rate {rates[1] / epsilon:.3g}.')
   return Recommendation(
       method, dataclasses.replace(plan, l2_norm_clip=clip), settings, ranges, expected,
-      tuple((row.task, row.epsilon, facts.distance(Facts(*row.facts)))
+      tuple((row.task, row.epsilon, facts.distance(task_facts.Facts(*row.facts)))
             for _, row in weighted[:3]), tuple(reasons), tuple(warnings))
 
 

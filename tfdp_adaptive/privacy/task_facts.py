@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task is known by, of public constants and PUBLIC gradients alone."""
+
+import math
+from typing import Dict, NamedTuple, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+# How far apart tasks are at which evidence counts 1/e: of log10(noise), log10(correlation),
+# log10(evenness) and log10(agreement).
+_WIDTHS = (.5, .15, .4, .6)
+
+
+class Facts(NamedTuple):
+  """What a task is known by; None where no public gradients tell it.
+
+  Attributes:
+    noise: sigma sqrt(m) / B: noise of all coordinates over the clip norm.
+    correlation: Error of independent noise over that of banded noise, at equal epsilon.
+    evenness: (sum_j s_j)^2 / (m sum_j s_j^2), s_j the root mean square of a gradient's
+      coordinate j: 1 where all are of one size.
+    agreement: Squared norm of the expected gradient over the expected squared norm: 1
+      where all records have the same gradient.
+    batch_size: B.
+  """
+
+  noise: float
+  correlation: float
+  evenness: Optional[float] = None
+  agreement: Optional[float] = None
+  batch_size: Optional[float] = None
+
+  @property
+  def noise_to_signal(self) -> Optional[float]:
+    """Of one step, in the best geometry of single coordinates; None if it is not known.
+
+    The mean of B records keeps `sqrt(a + (1 - a) / B)` of a record's norm, a the agreement; and
+    the least noise that an ellipsoid can need (PASAN's, whose axes go with the roots of the
+    coordinates' sizes) is `sqrt(evenness)` times that of a ball. From 1 on second moments of
+    releases are mostly noise in any such geometry, and say little to scale or correct by.
+    """
+    if self.evenness is None or self.agreement is None or self.batch_size is None:
+      return None
+    kept = self.agreement + (1 - self.agreement) / self.batch_size
+    return self.noise * math.sqrt(self.evenness / kept)
+
+  def distance(self, other: 'Facts') -> float:
+    """Euclidean, in widths, over what both know."""
+    pairs = zip(_WIDTHS, self, other)
+    return math.sqrt(sum(
+        (math.log10(max(a, 1e-3) / max(b, 1e-3)) / width)**2
+        for width, a, b in pairs if a is not None and b is not None))
+
+
+def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
+  """`evenness` and `agreement` of PUBLIC gradients [n, parameters], see `Facts`.
+
+  Agreement is estimated without bias, and cut to [0, 1].
+  """
+  values = numbers(gradients)
+  if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)) or not values.any():
+    raise ValueError('`gradients` must be finite, of shape [records, parameters] with at least '
+                     f'two records, and not all zero. Received: shape {values.shape}.')
+  size, squares = len(values), np.square(values).mean(0)
+  ratio = float(np.square(values.mean(0)).sum() / squares.sum())
+  return dict(
+      evenness=float(np.sqrt(squares).sum()**2 / (len(squares) * squares.sum())),
+      agreement=float(np.clip((size * ratio - 1) / (size - 1), 0, 1)))
+
+
+def evenness_of(
+    input_sizes: Optional[npt.ArrayLike] = None,
+    class_frequencies: Optional[npt.ArrayLike] = None) -> Optional[float]:
+  """`Facts.evenness` of a last layer, from PUBLIC numbers and without gradients.
+
+  A record's gradient is the outer product of its inputs and of `p - e_y`, whose sizes are
+  `sqrt(p_k (1 - p_k))` where a model knows no more than the frequencies `p`. If both factors are
+  independent, so that sizes multiply, the evenness is the product of theirs.
+
+  Args:
+    input_sizes: Root mean square of each input (for words: the root of how often it comes);
+      None if they are alike.
+    class_frequencies: Shares of the classes, at least two; None if they are alike.
+
+  Returns:
+    The evenness, or None where nothing is given.
+  """
+  if input_sizes is None and class_frequencies is None:
+    return None
+  result = 1.0
+  if input_sizes is not None:
+    sizes = _not_negative(input_sizes, 'input_sizes', 1)
+    result *= float(sizes.sum()**2 / (len(sizes) * np.square(sizes).sum()))
+  if class_frequencies is not None:
+    shares = _not_negative(class_frequencies, 'class_frequencies', 2)
+    shares = shares / shares.sum()
+    variances = shares * (1 - shares)
+    if not variances.any():
+      raise ValueError('`class_frequencies` must be positive for two classes at least. '
+                       f'Received: {class_frequencies!r}.')
+    result *= float(np.sqrt(variances).sum()**2 / (len(shares) * variances.sum()))
+  return result
+
+
+def _not_negative(values: npt.ArrayLike, name: str, fewest: int) -> np.ndarray:
+  array = numbers(values, name)
+  if (array.ndim != 1 or len(array) < fewest or not np.all(np.isfinite(array))
+      or (array < 0).any() or not array.any()):
+    raise ValueError(f'`{name}` must be a list of {fewest} or more finite numbers that are not '
+                     f'negative and not all zero. Received: {values!r}.')
+  return array / array.max()
+
+
+def numbers(values: npt.ArrayLike, name: str = 'gradients') -> npt.NDArray[np.float64]:
+  """The same as an array, or ValueError that names the argument."""
+  try:
+    return np.asarray(values, np.float64)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(f'`{name}` must be an array of numbers. '
+                     f'Received: {values!r:.60} ({error}).') from error
