@@ -11,6 +11,7 @@ which steps are traced, does not count.
 """
 
 import os
+import pathlib
 import statistics
 import sys
 import threading
@@ -136,12 +137,14 @@ def measure(several):
   return {name: clock.seconds for name, clock in zip(several, clocks)}
 
 
+REMARKS = pathlib.Path(__file__).parent / 'clipping' / 'plans_remarks.txt'
 LOSSES = {'Keras': KERAS_LOSS, 'own': own_loss}
 TASKS = {'demo': demo, 'mlp': models.mlp, 'cnn': models.cnn, 'lstm': models.lstm,
          'transformer': models.transformer}
 
 
 def main():
+  print(REMARKS.read_text(encoding='utf-8'))
   print(f'TensorFlow {tf.__version__}; CPU ms per step of `fit`, median of {TURNS} turns')
   for asked in sys.argv[1:] or TASKS:
     name, _, kinds = asked.partition(':')

@@ -26,6 +26,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
 _WRITTEN_OUT = 1 << 14  # So many coefficients of C are looked at one by one.
+_LOOKED_AT = 80_000  # Coefficients of C^-1 in all looks of one design of many steps.
 _SETTLED = 1e-20  # What is left of momentum, relative to where it begins, when it counts as none.
 
 
@@ -78,7 +79,9 @@ class BandedInverse(families.ToeplitzMechanism):
       d = self._power()
       if self.method == 'optimal':
         # Majorants make kinks, along which it crawls: thousands of looks would gain some .3%.
-        starts, looks = (1, 300) if self.steps > _WRITTEN_OUT else (40, 1000)
+        starts, looks = (40, 1000)
+        if self.steps > _WRITTEN_OUT:
+          starts, looks = 1, min(300, _LOOKED_AT // self.inverse_bands + 1)
         d = _differences(toeplitz.minimize(
             self._loss, np.cumsum(d)[1:], starts=starts, maxiter=looks))
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
