@@ -7,6 +7,7 @@ trains nothing.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 from typing import Any, Dict, List
@@ -87,9 +88,9 @@ def of_studies(folder: pathlib.Path) -> Any:
   return figure
 
 
-def of_abstracts(folder: pathlib.Path) -> Any:
+def of_abstracts(study: abstracts.Study, folder: pathlib.Path) -> Any:
   """Figure 3 in miniature, and beside it Figures 4 and 6."""
-  rows = [one for one in _read(folder, 'abstracts') if one['seed'] in abstracts.TEST_SEEDS]
+  rows = [one for one in _read(folder, study.file) if one['seed'] in abstracts.TEST_SEEDS]
   figure, (left, middle, right) = pyplot.subplots(
       1, 3, figsize=(11, 3.1), gridspec_kw=dict(width_ratios=[2.2, 1, 1]))
   methods = [m for m in abstracts.KINDS if any(one['method'] == m for one in rows)]
@@ -122,7 +123,7 @@ def of_abstracts(folder: pathlib.Path) -> Any:
   if roots:
     right.plot(np.linspace(0, 1, len(roots)), np.maximum(roots, 1e-6), label='without noise')
     sigma = next(one['noise_multiplier'] for one in rows if one['noise'] == 'independent')
-    right.axhline(sigma / abstracts.BATCH, lw=.8, ls='--', color='black', label='private noise')
+    right.axhline(sigma / study.batch, lw=.8, ls='--', color='black', label='private noise')
     right.set_yscale('log')
     right.set_title('root of second moment, clip norms', fontsize=8)
     right.set_xlabel('share of coordinates below', fontsize=8)
@@ -154,8 +155,8 @@ def of_federated(folder: pathlib.Path) -> Any:
   return figure
 
 
-PICTURES = dict(evidence=evidence, studies=of_studies, abstracts=of_abstracts,
-                federated=of_federated)
+PICTURES = dict(evidence=evidence, studies=of_studies, federated=of_federated, **{
+    study.file: functools.partial(of_abstracts, study) for study in abstracts.STUDIES.values()})
 
 
 def main() -> None:
