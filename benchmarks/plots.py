@@ -151,7 +151,7 @@ def of_federated(folder: pathlib.Path) -> Any:
     axes.set_xlabel('test loss, nats per word (two runs each)', fontsize=8)
     axes.set_title(f'users: {users}', fontsize=9)
     axes.grid(axis='x', alpha=.3)
-  every[0][0].legend(fontsize=7)
+  every[0][-1].legend(fontsize=7, loc='center right')
   return figure
 
 
