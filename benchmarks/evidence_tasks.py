@@ -229,7 +229,7 @@ def words(load: Any) -> Task:
     return np.concatenate([x, np.ones([size, 1], np.float32)], 1), codes[at + 1]
 
   (x, y), train = pairs(test, 8000), pairs(private, 59_674)
-  return Task('words', (3.0,), 256, 200, 'softmax', (
+  return Task('words', (3.0,), 256, 120, 'softmax', (
       train, (x[:4000], y[:4000]), (x[4000:], y[4000:])), 300, 16,
               public=pairs(public, 59_674))
 
