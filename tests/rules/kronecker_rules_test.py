@@ -226,6 +226,21 @@ def test_steps_between_two_refreshes_need_no_public_factors():
     np.testing.assert_array_equal(a, b)
 
 
+def test_a_look_at_public_data_that_is_not_finite_is_as_if_there_was_none():
+  rule = rules.dp_kfc(refresh_every=1)
+  specs, rng = [tf.TensorSpec([3, 2], tf.float64)], np.random.default_rng(0)
+  release = contract.Release([tf.ones([3, 2], tf.float64)], tf.zeros([]))
+  looks = [tuple(tf.constant(np.cov(rng.normal(size=(d, 9)))) for d in (3, 2)) for _ in range(3)]
+  results = []
+  for seen in (looks, looks[:2] + [tuple(x * np.nan for x in looks[0])] + looks[2:]):
+    state = rule.init(specs)
+    for look in seen:
+      _, state = rule.update(state, (release,), [look])
+    results.append(tf.nest.flatten((state.moments, state.scale)))
+  for a, b in zip(*results):
+    np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize('wrap', [
     rules.low_pass, rules.denoised, rules.quantile_clip, lambda rule: rules.slack_clip(rule, 2),
     lambda rule: rules.grouped(rule, (0,)), lambda rule: rules.with_clipping(rule, 'auto_s'),

@@ -243,7 +243,7 @@ class DPSOAP(NamedOptimizer):
 class DPKFC(NamedOptimizer):
   def __init__(
       self, learning_rate: Any = 0.001, *, momentum: float = 0.0, power: float = 0.5,
-      scale_epsilon: float = 0.01, decay: float = 0.9, refresh_every: int = 10,
+      scale_epsilon: float = 0.01, decay: float = 0.9, refresh_every: int = 20,
       frame: str = 'scaled', l2_norm_clip: Optional[float] = None,
       noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
       plan: Optional[plan_lib.PrivacyPlan] = None, mechanism: Optional[mechanisms.Mechanism] = None,

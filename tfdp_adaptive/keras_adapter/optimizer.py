@@ -262,6 +262,10 @@ class DPOptimizer(guard.GuardedOptimizer):
     """Creates the rule's and the privatizer's variables, once."""
     if self._hidden.state is not None:
       return
+    empty = [getattr(v, 'path', v.name) for v in var_list if 0 in tuple(v.shape)]
+    if empty:
+      raise ValueError('Trainable weights must hold at least one number each. '
+                       f'Received: weights without any, {empty}. Freeze them, or leave them out.')
     super().build(var_list)
     with tf.init_scope():
       self._take_rule(arguments.grouped(self.rule, self.groups, var_list))

@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 def dp_kfc(
     momentum: float = 0.0, *, power: float = 0.5, scale_epsilon: float = 1e-2,
-    decay: float = 0.9, refresh_every: int = 10, frame: str = 'scaled') -> contract.Rule:
+    decay: float = 0.9, refresh_every: int = 20, frame: str = 'scaled') -> contract.Rule:
   """DP-SGD between Kronecker factors of curvature that need no private data.
 
   After DP-KFC (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
@@ -82,8 +82,8 @@ def dp_kfc(
 
   def averaged(state: State, public: trees.Tree) -> Any:
     return tuple(
-        tuple(decay * before + (1 - decay) * tf.cast(now, before.dtype)
-              for before, now in zip(*pair)) for pair in zip(state.moments, public))
+        tuple(_average(before, tf.cast(now, before.dtype), decay) for before, now in zip(*pair))
+        for pair in zip(state.moments, public))
 
   def made_of(averages: Any, before: Any) -> Any:
     return tuple(
@@ -131,6 +131,12 @@ def sides(shape: Any) -> Sequence[Sequence[int]]:
 
 def _is_matrix(shape: Any, pair: Any) -> bool:
   return len(pair) == 2 and len(shape) == 2
+
+
+def _average(before: tf.Tensor, now: tf.Tensor, decay: float) -> tf.Tensor:
+  """As it was where what is seen now is not finite: later looks would be of no use."""
+  return tf.where(
+      tf.reduce_all(tf.math.is_finite(now)), decay * before + (1 - decay) * now, before)
 
 
 def _scale(
