@@ -153,7 +153,7 @@ def main() -> None:
     threads(1)  # Operations this small are dearer with more.
   for users in () if options.table else dict.fromkeys(users for users, *_ in wanted):
     left = [one for one in wanted if one[0] == users and one not in done]
-    if not left:
+    if not left and not options.check:
       continue
     task = bigrams.load(users, options.data)
     if options.check:
