@@ -108,7 +108,7 @@ def of_abstracts(study: abstracts.Study, folder: pathlib.Path) -> Any:
   left.set_yticks([-y for y in range(len(methods))], [
       m + (' (not private)' if m in (*abstracts.IDEALS, *abstracts.WITHOUT_NOISE) else '')
       for m in methods], fontsize=8)
-  left.set_xlabel('test loss, nats per word (two runs each)', fontsize=8)
+  left.set_xlabel('test loss, nats per word (a point per run)', fontsize=8)
   left.legend(fontsize=7)
   left.grid(axis='x', alpha=.3)
   for one in rows:
@@ -125,7 +125,8 @@ def of_abstracts(study: abstracts.Study, folder: pathlib.Path) -> Any:
     sigma = next(one['noise_multiplier'] for one in rows if one['noise'] == 'independent')
     right.axhline(sigma / study.batch, lw=.8, ls='--', color='black', label='private noise')
     right.set_yscale('log')
-    right.set_title('root of second moment, clip norms', fontsize=8)
+    right.set_title('root of second moment', fontsize=8)
+    right.set_ylabel('clip norms', fontsize=8)
     right.set_xlabel('share of coordinates below', fontsize=8)
     right.legend(fontsize=7)
   return figure
