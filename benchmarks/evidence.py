@@ -28,7 +28,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
-from tfdp_adaptive.privacy import recommendation
+from tfdp_adaptive.privacy import task_facts
 
 DELTA = 1e-5
 BANDS = 16
@@ -147,7 +147,7 @@ def pilot(task: evidence_tasks.Task) -> Dict[str, float]:
       (np.broadcast_to(a, (1, *a.shape[-2:]))[0][:, :, None] * d[0][:, None, :]).reshape(len(x), -1)
       for a, d in layers], 1)
   return dict(norm=float(np.median(np.linalg.norm(gradients, axis=1))),
-              **recommendation.facts_of(gradients))
+              **task_facts.facts_of(gradients))
 
 
 class Found(NamedTuple):

@@ -119,6 +119,18 @@ def test_an_unfinished_row_goes_on_where_it_was(tmp_path):
   assert studies.keeper(path, dict(method='DPAdam'))(0, make(5)) == [5.0]
 
 
+def test_the_pilot_knows_the_gradients_of_public_records():
+  task = make_task('logistic', 4)
+  x, y = task.parts[1]
+  gradients = np.concatenate(
+      [g.reshape(len(x), -1) for g in reference(task, models.start(task, 1), x, y)[1]], 1)
+  found = benchmark.pilot(task)
+  assert found['norm'] == pytest.approx(np.median(np.linalg.norm(gradients, axis=1)), rel=1e-4)
+  sizes = np.sqrt(np.square(gradients).mean(0))
+  assert found['evenness'] == pytest.approx(
+      sizes.sum()**2 / (len(sizes) * np.square(sizes).sum()), rel=1e-4)
+
+
 def test_a_run_takes_the_steps_of_the_rule_with_noise_of_the_plan(monkeypatch):
   """One step without records: what moves the weights is the noise."""
   task = make_task(steps=3)
