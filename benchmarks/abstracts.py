@@ -13,10 +13,9 @@ independent noise, by the loss of one run on validation abstracts; with the othe
 without noise, the rates of the better kind, and a best rate at an end is followed by the next one.
 `large` has three rates of one kind, which is that of `small`, and with a BLT the best rate with
 banded noise; scale-then-privatize has the clip norm .3 sqrt(m), which was best in `small` with
-banded noise. Losses are of two other runs, on test
-abstracts. The diagnostics without privacy are not tuned: they have the settings of the method of
-which they are the ideal. The command goes on where it was interrupted, and prints tables of all
-that is there.
+banded noise. Losses are of two other runs, on test abstracts. The diagnostics without privacy are
+not tuned: they have the settings of the method of which they are the ideal. The command goes on
+where it was interrupted, and prints tables of all that is there.
 """
 
 import argparse
