@@ -141,6 +141,22 @@ def test_public_data_as_function_and_data_set():
     _optimizer('DPAdam', public_data=PUBLIC)
 
 
+def _batches(x, y):
+  return tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+
+
+@pytest.mark.parametrize('wrap', [lambda x, y: (x, y), lambda x, y: (tf.constant(x), y), _batches],
+                         ids=['arrays', 'tensors', 'data'])
+def test_public_data_without_records_are_refused(wrap):
+  x, y = PUBLIC
+  with pytest.raises(ValueError, match='`public_data` must have at least one record'):
+    _optimizer('AdaDPS', public_data=wrap(x[:0], y[:0]))
+  optimizer = _optimizer('AdaDPS', public_data=lambda: (x[:0], y[:0]))
+  with pytest.raises(ValueError, match='at least one record.*shapes'):
+    optimizer.public_batch()
+
+
+
 def base_tensors(tree):
   return tf.nest.map_structure(tf.convert_to_tensor, tree)
 

@@ -150,6 +150,15 @@ def _chosen_arguments(
   return dict(required, mechanism=mechanism, adjacency=adjacency)
 
 
+def check_public(batch: Any) -> Any:
+  """The same public batch; ValueError if it has no record, from which nothing could be learnt."""
+  shapes = [t.shape for t in tf.nest.flatten(batch) if hasattr(t, 'shape')]
+  if batch is None or any(len(shape) and shape[0] == 0 for shape in shapes):
+    raise ValueError('`public_data` must have at least one record in every batch. '
+                     f'Received: {"no batch" if batch is None else f"shapes {shapes}"}.')
+  return batch
+
+
 def refuse(kwargs: Dict[str, Any]) -> None:
   """Keras arguments that would break sensitivity or do something else than they say."""
   for key, fix in _REFUSED.items():

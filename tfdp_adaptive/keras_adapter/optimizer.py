@@ -192,10 +192,11 @@ class DPOptimizer(guard.GuardedOptimizer):
     if data is not None and self.rule.public is None:
       raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
     if isinstance(data, tf.data.Dataset):
+      arguments.check_public(next(iter(data), None))
       iterator = iter(data.repeat())
       data = lambda: next(iterator)
     elif data is not None and not callable(data):
-      fixed = trees.map(tf.convert_to_tensor, tuple(data))
+      fixed = arguments.check_public(trees.map(tf.convert_to_tensor, tuple(data)))
       data = lambda: fixed
     self._hidden.public_data = data
 
@@ -204,7 +205,7 @@ class DPOptimizer(guard.GuardedOptimizer):
     if self.public_data is None:
       raise ValueError(f'The rule {self.rule.name} needs gradients of public data. Pass '
                        '`public_data=`, or set `optimizer.public_data` after loading.')
-    return self.public_data()
+    return arguments.check_public(self.public_data())
 
   # What may be said.
 
