@@ -54,6 +54,21 @@ def test_errors_of_decays(buffers, steps, momentum):
       mechanism.squared_errors(), squares_of(workload, mechanism.noising()), rtol=1e-9)
 
 
+@pytest.mark.parametrize('weights, decays', [
+    ((.9,), (.9,)), ((.95,), (.85,)), ((.90035255,), (.9003525,)),  # Inverse decays 0 and below.
+    ((8e-8, .90035245), (.9998, .90035245)), ((.2, .3), (.5, .5 - 1e-12)),
+    ((.1, .2, .3), (.5, .5 - 1e-16, .5 - 2e-16))])
+def test_errors_of_decays_that_are_given(weights, decays):
+  mechanism = mechanisms.BLT(
+      len(weights), 20, weights=weights, decays=decays, workload=schedule(20, .8))
+  alike = np.any(np.abs(np.diff(decays)) < 1e-7)  # Float32 cannot tell them apart, and refuses.
+  for dtype in ('float64',) if alike else ('float64', 'float32'):
+    rounded = mechanism.rounded(dtype)
+    np.testing.assert_allclose(
+        rounded.squared_errors(), squares_of(rounded.workload, rounded.noising()),
+        rtol=1e-9 if dtype == 'float64' else 1e-5)
+
+
 @pytest.mark.parametrize('objective', workload_lib.OBJECTIVES)
 @pytest.mark.parametrize('make, limit', [
     (lambda steps, **more: mechanisms.BandedInverse(8, steps, **more), 1.01),

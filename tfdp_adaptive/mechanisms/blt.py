@@ -127,9 +127,11 @@ class BLT(families.ToeplitzMechanism):
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     if self.workload.is_toeplitz:
       return super().squared_errors(n)
-    phi = blt_design.invert(self.weights, self.decays)
+    weights, decays = blt_design.invert(self.weights, self.decays)
+    if not np.all(np.isfinite(weights)):  # Three decays or more that are equal but for rounding.
+      return super().squared_errors(n)
     return scheduled.squared_errors_of_decays(
-        self.workload, self._rows(n), *phi) / float(self.output_scale)**2
+        self.workload, self._rows(n), weights, decays) / float(self.output_scale)**2
 
   def _squared_error(self, objective: str, n: int) -> float:
     if not self.workload.is_toeplitz or n <= _LONGEST:

@@ -119,10 +119,14 @@ def squared_errors_of_decays(
     workload: Has a schedule.
     steps: T.
     weights: [..., d], real or with complex steps.
-    decays: The same.
+    decays: The same; real ones of either sign.
   """
   rates = workload.rates(steps)
-  powers = np.exp(np.arange(steps) * np.log(decays)[..., None])  # [..., d, T]
+  places = np.arange(steps)
+  if np.iscomplexobj(decays):  # Exact steps, of decays above zero.
+    powers = np.exp(places * np.log(decays)[..., None])  # [..., d, T]
+  else:
+    powers = decays[..., None] ** places
   tail = np.sum(weights[..., None] * powers[..., :-1], axis=-2)
   inverse = np.concatenate([np.ones_like(tail, shape=tail.shape[:-1] + (1,)), tail], axis=-1)
   filtered = _filtered(workload, inverse)
