@@ -63,15 +63,15 @@ def test_learning_rates_change_and_other_attributes_are_free():
 class _Mine(tfdp.DPAdam):
   """A user's subclass, with an argument of its own."""
 
-  def __init__(self, tau=1.0, **kwargs):
-    super().__init__(**kwargs)
-    self.tau = tau
+  def __init__(self, tau=1.0, beta_2=0.9, **kwargs):
+    super().__init__(beta_2=beta_2, **kwargs)
+    self.tau, self.beta_2 = tau, beta_2
 
 
 def test_subclasses_keep_arguments_of_their_own():
   optimizer = _made(_Mine, tau=2.0)
   optimizer.tau = 3.0
-  assert optimizer.tau == 3.0
+  assert optimizer.tau == 3.0 and optimizer.beta_2 == 0.9
   with pytest.raises(AttributeError, match='`beta_1` of'):
     optimizer.beta_1 = 0.5
 

@@ -2,6 +2,7 @@
 """Arguments of private optimizers: what is required, what is refused, how they are saved."""
 
 import inspect
+import itertools
 import numbers
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
@@ -167,13 +168,23 @@ def refuse(kwargs: Dict[str, Any]) -> None:
 
 
 def fixed(optimizer_class: Any) -> FrozenSet[str]:
-  """Names of settings that an optimizer of this class keeps as they were when it was made."""
-  names = set(_REFUSED)
-  for one in optimizer_class.__mro__:
-    if one.__module__.split('.')[0] == __name__.split('.')[0]:  # Not those of a user's subclass.
-      names.update(parameters(one.__init__) if '__init__' in vars(one) else ())
-      names.update(parameters(one.factory) if getattr(one, 'factory', None) else ())
-  return frozenset(names - {'self', 'args', 'kwargs', 'learning_rate', 'name', 'public_data'})
+  """Names of settings that an optimizer of this class keeps as they were when it was made.
+
+  Arguments of a user's subclass are its own, also where they have the name of one of ours.
+  """
+  def constructed(one: Any) -> Tuple[str, ...]:
+    return parameters(one.__init__) if '__init__' in vars(one) else ()
+
+  def is_ours(one: Any) -> bool:
+    return one.__module__.split('.')[0] == __name__.split('.')[0]
+
+  names, classes = set(_REFUSED), optimizer_class.__mro__
+  for one in filter(is_ours, classes):
+    names.update(constructed(one), parameters(one.factory) if getattr(one, 'factory', None) else ())
+  names -= {'self', 'args', 'kwargs', 'learning_rate', 'name', 'public_data'}
+  for one in itertools.takewhile(lambda one: not is_ours(one), classes):
+    names -= set(constructed(one))
+  return frozenset(names)
 
 
 def to_config(value: Any) -> Any:
