@@ -5,8 +5,7 @@
 # make lint    check style, imports and types
 # make docs    build the pages into build/site
 # make notebooks    run the notebooks of colabs/ again and keep what they show
-# make bench   measure clipping beside the peers (QUICK=1: fewer rounds), plans and growth
-# make bench-federated   measure rounds of clients beside pfl-research
+# make bench   measure all tables of speed (QUICK=1: a row of each): bench-{clipping,users,edges,federated}
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
 # make accounting-table    compare 1,000 epsilons with an independent accountant, docs/accounting.md
@@ -42,7 +41,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-federated bench-peers audit-table accounting-table independence-table lock
+.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -126,20 +125,44 @@ accounting-table: $(CURRENT)/installed
 independence-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/keras_adapter/independence_table.py
 
-bench: bench-peers $(CURRENT)/installed
+# A table is what its program prints, kept once it is whole: $(call table,NAME,COMMAND)
+define table
+@mkdir -p build/bench
+$(RUN) $(2) > build/bench/$(1).txt
+$(if $(QUICK),cat,mv) build/bench/$(1).txt $(if $(QUICK),,benchmarks/results/$(1).txt)
+endef
+
+bench: bench-peers
+	@set -e; for part in clipping users edges federated; do $(MAKE) bench-$$part; done
+
+# Gradients and whole steps beside every peer's, and how they grow.
+bench-clipping: $(FULL)/installed $(CURRENT)/installed build/peers/jax/installed \
+  build/peers/torch/installed
 	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py --seconds 0.3 \
-	  --out benchmarks/results/clipping_speed.txt
-	$(RUN) $(CURRENT)/bin/python benchmarks/plans.py $(if $(QUICK),demo) > build/plans.txt
-	$(if $(QUICK),cat,mv) build/plans.txt $(if $(QUICK),,benchmarks/results/plans.txt)
-	$(RUN) $(CURRENT)/bin/python benchmarks/scale.py --out benchmarks/results/scale.txt \
-	  --plot docs/scale.png
+	  $(if $(QUICK),--models mlp) --out $(if $(QUICK),build,benchmarks/results)/clipping_speed.txt
+	$(RUN) $(CURRENT)/bin/python benchmarks/scale.py \
+	  --out $(if $(QUICK),build,benchmarks/results)/scale.txt --plot $(if $(QUICK),build,docs)/scale.png
 
-# A table of its own: it needs TensorFlow Federated beside pfl-research.
+# What users run: plans with losses of their own, KerasHub's models with LoRA, large tables.
+bench-users: $(CURRENT)/installed build/peers/hub/installed
+	$(call table,plans,$(CURRENT)/bin/python benchmarks/plans.py $(if $(QUICK),demo))
+	$(call table,keras_hub,PYTHONPATH=. build/peers/hub/bin/python \
+	  benchmarks/keras_hub_table.py $(if $(QUICK),bert))
+	$(call table,table_pass,$(CURRENT)/bin/python benchmarks/table_pass.py)
+
+# Start-up, and the design of mechanisms at the ends of what can be asked for.
+bench-edges: $(FULL)/installed $(CURRENT)/installed
+	$(call table,start_up,$(CURRENT)/bin/python benchmarks/start_up.py \
+	  $(CURRENT)/bin/python $(FULL)/bin/python)
+	$(call table,mechanism_limits,$(CURRENT)/bin/python benchmarks/mechanism_limits.py \
+	  $(if $(QUICK),Tree))
+
+# Rounds of clients beside pfl-research.
 bench-federated: $(FULL)/installed build/peers/pfl/installed
-	$(RUN) $(FULL)/bin/python benchmarks/federated_pfl.py --pfl build/peers/pfl/bin/python
+	$(call table,federated_pfl,$(FULL)/bin/python benchmarks/federated_pfl.py \
+	  --pfl build/peers/pfl/bin/python $(if $(QUICK),--rows 2))
 
-# tensorflow_privacy is on the federated stack.
-bench-peers: $(FULL)/installed build/peers/jax/installed build/peers/torch/installed
+bench-peers: $(FULL)/installed $(foreach peer,jax torch pfl hub,build/peers/$(peer)/installed)
 
 # --no-deps: PyTorch's CPU build needs none of the GPU libraries its index entry names.
 build/peers/%/installed: requirements/peers-%.lock
@@ -165,7 +188,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs lint peers-jax peers-torch peers-pfl; do \
+	@set -e; for list in docs lint peers-hub peers-jax peers-torch peers-pfl; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

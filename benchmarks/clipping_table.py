@@ -8,7 +8,8 @@ not installed is left out. Every framework runs in processes of its own, which t
 turns with those of the plain steps, case by case: a figure is the median over rounds of
 its ratio to the plain step of the same framework in the same round. What is measured
 replaces what an earlier run measured of the same model (build/bench/clipping.json); the
-table shows all there is, below benchmarks/clipping/remarks.txt, which says what the figures do not.
+table shows all there is, below benchmarks/remarks/clipping_speed.txt, which says what the
+figures do not.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import time
 
 ROOT = pathlib.Path(__file__).parent.parent
 STORE = ROOT / 'build' / 'bench' / 'clipping.json'
-REMARKS = ROOT / 'benchmarks' / 'clipping' / 'remarks.txt'
+REMARKS = ROOT / 'benchmarks' / 'remarks' / 'clipping_speed.txt'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
 PATIENCE = 300  # Seconds that a first step, a few more, or a peak of memory, may take.
 GIGABYTES = 6  # What a case may allocate.

@@ -12,6 +12,7 @@ steps this small slower and simulations are spread over processes.
 
 import argparse
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import numpy as np
 FEATURES, CLASSES, EXAMPLES = 100, 10, 20
 ROWS = [(1_000, 71_000), (10_000, 4_800), (100, 1_000_000)]  # Clients, parameters.
 RATE, CLIP, NOISE = 0.1, 1.0, 1.0
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'federated_pfl.txt'
 
 
 def data(clients):
@@ -157,7 +159,9 @@ def main():
   if arguments.serve:
     serve(*arguments.serve)
     return
-  print(f'{arguments.rounds} rounds each after one to warm up; clients per CPU second\n')
+  print(REMARKS.read_text(encoding='utf-8'))
+  print(f'Median of {arguments.rounds} rounds each after one to warm up; clients per CPU second\n',
+        flush=True)
   print(f'{"clients":>8} {"parameters":>10} {"ours":>6} {"pfl":>6} ratio')
   for clients, parameters in [ROWS[int(i)] for i in arguments.rows]:
     theirs = subprocess.Popen(

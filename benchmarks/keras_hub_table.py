@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""KerasHub's models, full and with LoRA: what a private `fit` step costs over a plain one.
+"""KerasHub's models, full and with LoRA: what a private `fit` step costs over a plain one.
 
-Usage: python benchmarks/keras_hub_table.py [--memory] [model ...] \
-    >> benchmarks/results/keras_hub.txt
+Usage: python benchmarks/keras_hub_table.py [--memory] [model ...]
 
 Small models with random weights, both trained by `fit` with Keras' Adam and `tfdp.DPAdam`
 in one process, in turns; CPU seconds per step, the smallest of a few. The error is that of a

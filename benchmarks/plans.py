@@ -137,7 +137,7 @@ def measure(several):
   return {name: clock.seconds for name, clock in zip(several, clocks)}
 
 
-REMARKS = pathlib.Path(__file__).parent / 'clipping' / 'plans_remarks.txt'
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'plans.txt'
 LOSSES = {'Keras': KERAS_LOSS, 'own': own_loss}
 TASKS = {'demo': demo, 'mlp': models.mlp, 'cnn': models.cnn, 'lstm': models.lstm,
          'transformer': models.transformer}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A noised Adam step on a large embedding table: what one fused pass gains, and what is the limit.
 
-    python benchmarks/table_pass.py [--words 50000] [--size 64] [--batch 2000]
+    python benchmarks/table_pass.py [--words 50000 200000] [--size 64] [--batch 2000]
 
 Noise and moments are dense by definition: every row of the table is noised at
 every step, seen or not. Each case is processor time (all threads) of one step,
@@ -18,6 +18,7 @@ the median of rounds in which all cases take turns:
 
 import argparse
 import os
+import pathlib
 import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
@@ -29,6 +30,7 @@ from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 
 ROUNDS, BATCH_SIZE, STDDEV = 31, 256., 1.
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'table_pass.txt'
 
 
 def adam(table, m, v, gradient):
@@ -86,17 +88,20 @@ def milliseconds(steps):
 def main():
   parser = argparse.ArgumentParser(description=__doc__,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--words', type=int, default=50_000)
+  parser.add_argument('--words', type=int, nargs='+', default=[50_000, 200_000])
   parser.add_argument('--size', type=int, default=64)
   parser.add_argument('--batch', type=int, default=2000)
   arguments = parser.parse_args()
-  costs = milliseconds(cases(arguments.words, arguments.size, arguments.batch))
-  costs['bytes'] = 3 * costs.pop('copy')  # A copy reads and writes once what the step does thrice.
-  print(f'{arguments.words:,} x {arguments.size} table, {arguments.batch} rows touched, '
-        f'TensorFlow {tf.__version__}, {os.cpu_count()} CPUs\n')
-  print(f'{"case":<15}{"CPU ms":>8}{"of plain":>10}')
-  for name, value in costs.items():
-    print(f'{name:<15}{value:8.1f}{value / costs["plain"]:10.2f}')
+  print(REMARKS.read_text(encoding='utf-8'))
+  print(f'TensorFlow {tf.__version__}, {os.cpu_count()} CPUs')
+  for words in arguments.words:
+    costs = milliseconds(cases(words, arguments.size, arguments.batch))
+    # A copy reads and writes once what the step does thrice.
+    costs['bytes'] = 3 * costs.pop('copy')
+    print(f'\n{words:,} x {arguments.size} table, {arguments.batch} rows touched\n')
+    print(f'{"case":<15}{"CPU ms":>8}{"of plain":>10}', flush=True)
+    for name, value in costs.items():
+      print(f'{name:<15}{value:8.1f}{value / costs["plain"]:10.2f}', flush=True)
 
 
 if __name__ == '__main__':
