@@ -45,6 +45,10 @@ _OURS = {case + xla: _FLOOR[case] + xla for xla in ('', ' xla') for case in OURS
 # XLA decomposes matrices on a CPU by the second: see results/kronecker.txt.
 for _left_out in ('materialized', 'Kronecker', 'SOAP fit'):
   del _OURS[_left_out + ' xla']
+# Models whose steps compile for minutes: without what their smaller neighbours show already.
+BRIEF = {model: ('STP fit xla', 'SOAP fit') for model in ('lstm', 'transformer')}
+BRIEF['transformer6'] = ('STP fit', 'STP fit xla', 'SOAP fit', 'materialized', 'plain fit xla',
+                         'DPAdam fit xla', 'vectorized', 'DPModel', 'DPModel fast')
 _CHUNKED = {f'{n} batches {how}': 'plain' for how in ('at once', 'in a budget') for n in (1, 4, 16)}
 LIBRARIES = {
     'TF 2.14': ('.venv', 'ours', _OURS),
@@ -381,11 +385,12 @@ def main():
   parser.add_argument('--out', help='also write the table to this file')
   arguments = parser.parse_args()
   split = lambda text: set(filter(None, text.split(',')))
-  wanted = wanted_cases(installed(split(arguments.libraries)), split(arguments.only))
+  every = wanted_cases(installed(split(arguments.libraries)), split(arguments.only))
   skip = split(arguments.skip)
   chunked = [('TF 2.21', case) for case in _CHUNKED] if not arguments.only else []
   for model in arguments.models.split(',') if len(skip) < 2 else ():
     start = time.time()
+    wanted = [(l, c) for l, c in every if arguments.only or c not in BRIEF.get(model, ())]
     more = chunked if model == 'transformer' else []
     peaks = {} if 'memory' in skip else memory(model, wanted + more)
     keep(model, figures(wanted + more, peaks, {}))
