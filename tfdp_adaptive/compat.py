@@ -254,8 +254,8 @@ def autographed(layer: Layer, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Keeps autograph from rewriting `function`, but not what it calls."""
-  function.__ag_compiled = True  # type: ignore[attr-defined]
+  """Keeps AutoGraph from rewriting `function`, but not the layers that it calls."""
+  function.autograph_info__ = None  # type: ignore[attr-defined]
   return function
 
 

@@ -10,6 +10,8 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
+
 # At most this many bytes of per-example gradients are formed at once.
 BLOCK_BYTES = 4 * 2**20
 
@@ -50,7 +52,8 @@ def in_blocks(
   n, parts = cut(tensors(factor), numbers or int(np.prod(factor.shape)))
   if parts[0].shape[0] == 1:
     return function(factor)
-  stack = lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in parts])))
+  stack = compat.unconverted(
+      lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in parts]))))
   norms = tf.map_fn(stack, tf.range(tf.shape(parts[0])[0]), parallel_iterations=1,
                     fn_output_signature=tf.float64)  # [blocks, scales, rows]
   return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])

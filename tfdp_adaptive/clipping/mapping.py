@@ -26,7 +26,7 @@ def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> 
   concrete = concrete or traced(function, records)
   signature = tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs)
-  return tf.map_fn(function, records, fn_output_signature=signature)
+  return tf.map_fn(compat.unconverted(function), records, fn_output_signature=signature)
 
 
 def vectorized(function: Callable[..., Any], records: Any) -> Any:

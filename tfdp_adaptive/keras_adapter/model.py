@@ -179,6 +179,7 @@ class DPModel(_Mixin):
     habits.refuse_changed(self)
     return super().train_on_batch(*args, **kwargs)
 
+  @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     try:
       return step.train_step(self, habits.with_shapes(self, data))
@@ -254,6 +255,7 @@ class DPWrapper(DPModel, keras.Model):
     super().__init__(**kwargs)
     self.model = model
 
+  @compat.unconverted
   def call(self, inputs: Any, training: Any = None) -> Any:
     return self.model(inputs, training=training)
 

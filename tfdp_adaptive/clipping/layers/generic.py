@@ -101,7 +101,7 @@ def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterato
   def wrapper(original: Callable[..., Any]) -> Callable[..., tf.Tensor]:
     def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
       return stand_in(inputs, lambda x: original(x, *args, **kwargs))
-    return call
+    return compat.unconverted(call)
 
   try:
     for one in inside.values():
