@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import chunks
 
 keras = compat.keras
 RNG = np.random.default_rng(0)
@@ -64,3 +65,20 @@ def test_the_budget_is_part_of_the_configuration():
   optimizer = tfdp.DPAdam(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, batch_size=8,
                           memory_budget=2**20)
   assert tfdp.DPAdam.from_config(optimizer.get_config()).memory_budget == 2**20
+
+
+def test_eager_steps_estimate_once_for_every_kind_of_batch(monkeypatch):
+  estimates, rows_within = [], chunks.rows_within
+  monkeypatch.setattr(
+      chunks, 'rows_within', lambda *args: estimates.append(args[-1]) or rows_within(*args))
+  model = tfdp.DPSequential([keras.layers.Input((20,)), keras.layers.Dense(1)])
+
+  def fit(budget):
+    model.compile(tfdp.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, batch_size=16,
+                             adjacency='add_remove', memory_budget=budget), 'mse', run_eagerly=True)
+    model.fit(X, Y, batch_size=16, epochs=2, verbose=0)
+
+  fit(1e5)
+  assert estimates == [16, 7]  # The second epoch has the same sizes.
+  fit(1e6)
+  assert estimates == [16, 7] * 2  # Compiled anew it may be another loss or budget.

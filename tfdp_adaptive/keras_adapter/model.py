@@ -3,7 +3,7 @@
 
 from concurrent import futures
 import json
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 import warnings
 
 import tensorflow as tf
@@ -68,7 +68,8 @@ class DPModel(_Mixin):
                        f'Received: optimizer={optimizer!r}.')
     kwargs = habits.on_host(optimizer, kwargs)
     _refuse_own(self, 'compute_loss')
-    self._validated: Optional[str] = None  # What it was validated as may have changed.
+    self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
+    step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
@@ -217,11 +218,12 @@ class DPModel(_Mixin):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
     signature = str(tf.nest.map_structure(
         lambda s: (s.shape, s.dtype), specs))
-    if signature != getattr(self, '_validated', None):
+    validated: FrozenSet[str] = getattr(self, '_validated', frozenset())
+    if signature not in validated:
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
         thread.submit(validation.validate_model, self, specs).result()
-      self._validated = signature
+      self._validated = validated | {signature}
 
   def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""

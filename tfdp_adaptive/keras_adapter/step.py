@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+import weakref
 
 import tensorflow as tf
 
@@ -29,6 +30,9 @@ from tfdp_adaptive.keras_adapter import diagnostics
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+
+
+_ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
 
 
 class Opened(NamedTuple):
@@ -101,11 +105,32 @@ def clip(
       optimizer.engine, model, request.asks, interface.joined(batch)[0].x)
   rows = None
   if optimizer.memory_budget is not None:
-    size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
-    rows = chunks.rows_within(
-        optimizer.memory_budget, engine, model, loss, batch, request, size)
+    rows = _rows_within(engine, model, loss, batch, request)
   return chunks.chunked(engine, optimizer.accumulation_steps, rows, model.reads_outputs())(
       model, loss, batch, request)
+
+
+def _rows_within(
+    engine: interface.Engine, model: compat.Model, loss: Any, batch: interface.Batch,
+    request: interface.Request) -> int:
+  """Rows of a chunk within the optimizer's budget, estimated once for every kind of batch.
+
+  Eager steps would trace the engine anew, each of them several times.
+  """
+  optimizer = model.optimizer
+  kind = str((optimizer.memory_budget, optimizer.engine,
+              trees.map(lambda t: (t.shape, t.dtype), batch)))
+  known = _ROWS.setdefault(model, {})
+  if kind not in known:
+    size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
+    known[kind] = chunks.rows_within(
+        optimizer.memory_budget, engine, model, loss, batch, request, size)
+  return known[kind]
+
+
+def forget(model: compat.Model) -> None:
+  """What was estimated of a model's steps, which are others from now on."""
+  _ROWS.pop(model, None)
 
 
 def release(
