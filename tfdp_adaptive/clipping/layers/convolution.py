@@ -24,6 +24,9 @@ layers = compat.keras.layers
 # With fewer channels, windows of up to this many places in a row of the output are
 # cut out one by one.
 CHANNELS, WINDOWS = 16, 32
+# With this many channels or more, up to so many places of a kernel have a product each:
+# windows of single places are copied once, those of rows of places three times.
+WIDE, PLACES = 32, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +145,15 @@ class Convolution(protocol.Factor):
     fold = (lambda t: t) if isinstance(times, int) and times == 1 else (
         lambda t: factors.fold(t, times))
     cotangents, rank = fold(dense.sequence(self.cotangents)), len(self.strides)
-    parts = tuple(tf.matmul(cotangents, fold(rows), transpose_a=True) for rows in self._rows())
-    axes = (0, 2 * rank + 1) + tuple(range(2, 2 * rank, 2)) + tuple(
-        range(1, 2 * rank, 2)) + (2 * rank,)
+    parts = tuple(tf.matmul(cotangents, fold(cut), transpose_a=True) for cut in self._cuts())
+    tiles, within = tuple(range(0, 2 * rank, 2)), tuple(range(1, 2 * rank, 2))
+    first = rank if self._by_place() else 1
+    axes = tiles[:first] + (2 * rank + 1,) + tiles[first:] + within + (2 * rank,)
     return factors.Explicit(parts, self.shape, axes, self._view(), cotangents.shape[1])
 
   def patches(self) -> factors.Outer:
     """The factor of the kernel, in another order of its axes, as a matrix product."""
-    patches = tf.concat(list(self._rows()), -1)
+    patches = tf.concat(list(self._cuts()), -1)
     return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
   def windows(self) -> Iterator[tf.Tensor]:
@@ -169,15 +173,27 @@ class Convolution(protocol.Factor):
     pairs = [(k // tile, tile) for k, tile in zip(self.shape, self._tile())]
     return tuple(size for pair in pairs for size in pair) + self.shape[-2:]
 
-  def _rows(self) -> Iterator[tf.Tensor]:
-    """Per row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
+  def _by_place(self) -> bool:
+    """Whether every tile of the kernel has a product of its own, not every row of tiles."""
+    tile = int(np.prod(self._tile()))
+    return (tile * self.shape[-2] >= WIDE
+            and int(np.prod(self.shape[:-2])) <= PLACES * tile)
+
+  def _cuts(self) -> Iterator[tf.Tensor]:
+    """Per tile or row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
     sizes, tile = self.cotangents.shape[1:-1].as_list(), self._tile()
     strides = [s // t for s, t in zip(self.strides, tile)]
+    tiles = [k // t for k, t in zip(self.shape, tile)]
+    phases = self._phases(tile)
+    if self._by_place():
+      for place in itertools.product(*map(range, tiles)):
+        yield dense.sequence(self._window(phases, place, strides, sizes))
+      return
     inner, bands = int(np.prod(sizes[1:])), []
-    for phase in self._phases(tile):  # Of rows; each with all other places side by side.
-      band = self._band(phase, [k // t for k, t in zip(self.shape, tile)], strides, sizes)
+    for phase in phases:  # Of rows; each with all other places side by side.
+      band = self._band(phase, tiles, strides, sizes)
       bands.append((tf.reshape(band, [-1, int(np.prod(band.shape[1:]))]), band.shape[-1]))
-    for i in range(self.shape[0] // tile[0]):
+    for i in range(tiles[0]):
       band, width = bands[i % len(bands)]
       start = self._start(i, strides[0], 0) * inner * width
       rows = band[:, start:start + sizes[0] * inner * width]
