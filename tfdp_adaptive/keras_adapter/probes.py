@@ -83,13 +83,16 @@ def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
 
 def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
   """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
-  total = tf.zeros(tf.shape(errors)[:1])
+  angle, size = tf.unstack(errors, axis=1)
+  angle, total = angle[:, tf.newaxis], tf.zeros_like(size)
   for output in tf.nest.flatten(outputs):
     if not output.dtype.is_floating:
       continue
-    flat = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
-    places = tf.cast(tf.range(tf.shape(flat)[1]), tf.float32)
-    total += errors[:, 1] * tf.reduce_sum(flat * tf.cos(errors[:, :1] + places), 1)
+    rows, numbers = output.shape[0], output.shape[1:].num_elements()
+    flat = tf.reshape(tf.cast(output, tf.float32), [
+        tf.shape(output)[0] if rows is None else rows, -1])
+    places = tf.range(tf.shape(flat)[1] if numbers is None else numbers)
+    total += size * tf.reduce_sum(flat * tf.cos(angle + tf.cast(places, tf.float32)), 1)
   return total
 
 
