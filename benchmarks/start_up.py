@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU time until a command answers, and until a small private model has done its first step.
 
-Usage: python benchmarks/start_up.py > benchmarks/results/start_up.txt
+Usage: python benchmarks/start_up.py [interpreter ...]
 
-Every figure is the least of some new processes: imports, the model, the first step of `fit`
+One table for each interpreter, of which each may have another stack; else for the one that runs
+this. Every figure is the least of some new processes: imports, the model, the first step of `fit`
 (check, trace and run), and of the same step of a plain model.
 """
 
@@ -12,6 +13,7 @@ import resource
 import subprocess
 import sys
 
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'start_up.txt'
 RUNS = 2
 COMMANDS = ['--help', 'train --help',
             'privacy --population-size 20000 --batch-size 500 --steps 1000 '
@@ -40,27 +42,26 @@ print(tf.__version__, *marks)
 '''
 
 
-def first_step(kind):
+def first_step(python, kind):
   """`(TensorFlow's version, seconds of each part)`."""
-  out = subprocess.run([sys.executable, '-c', PROGRAM, kind], stdout=subprocess.PIPE, check=True,
+  out = subprocess.run([python, '-c', PROGRAM, kind], stdout=subprocess.PIPE, check=True,
                        stderr=subprocess.DEVNULL, text=True).stdout
   version, *marks = out.split()
   marks = [0.0] + [float(mark) for mark in marks]
   return version, [after - before for before, after in zip(marks, marks[1:])]
 
 
-def command(arguments):
+def command(python, arguments):
   """CPU seconds of a `tfdp` command."""
   used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
   before = used()
-  program = pathlib.Path(sys.executable).parent / 'tfdp'
-  subprocess.run([program, *arguments.split()], stdout=subprocess.DEVNULL,
-                 stderr=subprocess.DEVNULL, check=True)
+  subprocess.run([pathlib.Path(python).parent / 'tfdp', *arguments.split()],
+                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
   return used() - before
 
 
-def main():
-  runs = {kind: [first_step(kind) for _ in range(RUNS)] for kind in ('plain', 'private')}
+def table(python):
+  runs = {kind: [first_step(python, kind) for _ in range(RUNS)] for kind in ('plain', 'private')}
   print(f'TensorFlow {runs["plain"][0][0]}; CPU seconds, the least of {RUNS} processes\n')
   least = {kind: [min(parts) for parts in zip(*(seconds for _, seconds in several))]
            for kind, several in runs.items()}
@@ -70,11 +71,19 @@ def main():
           ('model and first step, private', least['private'][3]),
           ('model and first step, plain', least['plain'][3]),
           ('first private step in all', sum(least['private']))]
-  rows += [(f'tfdp {arguments}', min(command(arguments) for _ in range(RUNS)))
+  rows += [(f'tfdp {arguments}', min(command(python, arguments) for _ in range(RUNS)))
            for arguments in COMMANDS]
   for name, seconds in rows:
     short = name if len(name) < 30 else name[:27] + '...'
     print(f'{short:30} {seconds:6.2f}', flush=True)
+
+
+def main():
+  print(REMARKS.read_text(encoding='utf-8'))
+  for i, python in enumerate(sys.argv[1:] or [sys.executable]):
+    if i:
+      print()
+    table(python)
 
 
 if __name__ == '__main__':
