@@ -7,6 +7,7 @@ What takes longer than half a minute is given up; what is refused shows how its 
 """
 
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from tfdp_adaptive import privacy
 from tfdp_adaptive.privacy import sampling as sampling_lib
 
 PATIENCE = 30.0
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'mechanism_limits.txt'
 
 
 def schedule(steps, momentum=0.0):
@@ -92,10 +94,18 @@ CASES = [
     design(M.SquareRoot, MILLION),
     design(M.Tree, MILLION),
     design(M.Banded, 16, 1024, method='optimal'),
+    design(M.Banded, 16, 2048, method='optimal'),
+    design(M.Banded, 64, 1024, method='optimal'),
+    design(M.Banded, 128, 1024, method='optimal'),
     design(M.Dense, 1024),
     design(M.Dense, 512, workload=M.Workload(0.99)),
-    design(M.Dense, 512, objective='max'),
+    design(M.Dense, 1024, workload=M.Workload(0.99)),
+    design(M.Dense, 1024, objective='max'),
+    design(M.Dense, 512, objective='max', workload=M.Workload(0.99)),
     design(M.Dense, 512, min_sep=128, max_participations=4, fixed_order=True),
+    design(M.Dense, 1024, min_sep=256, max_participations=4, fixed_order=True),
+    design(M.Dense, 1024, min_sep=32, max_participations=32, fixed_order=True),
+    design(M.Dense, 2048),
     design(M.Dense, 10**4),
     calibration(10**4, 1e-4), calibration(10**4, 1e3), calibration(MILLION, 1.0),
     calibration(10**11, 1.0), calibration(10**4, 1e5),
@@ -111,6 +121,7 @@ def late(*unused):
 
 
 def main():
+  print(REMARKS.read_text(encoding='utf-8'))
   warnings.simplefilter('ignore')
   signal.signal(signal.SIGPROF, late)
   for title, run in CASES:

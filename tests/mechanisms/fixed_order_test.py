@@ -8,7 +8,9 @@ import pytest
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.mechanisms import gram_design
+from tfdp_adaptive.mechanisms import dense_optimal
+from tfdp_adaptive.mechanisms import fixed_order_design
+from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import sampling
 
@@ -24,11 +26,33 @@ def patterns_norm(x, epoch):
   return np.array([np.abs(x[place::epoch, place::epoch]).sum() for place in range(epoch)])
 
 
+def lower_bound(v, place, workload):
+  """Of the mean error of any C with `sum_{i,j in g} |(C^T C)_ij| <= 1` for every place g.
+
+  Weak duality: for V >= 0 with zeros between places, `tr(V C^T C)` is at most the sum of the
+  largest |V_ij| of each place, and `tr(A^T A X^-1) tr(V X)` at least the square of the nuclear
+  norm of `A V^(1/2)`.
+  """
+  prices = np.zeros(place.max() + 1)
+  np.maximum.at(prices, place, np.abs(v).max(axis=1))
+  squares, vectors = np.linalg.eigh(v)
+  root = vectors * np.sqrt(np.maximum(squares, 0.0))
+  nuclear = np.linalg.svd(workload.materialize(len(v)) @ root, compute_uv=False).sum()
+  return nuclear / np.sqrt(len(v) * prices.sum())
+
+
+def multipliers(c, place, workload):
+  """V of the conditions on X = C^T C: right where X is the optimum."""
+  half = np.linalg.solve(c.T @ c, workload.materialize(len(c)).T)
+  return np.where(place[:, None] == place, half @ half.T, 0.0)
+
+
+@pytest.mark.filterwarnings('ignore:.*above the least one')
 @pytest.mark.parametrize('steps,epoch,k', [(14, 7, 2), (14, 4, 4), (13, 3, 6), (14, 1, 14)])
 @pytest.mark.parametrize('workload', [mechanisms.Workload(), SCHEDULE], ids=['sums', 'schedule'])
 def test_nothing_is_better(steps, epoch, k, workload):
   """Random other strategies, and any prices of the places, whatever the design thinks of them."""
-  best = mechanisms.Dense(steps, workload=workload, **pattern(epoch, k))
+  best = mechanisms.Dense(steps, tolerance=1e-12, workload=workload, **pattern(epoch, k))
   error = best.rmse(**pattern(epoch, k))
   c = best.materialize()
   sizes = patterns_norm(c.T @ c, epoch)
@@ -41,10 +65,15 @@ def test_nothing_is_better(steps, epoch, k, workload):
       errors = np.sum((a @ np.linalg.inv(other))**2, axis=1)
       assert size * np.sqrt(errors.mean()) > error * (1 - 1e-9)
   place = np.arange(steps) % epoch
-  bound = gram_design.lower_bound(c.T @ c, place, workload)
-  assert error * (1 - 1e-5) < bound <= error * (1 + 1e-9)
+  found = fixed_order_design.optimal(workload, steps, epoch, 1e-12, 2000, progress.bar('search'))
+  i, j = np.indices((steps, steps))
+  shares = (found.shares + found.shares.swapaxes(0, 1))[i // epoch, j // epoch, place[i]]
+  v = found.prices[place[i]] * np.where(place[i] == place[j], (i == j) + shares, 0.0)
+  assert error * (1 - 1e-8) < lower_bound(v, place, workload) <= error * (1 + 1e-9)
+  bound = lower_bound(multipliers(c, place, workload), place, workload)
+  assert error * (1 - 1e-4) < bound <= error * (1 + 1e-9)
   for other in (np.eye(steps), mechanisms.Tree(steps, 'full').materialize()):
-    assert gram_design.lower_bound(other.T @ other, place, workload) < error * (1 - 1e-5)
+    assert lower_bound(multipliers(other, place, workload), place, workload) < error * (1 - 1e-5)
 
 
 def test_every_step_or_no_order_at_all():
@@ -70,7 +99,9 @@ def test_what_has_no_known_optimum_is_refused(arguments):
 
 def test_a_design_that_is_not_proved_best_warns():
   with pytest.warns(errors.Caution, match='above the least one'):
-    mechanisms.Dense(14, tolerance=1e-12, **pattern(7, 2)).arrays  # pylint: disable=expression-not-assigned
+    dense_optimal.fixed_order_optimal(SCHEDULE, 14, 7, 1e-5, looks=2)
+  with pytest.warns(errors.Caution, match='above the least one'):
+    dense_optimal.optimal(SCHEDULE, 14, 'mean', 1e-5, looks=2)
 
 
 def test_the_design_is_part_of_the_description():
@@ -102,3 +133,30 @@ def test_a_fixed_order_is_accounted_as_it_runs(scheme):
     assert other.event().noise_multiplier < plan.event().noise_multiplier
   assert not make(sampling=sampling.Poisson(),
                   mechanism=mechanisms.IndependentGaussian()).fixed_order
+
+
+@pytest.mark.parametrize('workload', [mechanisms.Workload(), SCHEDULE], ids=['sums', 'schedule'])
+def test_any_multipliers_bound_the_error_and_their_gradient_is_right(workload):
+  n, epoch = 14, 4
+  best = mechanisms.Dense(n, workload=workload, **pattern(epoch, 4)).rmse(**pattern(epoch, 4))
+  dual = fixed_order_design._Dual(workload, n, epoch)  # pylint: disable=protected-access
+  rng = np.random.default_rng(1)
+  for scale in (.02, .1):
+    p = scale * rng.normal(size=dual.start(None).shape)
+    _, gradient = dual(p)
+    for i in rng.choice(len(p), 8, replace=False):
+      step = 1e-5 * np.eye(len(p))[i]
+      numeric = (dual(p + step)[0] - dual(p - step)[0]) / 2e-5
+      assert gradient[i] == pytest.approx(numeric, rel=1e-5, abs=1e-6)
+  assert .5 * best < dual.bound < best < dual.best_error
+  assert dual(10 * np.ones(len(p)))[0] == np.inf  # V is not positive: no multipliers.
+
+
+def test_many_steps_begin_with_those_of_few(monkeypatch):
+  """Of a problem of 256 steps, fewer decompositions than a search from nothing takes."""
+  sizes = []
+  once = fixed_order_design._Dual.__call__  # pylint: disable=protected-access
+  monkeypatch.setattr(fixed_order_design._Dual, '__call__',  # pylint: disable=protected-access
+                      lambda self, p: sizes.append(self._n) or once(self, p))
+  mechanisms.Dense(250, tolerance=1e-5, **pattern(66, 4)).arrays  # pylint: disable=expression-not-assigned
+  assert 0 < sizes.count(250) < 15 and min(sizes) < 64

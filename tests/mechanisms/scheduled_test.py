@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors under a learning-rate schedule, against matrices written out; designs of long runs."""
 
+import warnings
+
 import numpy as np
 import pytest
 
+from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import matrices
@@ -83,6 +86,7 @@ def test_a_design_for_the_schedule_is_the_better_one(make, limit, objective):
   assert error(made) <= error(other) * limit  # The maximum is minimized as a power mean.
 
 
+@pytest.mark.filterwarnings('ignore:.*best numbers for a constant')
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('make', [
     lambda **more: mechanisms.BandedInverse(16, 6_000, **more),
@@ -107,5 +111,20 @@ def test_a_design_that_cannot_be_looked_at_is_that_of_a_constant_rate(monkeypatc
   monkeypatch.setattr(blt_design, '_WORK', 100)
   for make in (lambda **more: mechanisms.BandedToeplitz(8, 300, **more),
                lambda **more: mechanisms.BLT(2, 300, **more)):
-    np.testing.assert_array_equal(
-        make(workload=schedule(300)).strategy(300), make().strategy(300))
+    made = make(workload=schedule(300))
+    with pytest.warns(errors.Caution, match='best numbers for a constant learning rate'):
+      np.testing.assert_array_equal(made.strategy(300), make().strategy(300))
+
+
+def test_a_design_from_the_cache_says_so_as_well(monkeypatch, tmp_path):
+  monkeypatch.setenv('TFDP_MECHANISM_CACHE', str(tmp_path))
+  monkeypatch.setattr(blt_design, '_WORK', 100)
+  for _ in range(2):
+    with pytest.warns(errors.Caution, match='BLT.* has the best numbers for a constant'):
+      mechanisms.BLT(1, 300, workload=schedule(300)).arrays  # pylint: disable=expression-not-assigned
+  assert len(list(tmp_path.iterdir())) == 1
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    mechanisms.BLT(1, 300).arrays  # pylint: disable=expression-not-assigned
+    numbers = {'decays': [.9], 'weights': [.1]}
+    mechanisms.BLT(1, 300, workload=schedule(300), **numbers).arrays  # pylint: disable=expression-not-assigned

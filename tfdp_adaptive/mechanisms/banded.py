@@ -31,10 +31,13 @@ class Banded(interface.Mechanism):
     bands: Number of non-zero diagonals b, the main one included.
     steps: T.
     method: 'normalized', the best Toeplitz C with its columns normalized, or
-      'optimal', the best banded C (O(T^3) per iteration; 1 to 3% less error).
+      'optimal', the best banded C (O(T b^2) per iteration; 1 to 3% less error).
     coefficients: Fixes the Toeplitz C of 'normalized'; [bands].
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
+    tolerance: Of the method 'optimal': about how far from the least error, relative to
+      it, the design may stop. None for what seconds reach, 1e-4 or less; it must be given
+      where they do not (1,024 steps of more than 70 bands, say).
   """
 
   steps: int
@@ -44,8 +47,11 @@ class Banded(interface.Mechanism):
   def __init__(
       self, bands: int, steps: int, *, method: str = 'normalized',
       coefficients: Optional[Sequence[float]] = None, workload: workload_lib.Like = None,
-      objective: str = 'mean') -> None:
+      objective: str = 'mean', tolerance: Optional[float] = None) -> None:
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
+    if tolerance is not None and not 0 < tolerance < 1:
+      raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
+    self.tolerance = None if tolerance is None else float(tolerance)
     if method not in ('normalized', 'optimal'):
       raise ValueError(f"`method` must be 'normalized' or 'optimal'. Received: method={method!r}.")
     if method == 'optimal' and (objective != 'mean' or coefficients is not None):
@@ -69,11 +75,22 @@ class Banded(interface.Mechanism):
     return {'rows': (self.steps if self.method == 'optimal' else self.bands, self.bands)}
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
+    if self.method == 'optimal' and self.tolerance is None and not gram_design.looks(
+        self.bands, self.steps):
+      raise ValueError(
+          "`bands` and `steps` must be fewer for the method 'optimal' to end in seconds: it takes "
+          'O(steps * bands^2) per iteration, and some hundred of them. Give `tolerance` (1e-4, '
+          "say, to be about that far from the least error) to wait, or use method='normalized', "
+          'whose error is 1 to 3% larger. '
+          f'Received: bands={self.bands}, steps={self.steps}, tolerance=None.')
     c = self._toeplitz.coefficients
     rows = np.tile(c, (self.bands, 1))
     rows /= np.sqrt(self._by_row(self._squared_norms(rows), self.bands))
     if self.method == 'optimal':
-      rows = _optimal(self._block(rows, self.steps), self.bands, self.workload)
+      rows = rows[self._index(np.arange(self.steps), rows)]
+      rows[np.subtract.outer(np.arange(self.steps), np.arange(self.bands)) < 0] = 0
+      rows = gram_design.optimal(
+          rows, self.workload, self.tolerance, f'Banded(bands={self.bands}, steps={self.steps})')
     return {'rows': rows}
 
   def strategy(self, n: Optional[int] = None) -> np.ndarray:
@@ -113,6 +130,7 @@ class Banded(interface.Mechanism):
   def get_config(self) -> Dict[str, Any]:
     given = self._toeplitz.get_config()['coefficients']
     return {'bands': self.bands, 'method': self.method, 'coefficients': given,
+            'tolerance': self.tolerance,
             **super().get_config()}
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
@@ -159,14 +177,3 @@ class Banded(interface.Mechanism):
     count = min(len(self.rows), self.steps)
     result[-count:] = self.rows[0, 0] / self.rows[-count:, 0] - 1
     return result
-
-
-def _optimal(start: np.ndarray, bands: int, workload: workload_lib.Workload) -> np.ndarray:
-  """[n, bands] rows of the banded C of least mean error, from a C with unit columns."""
-  n = len(start)
-  free = ~np.tri(n, k=-bands, dtype=bool)
-  x = gram_design.optimal(start, free, np.arange(n), workload, f'Banded(bands={bands}, steps={n})')
-  c = matrices.factor_gram(x)
-  c /= np.linalg.norm(c, axis=0)
-  t, lag = np.indices((n, bands))
-  return np.where(t >= lag, c[t, np.maximum(t - lag, 0)], 0.0)

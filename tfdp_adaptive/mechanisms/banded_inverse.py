@@ -142,7 +142,7 @@ class BandedInverse(families.ToeplitzMechanism):
     if not np.abs(c).max() < _LARGEST:
       return math.inf, d
     size, pulled = _squared_sensitivity(c, self.steps, *pattern)
-    return size, toeplitz.pull(d, pulled, c)
+    return size, toeplitz.pull(d, pulled, c, c)
 
 
 def _differences(sums: np.ndarray) -> np.ndarray:

@@ -99,6 +99,11 @@ class BLT(families.ToeplitzMechanism):
     norm = blt_design.sensitivity(1.0, weights, decays, self.steps, 1, 1)
     return {'output_scale': 1 / norm, 'weights': weights, 'decays': decays}
 
+  def _say(self) -> None:
+    if self._given is None and self.buffers and not self.workload.is_toeplitz and (
+        not blt_design.looks(self.buffers, self.steps)):
+      scheduled.warn(f'BLT(buffers={self.buffers}, steps={self.steps})')
+
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     super().check_arrays(arrays)
     decays = arrays['decays']

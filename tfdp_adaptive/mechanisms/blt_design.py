@@ -45,16 +45,21 @@ def optimal(
   with progress.bar(name) as bar:
     starts = _starts(buffers, steps, min_sep if k > 1 else steps)
     p = _minimum(starts, workload_lib.Workload(workload.momentum), problem, bar)
-    looks = 0 if workload.is_toeplitz else _WORK // (steps * buffers**2)
-    if looks >= _FEWEST:
-      p = _minimum([p], workload, problem, bar, looks)
+    if not workload.is_toeplitz and looks(buffers, steps):
+      p = _minimum([p], workload, problem, bar, looks(buffers, steps))
   pair = _Pair(p)
   return pair.weights, pair.decays
 
 
+def looks(buffers: int, steps: int) -> int:
+  """At the error under a schedule, as many as take seconds; 0 where these are too few."""
+  count = _WORK // (steps * max(buffers, 1)**2)
+  return count if count >= _FEWEST else 0
+
+
 def _minimum(
     starts: Sequence[np.ndarray], workload: workload_lib.Workload,
-    problem: Tuple[int, str, int, int], bar: Any, looks: Optional[int] = None) -> np.ndarray:
+    problem: Tuple[int, str, int, int], bar: Any, most: Optional[int] = None) -> np.ndarray:
   """The best variables that are found from some; with so many looks at a single attempt."""
   steps, objective, min_sep, k = problem
 
@@ -68,8 +73,8 @@ def _minimum(
   bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (size - 1)
   for start in starts:
     # Valleys are flat where a buffer more than needed hardly counts.
-    p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=min(looks or 300, 300), ftol=1e-13,
-                          starts=1 if looks else 40, callback=lambda _: bar.update())
+    p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=min(most or 300, 300), ftol=1e-13,
+                          starts=1 if most else 40, callback=lambda _: bar.update())
     value = loss(p)[0]
     if value < best[0]:
       best = value, p

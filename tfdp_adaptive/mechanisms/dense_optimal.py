@@ -7,7 +7,7 @@ et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
 """
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 import warnings
 
 import numpy as np
@@ -15,16 +15,21 @@ import numpy.typing as npt
 from scipy import linalg
 
 from tfdp_adaptive import errors
+from tfdp_adaptive.mechanisms import coarse
 from tfdp_adaptive.mechanisms import families
-from tfdp_adaptive.mechanisms import gram_design
+from tfdp_adaptive.mechanisms import fixed_order_design
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
-from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _ITERATIONS = 2000
+_SMALL, _MOST = 256, 1024  # Steps of a design that takes no time, and seconds.
+_WORK = 8e9  # Cubed steps times iterations of a design that takes seconds.
+_COARSEST = 64  # Steps from which on a design begins with one of half as many.
+_ROUGH = {'mean': 1e-4, 'max': 1e-3}  # Relative gap to the bound at which that is good enough,
+_FEW = 30  # or the iterations it may take.
 _MIXED = 6  # Steps that are mixed.
 _LEAST_WEIGHT = 1e-9  # Of a row whose error is below the maximum.
 
@@ -39,9 +44,11 @@ class Dense(families.MatrixMechanism):
     steps: T.
     strategy: Fixes C (up to its scale) instead of designing it; [T, T] lower
       triangular with positive diagonal.
-    tolerance: Relative gap to the lower bound at which the design stops (or
-      above which it warns, for many participations); None for 1e-8 of the mean
-      error (1e-5), 1e-3 of the maximal one.
+    tolerance: Relative gap to the lower bound at which the design stops; it
+      warns where it stops before. None for 1e-8 of the mean error up to 256
+      steps, above 1e-5 (1e-4 for many participations) or what seconds reach, and
+      1e-3 of the maximal error. It must be given for more than 1024 steps, whose
+      designs take from half a minute to hours.
     min_sep: With `max_participations`, what the design minimizes the mean error
       for; more than one only with `fixed_order`, and in every epoch of `min_sep`
       steps. The best C for any other pattern is not known.
@@ -75,7 +82,14 @@ class Dense(families.MatrixMechanism):
           'best C is known for these. BandedToeplitz, BLT and BandedInverse can be designed for '
           f'others. Received: min_sep={min_sep}, max_participations={max_participations}, '
           f'fixed_order={fixed_order}, steps={steps}, objective={objective!r}.')
-    tolerance = tolerance or (1e-3 if objective == 'max' else 1e-5 if many else 1e-8)
+    if tolerance is None and strategy is None and self.steps > _MOST:
+      raise ValueError(
+          f'`steps` must be at most {_MOST} for the best of all matrices in seconds: it takes '
+          'O(steps^3) per iteration. Give `tolerance` (1e-5, say, to be within that of the least '
+          f'error) to wait about {15 * (self.steps / 2048)**3:.0f} s; BLT and BandedToeplitz, '
+          'whose errors are some percent larger, take less than one for any number of steps. '
+          f'Received: steps={steps}, tolerance=None.')
+    tolerance = tolerance or self._usual_tolerance
     if not 0 < tolerance < 1:
       raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
     self.tolerance = float(tolerance)
@@ -91,12 +105,23 @@ class Dense(families.MatrixMechanism):
         options.pop(name, None)
     return super().for_run(**options)
 
+  @property
+  def _usual_tolerance(self) -> float:
+    if self.objective == 'max':
+      return 1e-3
+    return 1e-8 if self.steps <= _SMALL else 1e-5 if self.max_participations == 1 else 1e-4
+
   def design(self) -> Mapping[str, npt.ArrayLike]:
+    looks, many = _ITERATIONS, bool(self.min_sep) and self.max_participations > 1
+    if self.steps <= _MOST and self.tolerance == self._usual_tolerance:
+      each = 3 if self.objective == 'max' else 1.5 if many else 1.0
+      looks = max(3, min(looks, int(_WORK / each / self.steps**3)))
     c: Optional[npt.ArrayLike] = self._given
-    if c is None and self.min_sep and self.max_participations > 1:
-      c = fixed_order_optimal(self.workload, self.steps, self.min_sep, self.tolerance)
+    if c is None and many:
+      assert self.min_sep
+      c = fixed_order_optimal(self.workload, self.steps, self.min_sep, self.tolerance, looks)
     elif c is None:
-      c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance)
+      c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance, looks)
     c = np.asarray(c)
     inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
     return {'inverse_rows': np.tril(inverse)}
@@ -111,9 +136,19 @@ class Dense(families.MatrixMechanism):
             **super().get_config()}
 
 
+class _Found(NamedTuple):
+  """The best X with unit diagonal and its error, the largest lower bound of any, and weights."""
+
+  gram: np.ndarray
+  error: float
+  bound: float
+  rows: np.ndarray
+  columns: np.ndarray
+
+
 def optimal(
-    workload: workload_lib.Workload, n: int, objective: str,
-    tolerance: float) -> Tuple[np.ndarray, float]:
+    workload: workload_lib.Workload, n: int, objective: str, tolerance: float,
+    looks: int = _ITERATIONS) -> Tuple[np.ndarray, float]:
   """Fixed point of the two-sided scaling `P^1/2 A Q^1/2 = U S V^T`.
 
   P and Q are weights of rows and columns that sum to one (P is uniform for the
@@ -125,59 +160,68 @@ def optimal(
     `(C, bound)`: [n, n] lower triangular with unit columns, and the largest
     lower bound of its error that was met.
   """
-  a = workload.materialize(n)
-  p, q, mixed = np.full(n, 1 / n), np.full(n, 1 / n), _Mixed()
-  bound, best, chosen = 0.0, math.inf, np.eye(n)
   with matrices.one_thread(), progress.bar(f'Dense(steps={n})') as bar:
-    for _ in range(_ITERATIONS):
-      u, s, v = _decompose(np.sqrt(p)[:, None] * a * np.sqrt(q), objective)
-      bound = max(bound, s.sum())
-      norms = (v**2) @ s  # diag(V S V^T)
-      root = np.sqrt(norms)[:, None] * v / np.sqrt(s)
-      errors = np.sum(workload.apply(root)**2, axis=1)  # Of X with unit diagonal.
-      value = math.sqrt(errors.max() if objective == 'max' else errors.mean())
-      if value < best:
-        best = value
-        x = (np.sqrt(s) * v) / np.sqrt(norms)[:, None]
-        chosen = x @ x.T
-      bar.set_postfix(gap=f'{best / bound - 1:.1e}', refresh=False)
-      bar.update()
-      if best < bound * (1 + tolerance):
-        break
-      if objective == 'mean':
-        q = mixed.next(q, norms / s.sum())
-      else:
-        q = _relaxed(q, norms / s.sum())
-        p = np.maximum(_relaxed(p, (u**2) @ s / s.sum()), _LEAST_WEIGHT)
-        p /= p.sum()
+    found = _balanced(workload, n, objective, tolerance, looks, bar)
+  _warn(f'Dense(steps={n})', found.error / found.bound - 1, tolerance)
+  return matrices.factor_gram(found.gram), found.bound
+
+
+def _balanced(
+    workload: workload_lib.Workload, n: int, objective: str, tolerance: float, looks: int,
+    bar: Any) -> _Found:
+  """From uniform weights, or for many steps from those of half as many."""
+  p, q, mixed = np.full(n, 1 / n), np.full(n, 1 / n), _Mixed()
+  if n > _COARSEST:
+    m = (n + 1) // 2
+    start = _balanced(coarse.workload(workload, n, m), m, objective,
+                      max(tolerance, _ROUGH[objective]), _FEW, bar)
+    q = coarse.refined(start.columns, n)
+    p = coarse.refined(start.rows, n) if objective == 'max' else p
+  a = workload.materialize(n)
+  bound, best, chosen, weights = 0.0, math.inf, np.eye(n), (p, q)
+  for _ in range(looks):
+    u, s, v = _decompose(np.sqrt(p)[:, None] * a * np.sqrt(q), objective)
+    bound = max(bound, s.sum())
+    norms = (v**2) @ s  # diag(V S V^T)
+    root = np.sqrt(norms)[:, None] * v / np.sqrt(s)
+    errors_of_rows = np.sum(workload.apply(root)**2, axis=1)  # Of X with unit diagonal.
+    value = math.sqrt(
+        errors_of_rows.max() if objective == 'max' else errors_of_rows.mean())
+    if value < best:
+      x = (np.sqrt(s) * v) / np.sqrt(norms)[:, None]
+      best, chosen, weights = value, x, (p, q)
+    bar.set_postfix(gap=f'{best / bound - 1:.1e}', refresh=False)
+    bar.update()
+    if best < bound * (1 + tolerance):
+      break
+    if objective == 'mean':
+      q = mixed.next(q, norms / s.sum())
     else:
-      warnings.warn(f'The error of Dense(steps={n}) may be {best / bound - 1:.1e} above the least '
-                    f'one; the tolerance {tolerance} was not met in {_ITERATIONS} iterations.',
-                    errors.Caution, stacklevel=2)
-  return matrices.factor_gram(chosen), bound
+      q = _relaxed(q, norms / s.sum())
+      p = np.maximum(_relaxed(p, (u**2) @ s / s.sum()), _LEAST_WEIGHT)
+      p /= p.sum()
+  return _Found(chosen @ chosen.T, best, bound, *weights)
 
 
 def fixed_order_optimal(
-    workload: workload_lib.Workload, n: int, epoch: int, tolerance: float) -> np.ndarray:
+    workload: workload_lib.Workload, n: int, epoch: int, tolerance: float,
+    looks: int = _ITERATIONS) -> np.ndarray:
   """[n, n] lower-triangular C of least mean error per sensitivity to `fixed_order` patterns.
 
   Steps of one pattern are orthogonal columns. That is a restriction, but the
   best C has it wherever the lower bound, which knows nothing of it, is met.
   """
-  place = np.arange(n) % epoch
-  start = toeplitz.square_root(workload_lib.Workload(workload.momentum), min(epoch, n))
-  start = matrices.toeplitz_matrix(start, n)
-  with matrices.one_thread():
-    x = gram_design.optimal(start / np.linalg.norm(start, axis=0), place[:, None] != place, place,
-                            workload, f'Dense(steps={n}, min_sep={epoch})')
-    bound = gram_design.lower_bound(x, place, workload)
-  c = matrices.factor_gram(x)
-  error = math.sqrt(np.mean(np.sum(workload.apply(matrices.invert_lower(c))**2, axis=1)))
-  if error > bound * (1 + tolerance):
-    warnings.warn(f'The error of Dense(steps={n}, min_sep={epoch}) may be {error / bound - 1:.1e} '
-                  f'above the least one; the tolerance is {tolerance}.', errors.Caution,
-                  stacklevel=2)
-  return c
+  name = f'Dense(steps={n}, min_sep={epoch})'
+  with matrices.one_thread(), progress.bar(name) as bar:
+    found = fixed_order_design.optimal(workload, n, epoch, tolerance, looks, bar)
+  _warn(name, found.error / found.bound - 1, tolerance)
+  return matrices.factor_gram(found.gram)
+
+
+def _warn(name: str, gap: float, tolerance: float) -> None:
+  if gap > tolerance:
+    warnings.warn(f'The error of {name} may be {gap:.1e} above the least one; the tolerance is '
+                  f'{tolerance}.', errors.Caution, stacklevel=3)
 
 
 def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:

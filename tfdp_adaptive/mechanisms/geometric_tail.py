@@ -54,7 +54,7 @@ def squared_sensitivity(
   value, pulled, by_rho = _once(tail, steps) if k == 1 else _often(tail, steps, min_sep, k)
   powers = tail.rho ** -np.arange(len(d), dtype=float)
   by_rho /= np.arange(len(d)) @ (d * powers) / tail.rho
-  return value, toeplitz.pull(d, pulled, tail.head) + by_rho * powers
+  return value, toeplitz.pull(d, pulled, tail.head, tail.head) + by_rho * powers
 
 
 def _root(d: np.ndarray, rho: float) -> float:

@@ -124,9 +124,13 @@ class Mechanism(frozen.Frozen, abc.ABC):
       numbers = self._given_arrays
     else:
       numbers = storage.cached(self) if self.cached else self.design()
+      self._say()
     arrays = {name: _constant(value, self.dtype) for name, value in numbers.items()}
     self.check_arrays(arrays)
     return arrays
+
+  def _say(self) -> None:
+    """Warns of what a design, from the cache or not, leaves out."""
 
   @functools.cached_property
   def digest(self) -> str:

@@ -12,14 +12,25 @@ p x p numbers are formed once.
 
 import math
 from typing import Tuple
+import warnings
 
 import numpy as np
 from scipy import signal
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _NEGLIGIBLE = 1e-18
 _NODES = 32  # Steps whose largest error is minimized; it is a smooth function of the step.
+
+
+def warn(name: str) -> None:
+  """Of a design that does not look at the schedule it is asked for."""
+  warnings.warn(
+      f'{name} has the best numbers for a constant learning rate: to look for those of the '
+      'schedule would take minutes at so many steps. Its errors are those under the schedule. '
+      'BandedInverse is designed for a schedule of any length; compare their errors.',
+      errors.Caution, stacklevel=2)
 
 
 class Form:

@@ -25,6 +25,9 @@ _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
 Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient)
 
 _NEGLIGIBLE = 1e-16  # Of coefficients that begin with one.
+_GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is slow.
+_DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
+_FEW_PRODUCTS = 1 << 22  # Of lengths and taps: so many are faster than transforms.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
 _MOST_FORMED = 1 << 11  # Coefficients of C^-1 that a design for a schedule looks at.
@@ -76,7 +79,8 @@ class BandedToeplitz(families.ToeplitzMechanism):
     if c is None:
       c = square_root(self.workload, self.bands)
       if self.method == 'optimal':
-        c = optimal(c, self.steps, self.workload, self.objective)
+        c = optimal(c, self.steps, self.workload, self.objective,
+                    f'BandedToeplitz(bands={self.bands}, steps={self.steps})')
     return {'coefficients': np.asarray(c) / np.linalg.norm(c)}
 
   def strategy(self, n: Optional[int] = None) -> np.ndarray:
@@ -101,16 +105,17 @@ class BandedToeplitz(families.ToeplitzMechanism):
 def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
   """[n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""
   if min(len(c), n) * n <= 1 << 28:
-    impulse = np.zeros(n)
-    impulse[0] = 1
-    return signal.lfilter([1.0], c[:n], impulse)  # It multiplies by coefficients beyond n, too.
-  half = reciprocal(c, -(-n // 2))  # Newton's step doubles the number of right ones.
-  product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
-  return 2 * matrices.resized(half, n) - product
+    return matrices.resized(_until(c[:n], n, _GONE), n)
+  return _newton(c, n)
 
 
 def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
   """`reciprocal(d, n)` up to where, tending to zero, it is far below rounding of a sum."""
+  return _until(d, n, _NEGLIGIBLE)
+
+
+def _until(d: np.ndarray, n: int, least: float) -> np.ndarray:
+  """Coefficients of `1 / d(x)`, up to where what decides all later ones is at most `least`."""
   pieces, state, length = [], np.zeros(len(d) - 1), min(n, max(16 * len(d), 1024))
   impulse, done = (1.0,), 0
   while done < length:
@@ -119,9 +124,22 @@ def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
     piece, state = signal.lfilter([1.0], d, x, zi=state)
     pieces.append(piece)
     impulse, done = (), length
-    if np.abs(state).max(initial=0) > _NEGLIGIBLE:  # It decides all later values.
+    size = np.abs(state).max(initial=0)
+    if np.isnan(size):  # So is all that follows.
+      pieces.append(np.full(n - done, np.nan))
+      break
+    if size > least:
       length = min(n, 2 * length)
   return np.concatenate(pieces)
+
+
+def _newton(c: np.ndarray, n: int) -> np.ndarray:
+  """`reciprocal(c, n)`, up to rounding of the largest coefficient, in O(n log n)."""
+  if n <= _DIRECT:
+    return _until(c[:n], n, 0.0)
+  half = _newton(c, -(-n // 2))  # Newton's step doubles the number of right ones.
+  product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
+  return 2 * matrices.resized(half, n) - product
 
 
 def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
@@ -139,7 +157,8 @@ def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
 
 
 def optimal(
-    start: np.ndarray, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
+    start: np.ndarray, steps: int, workload: workload_lib.Workload, objective: str,
+    name: str = 'BandedToeplitz') -> np.ndarray:
   """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point.
 
   For a schedule: from the best ones of a constant rate, which they stay where C^-1 does not
@@ -154,6 +173,7 @@ def optimal(
   if steps > longest:
     length = len(decaying_reciprocal(c, longest))
     if length == longest:
+      scheduled.warn(name)
       return c
   form = scheduled.Form(workload, steps, length, objective)
 
@@ -237,7 +257,12 @@ def squared_error(
   limit = workload.limit / np.sum(c)
   before = math.inf
   while True:
-    b = signal.lfilter([1.0], c, workload.coefficients(length))
+    inverse = None
+    if len(c) * length <= _FEW_PRODUCTS:
+      b = signal.lfilter([1.0], c, workload.coefficients(length))
+    else:
+      inverse = _newton(c, length)
+      b = workload.apply(inverse)
     distance = abs(b[-1] / limit - 1)
     growing = distance > max(1, before) or length >= _LONGEST
     if not np.isfinite(b[-1]) or (growing and length < steps):
@@ -252,7 +277,7 @@ def squared_error(
   value = weights @ b**2 + tail * limit**2
   if not math.isfinite(value):
     return math.inf, c
-  gradient = pull(c, 2 * weights * b, b) - 2 * tail * limit**3 / workload.limit
+  gradient = pull(c, 2 * weights * b, b, inverse) - 2 * tail * limit**3 / workload.limit
   return value, gradient
 
 
@@ -264,9 +289,16 @@ def error_weights(steps: int, length: int, objective: str) -> Tuple[np.ndarray, 
   return weights, (steps - length) * (steps - length + 1) / (2 * steps)
 
 
-def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray) -> np.ndarray:
-  """Gradient in c of a function of `x = a / c` with gradient `pulled` in x."""
-  adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
+def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray,
+         inverse: Optional[np.ndarray] = None) -> np.ndarray:
+  """Gradient in c of a function of `x = a / c` with gradient `pulled` in x.
+
+  The coefficients of `1 / c`, where they are at hand, save a filter of many taps.
+  """
+  if inverse is None or len(c) <= _FEW_LAGS:
+    adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
+  else:
+    adjoint = signal.fftconvolve(inverse, pulled[::-1])[:len(x)][::-1]
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
   if len(c) <= _FEW_LAGS:

@@ -20,8 +20,8 @@ class Workload:
     momentum: Heavy-ball factor beta in [0, 1): `m_t = beta m_{t-1} + g_t`.
     learning_rates: [T] rate of each step; () for the constant one, in which
       case A is a Toeplitz matrix. For a schedule of a long run the designs of BLT and
-      BandedToeplitz begin, and may end, with that of the constant rate; BandedInverse
-      is designed for it at any T. Errors are in units of the learning rate.
+      BandedToeplitz begin, and may end, with that of the constant rate, of which they
+      warn; BandedInverse is designed for it at any T. Errors are in units of the learning rate.
   """
 
   momentum: float = 0.0

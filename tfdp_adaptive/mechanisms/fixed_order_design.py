@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C of least mean error for records with one place in every epoch, by its dual.
+
+Columns of C at one place are orthogonal, and their squared norms sum to at most one:
+X = C^T C minimizes `tr(A^T A X^-1)` under conditions that are linear in X. Let V hold their
+multipliers: zero between different places, and one price p for every place on its diagonal.
+For any such V >= 0
+
+    error >= tr((V^1/2 A^T A V^1/2)^1/2) / sqrt(T sum(p)),
+
+with equality where `X(V) = V^-1/2 (V^1/2 A^T A V^1/2)^1/2 V^-1/2`, the gradient, keeps the
+conditions. The multipliers are about T k / 2 numbers, X has T^2 / 2; any V proves how close
+an X is (the problem: Choquette-Choo et al. 2023, arXiv:2211.06530).
+"""
+
+import math
+from typing import Any, NamedTuple, Tuple
+
+import numpy as np
+from scipy import interpolate
+from scipy import linalg
+
+from tfdp_adaptive.mechanisms import coarse
+from tfdp_adaptive.mechanisms import toeplitz
+from tfdp_adaptive.mechanisms import workload as workload_lib
+
+_COARSEST = 64  # Steps from which on a design begins with one of half as many.
+_ROUGH = 1e-4  # Relative gap to the bound at which that one is good enough.
+_LEAST = 1e-9  # Singular value, relative to the largest, of steps that change nothing.
+
+
+class Found(NamedTuple):
+  """The best X and its error, the largest lower bound, and the multipliers.
+
+  Attributes:
+    gram: [n, n] X.
+    error: Of X.
+    bound: Of any error.
+    prices: [epoch] p.
+    shares: [k, k, epoch] V of two epochs at a place, in units of its price.
+  """
+
+  gram: np.ndarray
+  error: float
+  bound: float
+  prices: np.ndarray
+  shares: np.ndarray
+
+
+class _Enough(Exception):
+  """The error is close enough to its bound, or enough was looked at."""
+
+
+def optimal(
+    workload: workload_lib.Workload, n: int, epoch: int, tolerance: float, looks: int,
+    bar: Any) -> Found:
+  """An X whose error is at most `1 + tolerance` times the least one, or the best of some looks."""
+  start = None
+  if n > _COARSEST and epoch >= 8:
+    few = epoch // 2
+    m = few * (n // epoch) - (-(n % epoch) * few // epoch)
+    start = optimal(coarse.workload(workload, n, m), m, few, max(tolerance, _ROUGH), 100, bar)
+  problem = _Dual(workload, n, epoch)
+  p = problem.start(start)
+
+  def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
+    result = problem(p)
+    bar.update()
+    if problem.looks >= looks or problem.best_error <= problem.bound * (1 + tolerance):
+      raise _Enough
+    return result
+
+  try:
+    toeplitz.minimize(loss, p, ftol=1e-15)
+  except _Enough:
+    pass
+  return problem.found()
+
+
+class _Dual:
+  """The logarithm of the squared bound, negative, and what its multipliers tell of X."""
+
+  def __init__(self, workload: workload_lib.Workload, n: int, epoch: int) -> None:
+    self._workload, self._n, self._epoch = workload, n, min(epoch, n)
+    self._k = -(-n // epoch)
+    self._place = np.arange(n) % epoch
+    steps = np.arange(n)
+    # Pairs of steps of one place, the later one first.
+    pairs = [(steps[lag * epoch:], steps[:n - lag * epoch]) for lag in range(1, self._k)]
+    self._i, self._j = (np.concatenate([np.zeros(0, int)] + [pair[side] for pair in pairs])
+                        for side in (0, 1))
+    self._a = workload.materialize(n)
+    self._gram: np.ndarray = np.eye(n)
+    self._point: np.ndarray = self.start(None)
+    self.looks, self.best_error, self.bound = 0, math.inf, 0.0
+
+  def start(self, coarser: Any) -> np.ndarray:
+    """Logarithms of the prices, then shares of the pairs."""
+    if coarser is None:
+      return np.zeros(self._epoch + len(self._i))
+    prices = np.log(coarse.refined(coarser.prices, self._epoch))
+    m = len(coarser.prices)
+    shares = interpolate.interp1d(
+        coarse.places(m), coarser.shares, bounds_error=False, assume_sorted=True,
+        fill_value=(coarser.shares[..., 0], coarser.shares[..., -1]))(coarse.places(self._epoch))
+    of_pairs = shares[self._i // self._epoch, self._j // self._epoch, self._place[self._i]]
+    return np.concatenate([prices, of_pairs])
+
+  def found(self) -> Found:
+    prices, shares = np.exp(self._point[:self._epoch]), np.zeros([self._k, self._k, self._epoch])
+    shares[self._i // self._epoch, self._j // self._epoch, self._place[self._i]] = (
+        self._point[self._epoch:])
+    return Found(self._gram, self.best_error, self.bound, prices, shares)
+
+  def __call__(self, p: np.ndarray) -> Tuple[float, np.ndarray]:
+    i, j, place, n = self._i, self._j, self._place, self._n
+    self.looks += 1
+    prices, shares = np.exp(p[:self._epoch]), p[self._epoch:]
+    v = np.diag(prices[place])
+    v[i, j] = shares * prices[place[i]]
+    try:
+      root = linalg.cholesky(v, lower=True, check_finite=False)
+    except linalg.LinAlgError:
+      return math.inf, p
+    product = self._workload.apply(root)
+    squares, vectors = linalg.eigh(product.T @ product, check_finite=False, driver='evd')
+    size = np.sqrt(np.maximum(squares, 0.0))
+    nuclear = float(size.sum())
+    half = linalg.solve_triangular(
+        root, vectors * np.sqrt(np.maximum(size, _LEAST * size[-1] / n)), lower=True, trans='T',
+        check_finite=False)
+    x = half @ half.T
+    if nuclear / math.sqrt(n * prices.sum()) > self.bound:
+      self.bound, self._point = nuclear / math.sqrt(n * prices.sum()), p.copy()
+    by_price = prices * (np.bincount(place, np.diagonal(x)) / nuclear - 1 / prices.sum())
+    by_share = 2 * x[i, j] * prices[place[i]] / nuclear
+    by_price += np.bincount(place[i], by_share * shares, len(prices))
+    self._measure(x)
+    return (math.log(prices.sum()) - 2 * math.log(nuclear),
+            -np.concatenate([by_price, by_share]))
+
+  def _measure(self, x: np.ndarray) -> None:
+    """Keeps X, once it has the conditions, if its error is the least so far."""
+    x[self._i, self._j] = x[self._j, self._i] = 0
+    unit = np.bincount(self._place, np.diagonal(x))[self._place]**-0.5
+    x *= unit[:, None] * unit
+    try:
+      factor = linalg.cholesky(x, lower=True, check_finite=False)
+    except linalg.LinAlgError:
+      return
+    solved = linalg.solve_triangular(factor, self._a.T, lower=True, check_finite=False)
+    error = math.sqrt(float(np.sum(solved**2)) / self._n)
+    if error < self.best_error:
+      self.best_error, self._gram = error, x
