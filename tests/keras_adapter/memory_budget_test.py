@@ -82,3 +82,5 @@ def test_eager_steps_estimate_once_for_every_kind_of_batch(monkeypatch):
   assert estimates == [16, 7]  # The second epoch has the same sizes.
   fit(1e6)
   assert estimates == [16, 7] * 2  # Compiled anew it may be another loss or budget.
+  model.train_on_batch(X[:16], Y[:16])  # Arrays.
+  assert len(estimates) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -31,6 +32,9 @@ def unpack(data: Any, plan: Any = None) -> interface.Batch:
 
   Under a plan for users a record is a user, and all tensors are [users, examples, ...].
   """
+  # Eager steps of `train_on_batch` get arrays from Keras 3.
+  data = tf.nest.map_structure(
+      lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
   if plan is not None and plan.unit == 'user':
     return _of_users(x, y, sample_weight)
