@@ -224,9 +224,8 @@ def _loop(
     update = [start - end for start, end in zip(
         tf.nest.flatten(weights.trainable), tf.nest.flatten(mine.trainable))]
     # As in `tff.learning`: an update that is not finite counts as none at all.
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update])
-    update = [tf.where(finite, u, tf.zeros_like(u)) for u in update]
-    tf.cond(finite, lambda: tf.constant(0), lambda: _reset(model))
+    finite = _is_finite(update)
+    update = tf.cond(finite, lambda: update, lambda: _nothing(model, update))
     metrics = model.report_local_unfinalized_metrics()
     return answer(broadcast, update, tf.where(finite, examples, 0), metrics), metrics
 
@@ -258,9 +257,17 @@ def _assign(variables: Sequence[tf.Variable], values: Any) -> None:
     variable.assign(value)
 
 
-def _reset(model: Any) -> tf.Tensor:
+def _is_finite(update: Sequence[tf.Tensor]) -> tf.Tensor:
+  """[] bool; every element is looked at only where the sum of squares overflows or is NaN."""
+  squares = tf.add_n([tf.cast(tf.nn.l2_loss(u), tf.float64) for u in update])
+  return tf.cond(
+      tf.math.is_finite(squares), lambda: tf.constant(True),
+      lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update]))
+
+
+def _nothing(model: Any, update: Sequence[tf.Tensor]) -> List[tf.Tensor]:
   model.reset_metrics()
-  return tf.constant(0)
+  return [tf.zeros_like(u) for u in update]
 
 
 def _check_memory(graph: Any, variables: Sequence[tf.Variable]) -> None:

@@ -101,9 +101,13 @@ PROCESSES = {
 
 
 def make_users():
-  """One has no examples, one infinite ones, one so large ones that training diverges."""
+  """One has no examples, one infinite ones, one so large ones that training diverges.
+
+  And one has an update whose squares overflow, though it is finite.
+  """
   users = regression.make_users(7)
   users['user3']['x'] = np.full_like(users['user3']['x'], np.inf)
+  users['user4']['y'] = users['user4']['y'] * np.float32(1e22)
   users['user6']['x'] = users['user6']['x'] * np.float32(1e18)
   return tfdp.federated.Users(users, batch_size=4, epochs=2)
 
