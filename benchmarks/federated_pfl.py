@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private rounds beside those of pfl-research, on the same clients and cores.
 
-    python benchmarks/federated_pfl.py --pfl PYTHON [--rounds 3]
+    python benchmarks/federated_pfl.py --pfl PYTHON [--rounds 5]
 
 PYTHON has pfl and PyTorch, and runs this file as well. Every client has 20 examples and takes
 one SGD step on them; its update is clipped, summed and noised. Both sides hold the clients in
@@ -152,7 +152,7 @@ def cpu_seconds(pid):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--pfl', help='A Python that has pfl and torch.')
-  parser.add_argument('--rounds', type=int, default=3)
+  parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--rows', default='012', help='Which of the rows.')
   parser.add_argument('--serve', nargs=2, type=int, help=argparse.SUPPRESS)
   arguments = parser.parse_args()
