@@ -221,7 +221,8 @@ def fixed_order_optimal(
 def _warn(name: str, gap: float, tolerance: float) -> None:
   if gap > tolerance:
     warnings.warn(f'The error of {name} may be {gap:.1e} above the least one; the tolerance is '
-                  f'{tolerance}.', errors.Caution, stacklevel=3)
+                  f'{tolerance}. Another `tolerance` than the usual one lets it look for longer '
+                  'than seconds.', errors.Caution, stacklevel=3)
 
 
 def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:
