@@ -70,6 +70,11 @@ def test_workload_and_objective_are_passed_on(objective):
   chosen = mechanisms.choose(
       make_plan(sampling.FixedOrder(), steps=40), workload=workload, objective=objective)
   assert chosen.workload == workload and chosen.objective == objective
+  schedule = mechanisms.Workload(.9, tuple(range(40, 0, -1)))
+  under = privacy.choose(
+      make_plan(sampling.FixedOrder(), steps=40), workload=schedule, objective=objective)
+  assert under.workload == schedule and under.objective == objective
+  assert under.get_config()['buffers'] == chosen.get_config()['buffers']
 
 
 def test_the_reason_is_not_part_of_the_mechanism():

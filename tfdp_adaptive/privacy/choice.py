@@ -76,12 +76,17 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
     return inverse.because(
         f'Nothing may be kept between steps: rows are drawn again from their keys, for {pattern}.')
   error = lambda mechanism: getattr(mechanism, _ERRORS[objective])(**participation)
-  streaming = mechanisms.BLT(1, plan.steps, **participation, **design)
+  # How many buffers pay is asked at a constant rate: each design for a schedule takes seconds.
+  given = workload_lib.get(workload)
+  constant = dict(design, workload=workload_lib.Workload(given.momentum))
+  streaming = mechanisms.BLT(1, plan.steps, **participation, **constant)
   for buffers in range(2, min(_BUFFERS, memory) + 1):
-    more = mechanisms.BLT(buffers, plan.steps, **participation, **design)
+    more = mechanisms.BLT(buffers, plan.steps, **participation, **constant)
     if error(more) > _WORTH * error(streaming):
       break
     streaming = more
+  if not given.is_toeplitz:
+    streaming = mechanisms.BLT(streaming.buffers, plan.steps, **participation, **design)
   bands = min(min_sep, plan.steps, memory + 1)
   tight = mechanisms.BandedToeplitz(bands, plan.steps, **design)
   numbers = f'For {pattern}, its {objective} error is {{:.4g}}, against {{:.4g}} of {{}}.'
