@@ -160,3 +160,15 @@ def test_many_steps_begin_with_those_of_few(monkeypatch):
                       lambda self, p: sizes.append(self._n) or once(self, p))
   mechanisms.Dense(250, tolerance=1e-5, **pattern(66, 4)).arrays  # pylint: disable=expression-not-assigned
   assert 0 < sizes.count(250) < 15 and min(sizes) < 64
+
+
+@pytest.mark.filterwarnings('ignore:.*above the least one')
+@pytest.mark.parametrize('momentum', [0., .9])
+@pytest.mark.parametrize('steps,epoch,k', [(40, 2, 20)])
+def test_many_epochs_are_no_worse_than_bands(momentum, steps, epoch, k):
+  """Where the search does not end, it has the banded design at least."""
+  workload = mechanisms.Workload(momentum)
+  options = dict(pattern(epoch, k))
+  best = mechanisms.Dense(steps, workload=workload, **options).rmse(**options)
+  root = mechanisms.BandedToeplitz(epoch, steps, method='square_root', workload=workload)
+  assert best <= root.rmse(**options) * (1 + 1e-9)

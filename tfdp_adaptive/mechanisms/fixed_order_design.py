@@ -21,6 +21,7 @@ from scipy import interpolate
 from scipy import linalg
 
 from tfdp_adaptive.mechanisms import coarse
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
@@ -103,9 +104,15 @@ class _Dual:
     self._i, self._j = (np.concatenate([np.zeros(0, int)] + [pair[side] for pair in pairs])
                         for side in (0, 1))
     self._a = workload.materialize(n)
-    self._gram: np.ndarray = np.eye(n)
     self._point: np.ndarray = self.start(None)
     self.looks, self.best_error, self.bound = 0, math.inf, 0.0
+    # As many bands as places: columns of one place do not overlap.
+    root = toeplitz.square_root(workload_lib.Workload(workload.momentum), self._epoch)
+    c = matrices.toeplitz_matrix(root, n)
+    c /= np.linalg.norm(c, axis=0)
+    self._gram: np.ndarray = c.T @ c
+    self._safe: np.ndarray = self._gram.copy()
+    self._measure(self._safe)
 
   def start(self, coarser: Any) -> np.ndarray:
     """Logarithms of the prices, then shares of the pairs."""
@@ -157,9 +164,15 @@ class _Dual:
     x[self._i, self._j] = x[self._j, self._i] = 0
     unit = np.bincount(self._place, np.diagonal(x))[self._place]**-0.5
     x *= unit[:, None] * unit
-    try:
-      factor = linalg.cholesky(x, lower=True, check_finite=False)
-    except linalg.LinAlgError:
+    for share in (0.0, 0.03, 0.3):  # Far from the optimum, X may not be positive.
+      if share:
+        x = x + share * (self._safe - x)
+      try:
+        factor = linalg.cholesky(x, lower=True, check_finite=False)
+        break
+      except linalg.LinAlgError:
+        continue
+    else:
       return
     solved = linalg.solve_triangular(factor, self._a.T, lower=True, check_finite=False)
     error = math.sqrt(float(np.sum(solved**2)) / self._n)
