@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import losses
+from tfdp_adaptive.clipping import mapping
 
 keras = compat.keras
 N, T, K = 5, 3, 4
@@ -250,3 +251,24 @@ def test_a_loss_of_ones_own_is_computed_once_per_example():
       tf.TensorSpec([None, 2]), tf.TensorSpec([None, 2])])
   np.testing.assert_allclose(run(tf.zeros([3, 2]), tf.ones([3, 2])), np.ones(3))
   assert calls == [1, 1, 1]
+
+
+def test_a_gradient_of_a_loss_of_ones_own_writes_the_outputs_no_more_often_than_needed():
+  """Making a batch of one of every record must be a reshape there and back."""
+  entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+  own = losses.ExampleLoss(lambda y, logits: tf.reduce_mean(entropy(y, logits), 1))
+
+  @tf.function(autograph=False, input_signature=[
+      tf.TensorSpec([None, T], tf.int32), tf.TensorSpec([None, T, K])])
+  def gradient(y, logits):
+    with tf.GradientTape() as tape:
+      tape.watch(logits)
+      values = own(y, logits)
+    return tape.gradient(values, logits)
+
+  y = RNG.integers(0, K, (N, T))
+  np.testing.assert_allclose(
+      gradient(y, SEQUENCES), (tf.nn.softmax(SEQUENCES) - tf.one_hot(y, K)) / T, atol=1e-6)
+  operations = mapping.operations(gradient.get_concrete_function())
+  assert 'SparseSoftmaxCrossEntropyWithLogits' in operations
+  assert not [one for one in operations if 'SliceGrad' in one or 'Segment' in one]

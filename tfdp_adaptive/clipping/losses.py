@@ -130,7 +130,8 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
   sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
   def alone(record: Any) -> tf.Tensor:
-    value = function(*[t[tf.newaxis] for t in record])
+    # The gradient of `t[tf.newaxis]` would write all outputs once more.
+    value = function(*[tf.expand_dims(t, 0) for t in record])
     if values.shape[1:].num_elements() not in (None, value.shape.num_elements()):
       raise _not_per_example(loss, value, record[1][tf.newaxis])
     return tf.ensure_shape(
