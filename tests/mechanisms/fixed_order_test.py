@@ -97,7 +97,8 @@ def test_what_has_no_known_optimum_is_refused(arguments):
     mechanisms.Dense(14, **arguments)
 
 
-def test_a_design_that_is_not_proved_best_warns():
+def test_a_design_that_is_not_proved_best_warns(monkeypatch):
+  monkeypatch.setattr(fixed_order_design, '_STALLED', np.inf)
   with pytest.warns(errors.Caution, match='above the least one'):
     dense_optimal.fixed_order_optimal(SCHEDULE, 14, 7, 1e-5, looks=2)
   with pytest.warns(errors.Caution, match='above the least one'):
@@ -171,4 +172,4 @@ def test_many_epochs_are_no_worse_than_bands(momentum, steps, epoch, k):
   options = dict(pattern(epoch, k))
   best = mechanisms.Dense(steps, workload=workload, **options).rmse(**options)
   root = mechanisms.BandedToeplitz(epoch, steps, method='square_root', workload=workload)
-  assert best <= root.rmse(**options) * (1 + 1e-9)
+  assert best <= .99 * root.rmse(**options)

@@ -27,6 +27,9 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _COARSEST = 64  # Steps from which on a design begins with one of half as many.
 _ROUGH = 1e-4  # Relative gap to the bound at which that one is good enough.
+_SMALL = 256  # Steps up to which entries of X are searched in seconds,
+_WORK = 5e9  # of as many looks at cubed steps,
+_STALLED = 1e-4  # where multipliers have left a larger gap.
 _LEAST = 1e-9  # Singular value, relative to the largest, of steps that change nothing.
 
 
@@ -54,7 +57,7 @@ class _Enough(Exception):
 
 def optimal(
     workload: workload_lib.Workload, n: int, epoch: int, tolerance: float, looks: int,
-    bar: Any) -> Found:
+    bar: Any, polish: bool = True) -> Found:
   """An X whose error is at most `1 + tolerance` times the least one, or the best of some looks."""
   if epoch == 1:
     return _orthogonal(workload, n)
@@ -62,7 +65,7 @@ def optimal(
   if n > _COARSEST and epoch >= 8:
     few = epoch // 2
     m = few * (n // epoch) - (-(n % epoch) * few // epoch)
-    start = optimal(coarse.workload(workload, n, m), m, few, max(tolerance, _ROUGH), 100, bar)
+    start = optimal(coarse.workload(workload, n, m), m, few, max(tolerance, _ROUGH), 100, bar, False)
   problem = _Dual(workload, n, epoch)
   p = problem.start(start)
 
@@ -77,7 +80,57 @@ def optimal(
     toeplitz.minimize(loss, p, ftol=1e-15)
   except _Enough:
     pass
-  return problem.found()
+  found = problem.found()
+  if polish and n <= _SMALL and found.error > found.bound * (1 + _STALLED):
+    return _by_matrix(found, workload, epoch, bar)
+  return found
+
+
+def _by_matrix(found: Found, workload: workload_lib.Workload, epoch: int, bar: Any) -> Found:
+  """From there on by the entries of X, O(n^3) a look: with many epochs multipliers crawl."""
+  n, place = len(found.gram), np.arange(len(found.gram)) % epoch
+  i, j = np.nonzero(np.tril(place[:, None] != place, -1))
+  a = workload.materialize(n)
+  gram = a.T @ a
+
+  def matrix(p: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """X from the logarithms of its diagonal (up to a factor per place) and its correlations."""
+    diagonal = np.exp(p[:n])
+    diagonal /= np.bincount(place, diagonal)[place]
+    root = np.sqrt(diagonal)
+    x = np.diag(diagonal)
+    x[i, j] = x[j, i] = p[n:] * root[i] * root[j]
+    return x, root
+
+  def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
+    x, root = matrix(p)
+    try:
+      factor = linalg.cho_factor(x, lower=True)
+    except linalg.LinAlgError:
+      return math.inf, p
+    product = linalg.cho_solve(factor, gram)
+    value = np.trace(product)
+    pulled = -linalg.cho_solve(factor, product.T)
+    scaling = np.sum(pulled * x, axis=1)  # A logarithm scales a row and a column.
+    scaling -= np.bincount(place, scaling)[place] * root**2
+    gradient = np.concatenate([scaling, 2 * pulled[i, j] * root[i] * root[j]])
+    return math.log(value), gradient / value
+
+  root = np.sqrt(np.diagonal(found.gram))
+  start = np.concatenate([2 * np.log(root), found.gram[i, j] / (root[i] * root[j])])
+  x = matrix(toeplitz.minimize(
+      loss, start, ftol=1e-12, maxcor=10, starts=1,
+      maxiter=min(1000, int(_WORK / n**3)), callback=lambda _: bar.update()))[0]
+  solved = linalg.solve(x, a.T, assume_a='pos')
+  error = math.sqrt(float(np.sum(a.T * solved)) / n)
+  # The multipliers that X tells of, and the bound that they give.
+  v = np.where(place[:, None] == place, solved @ solved.T, 0.0)
+  prices = np.zeros(epoch)
+  np.maximum.at(prices, place, np.abs(v).max(axis=1))
+  squares, vectors = linalg.eigh(v)
+  nuclear = linalg.svdvals(a @ (vectors * np.sqrt(np.maximum(squares, 0.0)))).sum()
+  bound = max(found.bound, float(nuclear / math.sqrt(n * prices.sum())))
+  return found._replace(gram=x, error=error, bound=bound)
 
 
 def _orthogonal(workload: workload_lib.Workload, n: int) -> Found:
