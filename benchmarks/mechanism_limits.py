@@ -104,6 +104,8 @@ CASES = [
     design(M.Dense, 512, objective='max', workload=M.Workload(0.99)),
     design(M.Dense, 512, min_sep=128, max_participations=4, fixed_order=True),
     design(M.Dense, 1024, min_sep=256, max_participations=4, fixed_order=True),
+    design(M.Dense, 1024, min_sep=64, max_participations=16, fixed_order=True),
+    design(M.Dense, 256, min_sep=4, max_participations=64, fixed_order=True),
     design(M.Dense, 1024, min_sep=32, max_participations=32, fixed_order=True),
     design(M.Dense, 2048),
     design(M.Dense, 10**4),

@@ -97,6 +97,15 @@ def test_what_has_no_known_optimum_is_refused(arguments):
     mechanisms.Dense(14, **arguments)
 
 
+@pytest.mark.parametrize('arguments', [
+    dict(steps=1025), dict(steps=257, min_sep=15, max_participations=18, fixed_order=True)])
+def test_a_design_of_minutes_asks_for_a_tolerance(arguments):
+  with pytest.raises(ValueError, match='in seconds.*Give `tolerance`.*Received: steps='):
+    mechanisms.Dense(**arguments)
+  assert mechanisms.Dense(tolerance=1e-3, **arguments).tolerance == 1e-3
+  mechanisms.Dense(**dict(arguments, steps=256))
+
+
 def test_a_design_that_is_not_proved_best_warns(monkeypatch):
   monkeypatch.setattr(fixed_order_design, '_STALLED', np.inf)
   with pytest.warns(errors.Caution, match='above the least one'):

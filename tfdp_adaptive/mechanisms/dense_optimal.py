@@ -26,6 +26,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _ITERATIONS = 2000
 _SMALL, _MOST = 256, 1024  # Steps of a design that takes no time, and seconds.
+_EPOCHS = 16  # Of a fixed order, of more than `_SMALL` steps, likewise.
 _WORK = 8e9  # Cubed steps times iterations of a design that takes seconds.
 _COARSEST = 64  # Steps from which on a design begins with one of half as many.
 _ROUGH = {'mean': 1e-4, 'max': 1e-3}  # Relative gap to the bound at which that is good enough,
@@ -47,8 +48,9 @@ class Dense(families.MatrixMechanism):
     tolerance: Relative gap to the lower bound at which the design stops; it
       warns where it stops before. None for 1e-8 of the mean error up to 256
       steps, above 1e-5 (1e-4 for many participations) or what seconds reach, and
-      1e-3 of the maximal error. It must be given for more than 1024 steps, whose
-      designs take from half a minute to hours.
+      1e-3 of the maximal error. It must be given for more than 1024 steps, and for
+      more than 16 epochs of a fixed order of more than 256: those designs take
+      from half a minute to hours.
     min_sep: With `max_participations`, what the design minimizes the mean error
       for; more than one only with `fixed_order`, and in every epoch of `min_sep`
       steps. The best C for any other pattern is not known.
@@ -89,6 +91,12 @@ class Dense(families.MatrixMechanism):
           f'error) to wait about {15 * (self.steps / 2048)**3:.0f} s; BLT and BandedToeplitz, '
           'whose errors are some percent larger, take less than one for any number of steps. '
           f'Received: steps={steps}, tolerance=None.')
+    if tolerance is None and strategy is None and self._crawls:
+      raise ValueError(
+          f'`steps` must be at most {_SMALL} for the best matrix of more than {_EPOCHS} epochs in '
+          'seconds, or `min_sep` larger. Give `tolerance` (1e-4, say, to be within that of the '
+          'least error) to wait some minutes; BandedInverse, BandedToeplitz and BLT take seconds. '
+          f'Received: steps={steps}, min_sep={min_sep}, tolerance=None.')
     tolerance = tolerance or self._usual_tolerance
     if not 0 < tolerance < 1:
       raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
@@ -106,6 +114,12 @@ class Dense(families.MatrixMechanism):
     return super().for_run(**options)
 
   @property
+  def _crawls(self) -> bool:
+    """Whether the search of `fixed_order_design` by multipliers does not end in seconds."""
+    epochs = -(-self.steps // (self.min_sep or self.steps))
+    return self.max_participations > 1 and epochs > _EPOCHS and self.steps > _SMALL
+
+  @property
   def _usual_tolerance(self) -> float:
     if self.objective == 'max':
       return 1e-3
@@ -113,13 +127,15 @@ class Dense(families.MatrixMechanism):
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
     looks, many = _ITERATIONS, bool(self.min_sep) and self.max_participations > 1
-    if self.steps <= _MOST and self.tolerance == self._usual_tolerance:
+    patient = self.steps > _MOST or self._crawls or self.tolerance != self._usual_tolerance
+    if not patient:
       each = 3 if self.objective == 'max' else 1.5 if many else 1.0
       looks = max(3, min(looks, int(_WORK / each / self.steps**3)))
     c: Optional[npt.ArrayLike] = self._given
     if c is None and many:
       assert self.min_sep
-      c = fixed_order_optimal(self.workload, self.steps, self.min_sep, self.tolerance, looks)
+      c = fixed_order_optimal(
+          self.workload, self.steps, self.min_sep, self.tolerance, looks, patient)
     elif c is None:
       c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance, looks)
     c = np.asarray(c)
@@ -205,7 +221,7 @@ def _balanced(
 
 def fixed_order_optimal(
     workload: workload_lib.Workload, n: int, epoch: int, tolerance: float,
-    looks: int = _ITERATIONS) -> np.ndarray:
+    looks: int = _ITERATIONS, patient: bool = False) -> np.ndarray:
   """[n, n] lower-triangular C of least mean error per sensitivity to `fixed_order` patterns.
 
   Steps of one pattern are orthogonal columns. That is a restriction, but the
@@ -213,7 +229,7 @@ def fixed_order_optimal(
   """
   name = f'Dense(steps={n}, min_sep={epoch})'
   with matrices.one_thread(), progress.bar(name) as bar:
-    found = fixed_order_design.optimal(workload, n, epoch, tolerance, looks, bar)
+    found = fixed_order_design.optimal(workload, n, epoch, tolerance, looks, bar, patient)
   _warn(name, found.error / found.bound - 1, tolerance)
   return matrices.factor_gram(found.gram)
 

@@ -27,9 +27,9 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _COARSEST = 64  # Steps from which on a design begins with one of half as many.
 _ROUGH = 1e-4  # Relative gap to the bound at which that one is good enough.
-_SMALL = 256  # Steps up to which entries of X are searched in seconds,
-_WORK = 5e9  # of as many looks at cubed steps,
-_STALLED = 1e-4  # where multipliers have left a larger gap.
+_STALLED = 1e-4  # Gap above which multipliers crawl, and the entries of X are searched:
+_SMALL, _WORK = 256, 5e9  # up to so many steps, for so many cubed steps in all; or
+_PATIENT = 5000  # for so many looks, where seconds do not matter.
 _LEAST = 1e-9  # Singular value, relative to the largest, of steps that change nothing.
 
 
@@ -57,15 +57,19 @@ class _Enough(Exception):
 
 def optimal(
     workload: workload_lib.Workload, n: int, epoch: int, tolerance: float, looks: int,
-    bar: Any, polish: bool = True) -> Found:
-  """An X whose error is at most `1 + tolerance` times the least one, or the best of some looks."""
+    bar: Any, patient: bool = False, polish: bool = True) -> Found:
+  """An X whose error is at most `1 + tolerance` times the least one, or the best of some looks.
+
+  `patient` searches for minutes where that is what it takes.
+  """
   if epoch == 1:
     return _orthogonal(workload, n)
   start = None
   if n > _COARSEST and epoch >= 8:
     few = epoch // 2
     m = few * (n // epoch) - (-(n % epoch) * few // epoch)
-    start = optimal(coarse.workload(workload, n, m), m, few, max(tolerance, _ROUGH), 100, bar, False)
+    start = optimal(
+        coarse.workload(workload, n, m), m, few, max(tolerance, _ROUGH), 100, bar, polish=False)
   problem = _Dual(workload, n, epoch)
   p = problem.start(start)
 
@@ -81,12 +85,14 @@ def optimal(
   except _Enough:
     pass
   found = problem.found()
-  if polish and n <= _SMALL and found.error > found.bound * (1 + _STALLED):
-    return _by_matrix(found, workload, epoch, bar)
+  most = _PATIENT if patient else min(1000, int(_WORK / n**3)) if n <= _SMALL else 0
+  if polish and most and found.error > found.bound * (1 + max(tolerance, _STALLED)):
+    return _by_matrix(found, workload, epoch, most, bar)
   return found
 
 
-def _by_matrix(found: Found, workload: workload_lib.Workload, epoch: int, bar: Any) -> Found:
+def _by_matrix(
+    found: Found, workload: workload_lib.Workload, epoch: int, most: int, bar: Any) -> Found:
   """From there on by the entries of X, O(n^3) a look: with many epochs multipliers crawl."""
   n, place = len(found.gram), np.arange(len(found.gram)) % epoch
   i, j = np.nonzero(np.tril(place[:, None] != place, -1))
@@ -120,7 +126,7 @@ def _by_matrix(found: Found, workload: workload_lib.Workload, epoch: int, bar: A
   start = np.concatenate([2 * np.log(root), found.gram[i, j] / (root[i] * root[j])])
   x = matrix(toeplitz.minimize(
       loss, start, ftol=1e-12, maxcor=10, starts=1,
-      maxiter=min(1000, int(_WORK / n**3)), callback=lambda _: bar.update()))[0]
+      maxiter=most, callback=lambda _: bar.update()))[0]
   solved = linalg.solve(x, a.T, assume_a='pos')
   error = math.sqrt(float(np.sum(a.T * solved)) / n)
   # The multipliers that X tells of, and the bound that they give.
