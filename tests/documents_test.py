@@ -47,6 +47,14 @@ def test_examples_run_one_after_the_other(path, monkeypatch, tmp_path, capsys):
     assert '-differential privacy' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    'remarks', sorted((ROOT / 'benchmarks' / 'remarks').glob('*.txt')), ids=lambda path: path.stem)
+def test_tables_of_measurements_begin_with_their_remarks(remarks):
+  """What is written about a table by hand outlives the next run, and is not of an older one."""
+  table = ROOT / 'benchmarks' / 'results' / remarks.name
+  assert table.read_text(encoding='utf-8').startswith(remarks.read_text(encoding='utf-8'))
+
+
 def test_every_block_says_what_it_is():
   for path in PAGES:
     kinds = {kind for kind, _ in BLOCK.findall(path.read_text(encoding='utf-8'))}
