@@ -46,7 +46,8 @@ _OURS = {case + xla: _FLOOR[case] + xla for xla in ('', ' xla') for case in OURS
 for _left_out in ('materialized', 'Kronecker', 'SOAP fit'):
   del _OURS[_left_out + ' xla']
 # Models whose steps compile for minutes: without what their smaller neighbours show already.
-BRIEF = {model: ('STP fit xla', 'SOAP fit') for model in ('lstm', 'transformer')}
+BRIEF = {model: ('STP fit xla', 'SOAP fit', 'vectorized', 'TF 2.14: plain fit xla',
+                 'TF 2.14: DPAdam fit xla') for model in ('lstm', 'transformer')}
 BRIEF['transformer6'] = ('STP fit', 'STP fit xla', 'SOAP fit', 'materialized', 'plain fit xla',
                          'DPAdam fit xla', 'vectorized', 'DPModel', 'DPModel fast')
 _CHUNKED = {f'{n} batches {how}': 'plain' for how in ('at once', 'in a budget') for n in (1, 4, 16)}
@@ -390,7 +391,8 @@ def main():
   chunked = [('TF 2.21', case) for case in _CHUNKED] if not arguments.only else []
   for model in arguments.models.split(',') if len(skip) < 2 else ():
     start = time.time()
-    wanted = [(l, c) for l, c in every if arguments.only or c not in BRIEF.get(model, ())]
+    wanted = [(l, c) for l, c in every
+              if arguments.only or not {c, f'{l}: {c}'} & set(BRIEF.get(model, ()))]
     more = chunked if model == 'transformer' else []
     peaks = {} if 'memory' in skip else memory(model, wanted + more)
     keep(model, figures(wanted + more, peaks, {}))
