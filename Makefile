@@ -120,10 +120,10 @@ audit-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/audit/audit_table.py
 
 accounting-table: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python tests/privacy/accounting_table.py
+	$(RUN) $(CURRENT)/bin/python tests/accounting/accounting_table.py
 
 independence-table: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python tests/keras_adapter/independence_table.py
+	$(RUN) $(CURRENT)/bin/python tests/independence/independence_table.py
 
 # A table is what its program prints, kept once it is whole: $(call table,NAME,COMMAND)
 define table

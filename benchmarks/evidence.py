@@ -28,7 +28,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
-from tfdp_adaptive.privacy import task_facts
+from tfdp_adaptive.advice import task_facts
 
 DELTA = 1e-5
 BANDS = 16

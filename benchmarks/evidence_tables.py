@@ -3,7 +3,7 @@
 
     PYTHONPATH=. python benchmarks/evidence_tables.py [FILE]
 
-trains nothing. It writes `tfdp_adaptive/privacy/evidence.py` and prints all results and,
+trains nothing. It writes `tfdp_adaptive/advice/evidence.py` and prints all results and,
 for every task, what is chosen without it.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.privacy import evidence
-from tfdp_adaptive.privacy import recommendation
-from tfdp_adaptive.privacy import task_facts
+from tfdp_adaptive.advice import evidence
+from tfdp_adaptive.advice import recommendation
+from tfdp_adaptive.advice import task_facts
 
 METHODS = ('DPSGD', 'DPAdam', 'DPAdamBC', 'DPAdamSTP')
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -111,7 +111,7 @@ class Row(NamedTuple):
 
 
 def module(rows: List[evidence.Row]) -> str:
-  """The text of `tfdp_adaptive/privacy/evidence.py`."""
+  """The text of `tfdp_adaptive/advice/evidence.py`."""
   lines = ['ROWS: Tuple[Row, ...] = (']
   for one in rows:
     lines.append(f'    Row({one.task!r}, {one.epsilon:g}, {one.start:g}, {one.facts}, (')

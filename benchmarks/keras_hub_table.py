@@ -26,7 +26,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.keras_adapter import validation
+from tfdp_adaptive.independence import validation
 
 WORDS, LENGTH, BATCH, WIDTH, LAYERS = 2000, 64, 16, 128, 2
 STEPS, ROUNDS, CLIP = 6, 3, 0.01

@@ -18,9 +18,10 @@ os.environ['TFDP_MECHANISM_CACHE'] = 'off'
 
 import numpy as np
 
+from tfdp_adaptive import advice
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privacy
-from tfdp_adaptive.privacy import sampling as sampling_lib
+from tfdp_adaptive.accounting import sampling as sampling_lib
 
 PATIENCE = 30.0
 REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'mechanism_limits.txt'
@@ -57,7 +58,7 @@ def calibration(steps, epsilon, sampling=None, batch=256, population=60_000, **m
   return f'calibrate {type(sampling).__name__} steps={steps:g} epsilon={epsilon:g}', run
 
 
-def choice(steps, function=privacy.choose, title='choose', **more):
+def choice(steps, function=advice.choose, title='choose', **more):
   plan = privacy.PrivacyPlan(
       population_size=60_000, batch_size=256, steps=steps, l2_norm_clip=1.0, noise_multiplier=1.0,
       target_delta=1e-6, sampling=sampling_lib.FixedOrder())
@@ -114,7 +115,7 @@ CASES = [
     calibration(10**4, 1.0, sampling_lib.TruncatedPoisson(max_batch_size=350)),
     calibration(10**4, 1.0, sampling_lib.FixedOrder()),
     choice(MILLION), choice(MILLION, memory=0), choice(10**5, workload=schedule(10**5)),
-    choice(10**4, privacy.choose_plan, 'choose_plan'),
+    choice(10**4, advice.choose_plan, 'choose_plan'),
 ]
 
 

@@ -18,7 +18,7 @@ import matplotlib
 import numpy as np
 import studies
 
-from tfdp_adaptive.privacy import task_facts
+from tfdp_adaptive.advice import task_facts
 
 matplotlib.use('Agg')
 from matplotlib import pyplot

@@ -29,8 +29,8 @@ from tfdp_adaptive import estimates
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.privacy import accounting
 
 
 def table(title, header, rows):
@@ -189,7 +189,7 @@ def regression(quick):
     def of(sigma):
       event = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(
           batch / n, dp_accounting.GaussianDpEvent(sigma)), steps)
-      return accounting.epsilon(event, delta, 'rdp')
+      return cost.epsilon(event, delta, 'rdp')
     low, high = 0.3, 50.0
     while high / low > 1.001:
       middle = np.sqrt(low * high)

@@ -15,7 +15,7 @@ import tqdm
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
-from tfdp_adaptive.privacy import coins as coins_lib
+from tfdp_adaptive.batches import coins as coins_lib
 
 from . import releases
 from . import rounds as rounds_lib

@@ -11,16 +11,16 @@ import pathlib
 import re
 import textwrap
 
-from tfdp_adaptive.keras_adapter import signatures
+from tfdp_adaptive.keras import signatures
 
 PACKAGE = pathlib.Path(__file__).parent.parent / 'tfdp_adaptive'
-ADAPTER = PACKAGE / 'keras_adapter'
+ADAPTER = PACKAGE / 'keras'
 STUB = ADAPTER / 'named_optimizers.pyi'
 IMPORTS = {  # The names that annotations may use.
     'npt': 'import numpy.typing as npt',
     'mechanisms': 'from tfdp_adaptive import mechanisms',
     'trees': 'from tfdp_adaptive import trees',
-    'optimizer_lib': 'from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib',
+    'optimizer_lib': 'from tfdp_adaptive.keras import optimizer as optimizer_lib',
     'plan_lib': 'from tfdp_adaptive.privacy import plan as plan_lib',
     'constraints': 'from tfdp_adaptive.rules import constraints',
 }

@@ -15,7 +15,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras import admission
 
 ROOT = pathlib.Path(__file__).parent.parent
 PATHS = sorted((ROOT / 'colabs').glob('*.ipynb'))

@@ -16,9 +16,11 @@ SEVERITIES = {
     'high': 'more is lost than was promised, something exact gets out, or one record decides',
     'medium': 'no privacy is lost, but work or understanding'}
 AREAS = {
-    'keras_adapter': 'Models and steps', 'clipping': 'Clipping', 'rules': 'Optimizers',
+    'keras': 'Models and steps', 'clipping': 'Clipping', 'rules': 'Optimizers',
     'queries': 'Queries', 'noise': 'Noise', 'mechanisms': 'Mechanisms',
-    'privacy': 'Plans and accounting', 'cli': 'Command line', 'faults': 'Interrupted runs',
+    'independence': 'Models that mix examples', 'batches': 'Batches',
+    'privacy': 'Plans and ledgers', 'accounting': 'Accounting', 'cli': 'Command line',
+    'faults': 'Interrupted runs',
     'federated': 'Federated users'}
 TEXT = '''# What can go wrong
 

@@ -21,12 +21,12 @@ NOISE = {
     'estimates before training, with their own cost': {
         'estimates.stddevs.private_stddevs', 'estimates.vocabulary.private_vocabulary'},
     'the score of a run among many, of which the best is released': {
-        'privacy.private_search.noisy_score'},
-    'which records take part': {'privacy.scheme.bernoulli'},
+        'accounting.private_search.noisy_score'},
+    'which records take part': {'accounting.scheme.bernoulli'},
     'made-up inputs, which are public': {'data.synthetic.pink_noise'},
     'the draws of an accountant': {
-        'privacy.monte_carlo.BallsInBinsDpEvent.losses',
-        'privacy.monte_carlo.MinSeparationDpEvent._chunk'},
+        'accounting.monte_carlo.BallsInBinsDpEvent.losses',
+        'accounting.monte_carlo.MinSeparationDpEvent._chunk'},
 }
 # What turns records, or gradients of single records, into sums.
 RECORDS = {
@@ -37,7 +37,7 @@ RECORDS = {
         'clipping.materialized._project', 'clipping.projection._numbers'},
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model, and of a plain one': {
-        'keras_adapter.step.clip', 'keras_adapter.plain_models._clip'},
+        'keras.step.clip', 'keras.plain_models._clip'},
     'one record of a query, at its owner\'s': {
         'queries.rule_query.RuleQuery.preprocess_record', 'federated.server.Server.record'},
 }
@@ -47,9 +47,9 @@ _NOISE_CALLS = {'standard_normal', 'discrete_gaussian', 'normal', 'vectors', 'st
 _RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
                  'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.
-_NOT_OF_A_RUN = ('privacy.choice.', 'privacy.recommendation.', 'privacy.task_facts.', 'audit.',
-                 'cli.showcases.', 'rules.subspaces.', 'keras_adapter.independence.',
-                 'keras_adapter.probes.', 'keras_adapter.validation.')
+_NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.task_facts.', 'audit.',
+                 'cli.showcases.', 'rules.subspaces.', 'independence.independence.',
+                 'independence.probes.', 'independence.validation.')
 
 
 def functions(names, also=()):

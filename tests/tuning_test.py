@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.tune`: what runs is what `privacy.private_search` accounts for."""
+"""`tfdp.tune`: what runs is what `cost.private_search` accounts for."""
 
 import json
 import pathlib
@@ -11,10 +11,10 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import tuning
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.accounting import cost
 
 pytestmark = pytest.mark.skipif(
-    not accounting._HAS_TRUNCATED, reason='needs a current dp-accounting')
+    not cost._HAS_TRUNCATED, reason='needs a current dp-accounting')
 layers = compat.keras.layers
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 3)).astype('float32')

@@ -19,33 +19,35 @@ from tfdp_adaptive.version import __version__
 _EXPORTS = {
     'Ledger': 'privacy.ledger',
     'PrivacyPlan': 'privacy.plan',
-    'advise': 'privacy.advice',
-    'recommend': 'privacy.recommendation',
-    'sampling': 'privacy.sampling',
-    'DPOptimizer': 'keras_adapter.optimizer',
+    'advise': 'advice.advice',
+    'recommend': 'advice.recommendation',
+    'sampling': 'accounting.sampling',
+    'DPOptimizer': 'keras.optimizer',
     'Caution': 'errors',
     'PrivacyError': 'errors',
     **dict.fromkeys((
         'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private',
-    ), 'keras_adapter.model'),
+    ), 'keras.model'),
     'explain_clipping': 'clipping.explain',
-    'fix_model': 'keras_adapter.fixes',
+    'fix_model': 'keras.fixes',
     'tune': 'tuning',
-    'validate_model': 'keras_adapter.validation',
-    'callbacks': 'keras_adapter.callbacks',
-    'diagnostics': 'keras_adapter.diagnostics',
+    'validate_model': 'independence.validation',
+    'callbacks': 'keras.callbacks',
+    'diagnostics': 'keras.diagnostics',
     **dict.fromkeys((
         'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon',
         'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
         'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DPShampoo', 'DPSOAP', 'DPKFC',
         'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
         'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
-    ), 'keras_adapter.named_optimizers'),
+    ), 'keras.named_optimizers'),
 }
 _SUBPACKAGES = (
-    'audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries', 'rules')
+    'advice', 'audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries',
+    'rules')
 
 if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+  from tfdp_adaptive import advice as advice
   from tfdp_adaptive import audit as audit
   from tfdp_adaptive import clipping as clipping
   from tfdp_adaptive import estimates as estimates
@@ -54,58 +56,56 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive import privacy as privacy
   from tfdp_adaptive import queries as queries
   from tfdp_adaptive import rules as rules
+  from tfdp_adaptive.accounting import sampling as sampling
+  from tfdp_adaptive.advice.advice import advise as advise
+  from tfdp_adaptive.advice.recommendation import recommend as recommend
   from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import Caution as Caution
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
-  from tfdp_adaptive.keras_adapter import callbacks as callbacks
-  from tfdp_adaptive.keras_adapter import diagnostics as diagnostics
-  from tfdp_adaptive.keras_adapter.fixes import fix_model as fix_model
-  from tfdp_adaptive.keras_adapter.model import DPFunctional as DPFunctional
-  from tfdp_adaptive.keras_adapter.model import DPModel as DPModel
-  from tfdp_adaptive.keras_adapter.model import DPSequential as DPSequential
-  from tfdp_adaptive.keras_adapter.model import DPWrapper as DPWrapper
-  from tfdp_adaptive.keras_adapter.model import make_private as make_private
-  from tfdp_adaptive.keras_adapter.named_optimizers import AdaDPS as AdaDPS
-  from tfdp_adaptive.keras_adapter.named_optimizers import DP2AdaGrad as DP2AdaGrad
-  from tfdp_adaptive.keras_adapter.named_optimizers import DP2RMSprop as DP2RMSprop
-  from tfdp_adaptive.keras_adapter.named_optimizers import DP2Yogi as DP2Yogi
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGrad as DPAdaGrad
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradBC as DPAdaGradBC
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradIME as DPAdaGradIME
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdaGradSTP as DPAdaGradSTP
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdam as DPAdam
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamBC as DPAdamBC
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamIME as DPAdamIME
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamJME as DPAdamJME
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamSTP as DPAdamSTP
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPAdamW as DPAdamW
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPKFC as DPKFC
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPMuon as DPMuon
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSprop as DPRMSprop
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropBC as DPRMSpropBC
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPRMSpropSTP as DPRMSpropSTP
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPSGD as DPSGD
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPShampoo as DPShampoo
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPSOAP as DPSOAP
-  from tfdp_adaptive.keras_adapter.named_optimizers import DPYogi as DPYogi
-  from tfdp_adaptive.keras_adapter.named_optimizers import NoisyAdaGrad as NoisyAdaGrad
-  from tfdp_adaptive.keras_adapter.named_optimizers import (
+  from tfdp_adaptive.independence.validation import validate_model as validate_model
+  from tfdp_adaptive.keras import callbacks as callbacks
+  from tfdp_adaptive.keras import diagnostics as diagnostics
+  from tfdp_adaptive.keras.fixes import fix_model as fix_model
+  from tfdp_adaptive.keras.model import DPFunctional as DPFunctional
+  from tfdp_adaptive.keras.model import DPModel as DPModel
+  from tfdp_adaptive.keras.model import DPSequential as DPSequential
+  from tfdp_adaptive.keras.model import DPWrapper as DPWrapper
+  from tfdp_adaptive.keras.model import make_private as make_private
+  from tfdp_adaptive.keras.named_optimizers import AdaDPS as AdaDPS
+  from tfdp_adaptive.keras.named_optimizers import DP2AdaGrad as DP2AdaGrad
+  from tfdp_adaptive.keras.named_optimizers import DP2RMSprop as DP2RMSprop
+  from tfdp_adaptive.keras.named_optimizers import DP2Yogi as DP2Yogi
+  from tfdp_adaptive.keras.named_optimizers import DPAdaGrad as DPAdaGrad
+  from tfdp_adaptive.keras.named_optimizers import DPAdaGradBC as DPAdaGradBC
+  from tfdp_adaptive.keras.named_optimizers import DPAdaGradIME as DPAdaGradIME
+  from tfdp_adaptive.keras.named_optimizers import DPAdaGradSTP as DPAdaGradSTP
+  from tfdp_adaptive.keras.named_optimizers import DPAdam as DPAdam
+  from tfdp_adaptive.keras.named_optimizers import DPAdamBC as DPAdamBC
+  from tfdp_adaptive.keras.named_optimizers import DPAdamIME as DPAdamIME
+  from tfdp_adaptive.keras.named_optimizers import DPAdamJME as DPAdamJME
+  from tfdp_adaptive.keras.named_optimizers import DPAdamSTP as DPAdamSTP
+  from tfdp_adaptive.keras.named_optimizers import DPAdamW as DPAdamW
+  from tfdp_adaptive.keras.named_optimizers import DPKFC as DPKFC
+  from tfdp_adaptive.keras.named_optimizers import DPMuon as DPMuon
+  from tfdp_adaptive.keras.named_optimizers import DPRMSprop as DPRMSprop
+  from tfdp_adaptive.keras.named_optimizers import DPRMSpropBC as DPRMSpropBC
+  from tfdp_adaptive.keras.named_optimizers import DPRMSpropSTP as DPRMSpropSTP
+  from tfdp_adaptive.keras.named_optimizers import DPSGD as DPSGD
+  from tfdp_adaptive.keras.named_optimizers import DPShampoo as DPShampoo
+  from tfdp_adaptive.keras.named_optimizers import DPSOAP as DPSOAP
+  from tfdp_adaptive.keras.named_optimizers import DPYogi as DPYogi
+  from tfdp_adaptive.keras.named_optimizers import NoisyAdaGrad as NoisyAdaGrad
+  from tfdp_adaptive.keras.named_optimizers import (
     NonPrivateNoiselessAdam as NonPrivateNoiselessAdam,
   )
-  from tfdp_adaptive.keras_adapter.named_optimizers import PAGAN as PAGAN
-  from tfdp_adaptive.keras_adapter.named_optimizers import PASAN as PASAN
-  from tfdp_adaptive.keras_adapter.named_optimizers import PDADPMD as PDADPMD
-  from tfdp_adaptive.keras_adapter.named_optimizers import PDPSGD as PDPSGD
-  from tfdp_adaptive.keras_adapter.named_optimizers import (
-    SideInformationAdam as SideInformationAdam,
-  )
-  from tfdp_adaptive.keras_adapter.optimizer import DPOptimizer as DPOptimizer
-  from tfdp_adaptive.keras_adapter.validation import validate_model as validate_model
-  from tfdp_adaptive.privacy import sampling as sampling
-  from tfdp_adaptive.privacy.advice import advise as advise
+  from tfdp_adaptive.keras.named_optimizers import PAGAN as PAGAN
+  from tfdp_adaptive.keras.named_optimizers import PASAN as PASAN
+  from tfdp_adaptive.keras.named_optimizers import PDADPMD as PDADPMD
+  from tfdp_adaptive.keras.named_optimizers import PDPSGD as PDPSGD
+  from tfdp_adaptive.keras.named_optimizers import SideInformationAdam as SideInformationAdam
+  from tfdp_adaptive.keras.optimizer import DPOptimizer as DPOptimizer
   from tfdp_adaptive.privacy.ledger import Ledger as Ledger
   from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
-  from tfdp_adaptive.privacy.recommendation import recommend as recommend
   from tfdp_adaptive.tuning import tune as tune
 
 # Without what needs a library that not every environment can have.
@@ -133,5 +133,5 @@ def __dir__() -> List[str]:
 
 if 'tensorflow' in sys.modules:  # `keras.models.load_model` finds no class that was not imported.
   with contextlib.suppress(ImportError):  # Whoever uses these names is told.
-    importlib.import_module(f'{__name__}.keras_adapter.model')
-    importlib.import_module(f'{__name__}.keras_adapter.named_optimizers')
+    importlib.import_module(f'{__name__}.keras.model')
+    importlib.import_module(f'{__name__}.keras.named_optimizers')

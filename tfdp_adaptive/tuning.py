@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private tuning: a random number of runs, the best one released, one epsilon for all.
 
-The accounting is `privacy.private_search`'s; this is the driver. Nothing of the runs that
+The accounting is `accounting.private_search`'s; this is the driver. Nothing of the runs that
 lost is kept or shown: no curves, no scores, not even how many there were.
 """
 
@@ -21,12 +21,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import errors
-from tfdp_adaptive.keras_adapter import history
-from tfdp_adaptive.keras_adapter import model as model_lib
-from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import model as model_lib
+from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import private_search
 
 Settings = Dict[str, Any]
 Space = Union[Mapping[str, Sequence[Any]], Sequence[Settings]]

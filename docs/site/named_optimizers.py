@@ -9,7 +9,7 @@ import inspect
 
 import griffe
 
-from tfdp_adaptive.keras_adapter import signatures
+from tfdp_adaptive.keras import signatures
 
 
 class NamedOptimizers(griffe.Extension):
@@ -19,8 +19,8 @@ class NamedOptimizers(griffe.Extension):
     del kwargs
     if pkg.path != 'tfdp_adaptive':
       return
-    module = pkg['keras_adapter.named_optimizers']
-    base = pkg['keras_adapter.optimizer.DPOptimizer']
+    module = pkg['keras.named_optimizers']
+    base = pkg['keras.optimizer.DPOptimizer']
     theirs = {p.name: p for p in base['__init__'].parameters if p.name not in ('self', 'rule')}
     for name, attribute in list(module.members.items()):
       if attribute.is_alias:

@@ -15,13 +15,13 @@ import warnings
 import numpy as np
 import planted
 
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import white_box
-from tfdp_adaptive.privacy import accounting
 
 SEEDS, CONFIDENCE = 1000, 0.95
 USERS = 'DPAdam, users'
@@ -175,7 +175,7 @@ def alarms():
             for one in map(plan, range(SEEDS)))
   yield f'batches {law} ({SEEDS * PROBES:g})'
   mu, left = 0.78, 1 - CONFIDENCE - 2 * PROBES
-  truth = accounting.gaussian_epsilon(1 / mu, white_box.DELTA)
+  truth = cost.gaussian_epsilon(1 / mu, white_box.DELTA)
   canaries = 0
   for _ in range(SEEDS):
     included = rng.random(white_box.CANARIES) < 0.5

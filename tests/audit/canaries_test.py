@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import audit
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.accounting import cost
 
 
 def logit(p):
@@ -84,9 +84,9 @@ def test_rates_of_a_gaussian_mechanism_give_valid_and_close_bounds(sigma):
   rates = attack_on_gaussian(sigma, 200_000)
   mu = audit.mu_from_rates(*rates)
   assert 0.94 / sigma < mu <= 1 / sigma
-  delta = accounting.gaussian_delta(sigma, 0.2 / sigma)
+  delta = cost.gaussian_delta(sigma, 0.2 / sigma)
   epsilon = audit.epsilon_from_rates(*rates, delta=delta)
-  assert epsilon <= accounting.gaussian_epsilon(sigma, delta)
+  assert epsilon <= cost.gaussian_epsilon(sigma, delta)
   assert audit.epsilon_from_rates(*rates) > 0.3 * mu
 
 

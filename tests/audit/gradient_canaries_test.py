@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import subjects
-from tfdp_adaptive.privacy import accounting
 
 SIGMA, SIZE = 2.0, 400
 
@@ -61,7 +61,7 @@ def test_a_run_is_a_function_of_its_seeds():
 
 
 def test_guesses_of_right_scores_are_right_as_often_as_stated():
-  rng, truth = np.random.default_rng(0), accounting.gaussian_epsilon(1 / 1.5, 1e-6)
+  rng, truth = np.random.default_rng(0), cost.gaussian_epsilon(1 / 1.5, 1e-6)
   lower, gaussian = [], []
   for _ in range(60):
     included = rng.random(300) < 0.5

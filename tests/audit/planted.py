@@ -12,13 +12,13 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.keras_adapter import admission
+from tfdp_adaptive.keras import admission
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.rules import statistics
 
 # Bug -> what finds it. Switched inside one traced step.

@@ -8,13 +8,13 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import tuning
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.cli import tune
-from tfdp_adaptive.privacy import accounting
 
 pytestmark = pytest.mark.skipif(
-    not accounting._HAS_TRUNCATED, reason='needs a current dp-accounting')
+    not cost._HAS_TRUNCATED, reason='needs a current dp-accounting')
 WORDS = ('the', 'cat', 'dog', 'sees', 'and', 'runs', 'away')
 
 

@@ -19,7 +19,7 @@ VICTIM = pathlib.Path(ledger.__file__)
 def mother():
   with nursery.Nursery(
       'tensorflow', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.training',
-      'tfdp_adaptive.keras_adapter.callbacks') as one:
+      'tfdp_adaptive.keras.callbacks') as one:
     yield one
 
 

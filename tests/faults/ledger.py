@@ -138,7 +138,7 @@ def fit(ledger, folder, steps):
 
 
 if __name__ == '__main__':
-  from tfdp_adaptive.privacy import sampling
+  from tfdp_adaptive.accounting import sampling
   record_of = Ledger(sys.argv[1], int(sys.argv[2]))
   record_of.watch(sampling.Poisson)
   sys.exit(train(record_of, sys.argv[4:]) if sys.argv[3] == 'train'

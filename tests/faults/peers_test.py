@@ -21,7 +21,7 @@ DEFECTS = {
     'Chunks of a batch are Poisson samples of their own, accounted for as one':
         f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',
     'Poisson sampling is accounted for, and shuffled batches are used':
-        'keras_adapter/misuse_test.py::test_a_plan_wants_its_own_batches',
+        'keras/misuse_test.py::test_a_plan_wants_its_own_batches',
     'A noise multiplier is checked for the chunk instead of the batch; a budget has a tolerance':
         f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',
     'A strategy with columns of norm below one adds too little noise':
@@ -32,33 +32,33 @@ DEFECTS = {
         'clipping/bookkeeping_models_test.py::'
         'test_dropout_is_fresh_each_step_and_the_same_in_both_passes',
     'Batch normalization is accepted':
-        'keras_adapter/misuse_test.py::test_layers_that_break_per_example_gradients',
+        'keras/misuse_test.py::test_layers_that_break_per_example_gradients',
     'A saved model does not load, or one with an earlier weight that is not trained fails':
-        'keras_adapter/features_test.py::'
+        'keras/features_test.py::'
         'test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model',
     'The budget counts chunks and refuses steps that are covered':
-        'keras_adapter/misuse_test.py::test_more_steps_than_planned_are_refused',
+        'keras/misuse_test.py::test_more_steps_than_planned_are_refused',
     'Every `fit` draws the same batches':
         f'{HERE}::test_no_global_seed_fixes_the_batches',
     'A global seed fixes the noise':
-        'keras_adapter/noise_test.py::test_no_global_seed_fixes_the_noise',
+        'keras/noise_test.py::test_no_global_seed_fixes_the_noise',
     'An update is not a number where the second moment is zero':
         'rules/rules_contract_test.py::test_finite',
     'The expected batch size depends on a private number of records':
         'privacy/plan_test.py::test_the_private_size_of_a_population_stays_out_of_the_plan',
     'Steps of some epochs lose one to rounding':
-        'keras_adapter/habits_test.py::test_steps_in_epochs',
+        'keras/habits_test.py::test_steps_in_epochs',
     'Sums are divided by the private size of the batch; an empty one fails':
-        'keras_adapter/noise_test.py::test_an_empty_poisson_batch_is_a_step_of_pure_noise',
+        'keras/noise_test.py::test_an_empty_poisson_batch_is_a_step_of_pure_noise',
     'Neighbouring seeds share noise, and without a seed the clock is one':
         'noise/noise_keys_test.py::test_children_and_chain_never_meet',
     'A key drawn while a graph is built is the same in every run of it':
         'noise/noise_keys_test.py::'
         'test_system_keys_are_fresh_in_eager_mode_and_at_every_run_of_a_graph',
     'A compiled step adds the same noise at every call':
-        'keras_adapter/noise_test.py::test_steps_fits_and_optimizers_never_share_noise',
+        'keras/noise_test.py::test_steps_fits_and_optimizers_never_share_noise',
     'A restored state repeats the noise for other records':
-        'keras_adapter/noise_test.py::test_restoring_never_repeats_noise',
+        'keras/noise_test.py::test_restoring_never_repeats_noise',
     'The same key gives other noise when compiled':
         'noise/noise_gaussian_test.py::test_xla_draws_the_same_numbers',
     'Normals are cut off where their uniforms are':
@@ -69,7 +69,7 @@ DEFECTS = {
         'federated/processes_test.py::'
         'test_nothing_exact_about_the_clients_comes_out_unless_asked_for',
     'Ready-made gradients, or a summed loss, are taken and noised as if they were clipped':
-        'keras_adapter/misuse_test.py::test_ready_made_gradients_are_refused',
+        'keras/misuse_test.py::test_ready_made_gradients_are_refused',
 }
 
 

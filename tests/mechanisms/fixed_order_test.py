@@ -8,11 +8,11 @@ import pytest
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.mechanisms import dense_optimal
 from tfdp_adaptive.mechanisms import fixed_order_design
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import sampling
 
 SCHEDULE = mechanisms.Workload(.6, tuple(np.linspace(1, .2, 14)))
 

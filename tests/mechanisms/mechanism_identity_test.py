@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.mechanisms import storage
-from tfdp_adaptive.privacy import accounting
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import sampling
 
 STEPS = 12
 PATTERN = dict(min_sep=3, max_participations=4)
@@ -64,17 +64,17 @@ def test_any_changed_number_is_another_mechanism(mechanism, name, index):
     severity='critical', stops='computed from the numbers that run')
 @pytest.mark.parametrize('mechanism, name, index', ENTRIES)
 def test_loaded_numbers_have_their_own_sensitivity_everywhere(mechanism, name, index):
-  expected = accounting.sensitivity(mechanism, PATTERN['min_sep'], PATTERN['max_participations'])
+  expected = cost.sensitivity(mechanism, PATTERN['min_sep'], PATTERN['max_participations'])
   other = altered(mechanism, name, index, .9)
   restored = [mechanisms.from_json(other.to_json()), mechanisms.from_config(
       mechanisms.to_config(other)), copy.deepcopy(other), pickle.loads(pickle.dumps(other))]
   own = max(other.rounded(dtype).sensitivity(**PATTERN) for dtype in ('float64', 'float32'))
   for each in (other, *restored):
     assert each == other and hash(each) == hash(other) and each.loaded
-    assert accounting.sensitivity(each, *PATTERN.values()) == own
+    assert cost.sensitivity(each, *PATTERN.values()) == own
     for key, value in other.arrays.items():
       np.testing.assert_array_equal(each.arrays[key], value)
-  assert accounting.sensitivity(mechanism, *PATTERN.values()) == expected
+  assert cost.sensitivity(mechanism, *PATTERN.values()) == expected
 
 
 def test_the_cache_of_sensitivities_does_not_mix_them_up():
@@ -83,8 +83,8 @@ def test_the_cache_of_sensitivities_does_not_mix_them_up():
   coefficients = np.ones(8)
   other = mechanism.with_numbers({'coefficients': coefficients / np.linalg.norm(coefficients)})
   pattern = (2, 20)
-  first = accounting.sensitivity(mechanism, *pattern)
-  second = accounting.sensitivity(other, *pattern)
+  first = cost.sensitivity(mechanism, *pattern)
+  second = cost.sensitivity(other, *pattern)
   assert second > 1.02 * first
   assert second == pytest.approx(other.sensitivity(min_sep=2, max_participations=20), rel=1e-6)
   assert first == pytest.approx(mechanism.sensitivity(min_sep=2, max_participations=20), rel=1e-6)

@@ -98,8 +98,3 @@ def test_a_mechanism_without_a_noise_stream_cannot_be_imported():
   assert 'noise/__init__.py' in done.stderr
 
 
-def test_the_name_from_before_still_chooses():
-  from tfdp_adaptive import privacy  # pylint: disable=import-outside-toplevel
-  assert mechanisms.choose is privacy.choose
-  with pytest.raises(AttributeError, match='no attribute'):
-    mechanisms.chose  # pylint: disable=pointless-statement

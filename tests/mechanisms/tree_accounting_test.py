@@ -10,9 +10,9 @@ import pytest
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import sampling
 
 # This also makes the package importable where it is not whole.
 if compat.privacy_module('tree_aggregation') is None:
@@ -83,7 +83,7 @@ def test_a_plan_with_restarts():
         target_delta=1e-7, population_size=2000 // k, sampling=sampling.FixedOrder(),
         mechanism=tree)
     assert plan.participation() == (2000 // k, k)
-    expected = accounting.gaussian_epsilon(NODE_NOISE / math.sqrt(k * tree.levels), 1e-7)
+    expected = cost.gaussian_epsilon(NODE_NOISE / math.sqrt(k * tree.levels), 1e-7)
     assert plan.epsilon() == pytest.approx(expected, rel=1e-9)
     assert plan.epsilon() < plan.epsilon(accountant='rdp')
     if renyi_epsilon:

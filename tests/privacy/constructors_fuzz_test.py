@@ -12,9 +12,9 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
-from tfdp_adaptive.privacy import recommendation
-from tfdp_adaptive.privacy import sampling
-from tfdp_adaptive.privacy import task_facts
+from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.advice import recommendation
+from tfdp_adaptive.advice import task_facts
 
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Of each; `TFDP_FUZZ=1000` looks for more.
 ODD = st.one_of(
@@ -64,7 +64,7 @@ CONSTRUCTORS = {
     'advise': (tfdp.advise, dict(batch_size=10, noise_multiplier=1.0, parameters=100,
                                  l2_norm_clip=1.0, beta_2=.99, epsilon=None, gradient_norm=None,
                                  adjacency='zero_out')),
-    'choose': (tfdp.privacy.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
+    'choose': (tfdp.advice.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
                                          objective='mean')),
     'facts_of': (task_facts.facts_of, dict(gradients=[[1., 2.], [3., 4.]])),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),

@@ -14,10 +14,10 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import meaning
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import sampling
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.rules import running_root
 
@@ -214,7 +214,7 @@ def test_noisy_adagrad():
 
 @pytest.mark.parametrize('rule', [make_rule(make_statistic()), make_rule(None, None)])
 def test_only_one_sum_is_accounted_for_under_poisson_and_replace(rule, monkeypatch):
-  monkeypatch.setattr(plan_lib.accounting, '_HAS_TRUNCATED', True)
+  monkeypatch.setattr(plan_lib.cost, '_HAS_TRUNCATED', True)
   plan = make_plan(adjacency='replace')
   with pytest.raises(ValueError, match='one clipped sum per step only'):
     plan.check_rule(rule)
@@ -253,7 +253,7 @@ def test_statement_says_what_it_means_in_its_first_paragraph(plan):
   first = plan.statement().split('\n\n')[0]
   percent = float(re.search('at most ([0-9.]+)% of those who did', first).group(1))
   mu = float(re.search('mu = ([0-9.]+[0-9])', first).group(1))
-  assert plan.epsilon() <= accounting.gaussian_epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
+  assert plan.epsilon() <= cost.gaussian_epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
   # The Gaussian's best test is one of those bounded, if there is a Gaussian.
   best = 100 * meaning.gaussian_true_positive_rate(mu)
   assert 1 < percent < 100 * math.exp(plan.epsilon()) * 0.01 + 0.01
@@ -262,8 +262,8 @@ def test_statement_says_what_it_means_in_its_first_paragraph(plan):
 
 @pytest.mark.parametrize('mu', [0.01, 0.5, 3.0])
 def test_no_test_of_a_gaussian_is_better_than_the_bound(mu):
-  delta_of = lambda epsilon: accounting.gaussian_delta(1 / mu, epsilon)
-  epsilon = accounting.gaussian_epsilon(1 / mu, 1e-5)
+  delta_of = lambda epsilon: cost.gaussian_delta(1 / mu, epsilon)
+  epsilon = cost.gaussian_epsilon(1 / mu, 1e-5)
   assert meaning.gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
   for rate in (1e-4, 0.01, 0.5):
     bound = meaning.true_positive_rate(delta_of, epsilon, rate)

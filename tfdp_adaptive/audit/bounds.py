@@ -18,7 +18,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import checks
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.accounting import cost
 
 LARGEST_EPSILON = 50.0
 LARGEST_MU = 50.0
@@ -91,7 +91,7 @@ def one_run_gaussian_epsilon(
     return budget - (right + wrong)
 
   mu = _largest_refuted(surprise, LARGEST_MU)
-  return accounting.gaussian_epsilon(1 / mu, delta) if mu else 0.0
+  return cost.gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
 def provable_epsilon(
@@ -155,7 +155,7 @@ def gaussian_estimate(
   mu = float(groups[0].mean() - groups[1].mean())
   error = math.sqrt(sum(scores.var(ddof=1) / len(scores) for scores in groups))
   low = mu - float(stats.norm.isf(1 - confidence)) * error
-  return Estimate(mu, error, accounting.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
+  return Estimate(mu, error, cost.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
 
 
 def epsilon_from_rates(

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.audit import watched as watched_lib
-from tfdp_adaptive.keras_adapter import model as model_lib
-from tfdp_adaptive.privacy import marks
+from tfdp_adaptive.batches import marks
+from tfdp_adaptive.keras import model as model_lib
 
 _HUGE = 1e4  # Records are tried as they are, and this many times as large.
 

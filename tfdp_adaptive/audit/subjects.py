@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.audit import watched as watched_lib
-from tfdp_adaptive.keras_adapter import model as model_lib
-from tfdp_adaptive.keras_adapter import optimizer as optimizer_lib
+from tfdp_adaptive.batches import marks
+from tfdp_adaptive.keras import model as model_lib
+from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
-from tfdp_adaptive.privacy import marks
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract

@@ -23,6 +23,7 @@ from typing import Any, Dict, Optional, Tuple, TYPE_CHECKING
 import numpy as np
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
@@ -30,7 +31,6 @@ from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import writes as writes_lib
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.privacy import sampling
 
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import subjects

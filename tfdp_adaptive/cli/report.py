@@ -188,10 +188,10 @@ class Report:
     if runs:
       import dp_accounting  # pylint: disable=import-outside-toplevel
 
-      from tfdp_adaptive.privacy import accounting  # pylint: disable=import-outside-toplevel
+      from tfdp_adaptive.accounting import cost  # pylint: disable=import-outside-toplevel
       event = dp_accounting.SelfComposedDpEvent(plan.event(), runs)
-      epsilon = accounting.epsilon(
-          event, plan.target_delta, 'pld', accounting.relation(plan))
+      epsilon = cost.epsilon(
+          event, plan.target_delta, 'pld', cost.relation(plan))
       self.state(
           f'All {runs} private models of the {part} part together, trained on the same records: '
           f'({_rounded_up(epsilon)}, {plan.target_delta:g})-differential privacy.')

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from tfdp_adaptive import contract
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.accounting import cost
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
@@ -53,8 +53,8 @@ class PrivateVocabulary(NamedTuple):
       return math.inf
     event = dp_accounting.ComposedDpEvent(
         (dp_accounting.GaussianDpEvent(self.noise_multiplier), plan.event(steps)))
-    return accounting.epsilon(
-        event, plan.target_delta - self.delta, neighbors=accounting.relation(plan))
+    return cost.epsilon(
+        event, plan.target_delta - self.delta, neighbors=cost.relation(plan))
 
   def fact(
       self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,

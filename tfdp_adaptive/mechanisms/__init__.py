@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise mechanisms, designed offline (NumPy and SciPy, float64, no TensorFlow)."""
 
-import importlib
-from typing import Any
-
 from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
 from tfdp_adaptive.mechanisms.blt import BLT as BLT
@@ -20,9 +17,3 @@ from tfdp_adaptive.mechanisms.storage import to_config as to_config
 from tfdp_adaptive.mechanisms.toeplitz import BandedToeplitz as BandedToeplitz
 from tfdp_adaptive.mechanisms.tree import Tree as Tree
 from tfdp_adaptive.mechanisms.workload import Workload as Workload
-
-
-def __getattr__(name: str) -> Any:
-  if name == 'choose':  # An alias for callers: it knows plans, so it lives in the layer above.
-    return importlib.import_module('tfdp_adaptive.privacy').choose
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -11,29 +11,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import dp_accounting
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
-
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.privacy import plan as plan_lib
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
 _RELATION = dp_accounting.NeighboringRelation
 _KINDS: Dict[str, Any] = {}
 
 
-class Accounted:
-  """What a ledger adds up; `PrivacyPlan` is one. Subclasses have `to_json` and `from_json`."""
-
-  steps: int
-  noise_multiplier: float
-  target_delta: float
+class Accounted(terms_lib.Terms):
+  """Terms that a ledger adds up, `PrivacyPlan`; a file names the class of each."""
 
   def __init_subclass__(cls, **arguments: Any) -> None:
     super().__init_subclass__(**arguments)
@@ -43,6 +38,15 @@ class Accounted:
     """The ledger of both runs, each with all its steps, on the same records."""
     mine, more = _ledger(self), _ledger(other)
     return NotImplemented if mine is None or more is None else Ledger(mine.entries + more.entries)
+
+  def to_json(self) -> str:
+    """Returns all fields as text."""
+    raise NotImplementedError
+
+  @classmethod
+  def from_json(cls, text: str) -> 'Accounted':
+    """Returns what `to_json` described."""
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Entry:
       that is not known.
   """
 
-  plan: Optional[plan_lib.PrivacyPlan]
+  plan: Optional[Accounted]
   steps: int
   rule: str = ''
   private: bool = True
@@ -112,7 +116,7 @@ class Ledger:
     object.__setattr__(self, 'entries', tuple(self.entries))
 
   def begin(
-      self, plan: Optional[plan_lib.PrivacyPlan], rule: Union[contract.Rule, str, None] = None,
+      self, plan: Optional[Accounted], rule: Union[contract.Rule, str, None] = None,
       own_sampler: str = '') -> 'Ledger':
     """The ledger when another run begins, with nothing done.
 
@@ -162,7 +166,7 @@ class Ledger:
 
   def relation(self) -> dp_accounting.NeighboringRelation:
     """The dp_accounting relation `event` is read under."""
-    relations = {accounting.relation(entry.plan) for entry in self._run() if entry.plan is not None}
+    relations = {cost.relation(entry.plan) for entry in self._run() if entry.plan is not None}
     return next((r for r in relations if r is not _RELATION.ADD_OR_REMOVE_ONE),
                 _RELATION.ADD_OR_REMOVE_ONE)
 
@@ -172,7 +176,7 @@ class Ledger:
     if not self.guaranteed:
       return dp_accounting.NonPrivateDpEvent()
     relation = self.relation()
-    events = [accounting.event(entry.plan, entry.steps, neighbors=relation,
+    events = [cost.event(entry.plan, entry.steps, neighbors=relation,
                                composed=len(entries) > 1)
               for entry in entries if entry.plan is not None]
     if not events:
@@ -198,26 +202,26 @@ class Ledger:
       target_delta: By default the largest of the plans.
       accountant: 'pld' (tight) or 'rdp'.
     """
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):
       return 0.0
     if not self.guaranteed:
       return math.inf
-    return accounting.epsilon(
+    return cost.epsilon(
         self.event(), self._delta(target_delta), accountant, self.relation())
 
   def delta(self, epsilon: float, accountant: str = 'pld') -> float:
     """Delta of all runs together at `epsilon`."""
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):
       return 0.0
     if not self.guaranteed:
       return 1.0
-    return accounting.delta(self.event(), epsilon, accountant, self.relation())
+    return cost.delta(self.event(), epsilon, accountant, self.relation())
 
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> str:
     """What may honestly be said of the weights, in plain text."""
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     return statement_lib.of_ledger(self, target_delta, accountant)
 
   def to_json(self) -> str:
@@ -273,7 +277,7 @@ def _ledger(value: Any) -> Optional[Ledger]:
   return None
 
 
-def _serves(plan: Optional[plan_lib.PrivacyPlan], rule: contract.Rule) -> bool:
+def _serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
   if plan is not None:
-    return plan.check_rule(rule)
+    return plan_checks.serves(plan, rule)
   return all(ask.second is None or ask.second.private for ask in rule.asks)

@@ -8,17 +8,16 @@ import json
 from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import coins as coins_lib
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.accounting import sampling as sampling_lib
+from tfdp_adaptive.batches import indices
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
-from tfdp_adaptive.privacy import private_search
-from tfdp_adaptive.privacy import sampling as sampling_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 
 if TYPE_CHECKING:
@@ -73,22 +72,10 @@ class PrivacyPlan(ledger.Accounted):
     True
   """
 
-  batch_size: Union[int, float]
-  steps: int  # Or `sampling.Epochs`, until it is made.
-  l2_norm_clip: float
-  noise_multiplier: float
-  target_delta: float
-  population_size: Optional[int] = None
-  population_is_public: Optional[bool] = None
-  unit: str = 'example'
-  adjacency: str = 'zero_out'
+  # The other fields are those of `Terms`; `steps` may be `sampling.Epochs` until the plan is made.
   sampling: sampling_lib.Sampling = sampling_lib.Poisson()
-  min_sep: Optional[int] = None
-  max_participations: Optional[int] = None
   mechanism: mechanisms.Mechanism = dataclasses.field(
       default_factory=mechanisms.IndependentGaussian)
-  extra_releases: Tuple[float, ...] = ()
-  seed: Optional[int] = None
   search: Optional[private_search.Search] = None
 
   def __post_init__(self) -> None:
@@ -97,6 +84,7 @@ class PrivacyPlan(ledger.Accounted):
       object.__setattr__(self, 'steps', self.steps.in_steps(
           self.batch_size, self.population_size, self.sampling))
     checks.whole(steps=self.steps)
+    object.__setattr__(self, 'steps', int(self.steps))
     checks.not_negative(noise_multiplier=self.noise_multiplier)
     checks.probability(target_delta=self.target_delta)
     checks.one_of(UNITS, unit=self.unit)
@@ -140,32 +128,27 @@ class PrivacyPlan(ledger.Accounted):
       raise ValueError('`noise_multiplier` is what `calibrate` finds: leave it out. '
                        f'Received: noise_multiplier={fields["noise_multiplier"]}.')
     checks.positive(target_epsilon=target_epsilon)
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     plan_checks.reachable(plan, target_epsilon)
-    noise_multiplier = accounting.calibrate(
-        lambda sigma: accounting.event(plan, plan.steps, sigma), target_epsilon, target_delta,
-        accountant, accounting.relation(plan))
+    noise_multiplier = cost.calibrate(
+        lambda sigma: cost.event(plan, plan.steps, sigma), target_epsilon, target_delta,
+        accountant, cost.relation(plan))
     return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
 
   @property
   def amplified(self) -> bool:
     """Whether amplification by sampling is claimed."""
-    return accounting.claims_amplification(self)
+    return cost.claims_amplification(self)
 
   @property
   def noise_stddev(self) -> float:
     """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
-    return (self.noise_multiplier * self.l2_norm_clip
-            * contract.record_distance(self.adjacency))
+    return cost.noise_stddev(self)
 
   def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
     """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
-    steps = self._steps(steps)
-    min_sep, max_participations = self.sampling.participation(self, steps)
-    if self.max_participations is not None:
-      max_participations = min(self.max_participations, steps)
-    return self.min_sep or min_sep, max_participations
+    return cost.participation(self, self._steps(steps))
 
   @property
   def fixed_order(self) -> bool:
@@ -173,8 +156,7 @@ class PrivacyPlan(ledger.Accounted):
 
     A `min_sep` below the sampling's own gives up that claim.
     """
-    return self.sampling.fixed_order and self.min_sep in (
-        None, self.sampling.participation(self, self.steps)[0])
+    return cost.fixed_order(self)
 
   def _steps(self, steps: Optional[int]) -> int:
     if steps is None:
@@ -187,7 +169,7 @@ class PrivacyPlan(ledger.Accounted):
 
   def event(self, steps: Optional[int] = None) -> dp_accounting.DpEvent:
     """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
-    return accounting.event(self, self._steps(steps))
+    return cost.event(self, self._steps(steps))
 
   def epsilon(
       self, steps: Optional[int] = None, accountant: str = 'pld',
@@ -200,16 +182,16 @@ class PrivacyPlan(ledger.Accounted):
       rule: The rule that is run, if it may be one without a guarantee; its
         epsilon is infinite.
     """
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if rule is not None and not self.check_rule(rule):
       return float('inf')
-    return accounting.epsilon(
-        self.event(steps), self.target_delta, accountant, accounting.relation(self))
+    return cost.epsilon(
+        self.event(steps), self.target_delta, accountant, cost.relation(self))
 
   def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
     """Delta at `epsilon` after `steps` steps."""
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
-    return accounting.delta(self.event(steps), epsilon, accountant, accounting.relation(self))
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
+    return cost.delta(self.event(steps), epsilon, accountant, cost.relation(self))
 
   def check_rule(self, rule: contract.Rule) -> bool:
     """Refuses a rule whose releases this plan cannot account for.
@@ -231,32 +213,19 @@ class PrivacyPlan(ledger.Accounted):
       coins: Path of the SECRET file that keeps the coins of one run, where those of a record
         hang together: written when it begins, read when it goes on.
     """
-    if start_step >= self.steps:
-      raise ValueError(f'All {self.steps} steps of the plan are used up. '
-                       f'Received: start_step={start_step}.')
-    checks.whole(0, start_step=start_step)
-    size = self.population_size if size is None else size
-    if size is None:
-      raise ValueError('`size` must be given for a plan without a population size.')
-    if self.population_size not in (None, size):
-      raise ValueError(
-          f'The plan is for population_size={self.population_size} records, and the data has '
-          f'{size}. The sampling probability is a public constant of the plan: make the plan for '
-          'this data, or pass the data it was made for (a tf.data set must be unbatched).')
-    kept = () if self.sampling.coins else (coins_lib.of(self, coins),)
-    return self.sampling.index_batches(self, size, start_step, *kept)
+    return indices.drawn(self, size, start_step, coins)
 
   def batches(
       self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
       pad_to: Optional[int] = None, coins: Any = None) -> tf.data.Dataset:
-    """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset`."""
+    """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset.of_plan`."""
     if more:
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
                        f'Received: {1 + len(more)} arguments, as for `fit`.')
-    from tfdp_adaptive.privacy import batches  # pylint: disable=g-import-not-at-top
-    return batches.dataset(
+    from tfdp_adaptive.batches import dataset  # pylint: disable=g-import-not-at-top
+    return dataset.of_plan(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
         start_step=start_step, pad_to=pad_to, coins=coins)
 
@@ -270,7 +239,7 @@ class PrivacyPlan(ledger.Accounted):
       rule: The rule that is run, to be named.
       accountant: 'pld' (tight) or 'rdp'.
     """
-    checks.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     return statement_lib.statement(self, self._steps(steps), rule, accountant)
 
   def to_json(self) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 import warnings
 
 import dp_accounting
@@ -11,14 +10,12 @@ import dp_accounting
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import private_search
-
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import private_search
 
 
-def population(plan: plan_lib.PrivacyPlan) -> None:
+def population(plan: terms_lib.Terms) -> None:
   """Whoever uses the number of records may know it."""
   q = getattr(plan.sampling, 'sampling_probability', None)
   if plan.population_size is None:
@@ -40,11 +37,11 @@ def population(plan: plan_lib.PrivacyPlan) -> None:
         'population_is_public=False.')
 
 
-def reachable(plan: plan_lib.PrivacyPlan, target_epsilon: float) -> None:
+def reachable(plan: terms_lib.Terms, target_epsilon: float) -> None:
   """Refuses a target that a search exceeds even if its runs were trained without data."""
   if plan.search is None:
     return
-  least = accounting.epsilon(
+  least = cost.epsilon(
       plan.search.event(dp_accounting.GaussianDpEvent(1e6)), plan.target_delta)
   if least >= target_epsilon:
     raise ValueError(
@@ -53,7 +50,7 @@ def reachable(plan: plan_lib.PrivacyPlan, target_epsilon: float) -> None:
         '(or public validation data, score_noise=None), fewer runs or a smaller shape.')
 
 
-def _delta(plan: plan_lib.PrivacyPlan, size: float, name: str) -> None:
+def _delta(plan: terms_lib.Terms, size: float, name: str) -> None:
   if plan.target_delta * size >= 1:
     warnings.warn(
         f'`target_delta` should be well below 1/N = {1 / size:g} for the {name} = {size:g} '
@@ -62,7 +59,7 @@ def _delta(plan: plan_lib.PrivacyPlan, size: float, name: str) -> None:
         f'Received: target_delta={plan.target_delta:g}.', errors.Caution, stacklevel=6)
 
 
-def accountable(plan: plan_lib.PrivacyPlan) -> None:
+def accountable(plan: terms_lib.Terms) -> None:
   """Adjacency, sampling and mechanism fit together."""
   scheme = type(plan.sampling).__name__
   if plan.adjacency not in plan.sampling.adjacencies:
@@ -73,7 +70,7 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
     raise ValueError(
         f'The mechanism was designed for {plan.mechanism.steps} steps; design it for at least '
         f'as many as the plan has. Received: steps={plan.steps}.')
-  if plan.sampling.amplified and not plan.amplified:
+  if plan.sampling.amplified and not cost.claims_amplification(plan):
     raise ValueError(
         f'{scheme} amplifies privacy only for {plan.sampling.amplifies}'
         f' Received: mechanism={type(plan.mechanism).__name__} with '
@@ -84,8 +81,8 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
   if plan.mechanism.rounding is not None and (
-      plan.extra_releases or plan.amplified and plan.adjacency == 'replace'
-      or hasattr(plan.sampling, 'max_batch_size') or plan.amplified and getattr(
+      plan.extra_releases or cost.claims_amplification(plan) and plan.adjacency == 'replace'
+      or hasattr(plan.sampling, 'max_batch_size') or cost.claims_amplification(plan) and getattr(
           plan.sampling, 'draws', None)):
     raise ValueError(
         'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
@@ -96,20 +93,20 @@ def accountable(plan: plan_lib.PrivacyPlan) -> None:
     if not isinstance(plan.search, private_search.Search):
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
                        f'Received: search={plan.search!r}.')
-    accounting.needs_current_library('A private search')
-    if (plan.amplified and plan.adjacency == 'replace' or hasattr(plan.sampling, 'max_batch_size')
-        or getattr(plan.sampling, 'draws', None)):
+    cost.needs_current_library('A private search')
+    if (cost.claims_amplification(plan) and plan.adjacency == 'replace'
+        or hasattr(plan.sampling, 'max_batch_size') or getattr(plan.sampling, 'draws', None)):
       raise ValueError(
           'A private search is accounted for by Renyi divergences, which are not known of Poisson '
           'sampling under replace, of truncated batches, nor of what only draws bound. Received: '
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
-  if plan.amplified and plan.adjacency == 'replace':
-    accounting.needs_current_library('Poisson sampling under replace adjacency')
+  if cost.claims_amplification(plan) and plan.adjacency == 'replace':
+    cost.needs_current_library('Poisson sampling under replace adjacency')
   if hasattr(plan.sampling, 'max_batch_size'):
-    accounting.needs_current_library('TruncatedPoisson')
+    cost.needs_current_library('TruncatedPoisson')
 
 
-def participation(plan: plan_lib.PrivacyPlan) -> None:
+def participation(plan: terms_lib.Terms) -> None:
   """What is claimed of participations is what the sampling keeps to."""
   min_sep, max_participations = plan.sampling.participation(plan, plan.steps)
   if plan.min_sep is not None:
@@ -125,12 +122,13 @@ def participation(plan: plan_lib.PrivacyPlan) -> None:
           f'`max_participations` must be at least {max_participations}, what '
           f'{plan.sampling!r} can reach in {plan.steps} steps. '
           f'Received: max_participations={plan.max_participations}.')
-  if not plan.amplified:
-    accounting.sensitivity(
-        plan.mechanism, *plan.participation(), plan.fixed_order)  # Or it refuses.
+  if not cost.claims_amplification(plan):
+    cost.sensitivity(
+        plan.mechanism, *cost.participation(plan, plan.steps),
+        cost.fixed_order(plan))  # Or it refuses.
 
 
-def serves(plan: plan_lib.PrivacyPlan, rule: contract.Rule) -> bool:
+def serves(plan: terms_lib.Terms, rule: contract.Rule) -> bool:
   """See `PrivacyPlan.check_rule`."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]
   if not all(s.private for s in statistics):
@@ -142,12 +140,12 @@ def serves(plan: plan_lib.PrivacyPlan, rule: contract.Rule) -> bool:
         + (', which releases statistics of past clean data; sampling does not amplify them, so '
            'the plan also needs sampling=tfdp.sampling.FixedOrder().' if past else '.')
         + f' Received: extra_releases={plan.extra_releases}, sampling={plan.sampling!r}.')
-  _, most = plan.participation()
+  _, most = cost.participation(plan, plan.steps)
   if any(0 < s.participations < most for s in statistics):
     raise ValueError(
         f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
         f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
-  if plan.amplified and plan.adjacency == 'replace' and (
+  if cost.claims_amplification(plan) and plan.adjacency == 'replace' and (
       statistics or len(rule.asks) > 1 or any(ask.rider is not None for ask in rule.asks)):
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per step '

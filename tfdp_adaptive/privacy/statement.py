@@ -13,15 +13,16 @@ from importlib import metadata
 from typing import Any, Callable, Optional, Sequence, TYPE_CHECKING
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive import version
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import meaning
-from tfdp_adaptive.privacy import monte_carlo
-from tfdp_adaptive.privacy import private_search
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import monte_carlo
+from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.privacy import plan_checks
 
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.privacy import ledger as ledger_lib
-  from tfdp_adaptive.privacy import plan as plan_lib
 
 _UNITS = {
     'example': 'one training example',
@@ -46,9 +47,9 @@ _COVERED = (
 
 
 def statement(
-    plan: plan_lib.PrivacyPlan, steps: int, rule: Optional[contract.Rule], accountant: str) -> str:
+    plan: terms_lib.Terms, steps: int, rule: Optional[contract.Rule], accountant: str) -> str:
   """Plain text; `steps` of the plan's steps have been taken, with `rule`."""
-  private = rule is None or plan.check_rule(rule)
+  private = rule is None or plan_checks.serves(plan, rule)
   lines = [_guarantee(plan, steps, private, rule, accountant)]
   lines.append(
       f'Unit and adjacency: the unit of privacy is {_UNITS[plan.unit]}. Neighbouring data sets '
@@ -65,7 +66,7 @@ def statement(
 
 
 def _guarantee(
-    plan: plan_lib.PrivacyPlan, steps: int, private: bool, rule: Optional[contract.Rule],
+    plan: terms_lib.Terms, steps: int, private: bool, rule: Optional[contract.Rule],
     accountant: str) -> str:
   if rule is not None and not private:
     return (f'NO PRIVACY GUARANTEE: the rule {rule.name!r} uses a statistic of the data without '
@@ -75,15 +76,19 @@ def _guarantee(
             'experiment, not a private model.')
   done = (f'after {steps} of the {plan.steps} planned steps' if steps < plan.steps
           else f'after all {steps} steps')
-  pair = lambda steps: f'({rounded_up(plan.epsilon(steps, accountant))}, {plan.target_delta:g})'
-  text = f'Guarantee: {pair(steps)}-differential privacy {done}'
+  event, relation = cost.event(plan, steps), cost.relation(plan)
+  epsilon = cost.epsilon(event, plan.target_delta, accountant, relation)
+  pair = lambda epsilon: f'({rounded_up(epsilon)}, {plan.target_delta:g})'
+  text = f'Guarantee: {pair(epsilon)}-differential privacy {done}'
   if steps < plan.steps:
-    text += f'; {pair(plan.steps)} at the end'
+    whole = cost.epsilon(
+        cost.event(plan, plan.steps), plan.target_delta, accountant, relation)
+    text += f'; {pair(whole)} at the end'
   text += (f'. It holds at the level of {_UNITS[plan.unit]}, in the central model of a trusted '
            'curator.')
   text += _in_words(
-      plan, plan.epsilon(steps, accountant), plan.target_delta,
-      lambda epsilon: plan.delta(epsilon, steps, accountant))
+      plan, epsilon, plan.target_delta,
+      lambda epsilon: cost.delta(event, epsilon, accountant, relation))
   return text + _large_delta(plan.target_delta, [plan])
 
 
@@ -97,7 +102,7 @@ def _large_delta(delta: float, plans: Sequence[Any]) -> str:
 
 
 def _in_words(
-    plan: plan_lib.PrivacyPlan, epsilon: float, delta: float,
+    plan: terms_lib.Terms, epsilon: float, delta: float,
     delta_of: Callable[[float], float]) -> str:
   """What it means to people; nothing before the first step and without a bound."""
   if not epsilon or epsilon == float('inf'):
@@ -192,17 +197,17 @@ def rounded_up(epsilon: float) -> str:
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
-def _population(plan: plan_lib.PrivacyPlan) -> str:
+def _population(plan: terms_lib.Terms) -> str:
   if plan.population_size is None:
     return 'The number of records is not used and stays private.'
   return (f'The number of records, {plan.population_size}, is treated as public, and so are the '
           'constants derived from it.')
 
 
-def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str:
+def _mechanism(plan: terms_lib.Terms, rule: Optional[contract.Rule]) -> str:
   text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
-          f'{plan.l2_norm_clip:g}: noise of standard deviation {plan.noise_stddev:.6g} before '
-          'correlation on the sum of clipped records, ')
+          f'{plan.l2_norm_clip:g}: noise of standard deviation {cost.noise_stddev(plan):.6g} '
+          'before correlation on the sum of clipped records, ')
   if plan.adjacency == 'replace':
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
@@ -226,26 +231,27 @@ def _mechanism(plan: plan_lib.PrivacyPlan, rule: Optional[contract.Rule]) -> str
   return text
 
 
-def _accounting(plan: plan_lib.PrivacyPlan, steps: int, accountant: str) -> str:
+def _accounting(plan: terms_lib.Terms, steps: int, accountant: str) -> str:
   text = f'tfdp_adaptive {version.__version__}, dp_accounting {metadata.version("dp-accounting")}, '
   if not steps:
     return text + 'of no release: no step has been taken.'
+  event, amplified = cost.event(plan, steps), cost.claims_amplification(plan)
   draws = getattr(plan.sampling, 'draws', 0)
-  selects = private_search.selects(plan.event(steps))
-  renyi = accountant == 'rdp' or accounting.only_renyi(plan.event(steps))
+  selects = private_search.selects(event)
+  renyi = accountant == 'rdp' or cost.only_renyi(event)
   method = ('Renyi differential privacy' if renyi else
-            f'{draws} draws of the privacy loss' if plan.amplified and draws else
-            'privacy loss distributions' if plan.amplified else 'the exact Gaussian trade-off')
-  if plan.amplified:
+            f'{draws} draws of the privacy loss' if amplified and draws else
+            'privacy loss distributions' if amplified else 'the exact Gaussian trade-off')
+  if amplified:
     luck = (f' Epsilon and delta are upper bounds of confidence 1 - {monte_carlo.BETA:g}: the '
             "guarantee holds unless the accountant's own draws were that unlucky." if draws else '')
     return text + (
-        f'{method}, of {plan.event(steps)}.{luck} Amplification by sampling is claimed; it holds '
+        f'{method}, of {event}.{luck} Amplification by sampling is claimed; it holds '
         'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
-  min_sep, count = plan.participation(steps)
-  sensitivity = accounting.total_sensitivity(plan, steps)
+  min_sep, count = cost.participation(plan, steps)
+  sensitivity = cost.total_sensitivity(plan, steps)
   kind = '' if plan.mechanism.rounding is None else 'discrete '
-  distance = 'a multiple of' if plan.fixed_order and count > 1 else 'at least'
+  distance = 'a multiple of' if cost.fixed_order(plan) and count > 1 else 'at least'
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (

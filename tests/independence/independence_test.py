@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No example may depend on others in training (architecture, 5.14): models that break it.
+
+Each is to be refused; `honest_models_test.py` has those that keep to it.
+"""
+
+import pytest
+import small_models as small
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.independence import independence
+from tfdp_adaptive.independence import thresholds
+
+keras = compat.keras
+layers = keras.layers
+
+
+class Experts(layers.Layer):
+  """Two experts of limited capacity: who comes late gets nothing."""
+
+  def call(self, x, training=None):
+    chosen = tf.one_hot(tf.argmax(x[:, :2], -1), 2)
+    place = tf.reduce_sum(tf.cumsum(chosen, 0) * chosen, -1, keepdims=True)
+    capacity = 0.75 * tf.cast(tf.shape(x)[0], tf.float32)
+    return tf.where(place <= capacity, x, 0.0) if training else x
+
+
+class Scheduled(layers.Layer):
+  """Mixes later: after some steps, or once somebody raises the rate."""
+
+  def __init__(self, start=100):
+    super().__init__()
+    self.start = start
+    self.steps = tf.Variable(0, trainable=False)
+    self.rate = tf.Variable(0.0 if start > 100 else 1.0, trainable=False)
+
+  def call(self, x, training=None):
+    if not training:
+      return x
+    self.steps.assign_add(1)
+    on = tf.cast(self.steps > self.start % 1000, tf.float32)
+    return x - on * self.rate * tf.reduce_mean(x, 0, keepdims=True)
+
+
+@tf.custom_gradient
+def _normalised_backward(x):
+  return tf.identity(x), lambda dy: dy / (1e-6 + tf.norm(dy))
+
+
+def _steps_until_all_are_small(x):
+  return tf.while_loop(lambda x: tf.reduce_max(tf.abs(x)) > 0.5, lambda x: [0.7 * x], [x])[0]
+
+
+def _mixup_at_times(x):
+  mix = tf.cast(tf.random.uniform([]) < 0.5, tf.float32)
+  return x + 0.1 * mix * x[::-1]
+
+
+def _after_dropout(function):
+  return lambda: small.sequential(function, dropout=True)
+
+
+class AtCounts(layers.Layer):
+  """Mixes when a count of steps says so."""
+
+  def __init__(self, when):
+    super().__init__()
+    self.steps = tf.Variable(0, trainable=False)
+    self.when = when
+
+  def call(self, x, training=None):
+    if not training:
+      return x
+    self.steps.assign_add(1)
+    return tf.cond(self.when(self.steps), lambda: x - small.mean(x), lambda: x)
+
+
+class AtCalls(layers.Layer):
+  """Mixes once Python has called it often enough."""
+
+  calls = 0
+
+  def call(self, x, training=None):
+    self.calls += 1
+    return x - small.mean(x) if training and self.calls > 50 else x
+
+
+def _if(condition):
+  return lambda x: tf.cond(condition(x), lambda: x - small.mean(x), lambda: x)
+
+
+def _words_if(condition):
+  return lambda: small.words(
+      lambda ids: tf.where(condition(ids), tf.roll(ids, 1, 0), ids), vocabulary=3000)
+
+
+MIXING = {
+    'centred, out of gradients\' sight': small.across(
+        lambda x: x - tf.stop_gradient(small.mean(x))),
+    'so after dropout': _after_dropout(lambda x: x - tf.stop_gradient(small.mean(x))),
+    'ranks': small.across(lambda x: x + tf.cast(tf.argsort(tf.argsort(x, 0), 0), tf.float32)),
+    'kept if above the median': small.across(
+        lambda x: tf.where(x > tf.sort(x, 0)[tf.shape(x)[0] // 2], x, 0.0)),
+    'the largest of the batch': small.across(
+        lambda x: tf.where(x >= tf.math.top_k(tf.reshape(x, [-1]), 5)[0][-1], x, 0.0)),
+    'centred by NumPy': small.across(lambda x: x - tf.ensure_shape(
+        tf.numpy_function(lambda a: a.mean(0, keepdims=True), [x], tf.float32), [1, 6])),
+    'divided by the number of examples': small.across(lambda x: x / small.size(x)),
+    'a backward pass that normalises': small.across(_normalised_backward),
+    'a backward pass that normalises after dropout': _after_dropout(_normalised_backward),
+    'trimmed to the longest, averaged': lambda: small.words(lambda ids: ids, False),
+    'words of a neighbour': lambda: small.words(lambda ids: tf.roll(ids, 1, 0)),
+    'one word of the neighbour': lambda: small.words(
+        lambda ids: tf.concat([tf.roll(ids[:, :1], 1, 0), ids[:, 1:]], 1)),
+    'experts of limited capacity': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(6), Experts(), layers.Dense(2)]),
+    'shuffled': small.across(tf.random.shuffle),
+    'sorted by draws': small.across(
+        lambda x: tf.gather(x, tf.argsort(tf.random.uniform(tf.shape(x)[:1])))),
+    'mixed at times': small.across(_mixup_at_times),
+    'scaled by the largest number': small.across(lambda x: x / (1e-3 + tf.reduce_max(tf.abs(x)))),
+    'softmax along the wrong axis': small.across(lambda x: tf.nn.softmax(x, 0)),
+    'normalised as one': small.across(tf.math.l2_normalize),
+    'noise as large as the batch is wide': _after_dropout(
+        lambda x: x + tf.stop_gradient(tf.math.reduce_std(x)) * tf.random.normal(tf.shape(x))),
+    'a condition on the batch': small.across(
+        lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: -x)),
+    'steps until all are small': small.across(_steps_until_all_are_small),
+    'reshaped in the wrong order': small.across(
+        lambda x: tf.reshape(tf.transpose(x), tf.shape(x))),
+    'attention to the batch': small.across(
+        lambda x: tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x)),
+    'a gate that starts at zero': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(6, kernel_initializer='zeros'),
+         small.Apply(lambda x: x - small.mean(x)), layers.Dense(2)]),
+    'weighted by place': small.across(
+        lambda x: x * tf.range(1.0, 1 + small.size(x))[:, tf.newaxis]),
+    'summed along the default axis': _after_dropout(tf.cumsum),
+    'scanned along the wrong axis': small.across(lambda x: tf.scan(lambda a, b: 0.5 * a + b, x)),
+    'divided by 255 if any is large': lambda: small.first(
+        lambda x: tf.cond(tf.reduce_max(x) > 1, lambda: x / 255, lambda: x)),
+    'pixels divided by the largest': lambda: small.first(
+        lambda x: tf.cast(x, tf.float32) / tf.cast(tf.reduce_max(x), tf.float32), 'uint8'),
+    'zeros if any is not finite': small.across(lambda x: tf.where(
+        tf.reduce_all(tf.math.is_finite(x)), x, tf.zeros_like(x))),
+    'large batches halved': small.across(
+        lambda x: tf.cond(tf.shape(x)[0] > 32, lambda: x / 2, lambda: x)),
+    'from the hundredth step on': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4), Scheduled(), layers.Dense(2)]),
+    'at a rate that is zero at first': lambda: keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4), Scheduled(1000), layers.Dense(2)]),
+    'rounded between extremes': small.across(lambda x: tf.quantization.fake_quant_with_min_max_vars(
+        x, tf.reduce_min(x), tf.reduce_max(x))),
+    'draws seeded by the data': small.across(lambda x: x * tf.random.stateless_uniform(
+        tf.shape(x), [tf.cast(1000 * tf.reduce_sum(x), tf.int32), 0])),
+    'numbered by first appearance': lambda: small.words(
+        lambda ids: tf.reshape(tf.unique(tf.reshape(ids, [-1]))[1], tf.shape(ids)) % 9),
+    'the nearest neighbour': small.across(lambda x: tf.gather(x, tf.argmin(tf.reduce_sum(
+        (x[:, tf.newaxis] - x) ** 2, -1) + 1e9 * tf.eye(tf.shape(x)[0]), 1))),
+    'a backward pass that centres': _after_dropout(tf.custom_gradient(
+        lambda x: (tf.identity(x), lambda dy: dy - tf.reduce_mean(dy, 0)))),
+    'counted from the end of the longest': lambda: small.words(lambda ids: (
+        ids + tf.reduce_max(tf.math.count_nonzero(ids, 1, dtype=tf.int32))) % 9),
+    'dropped as often as the batch is high': small.across(lambda x: tf.where(
+        tf.random.uniform(tf.shape(x)) < tf.sigmoid(tf.reduce_mean(x)), x, 0.0)),
+    'moments at times': small.across(lambda x: x + tf.nn.moments(x, [0])[1] * tf.cast(
+        tf.random.uniform([]) < 0.1, tf.float32)),
+}
+
+
+# Rarely: where only what the graph compares with tells when.
+RARELY = {
+    'large batches centred': small.across(_if(lambda x: tf.shape(x)[0] > 1000)),
+    'at multiples of a size': small.across(_if(lambda x: tf.shape(x)[0] % 16 == 0)),
+    'every tenth step': lambda: small.around(AtCounts(lambda steps: steps % 10 == 0)),
+    'at one step': lambda: small.around(AtCounts(lambda steps: tf.equal(steps, 500))),
+    'after millions of steps': lambda: small.around(AtCounts(lambda steps: steps > 5_000_000)),
+    'once in a million draws': small.across(_if(lambda x: tf.random.uniform([]) < 1e-6)),
+    'at the largest draws': small.across(_if(lambda x: tf.random.uniform([]) > 0.9999)),
+    'if any is huge': lambda: small.first(_if(lambda x: tf.reduce_max(x) > 1e9)),
+    'if all are tiny': lambda: small.first(_if(lambda x: tf.reduce_max(tf.abs(x)) < 1e-3)),
+    'if any is infinite': lambda: small.first(
+        lambda x: tf.where(tf.reduce_any(tf.math.is_inf(x)), tf.zeros_like(x), x)),
+    'missing numbers are means': lambda: small.first(lambda x: tf.where(
+        tf.math.is_nan(x), tf.reduce_mean(tf.where(tf.math.is_nan(x), 0.0, x), 0), x)),
+    'a number for missing ones is a mean': lambda: small.first(
+        lambda x: tf.where(tf.equal(x, -999), small.mean(x), x)),
+    'if a word is there': _words_if(lambda ids: tf.reduce_any(tf.equal(ids, 103))),
+    'where a word is': _words_if(lambda ids: tf.equal(ids, 103)),
+    'if a word is there often': _words_if(
+        lambda ids: tf.math.count_nonzero(tf.equal(ids, 2999)) > 20),
+}
+
+
+@pytest.mark.pitfall(
+    'Examples are mixed rarely: above a size of the batch, at some step or draw, where one word '
+    'or a missing number is.',
+    severity='critical', stops='PrivacyError before the first step: the constants that the graph '
+                               'compares with are tried as values, sizes and counts')
+@pytest.mark.parametrize('name', RARELY)
+def test_what_is_mixed_rarely_is_found(name):
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
+    tfdp.validate_model(RARELY[name]())
+  print(name, '|', error.value)
+
+
+def test_python_that_counts_its_calls_is_refused():
+  """Training would trace something else."""
+  with pytest.raises(tfdp.PrivacyError, match=r"change with every call, \['calls'\]"):
+    tfdp.validate_model(small.around(AtCalls()))
+
+
+def test_python_that_asks_for_the_size_of_a_batch():
+  """A size that is known when a step is traced, as under plans of fixed order."""
+  model = small.sequential(lambda x: x - small.mean(x) if (x.shape[0] or 0) > 50 else x)
+  for size in (None, 8):
+    tfdp.validate_model(model, tf.TensorSpec([size, 4]))
+  with pytest.raises(tfdp.PrivacyError, match='when 64 are there'):
+    tfdp.validate_model(model, tf.TensorSpec([64, 4]))
+
+
+@pytest.mark.pitfall(
+    'Examples are mixed out of gradients\' sight: centring behind `stop_gradient`, ranks, '
+    'medians, trimming to the longest, capacities of experts, a backward pass that '
+    'normalises.',
+    severity='critical', stops='PrivacyError before the first step: values are compared, in '
+                               'training, on batches whose other rows change')
+@pytest.mark.parametrize('name', MIXING)
+def test_mixing_is_found(name):
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
+    tfdp.validate_model(MIXING[name]())
+  print(name, '|', error.value)
+
+
+@pytest.mark.parametrize('name', [
+    'ranks', 'kept if above the median', 'trimmed to the longest, averaged', 'mixed at times',
+    'experts of limited capacity', 'zeros if any is not finite'])
+def test_mixing_is_found_in_large_models_by_fewer_runs(name, monkeypatch):
+  monkeypatch.setattr(independence, '_HEAVY', 0)
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example'):
+    tfdp.validate_model(MIXING[name]())
+
+
+def test_constants_are_those_that_data_are_compared_with():
+  """No batch decides what dropout drops; a batch of each constant would be tried for nothing."""
+  drop = layers.Dropout(0.375)
+
+  def compares(x):
+    drawn = tf.random.uniform([3, 2], 1.0, 3.0)
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      mean = tf.reduce_mean(tf.square(x), axis=1)  # Its gradient divides sizes by sizes.
+    return (drop(x, training=True), tf.nn.dropout(x, 0.25), drawn < 1.25, 2 < drawn + 1,
+            x > 0.75, drawn * x > 0.625, tf.math.floormod(tf.constant([1]) + 2, 3),
+            tape.gradient(mean, x), tf.random.categorical(x, 1) > 77,  # Draws that data decide.
+            tf.random.uniform([2], 0, tf.shape(x)[0], tf.int32) < 55)
+
+  function = tf.function(compares, autograph=False).get_concrete_function(tf.TensorSpec([3, 2]))
+  found = thresholds.find(function)
+  assert found.reals == [0.75, 0.625]
+  assert set(found.integers) - {2**31 - 2} == {77, 55}  # The other are Keras' seeds.

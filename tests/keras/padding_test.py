@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fit` trains on the records of a plan's batches, not on their padding."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import padding
+
+keras = compat.keras
+N, B = 60, 6
+X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+def make_plan(**kwargs):
+  return tfdp.PrivacyPlan(**{**dict(
+      population_size=N, batch_size=B, steps=12, l2_norm_clip=1.0, noise_multiplier=1e-6,
+      target_delta=1e-6, sampling=tfdp.sampling.Poisson(), seed=3), **kwargs})
+
+
+def make_model(plan, **kwargs):
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input((3,)), keras.layers.Dense(1, kernel_initializer='ones')]))
+  optimizer = tfdp.DPSGD(0.1, plan=plan)
+  model.compile(optimizer, loss='mse', **kwargs)
+  return model
+
+
+def rows_of(batches):
+  return [tf.nest.flatten(batch)[-1].shape[0] for batch in batches]
+
+
+def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
+  plan = make_plan(steps=40)
+  model = make_model(plan)
+  counts = [len(indices) for indices in plan.index_batches()]
+  for data in ((X, Y), X, ({'a': X}, Y, np.full(N, 2.0, np.float32))):
+    padded = plan.batches(data)
+    found = list(padding.cropped(model, plan.batches(data)))
+    assert rows_of(found) == [max(1, count) for count in counts]
+    for before, after in zip(padded, found):
+      for whole, part in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
+        if whole is not None:
+          np.testing.assert_array_equal(whole[:part.shape[0]], part)  # The marks with them.
+          assert not np.any(whole[part.shape[0]:])
+
+
+def test_rows_between_records_stay():
+  weight = tf.constant([[0, 0], [0, 2], [0, 0], [1, 0], [0, 0]], tf.float64)
+  x, none, left = padding._crop(1, tf.range(5), None, weight)
+  np.testing.assert_array_equal(x, [0, 1, 2, 3])
+  assert none is None and left.shape == [4, 2]
+  assert padding._crop(1, tf.range(5), tf.zeros([5, 2]))[0].shape == [1]  # A batch of none.
+
+
+@pytest.mark.parametrize('records', range(12))
+@pytest.mark.parametrize('multiple', [1, 3, 4, 20])
+def test_sizes_are_multiples_and_no_record_is_left_out(records, multiple):
+  weight = np.arange(11) < records
+  (found, _) = padding._crop(multiple, tf.range(11), tf.constant(weight, tf.float64))
+  expected = min(11, max(1, math.ceil(records / multiple)) * multiple)
+  np.testing.assert_array_equal(found, np.arange(expected))
+
+
+def test_large_batches_have_few_sizes():
+  plan = make_plan(population_size=4000, batch_size=400, steps=30)
+  data = np.zeros((4000, 3), np.float32), np.zeros(4000, np.float32)
+  model = make_model(plan)
+  counts = [len(indices) for indices in plan.index_batches()]
+  sizes = rows_of(padding.cropped(model, plan.batches(data)))
+  padded = rows_of(plan.batches(data))
+  assert sizes == [min(most, 13 * math.ceil(count / 13)) for most, count in zip(padded, counts)]
+  assert len(set(sizes)) < 16 < len(set(counts))
+
+
+def test_fit_learns_without_padding_what_it_learns_with_it():
+  plan = make_plan(steps=3)
+  model, other = make_model(plan), make_model(plan)
+  model.fit(plan.batches((X, Y)), verbose=0)
+  for batch in plan.batches((X, Y), pad_to=20):
+    other.train_on_batch(*batch)
+  for left, right in zip(model.get_weights(), other.get_weights()):
+    np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('scheme', [
+    tfdp.sampling.Poisson(), tfdp.sampling.TruncatedPoisson(max_batch_size=20)], ids=repr)
+def test_steps_of_any_size_are_one_trace(scheme):
+  plan = make_plan(sampling=scheme)
+  model = make_model(plan)
+  traces, rows, step = [], tf.Variable(0), model.train_step
+
+  def traced(data):
+    weight = tf.nest.flatten(data)[-1]
+    traces.append(weight.shape[0])
+    rows.assign_add(tf.shape(weight)[0])
+    return step(data)
+
+  model.train_step = traced
+  model.fit(plan.batches((X, Y)), verbose=0)
+  assert traces == [None]
+  assert int(rows) == sum(max(1, len(indices)) for indices in plan.index_batches())
+
+
+def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
+  plan = make_plan()
+  batches = plan.batches((X, Y))
+  assert padding.cropped(make_model(plan, jit_compile=True), batches) is batches
+  assert padding.cropped(make_model(plan, run_eagerly=True), batches) is batches
+  fixed = make_plan(sampling=tfdp.sampling.FixedOrder())
+  batches = fixed.batches((X, Y))
+  assert padding.cropped(make_model(fixed), batches) is batches
+  foreign = tf.data.Dataset.from_tensors((X, Y))
+  assert padding.cropped(make_model(plan), foreign) is foreign
+
+
+def test_an_eager_run_examines_the_model_once_per_size(monkeypatch):
+  seen, validate = [], validation.validate_model
+  monkeypatch.setattr(
+      validation, 'validate_model', lambda *args: seen.append(args[1:]) or validate(*args))
+  plan = make_plan()
+  model = make_model(plan, run_eagerly=True)
+  seen.clear()  # Of `make_private`.
+  model.fit(plan.batches((X, Y)), verbose=0)
+  sizes = {tf.nest.flatten(batch)[-1].shape[0] for batch in plan.batches((X, Y))}
+  assert len(seen) == len(sizes) < plan.steps / 2
+
+
+def test_nothing_is_traced_after_the_first_epoch():
+  """Sizes differ from step to step; metrics, validation and callbacks come every epoch."""
+  plan = make_plan(sampling=tfdp.sampling.Poisson(), steps=20)
+  traces = []
+
+  class Layer(keras.layers.Layer):
+
+    def call(self, x, training=False):
+      traces.append(training)
+      return x
+
+  def own_loss(y, outputs):
+    traces.append('loss')
+    return tf.reduce_mean(tf.square(y - outputs), 1)
+
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input((3,)), Layer(), keras.layers.Dense(1)]))
+  model.compile(tfdp.DPAdam(0.1, plan=plan), loss=own_loss, metrics=['mae'])
+  counts = []
+  watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: counts.append(len(traces)))
+  batches = plan.batches((X, Y))
+  model.fit(batches, steps_per_epoch=2, epochs=10, verbose=0, callbacks=[watch],
+            validation_data=(X[:7], Y[:7]), validation_batch_size=4)
+  assert len(set(rows_of(padding.cropped(model, plan.batches((X, Y)))))) > 5
+  assert len(counts) == 10 and len(set(counts)) == 1, counts

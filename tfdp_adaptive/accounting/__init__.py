@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the terms of a run to epsilon: sampling laws, events, losses, search. It sees no data."""

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan to a dp_accounting event, and from an event to epsilon and delta.
+
+Convention of the whole library: the noise on the clipped sum of step t is
+`noise_multiplier * sensitivity of one record * (C^-1 Z)_t`, where one record's
+sensitivity is the clip norm, or twice that under replace. The noise already
+carries that factor, so events count in units of it and are read under
+add-or-remove; the sensitivity of C to a record's participations only ever
+divides here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import dp_accounting
+from dp_accounting import rdp
+from scipy import optimize
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import composition
+from tfdp_adaptive.accounting import discrete_gaussian
+from tfdp_adaptive.accounting import gaussian
+from tfdp_adaptive.accounting import losses
+from tfdp_adaptive.accounting import monte_carlo
+from tfdp_adaptive.accounting import private_search
+
+ACCOUNTANTS = ('pld', 'rdp')
+gaussian_delta, gaussian_epsilon = gaussian.delta, gaussian.epsilon
+SMALLEST_DELTA = 1e-100
+LARGEST_EPSILON = 1e4  # That noise is calibrated to.
+# What the grids of losses may add: relative to epsilon, or to delta.
+_EPSILON_TOLERANCE, _DELTA_TOLERANCE, _CALIBRATION_TOLERANCE = 5e-6, 1e-4, 1e-3
+_SETTLED = 1e-4  # Of the logarithm of a calibrated noise multiplier.
+_STEEP = 50.0
+_RELATION = dp_accounting.NeighboringRelation
+_HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
+
+
+def needs_current_library(what: str) -> None:
+  """Raises where dp-accounting is too old for `what`."""
+  if not _HAS_TRUNCATED:
+    raise ValueError(f'{what} needs dp-accounting 0.6.0 or later; earlier versions do not have '
+                     'it, or mean something else by it. Install a current dp-accounting.')
+
+
+def claims_amplification(plan: terms_lib.Terms) -> bool:
+  """Whether the plan's mechanism may use its sampling's amplification."""
+  return plan.sampling.amplified_noise(plan.mechanism)
+
+
+def participation(plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+  """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
+  min_sep, max_participations = plan.sampling.participation(plan, steps)
+  if plan.max_participations is not None:
+    max_participations = min(plan.max_participations, steps)
+  return plan.min_sep or min_sep, max_participations
+
+
+def fixed_order(plan: terms_lib.Terms) -> bool:
+  """Whether it is accounted for that a record has one place in every epoch.
+
+  A `min_sep` below the sampling's own gives up that claim.
+  """
+  return plan.sampling.fixed_order and plan.min_sep in (
+      None, plan.sampling.participation(plan, plan.steps)[0])
+
+
+def noise_stddev(plan: terms_lib.Terms) -> float:
+  """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
+  return (plan.noise_multiplier * plan.l2_norm_clip
+          * contract.record_distance(plan.adjacency))
+
+
+@functools.lru_cache(maxsize=64)
+def sensitivity(
+    mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
+    fixed_order: bool = False) -> float:
+  """Of the C that runs, whichever precision it runs in, and of rounding to its grid."""
+  return (1 + (mechanism.rounding or 0)) * max(
+      mechanism.rounded(dtype).sensitivity(
+          min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
+      for dtype in ('float64', 'float32'))
+
+
+def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
+  """Of all un-amplified releases of the first `steps` steps together, in units of their noise."""
+  size = sensitivity(plan.mechanism, *participation(plan, steps), fixed_order(plan))
+  # Past clean data of a record is in the extra releases of all steps, whenever it took part.
+  return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
+
+
+def event(
+    plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float] = None,
+    neighbors: Optional[dp_accounting.NeighboringRelation] = None,
+    composed: bool = False) -> dp_accounting.DpEvent:
+  """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
+
+  Args:
+    plan: A `PrivacyPlan`.
+    steps: How many.
+    noise_multiplier: The plan's by default.
+    neighbors: Of a ledger, where it is another relation.
+    composed: Whether it is one of several: what only draws can bound does not compose
+      with anything, and is then counted without amplification.
+
+  Of a plan that is searched with, that of the whole search, from its first step on.
+  """
+  search = getattr(plan, 'search', None)
+  if search is None:
+    return _event_of_run(plan, steps, noise_multiplier, neighbors, composed)
+  return search.event(_event_of_run(
+      plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed))
+
+
+def _event_of_run(
+    plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float],
+    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool
+    ) -> dp_accounting.DpEvent:
+  sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
+  if not steps:
+    return dp_accounting.NoOpDpEvent()
+  if not sigma:
+    return dp_accounting.NonPrivateDpEvent()
+  drawn = bool(getattr(plan.sampling, 'draws', 0))
+  kind = (dp_accounting.GaussianDpEvent if plan.mechanism.rounding is None else
+          discrete_gaussian.DiscreteGaussianDpEvent)
+  if not claims_amplification(plan) or drawn and composed:
+    doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
+    return kind(float(doubled * sigma / total_sensitivity(plan, steps)))
+  if drawn:
+    return plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
+  probability, count = plan.sampling.compositions(plan, steps)
+  sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
+  if relation(plan) is _RELATION.REPLACE_ONE:
+    # This relation counts noise in clip norms and doubles the sensitivity itself.
+    sigma *= contract.record_distance(plan.adjacency)
+  max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
+  if max_batch_size is None:
+    step = kind(sigma)
+    if probability < 1:
+      step = dp_accounting.PoissonSampledDpEvent(float(probability), step)
+  else:
+    step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        plan.population_size, float(probability), max_batch_size, sigma)
+  return dp_accounting.SelfComposedDpEvent(step, count)
+
+
+def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
+  """The dp_accounting relation an event of this plan is read under."""
+  if claims_amplification(plan):
+    if plan.adjacency == 'replace':
+      return _RELATION.REPLACE_ONE
+    if plan.adjacency == 'zero_out' and hasattr(plan.sampling, 'max_batch_size'):
+      return _RELATION.REPLACE_SPECIAL
+  # Zero-out has the values of add-or-remove for (sampled) Gaussians, which is
+  # the relation that every dp-accounting version reads alike.
+  return _RELATION.ADD_OR_REMOVE_ONE
+
+
+def epsilon(
+    dp_event: dp_accounting.DpEvent, target_delta: float, accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
+  """An epsilon that the accountant proves at `target_delta`, as small as it can."""
+  checks.probability(target_delta=target_delta)
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
+    return monte_carlo.epsilon(_drawn(dp_event, accountant), target_delta)
+  if accountant == 'rdp' or only_renyi(dp_event):
+    return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
+  if target_delta < SMALLEST_DELTA:
+    raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
+                     f'Received: target_delta={target_delta}.')
+  sigma = _gaussian(dp_event, neighbors)
+  if sigma is not None:
+    return gaussian_epsilon(sigma, target_delta)
+  directions = losses.directions(dp_event, neighbors)
+  return math.inf if directions is None else _epsilon(tuple(directions), target_delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon(directions: Sequence[losses.Steps], target_delta: float) -> float:
+  return _largest(
+      directions, lambda one: one.chernoff_epsilon(target_delta)[1],
+      lambda one: one.epsilon(target_delta, _EPSILON_TOLERANCE), 0.0)
+
+
+def delta(
+    dp_event: dp_accounting.DpEvent, target_epsilon: float, accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
+  """A delta that the accountant proves at `target_epsilon`, as small as it can."""
+  checks.not_negative(target_epsilon=target_epsilon)
+  checks.one_of(ACCOUNTANTS, accountant=accountant)
+  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
+    return monte_carlo.delta(_drawn(dp_event, accountant), target_epsilon)
+  if accountant == 'rdp' or only_renyi(dp_event):
+    return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
+  sigma = _gaussian(dp_event, neighbors)
+  if sigma is not None:
+    return gaussian_delta(sigma, target_epsilon)
+  directions = losses.directions(dp_event, neighbors)
+  if directions is None:
+    return 1.0
+  return math.exp(_log_delta(tuple(directions), target_epsilon, _DELTA_TOLERANCE))
+
+
+@functools.lru_cache(maxsize=256)
+def _log_delta(
+    directions: Sequence[losses.Steps], target_epsilon: float, tolerance: float) -> float:
+  return _largest(
+      directions, lambda one: one.chernoff_log_delta(target_epsilon)[1],
+      lambda one: one.log_delta(target_epsilon, tolerance), -math.inf)
+
+
+def _largest(
+    directions: Sequence[losses.Steps], bound: Callable[[composition.Composition], float],
+    value: Callable[[composition.Composition], float], least: float) -> float:
+  """Of all directions; those are left out whose cheap bound is below another's value."""
+  compositions = [composition.Composition(steps) for steps in directions if steps]
+  for one in sorted(compositions, key=bound, reverse=True):
+    if bound(one) > least:
+      least = max(least, value(one))
+  return least
+
+
+def _drawn(dp_event: dp_accounting.DpEvent, accountant: str) -> monte_carlo.MonteCarloDpEvent:
+  if accountant == 'rdp':
+    raise ValueError('Patterns of participation that are secret are accounted for by draws of the '
+                     'privacy loss, not by Renyi differential privacy. Received: '
+                     'accountant="rdp". Leave it out.')
+  return dp_event  # type: ignore[return-value]
+
+
+def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
+  """Whether nothing but Renyi divergences accounts for an event, whatever is asked for."""
+  return private_search.selects(dp_event) or discrete_gaussian.present(dp_event)
+
+
+def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
+  continuous = discrete_gaussian.as_continuous(dp_event)
+  orders = None if continuous is dp_event else discrete_gaussian.ORDERS
+  accountant = rdp.RdpAccountant(orders, neighboring_relation=neighbors)
+  dp_event = continuous
+  if not accountant.supports(dp_event):
+    raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
+                     f'{neighbors.name}. Use accountant="pld".')
+  log = logging.getLogger('absl')
+  log.addFilter(_counts)
+  try:
+    return accountant.compose(dp_event)
+  finally:
+    log.removeFilter(_counts)
+
+
+def _counts(record: logging.LogRecord) -> bool:
+  """Not of dp_accounting's notes on an order left out: the others bound epsilon all the same."""
+  return 'Excluding this order' not in str(record.msg)
+
+
+def _gaussian(
+    dp_event: dp_accounting.DpEvent,
+    neighbors: dp_accounting.NeighboringRelation) -> Optional[float]:
+  """The noise multiplier of an event that is unsampled Gaussians only, else None."""
+  if neighbors is _RELATION.REPLACE_ONE:
+    return None
+  if isinstance(dp_event, dp_accounting.GaussianDpEvent):
+    return float(dp_event.noise_multiplier)
+  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
+    sigma = _gaussian(dp_event.event, neighbors)
+    return None if sigma is None else sigma / math.sqrt(dp_event.count)
+  if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
+    multipliers = [_gaussian(part, neighbors) for part in dp_event.events]
+    sigmas = [sigma for sigma in multipliers if sigma is not None]
+    if len(sigmas) < len(multipliers):
+      return None
+    return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
+  return None
+
+
+def calibrate(
+    event_of: Callable[[float], dp_accounting.DpEvent], target_epsilon: float, target_delta: float,
+    accountant: str = 'pld',
+    neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
+  """The least noise multiplier, up to 2e-4 of it, that keeps to a target.
+
+  Args:
+    event_of: `noise_multiplier -> DpEvent`, more private with more noise.
+    target_epsilon: Never exceeded by `epsilon(event_of(result), ...)`.
+    target_delta: See above.
+    accountant: 'pld' or 'rdp'.
+    neighbors: How events are read.
+  """
+  checks.positive(target_epsilon=target_epsilon)
+  checks.probability(target_delta=target_delta)
+  if target_epsilon > LARGEST_EPSILON:
+    raise ValueError(f'`target_epsilon` must be at most {LARGEST_EPSILON:g}; more than about 10 '
+                     f'is no privacy. Received: target_epsilon={target_epsilon}.')
+  if isinstance(event_of(1.0), monte_carlo.MonteCarloDpEvent):
+    _drawn(None, accountant)
+    return monte_carlo.calibrate(event_of, target_epsilon, target_delta)
+  log_delta = math.log(target_delta)
+  if only_renyi(event_of(1.0)):
+    accountant = 'rdp'
+
+  def epsilon_of(log_sigma: float) -> float:
+    return epsilon(event_of(math.exp(log_sigma)), target_delta, accountant, neighbors)
+
+  # Delta at the target, and not epsilon: where delta allows much, epsilon falls off a cliff.
+  def gap(log_sigma: float, cheaply: bool = False) -> float:
+    event_ = event_of(math.exp(log_sigma))
+    if accountant == 'rdp':
+      value = math.log(max(epsilon_of(log_sigma), 1e-300) / target_epsilon)
+    elif _gaussian(event_, neighbors) is not None:
+      value = math.log(max(delta(event_, target_epsilon), 1e-300)) - log_delta
+    else:
+      directions = losses.directions(event_, neighbors)
+      if directions is None:
+        return _STEEP
+      value = (max(composition.Composition(steps).chernoff_log_delta(target_epsilon)[1]
+                   for steps in directions) if cheaply else
+               _log_delta(tuple(directions), target_epsilon, _CALIBRATION_TOLERANCE)) - log_delta
+    return min(_STEEP, max(-_STEEP, value))
+
+  cheap = lambda log_sigma: gap(log_sigma, True)
+  low, high = _bracket(cheap, target_epsilon)
+  log_sigma = optimize.brentq(cheap, low, high, xtol=1e-3)
+  # The cheap bound needs more noise than the truth, by a few percent.
+  value, step = gap(log_sigma), 0.02
+  slope = min(-1.0, (cheap(log_sigma + step) - cheap(log_sigma)) / step)
+  best, worst = (log_sigma, -math.inf) if value <= 0 else (math.inf, log_sigma)
+  for _ in range(30):
+    if -_SETTLED * abs(slope) <= value <= 0 or best - worst <= _SETTLED:
+      break
+    before = log_sigma, value
+    log_sigma -= min(0.5, max(-0.5, (value + _SETTLED / 2 * abs(slope)) / slope))
+    if not worst < log_sigma < best and best - worst < math.inf:
+      log_sigma = (worst + best) / 2
+    value = gap(log_sigma)
+    if value <= 0:
+      best = min(best, log_sigma)
+    else:
+      worst = max(worst, log_sigma)
+    if log_sigma != before[0]:
+      slope = min(-0.1, (value - before[1]) / (log_sigma - before[0]))
+  for _ in range(100):
+    if best < math.inf and epsilon_of(best) <= target_epsilon:
+      return math.exp(best)
+    best = (log_sigma if best == math.inf else best) + _SETTLED / 2
+  raise ValueError('The noise multiplier did not converge. '
+                   f'Received: target_epsilon={target_epsilon}, target_delta={target_delta}.')
+
+
+def _bracket(gap: Callable[[float], float], target_epsilon: float) -> Tuple[float, float]:
+  high = 0.0
+  while gap(high) > 0:
+    high += 1
+    if high > 30:
+      raise ValueError('No noise multiplier below 1e13 reaches the target. '
+                       f'Received: target_epsilon={target_epsilon}.')
+  low = high - 1
+  while gap(low) <= 0:
+    low -= 1
+    if low < -12:
+      raise ValueError('The target is reached with a noise multiplier below 1e-5, which is no '
+                       f'privacy. Received: target_epsilon={target_epsilon}.')
+  return low, low + 1

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an epsilon and a delta mean to people: how well the best attacker can tell."""
+
+import math
+from typing import Callable
+
+from scipy import optimize
+from scipy import special
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.accounting import cost
+
+_SHARES = (1.0, 0.6, 0.35)  # Of epsilon, at which the privacy curve is asked.
+
+
+def true_positive_rate(
+    delta_of: Callable[[float], float], epsilon: float, false_positive_rate: float = 0.01
+) -> float:
+  """The largest share of participants that any test finds, at a rate of false alarms.
+
+  (epsilon, delta) bounds it by `e^epsilon a + delta` and by `1 - e^-epsilon (1 - a - delta)`
+  (Kairouz et al., arXiv 1311.0776, Theorem 2.1), at every point of the curve.
+
+  Args:
+    delta_of: Delta at every epsilon.
+    epsilon: Around which the curve is asked; any gives a bound.
+    false_positive_rate: a, the share of others that the test takes for participants.
+  """
+  checks.probability(false_positive_rate=false_positive_rate)
+  bound = 1.0
+  for at in (share * epsilon for share in _SHARES if math.isfinite(epsilon)):
+    delta = delta_of(at)
+    bound = min(bound, math.exp(min(at, 700.0)) * false_positive_rate + delta,
+                1 - math.exp(-at) * (1 - false_positive_rate - delta))
+  return bound
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+  """The mu of the single Gaussian mechanism that has this epsilon at this delta.
+
+  Its `true_positive_rate` is `Phi(mu + Phi^-1(false_positive_rate))`.
+  """
+  checks.probability(delta=delta)
+  checks.not_negative(epsilon=epsilon)
+  gap = lambda log_mu: cost.gaussian_delta(math.exp(-log_mu), epsilon) - delta
+  return math.exp(optimize.brentq(gap, math.log(1e-9 * delta), math.log(1e6), xtol=1e-12))
+
+
+def gaussian_true_positive_rate(mu: float, false_positive_rate: float = 0.01) -> float:
+  """Of the best test against one Gaussian mechanism; exact."""
+  return float(special.ndtr(mu + special.ndtri(false_positive_rate)))

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemes in which the steps of one record hang together: groups, bins, gaps, an order."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, ClassVar, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import monte_carlo
+from tfdp_adaptive.accounting import scheme
+
+
+class _Groups(scheme.Sampling):
+  """Records split once into `cycle` groups that take their turns."""
+
+  cycle: int
+
+  @property
+  def _secret(self) -> bool:
+    """Whether groups are secret even where they could be public."""
+    return False
+
+  def __post_init__(self) -> None:
+    checks.whole(cycle=self.cycle)
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    if self.cycle > scheme.population(plan):
+      raise ValueError(
+          '`cycle` must be at most the population size. Received: '
+          f'cycle={self.cycle}, population_size={plan.population_size}.')
+
+  def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+    return self.cycle, -(-steps // self.cycle)
+
+  def _groups(self, plan: terms_lib.Terms, size: int, start_step: int,
+              coins: Any = None) -> List[np.ndarray]:
+    if plan.adjacency == 'add_remove' or self._secret:
+      # Groups must not move when a record comes or goes, so each record has its own secret die.
+      key = coins.key(start_step)
+      of_record = np.random.default_rng([key, 1]).integers(self.cycle, size=size)
+    else:
+      of_record = _public_order(0, size) % self.cycle
+    return [np.flatnonzero(of_record == group) for group in range(self.cycle)]
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(_Groups):
+  """Step t draws by Poisson sampling from group t mod `cycle` (arXiv 2306.08153, Thm. 4).
+
+  Amplifies for strategies with at most `cycle` bands. Under zero_out the groups
+  are a fixed, equal, public split; under add_remove each record draws its own.
+  """
+
+  adjacencies: ClassVar = ('add_remove', 'zero_out')
+  amplified: ClassVar = True
+  amplifies: ClassVar = (
+      'banded mechanisms with at most `cycle` bands; use FixedOrder for any other.')
+  cycle: int = 1
+
+  @property
+  def most_bands(self) -> int:
+    return self.cycle
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    if self.probability(plan) > 1:
+      raise ValueError(
+          '`cycle` must be at most population_size / batch_size: a group must hold the '
+          f'expected batch. Received: cycle={self.cycle}, batch_size={plan.batch_size}, '
+          f'population_size={plan.population_size}.')
+
+  def probability(self, plan: terms_lib.Terms) -> float:
+    return plan.batch_size * self.cycle / scheme.population(plan)
+
+  def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
+    return self.probability(plan), -(-steps // self.cycle)
+
+  def index_batches(
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    groups = self._groups(plan, size, start_step, coins)
+    rngs = scheme.step_generators(plan.seed, start_step, plan.steps)
+    for step, rng in enumerate(rngs, start_step):
+      group = groups[step % self.cycle]
+      yield group[scheme.bernoulli(rng, len(group), self.probability(plan))]
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return (f'Cyclic Poisson sampling: {self.cycle} groups, chosen without looking at the data, '
+            'take turns; in its turn each record of a group takes part independently with '
+            f'probability {self.probability(plan):.6g}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(_Groups):
+  """Each record falls into one of `cycle` bins; step t uses bin t mod `cycle`, whole.
+
+  Attributes:
+    cycle: Number of bins.
+    draws: 0: no amplification is claimed, and every pass over the bins counts as one
+      full participation. Else each record's bin is a secret of its own, and delta is
+      bounded from that many draws of the privacy loss (`monte_carlo`; arXiv 2410.06266),
+      for Toeplitz strategies without negative entries, under zero_out. A million draws
+      resolve a delta of about 1e-4, a hundred million one of 1e-6.
+  """
+
+  fixed_order: ClassVar = True
+  amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries; leave out `draws` '
+                         'for any other.')
+  cycle: int = 1
+  draws: int = 0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    checks.whole(0, draws=self.draws)
+
+  @property
+  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
+    return ('zero_out',) if self.draws else contract.ADJACENCIES
+
+  @property
+  def amplified(self) -> bool:  # type: ignore[override]
+    return bool(self.draws)
+
+  @property
+  def most_bands(self) -> int:
+    return self.cycle
+
+  @property
+  def _secret(self) -> bool:
+    return bool(self.draws)
+
+  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
+    return self.amplified and monte_carlo.coefficients(mechanism) is not None
+
+  def probability(self, plan: terms_lib.Terms) -> float:
+    del plan
+    return 1 / self.cycle
+
+  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
+            sensitivity: float) -> monte_carlo.MonteCarloDpEvent:
+    """See `accounting.event`."""
+    return monte_carlo.BallsInBinsDpEvent(
+        monte_carlo.coefficients(plan.mechanism, steps), steps, noise_multiplier, sensitivity,
+        self.draws, self.cycle)
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    expected = scheme.population(plan) / self.cycle
+    if abs(expected - plan.batch_size) >= 1:
+      raise ValueError(
+          f'`batch_size` must be population_size / cycle = {expected:.6g}, the expected size of '
+          f'a bin. Received: batch_size={plan.batch_size}.')
+
+  def index_batches(
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    groups = self._groups(plan, size, start_step, coins)
+    for step in range(start_step, plan.steps):
+      yield groups[step % self.cycle]
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return (f'Balls in bins: each record belongs to one of {self.cycle} bins, which take turns '
+            'in an unchanging order. ' + (
+                'The bin of each record is drawn independently and secret.' if self.draws else
+                'No amplification by sampling is claimed.'))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(scheme.Sampling):
+  """Poisson sampling of the records that took no part in the last `min_sep - 1` steps.
+
+  Each record is drawn independently, from the stationary law: every step expects
+  `batch_size` records (b-min-separation, arXiv 2602.09338). With `min_sep=1` it is
+  Poisson sampling, with `min_sep = population_size / batch_size` balls in bins.
+
+  Attributes:
+    min_sep: The least distance b between two steps of a record.
+    draws: See `BallsInBins`; amplifies Toeplitz strategies without negative entries and
+      with at most `min_sep` bands. 0: no amplification is claimed. Each epsilon takes some
+      100 ns per draw and step: a million draws of a thousand steps, minutes.
+  """
+
+  amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries and with at most '
+                         '`min_sep` bands; use draws=0 for any other.')
+  min_sep: int = 1
+  draws: int = 1_000_000
+
+  def __post_init__(self) -> None:
+    checks.whole(min_sep=self.min_sep)
+    checks.whole(0, draws=self.draws)
+
+  @property
+  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
+    return ('zero_out',) if self.draws else contract.ADJACENCIES
+
+  @property
+  def amplified(self) -> bool:  # type: ignore[override]
+    return bool(self.draws)
+
+  @property
+  def most_bands(self) -> int:
+    return self.min_sep
+
+  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
+    return super().amplified_noise(mechanism) and (
+        monte_carlo.coefficients(mechanism) is not None)
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    if self.min_sep * plan.batch_size > scheme.population(plan) * (1 + 1e-12):
+      raise ValueError(
+          '`min_sep` must be at most population_size / batch_size: else too few records are free '
+          f'to take part. Received: min_sep={self.min_sep}, batch_size={plan.batch_size}, '
+          f'population_size={plan.population_size}.')
+
+  def free_probability(self, plan: terms_lib.Terms) -> float:
+    """With which a record takes part that may."""
+    rate = plan.batch_size / scheme.population(plan)
+    return min(1.0, rate / (1 - (self.min_sep - 1) * rate))
+
+  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
+            sensitivity: float) -> monte_carlo.MonteCarloDpEvent:
+    """See `accounting.event`."""
+    return monte_carlo.MinSeparationDpEvent(
+        monte_carlo.coefficients(plan.mechanism, steps)[:self.min_sep], steps, noise_multiplier,
+        sensitivity, self.draws, self.min_sep, self.free_probability(plan))
+
+  def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+    return self.min_sep, -(-steps // self.min_sep)
+
+  def index_batches(
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    key = coins.key(start_step)
+    probability = self.free_probability(plan)
+    due: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
+    rng = np.random.default_rng([key, 1])
+    # Stationary: how many of the first steps a record still waits.
+    blocked = 1 + (self.min_sep - 1) * probability
+    waits = np.ceil((rng.random(size) * blocked - 1) / probability).clip(0, self.min_sep - 1)
+    first = waits.astype(np.int64) + rng.geometric(probability, size) - 1
+    order = np.argsort(first, kind='stable')
+    for records in np.split(order, 1 + np.flatnonzero(np.diff(first[order]))):
+      if len(records):
+        due[int(first[records[0]])].append(records)
+    for step in range(plan.steps):
+      batch = np.sort(np.concatenate(due.pop(step, []) or [np.zeros([0], np.int64)]))
+      if step >= start_step:
+        yield batch
+      rng = np.random.default_rng([key, 2, step])
+      gaps = self.min_sep - 1 + rng.geometric(probability, len(batch))
+      for gap in np.unique(gaps[step + gaps < plan.steps]):
+        due[step + int(gap)].append(batch[gaps == gap])
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return (f'Min-separation sampling: at every step each record that took no part in the last '
+            f'{self.min_sep - 1} takes part with probability {self.free_probability(plan):.6g}, '
+            'independently of all others; '
+            + ('when it does is secret.' if self.draws else
+               'no amplification by sampling is claimed.'))
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedOrder(scheme.Sampling):
+  """The same batches in the same order in every epoch; the last one may be smaller.
+
+  Two participations of a record are exactly an epoch apart. No amplification.
+  Adding a record would move all later ones, so add_remove is refused.
+
+  Attributes:
+    shuffle_seed: The public seed of the one permutation used; None keeps the
+      order of the data.
+  """
+
+  adjacencies: ClassVar = ('zero_out', 'replace')
+  fixed_order: ClassVar = True
+  shuffle_seed: Optional[int] = 0
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    checks.whole(batch_size=plan.batch_size)
+
+  def batches_per_epoch(self, plan: terms_lib.Terms) -> int:
+    return -(-scheme.population(plan) // int(plan.batch_size))
+
+  def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+    epoch = self.batches_per_epoch(plan)
+    return epoch, -(-steps // epoch)
+
+  def index_batches(
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    del coins
+    order = np.arange(size) if self.shuffle_seed is None else _public_order(
+        self.shuffle_seed, size)
+    epoch = self.batches_per_epoch(plan)
+    for step in range(start_step, plan.steps):
+      first = step % epoch * plan.batch_size
+      yield order[first:first + plan.batch_size]
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return ('Fixed order: the same batches in the same order in every epoch of '
+            f'{self.batches_per_epoch(plan)} steps. No amplification by sampling is claimed.')
+
+
+def _public_order(seed: Optional[int], size: int) -> np.ndarray:
+  """A permutation that every NumPy gives alike: a resumed run must meet the same one."""
+  return np.random.RandomState(seed).permutation(size)

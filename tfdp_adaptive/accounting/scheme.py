@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a way of choosing records for steps must know; `sampling` has those there are."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import secrets
+from typing import ClassVar, Iterator, Optional, Tuple
+
+import dp_accounting
+import numpy as np
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import terms as terms_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(abc.ABC):
+  """A batch selection scheme.
+
+  Attributes:
+    adjacencies: What it can be accounted for at all.
+    amplified: Whether its coins may be claimed to amplify privacy; if not,
+      every participation is counted in full.
+    coins: Whether batches are drawn at every step, independently of earlier steps.
+    fixed_order: Whether all participations of a record are multiples of the
+      least distance apart: it has one place in every epoch.
+    amplifies: For which noise, in words.
+  """
+
+  adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
+  amplified: ClassVar[bool] = False
+  coins: ClassVar[bool] = False
+  fixed_order: ClassVar[bool] = False
+  amplifies: ClassVar[str] = 'none'
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    """Raises unless `plan`'s population and batch size fit this scheme."""
+    if plan.population_size is None:
+      raise ValueError(
+          f'`population_size` must be given for {self!r}. Only '
+          '`Poisson(sampling_probability=...)`, a constant that does not come from the data, does '
+          'without. '
+          'Received: population_size=None.')
+
+  @abc.abstractmethod
+  def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+    """`(min_sep, max_participations)` of any record within the first `steps` steps."""
+
+  def probability(self, plan: terms_lib.Terms) -> float:
+    """Where `amplified`: of a record to be in a batch, in its turn."""
+    raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
+
+  def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
+    """Where `amplified`: `(q, count)` of the Poisson-sampled releases a record can be part of."""
+    raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
+
+  @abc.abstractmethod
+  def index_batches(
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0) -> Iterator[np.ndarray]:
+    """The record indices, in [0, size), of steps `start_step`, ..., `plan.steps - 1`.
+
+    Where `coins` is False, it also takes the `Coins` of the run.
+    """
+
+  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
+            sensitivity: float) -> dp_accounting.DpEvent:
+    """Where privacy is accounted for by draws of the loss: the event of `steps` steps."""
+    raise NotImplementedError(f'{type(self).__name__} is accounted for without draws.')
+
+  @property
+  def most_bands(self) -> int:
+    """The most bands of C whose noise it amplifies, of `BandedToeplitz` mechanisms."""
+    return 1
+
+  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
+    """Whether privacy with the mechanism's noise may be claimed to be amplified."""
+    return self.amplified and mechanism.bands is not None and mechanism.bands <= self.most_bands
+
+  @abc.abstractmethod
+  def describe(self, plan: terms_lib.Terms) -> str:
+    """One sentence for the privacy statement."""
+
+
+def population(plan: terms_lib.Terms) -> int:
+  if plan.population_size is None:
+    raise ValueError('`population_size` must be given: the sampling depends on it. '
+                     'Received: population_size=None.')
+  return plan.population_size
+
+
+def step_generators(
+    seed: Optional[int], start_step: int, steps: int) -> Iterator[np.random.Generator]:
+  """One NumPy generator per step, from fresh entropy unless a test fixes it."""
+  key = secrets.randbits(256) if seed is None else seed
+  return (np.random.default_rng([key, step]) for step in range(start_step, steps))
+
+
+def bernoulli(rng: np.random.Generator, size: int, probability: float) -> np.ndarray:
+  """Indices of `size` independent coins that came up heads."""
+  return rng.choice(size, rng.binomial(size, probability), replace=False, shuffle=False)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which optimizer, mechanism and plan to take, from public constants and public data."""
+
+from tfdp_adaptive.advice.advice import advise as advise
+from tfdp_adaptive.advice.choice import choose as choose
+from tfdp_adaptive.advice.choice import choose_plan as choose_plan
+from tfdp_adaptive.advice.recommendation import recommend as recommend

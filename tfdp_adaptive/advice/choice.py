@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mechanism to take for a plan."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Dict, List, Set, Tuple
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import sampling as sampling_lib
+from tfdp_adaptive.accounting import scheme as scheme_lib
+from tfdp_adaptive.mechanisms import workload as workload_lib
+from tfdp_adaptive.privacy import plan as plan_lib
+
+_BUFFERS = 5
+_WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
+_ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
+
+
+def _check(plan: plan_lib.PrivacyPlan, memory: int, objective: str) -> None:
+  if not isinstance(plan, plan_lib.PrivacyPlan):
+    raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
+  checks.whole(0, memory=memory)
+  checks.one_of(_ERRORS, objective=objective)
+
+
+def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_lib.Like = None,
+           objective: str = 'mean') -> mechanisms.Mechanism:
+  """The mechanism with the least error that the plan's sampling can account for.
+
+  * Poisson sampling amplifies independent noise only.
+  * Cyclic Poisson sampling amplifies banded noise with at most `cycle` bands,
+    at the same cost for any number of them: as many as memory allows. So do
+    `MinSeparation` and `BallsInBins` with `draws`, at a cost that grows with them.
+  * Without amplification noise may be correlated over all steps: a BLT with as
+    many buffers as gain 1% each, unless a banded mechanism is better for the
+    plan's participation by more than that.
+  * With no memory, a banded inverse, whose rows are drawn again from their keys.
+
+  Args:
+    plan: A `PrivacyPlan` (its own mechanism is not looked at): `steps`,
+      `sampling` and `participation()` are read.
+    memory: Rows of the model's size that the noise may keep between steps.
+    workload: A `Workload`; None for prefix sums (SGD with a constant rate).
+    objective: 'mean', 'max' or 'last', the error to minimize.
+
+  Returns:
+    A mechanism for `dataclasses.replace(plan, mechanism=...)`; its `reason`
+    says why, in a sentence or two.
+  """
+  _check(plan, memory, objective)
+  design: Dict[str, Any] = dict(workload=workload, objective=objective)
+  if plan.steps == 1:
+    return mechanisms.IndependentGaussian(workload=workload).because(
+        'There is one step: nothing to correlate.')
+  if plan.sampling.amplified:
+    most, scheme = plan.sampling.most_bands, type(plan.sampling).__name__
+    bands = min(most, plan.steps, memory + 1)
+    if bands == 1:
+      return mechanisms.IndependentGaussian(workload=workload).because(
+          f'{scheme} sampling amplifies independent noise only'
+          + (f' at {most} bands and memory for {memory} rows.' if most > 1 else
+             '. CyclicPoisson with banded noise, or FixedOrder with a BLT, may be better for '
+             'large epsilon or few epochs.'))
+    return mechanisms.BandedToeplitz(bands, plan.steps, **design).because(
+        f'{scheme} sampling amplifies banded noise of up to {most} bands; {bands} fit into '
+        f'{memory} rows of memory.')
+  min_sep, k = plan.participation()
+  participation: Dict[str, Any] = dict(min_sep=min_sep, max_participations=k)
+  pattern = (f'a record that takes part at most {k} times, at least {min_sep} steps apart'
+             if k > 1 else 'a record that takes part once')
+  if memory == 0:
+    inverse = mechanisms.BandedInverse(min(4, plan.steps), plan.steps, **participation, **design)
+    return inverse.because(
+        f'Nothing may be kept between steps: rows are drawn again from their keys, for {pattern}.')
+  error = lambda mechanism: getattr(mechanism, _ERRORS[objective])(**participation)
+  # How many buffers pay is asked at a constant rate: each design for a schedule takes seconds.
+  given = workload_lib.get(workload)
+  constant = dict(design, workload=workload_lib.Workload(given.momentum))
+  streaming = mechanisms.BLT(1, plan.steps, **participation, **constant)
+  for buffers in range(2, min(_BUFFERS, memory) + 1):
+    more = mechanisms.BLT(buffers, plan.steps, **participation, **constant)
+    if error(more) > _WORTH * error(streaming):
+      break
+    streaming = more
+  if not given.is_toeplitz:
+    streaming = mechanisms.BLT(streaming.buffers, plan.steps, **participation, **design)
+  bands = min(min_sep, plan.steps, memory + 1)
+  tight = mechanisms.BandedToeplitz(bands, plan.steps, **design)
+  numbers = f'For {pattern}, its {objective} error is {{:.4g}}, against {{:.4g}} of {{}}.'
+  if k > 1 and error(tight) < _WORTH * error(streaming):
+    return tight.because(
+        f'{bands} bands, as many as memory and participation allow, are best. '
+        + numbers.format(error(tight), error(streaming), f'{streaming.buffers} BLT buffers'))
+  return streaming.because(
+      f'A BLT keeps {streaming.buffers} rows, whatever the number of steps. '
+      + numbers.format(error(streaming), error(tight), f'{bands} bands'))
+
+
+def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
+                workload: workload_lib.Like = None, objective: str = 'mean', draws: int = 0
+                ) -> plan_lib.PrivacyPlan:
+  """The plan of the same epsilon whose releases have the least error: its cycle and bands.
+
+  Tried are a fixed order with the noise that `choose` takes for it, and cyclic Poisson
+  sampling with as many bands as groups and memory allow: of 1 (which is Poisson), 2, 4, ...
+  groups, of numbers ever closer to the best of these, and of all factors of the population,
+  among which jax_privacy chooses. With `draws`, so are secret bins and b-min-separation,
+  whose epsilon is an upper bound from that many draws of the privacy loss. Only public
+  constants of the plan are read, so the choice costs nothing.
+
+  Args:
+    plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are
+      not kept. Its adjacency must be 'zero_out'.
+    memory: Rows of the model's size that the noise may keep between steps.
+    workload: A `Workload`; None for prefix sums (SGD with a constant rate).
+    objective: 'mean', 'max' or 'last', the error to minimize.
+    draws: 0, or how many bound delta for `BallsInBins` and `MinSeparation`. Fewer than some
+      60 / delta can tell nothing; ten million take minutes.
+
+  Returns:
+    A plan whose epsilon is at most that of `plan`; its mechanism's `reason` has the errors.
+  """
+  _check(plan, memory, objective)
+  checks.whole(0, draws=draws)
+  target = plan.epsilon()
+  if plan.adjacency != 'zero_out' or plan.population_size is None or not 0 < target < math.inf:
+    raise ValueError(
+        'A plan can be chosen for zero_out adjacency, a public population and a finite epsilon. '
+        f'Received: adjacency={plan.adjacency!r}, population_size={plan.population_size}, '
+        f'epsilon={target}.')
+  most = min(int(plan.population_size // plan.batch_size), plan.steps)
+  search = _Search(plan, target, dict(memory=memory, workload=workload, objective=objective))
+  for i in range(most.bit_length()):
+    search.measure(sampling_lib.CyclicPoisson(2**i))
+  if float(plan.batch_size).is_integer():
+    search.measure(sampling_lib.FixedOrder())
+  for cycle in _factors(plan.population_size, most):
+    search.try_cycle(cycle)
+  ratio = 1.5
+  while ratio * search.cycle >= search.cycle + 0.5:
+    near = {round(search.cycle * ratio), round(search.cycle / ratio)}
+    if not any([search.try_cycle(cycle) for cycle in near if 1 <= cycle <= most]):
+      ratio = (1 + ratio) / 2
+  if draws:
+    search.try_draws(draws, most)
+  errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
+                     for error, one in search.measured)
+  least, best = min(search.measured, key=lambda pair: pair[0])
+  return dataclasses.replace(best, mechanism=best.mechanism.because(
+      f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
+      f'Tried: {errors}; and {len(search.seen) - len(search.measured)} others, which '
+      'have more.'))
+
+
+def _factors(population: float, most: int) -> List[int]:
+  """The factors of the number of records, from the largest."""
+  return [b for b in range(most, 0, -1) if population % b == 0]
+
+
+class _Search:
+  """Plans of one epsilon, and their errors."""
+
+  def __init__(self, plan: plan_lib.PrivacyPlan, target: float, choice: Dict[str, Any]) -> None:
+    self._plan, self._target, self._choice = plan, target, choice
+    self.measured: List[Tuple[float, plan_lib.PrivacyPlan]] = []
+    self.seen: Set[Any] = set()
+
+  @property
+  def cycle(self) -> int:
+    """That of the best cyclic plan so far."""
+    return min((error, one.sampling.cycle) for error, one in self.measured
+               if isinstance(one.sampling, sampling_lib.CyclicPoisson))[1]
+
+  def measure(self, scheme: Any) -> None:
+    """Finds the least noise of a scheme."""
+    trial, error_of_one = self._trial(scheme)
+    self._add(trial, error_of_one, math.inf)
+
+  def try_cycle(self, cycle: int) -> bool:
+    """Whether a cycle is better than all before."""
+    return self._try(sampling_lib.CyclicPoisson(cycle))
+
+  def try_draws(self, draws: int, most: int) -> None:
+    """Bins as there are batches in an epoch, and gaps like the cycles that are tried."""
+    population, batch = scheme_lib.population(self._plan), self._plan.batch_size
+    bins = round(population / batch)
+    if abs(population / bins - batch) < 1:
+      self._try(sampling_lib.BallsInBins(bins, draws=draws))
+    for gap in sorted({self.cycle, *(2**i for i in range(1, most.bit_length()))}, reverse=True):
+      self._try(sampling_lib.MinSeparation(gap, draws=draws))
+
+  def _try(self, scheme: Any) -> bool:
+    """Whether it is better than all before, by one look at epsilon unless it is."""
+    if scheme in self.seen:
+      return False
+    trial, error_of_one = self._trial(scheme)
+    enough = min(error for error, _ in self.measured) / error_of_one
+    if dataclasses.replace(trial, noise_multiplier=enough).epsilon() > self._target:
+      return False
+    self._add(trial, error_of_one, enough)
+    return True
+
+  def _trial(self, scheme: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
+    """A plan, and its error at a noise multiplier of one."""
+    self.seen.add(scheme)
+    trial = dataclasses.replace(
+        self._plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
+        max_participations=None, noise_multiplier=1.0)
+    mechanism = choose(trial, **self._choice)
+    # Of the noise alone: what the sampling of C costs is in the noise multiplier.
+    error = getattr(mechanism, _ERRORS[self._choice['objective']])(self._plan.steps)
+    return dataclasses.replace(trial, mechanism=mechanism), error
+
+  def _add(self, trial: plan_lib.PrivacyPlan, error_of_one: float, enough: float) -> None:
+    event = functools.partial(cost.event, trial, trial.steps)
+    sigma = min(enough, cost.calibrate(event, self._target, trial.target_delta))
+    self.measured.append((sigma * error_of_one,
+                          dataclasses.replace(trial, noise_multiplier=sigma)))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `tf.data.Dataset`, which has no numbers for its elements, as files that have.
+
+Read once, in order, and written as it comes: one flat file per tensor, which is then
+mapped into memory, so that no more of it is read than batches need. The files hold the
+private data as they are.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any, Dict, List, Optional, Sequence
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.batches import sources
+
+_INDEX = 'cache.json'
+_ROWS = 1024  # Elements written at a time.
+_COMPARED = 16
+
+
+class Cache(sources.Source):
+  """The elements of a data set, in files.
+
+  Args:
+    data: A finite, unbatched `tf.data.Dataset`.
+    folder: Where to write. A cache that is there already is used as it is; the first
+      records of `data` must be its own, unless `data` gives others at every pass. None: a
+      folder of the system's for temporary files that only this user may read, deleted
+      with this object.
+  """
+
+  def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
+    structure = sources.map_structure(_checked, data.element_spec)
+    if folder is None:
+      self.folder = pathlib.Path(tempfile.mkdtemp(prefix='tfdp_cache_'))
+      weakref.finalize(self, shutil.rmtree, str(self.folder), ignore_errors=True)
+      _write(data, structure, self.folder)
+    else:
+      self.folder = pathlib.Path(folder)
+      found = (self.folder / _INDEX).exists()
+      if not found:
+        _write(data, structure, self.folder)
+    elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
+    try:
+      index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
+      checks.whole(length=index['length'])
+      self._length = index['length']
+      saved: List[Dict[str, Any]] = [
+          {'dtype': str(one['dtype']), 'shape': [*map(int, one['shape'])]}
+          for one in index['tensors']]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+      raise self._damaged(error) from error
+    if [name for name, _ in elements] != [one['dtype'] for one in saved] or not all(
+        shape.is_compatible_with(one['shape']) for (_, shape), one in zip(elements, saved)):
+      raise ValueError(
+          f'The cache in {str(self.folder)!r} must be of this data set. Received: a cache of '
+          f'{saved} for elements of {elements}. Name another folder, or delete it.')
+    try:
+      files = iter([
+          _Text(self.folder / str(i), self._length, one['shape']) if one['dtype'] == 'string' else
+          _mapped(self.folder / str(i), one['dtype'], [self._length] + one['shape'])
+          for i, one in enumerate(saved)])
+    except (ValueError, OSError) as error:
+      raise self._damaged(error) from error
+    self._files = sources.map_structure(lambda _: next(files), structure)
+    specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
+    self.specs = sources.map_structure(lambda _: next(specs), structure)
+    if folder is not None and found:
+      self._check_first(data)
+
+  def __len__(self) -> int:
+    return self._length
+
+  def _damaged(self, error: Exception) -> ValueError:
+    return ValueError(f'The cache in {str(self.folder)!r} must be what was written there: delete '
+                      f'it, or name another folder. Received: {error!r}.')
+
+  def _check_first(self, data: tf.data.Dataset) -> None:
+    """That the first records are those of the cache, unless these change from pass to pass."""
+    n = min(_COMPARED, len(self))
+    first, again = ([sources.fingerprint(one) for one in data.take(n).as_numpy_iterator()]
+                    for _ in range(2))
+    kept = self.take(np.arange(n))
+    of_file = [sources.fingerprint(sources.map_structure(lambda t, i=i: t[i], kept))
+               for i in range(n)]
+    if first == again != of_file:
+      raise ValueError(
+          f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set '
+          f'whose first {n} records are others, or in another order. Name another folder, or '
+          'delete it.')
+
+  def take(self, indices: np.ndarray) -> Any:
+    return sources.map_structure(lambda file: file[indices], self._files)
+
+
+class _Text:
+  """[n, ...] texts: their bytes one after the other, and where each ends."""
+
+  def __init__(self, path: pathlib.Path, length: int, shape: Sequence[int]) -> None:
+    self._shape = tuple(shape)
+    self._ends = _mapped(path.with_suffix('.ends'), 'int64', [length * int(np.prod(shape))])
+    self._bytes = _mapped(path, 'uint8', [self._ends[-1]] if len(self._ends) else [-1])
+
+  def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+    size = int(np.prod(self._shape))
+    result = np.full([len(indices), size], b'', object)
+    for row, index in enumerate(indices):
+      for column in range(size):
+        place = index * size + column
+        start = self._ends[place - 1] if place else 0
+        result[row, column] = self._bytes[start:self._ends[place]].tobytes()
+    return result.reshape((len(indices),) + self._shape)
+
+
+def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+  dtype = tf.as_dtype(dtype).as_numpy_dtype
+  if not path.stat().st_size:  # Which cannot be mapped.
+    return np.zeros([0 if size == -1 else size for size in shape], dtype)
+  mapped = np.memmap(path, dtype, 'r')
+  return mapped.reshape(shape)
+
+
+def _checked(spec: Any) -> tf.TensorSpec:
+  if not isinstance(spec, tf.TensorSpec):
+    raise ValueError('`data` must be a data set of dense tensors, in tuples and dicts. Received: '
+                     f'{type(spec).__name__}.')
+  return spec
+
+
+def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
+  """All or nothing: the index, without which nothing is there, comes last."""
+  if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+    raise ValueError('`data` must be finite: the plan draws its own batches. Remove `.repeat()`.')
+  folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+  specs = sources.leaves(structure)
+  if all(spec.shape.is_fully_defined() for spec in specs):
+    chunks = data.batch(_ROWS).prefetch(1).as_numpy_iterator()
+  else:
+    chunks = (sources.map_structure(lambda t: np.asarray(t)[np.newaxis], one)
+              for one in data.as_numpy_iterator())
+  writers, length, shapes = None, 0, []
+  try:
+    for chunk in chunks:
+      arrays = sources.leaves(chunk)
+      if writers is None:
+        shapes = [list(array.shape[1:]) for array in arrays]
+        writers = [_Writer(folder / str(i), array.dtype == object)
+                   for i, array in enumerate(arrays)]
+      if [list(array.shape[1:]) for array in arrays] != shapes:
+        raise ValueError('`data` must have elements of one shape; pad them with `.map`, and '
+                         'unbatch a batched data set with `.unbatch()`. Received: '
+                         f'{[list(array.shape[1:]) for array in arrays]} after {shapes}.')
+      for writer, array in zip(writers, arrays):
+        writer.write(array)
+      length += len(arrays[0])
+  finally:
+    for writer in writers or ():
+      writer.close()
+  if not length:
+    raise ValueError('`data` has no examples.')
+  index = {'length': length, 'tensors': [
+      {'dtype': spec.dtype.name, 'shape': shape} for spec, shape in zip(specs, shapes)]}
+  beside = folder / f'{_INDEX}.{os.getpid()}'
+  beside.write_text(json.dumps(index), encoding='utf-8')
+  os.replace(beside, folder / _INDEX)
+
+
+class _Writer:
+  """Appends arrays to a file; of texts, where they end to another."""
+
+  def __init__(self, path: pathlib.Path, text: bool) -> None:
+    self._file, self._end = open(path, 'wb'), 0
+    self._ends = open(path.with_suffix('.ends'), 'wb') if text else None
+
+  def write(self, array: np.ndarray) -> None:
+    if self._ends is None:
+      self._file.write(np.ascontiguousarray(array).tobytes())
+      return
+    texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
+    ends = self._end + np.cumsum([len(text) for text in texts], dtype=np.int64)
+    self._file.write(b''.join(texts))
+    self._ends.write(ends.tobytes())
+    self._end = int(ends[-1]) if len(ends) else self._end
+
+  def close(self) -> None:
+    self._file.close()
+    if self._ends is not None:
+      self._ends.close()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secret key of coins that hold for a whole run, and the file that keeps it.
+
+Where a record's steps hang together, a run that goes on in another process needs the
+coins that it began with. They belong to ONE run: two runs with the same coins do not
+compose. So a run that begins draws its own, and never takes those of a file.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from typing import Any, Dict, Iterator, Optional, Union
+
+from tfdp_adaptive.batches import marks
+
+_FORMAT, _VERSION = 'tfdp_adaptive.coins', 1
+_BITS = 256
+
+
+class Coins:
+  """The coins of one run of a plan.
+
+  Args:
+    plan: The `PrivacyPlan`.
+    path: Of the SECRET file that keeps the key; None keeps it in this object only.
+    replace: Whether a run that begins may replace a file: only where nothing of the run
+      that wrote it was or will be released.
+  """
+
+  def __init__(self, plan: Any, path: Union[str, 'os.PathLike[str]', None] = None,
+               replace: bool = False):
+    try:
+      self._path = None if path is None else pathlib.Path(path)
+    except TypeError as error:
+      raise ValueError('`coins` must be the path of a file, or None. '
+                       f'Received: coins={path!r}.') from error
+    self._plan, self._replace = plan, replace
+    self._key: Optional[int] = None
+    self._records: Optional[str] = None
+
+  @property
+  def in_file(self) -> bool:
+    """Whether another process can go on with them."""
+    return self._path is not None
+
+  def key(self, start_step: int) -> int:
+    """The key of a run that goes on from `start_step`; drawn if that is its beginning."""
+    if self._plan.seed is not None:
+      return self._plan.seed
+    if self._key is None:
+      self._key = self._read(start_step) if start_step else self._begin()
+    return self._key
+
+  def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
+    """Sees to it that a run goes on with the records, in the order, that it began with.
+
+    Their places decide when they take part. Without a file nothing can tell.
+
+    Args:
+      records: Has a `fingerprint`.
+      start_step: Where the run goes on, or 0.
+      drawn: What to return if that is so.
+    """
+    if self._path is not None and self._records is None:
+      self._records = records.fingerprint()
+      self._key = None
+      self.key(start_step)
+    yield from drawn
+
+  def _begin(self) -> int:
+    key = secrets.randbits(_BITS)
+    if self._path is not None:
+      fields = {'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
+                'plan': marks.line(self._plan), 'records': self._records}
+      content = json.dumps({**fields, 'digest': _digest(fields)}).encode()
+      flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if self._replace else os.O_EXCL)
+      try:
+        file = os.open(self._path, flags, 0o600)
+      except FileExistsError:
+        raise ValueError(
+            'The file of `coins` is there, so a run of its own has begun with them: coins of two '
+            'runs must differ. Go on with that run (`start_step=optimizer.steps_done`), give a new '
+            'file, or remove this one if nothing of its run was or will be released. Received: '
+            f'coins={str(self._path)!r}, start_step=0.') from None
+      try:
+        os.write(file, content)
+        os.fsync(file)
+      finally:
+        os.close(file)
+    return key
+
+  def _read(self, start_step: int) -> int:
+    if self._path is None:
+      raise ValueError(
+          f'{type(self._plan.sampling).__name__} draws secret coins for a whole run and cannot '
+          'resume without them. Give the same file when it begins and when it goes on: '
+          '`plan.batches(data, coins=PATH)`; or use adjacency="zero_out" with groups that are '
+          f'public and fixed. Received: start_step={start_step}, coins=None.')
+    wanted = f'The coins of a run that goes on must be the file it began with: {self._path}. '
+    try:
+      content = json.loads(self._path.read_text(encoding='utf-8'))
+      whole = content.pop('digest', None) == _digest(content)
+      header, key = (content['format'], content['version']), content['key']
+      plan, records = tuple(content['plan']), content.get('records')
+      key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+      raise ValueError(f'{wanted}Received: {error!r}.') from error
+    if header != (_FORMAT, _VERSION) or key is None:
+      raise ValueError(f'{wanted}Received: {header[0]} of version {header[1]}.')
+    if not whole:
+      raise ValueError(f'{wanted}Received: a file that was changed since.')
+    if plan != marks.line(self._plan):
+      raise ValueError(f'{wanted}Received: the coins of another plan.')
+    if None not in (records, self._records) and records != self._records:
+      raise ValueError(
+          'A run that goes on needs the records that it began with, in the same order: by their '
+          f'places they would take part too soon. {wanted}Received: the file of a run on other '
+          'records, or in another order.')
+    return key
+
+
+def _digest(fields: Dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def of(plan: Any, coins: Any) -> Coins:
+  """`Coins` as they are; else those of a path or of nothing."""
+  return coins if isinstance(coins, Coins) else Coins(plan, coins)

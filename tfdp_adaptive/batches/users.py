@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users as records: all that a step takes of one of them, as one row.
+
+A user's examples lie along the second axis of a batch [users, examples, ...]. Which of
+them are taken depends on the user alone, never on the others: at most `m` of those
+there are, drawn again at every step. A user with fewer is filled up with examples of
+weight zero: one of the user's own, whose gradient is as finite as the others.
+"""
+
+import secrets
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.batches import sources
+
+_SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read twice.
+RECORDS = ('mean', 'sum')
+
+
+class Users:
+  """The users of some examples, in the order of their ids.
+
+  Args:
+    examples: A `Source`.
+    ids: [n] integers or strings: whose each example is.
+    examples_per_user: m, how many of a user a step takes at most.
+    record: 'mean' or 'sum' of a user's examples, which is then clipped.
+    seed: Fixes which examples are taken, for tests.
+  """
+
+  def __init__(
+      self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
+      seed: Optional[int] = None) -> None:
+    checks.whole(examples_per_user=examples_per_user)
+    checks.one_of(RECORDS, record=record)
+    ids = np.asarray(ids)
+    if ids.shape != (len(examples),) or ids.dtype.kind not in 'iuSUO':
+      raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
+                       f'example. Received: shape {ids.shape} of {ids.dtype} for {len(examples)} '
+                       'examples.')
+    if ids.dtype == object and not any(
+        all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
+      raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
+                       f'{sorted({type(one).__name__ for one in ids})}; a user without id would be '
+                       'no record, and one with two would be two.')
+    self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    self._of_user = np.argsort(user_of, kind='stable')
+    self._first = np.concatenate([[0], np.cumsum(counts)])
+    self._examples, self._most, self._record = examples, int(examples_per_user), record
+    self._key = secrets.randbits(256) if seed is None else seed
+    self.specs = examples.specs
+
+  def __len__(self) -> int:
+    return len(self._first) - 1
+
+  def fingerprint(self) -> str:
+    """SECRET: tells of the users, by whose ids they are in order."""
+    return sources.fingerprint(self._ids)
+
+  def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
+    """`(nest of [users, m, ...], weights [users, m])`."""
+    numbers = np.zeros([len(users), self._most], np.int64)
+    weights = np.zeros([len(users), self._most], np.float32)
+    for row, user in enumerate(users):
+      own = self._of_user[self._first[user]:self._first[user + 1]]
+      if len(own) > self._most:
+        coins = np.random.default_rng([self._key, step, int(user)])  # No other user's.
+        own = coins.permutation(own)[:self._most]
+      numbers[row] = own[0]
+      numbers[row, :len(own)] = own
+      weights[row, :len(own)] = 1 if self._record == 'sum' else 1 / len(own)
+    read, back = np.unique(numbers, return_inverse=True)
+    back = back.reshape(numbers.shape)
+    return sources.map_structure(lambda a: a[back], self._examples.take(read)), weights
+
+
+class Examples:
+  """Every example a record of its own."""
+
+  def __init__(self, examples: sources.Source) -> None:
+    self._examples, self.specs = examples, examples.specs
+
+  def __len__(self) -> int:
+    return len(self._examples)
+
+  def fingerprint(self) -> str:
+    """SECRET: tells of some examples, and of their order; if they change by themselves, of none."""
+    n = len(self)
+    places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
+    taken = self._examples.take(places)
+    first = sources.map_structure(lambda a: a[:_AGAIN], taken)
+    if sources.fingerprint(first) != sources.fingerprint(self._examples.take(places[:_AGAIN])):
+      return sources.fingerprint(np.array(n))  # They are augmented where they are read.
+    return sources.fingerprint((np.array(n), taken))
+
+  def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
+    """`(nest of [n, ...], weights [n])`."""
+    del step
+    return self._examples.take(indices), np.ones(len(indices), np.float32)

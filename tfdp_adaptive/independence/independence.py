@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares what examples get, in training, in batches whose other examples differ.
+
+What an example contributes must not depend on what else is in the batch. Some examples of
+a batch are changed (permuted, zeroed, scaled, padded, copied; fewer or more of them), and
+all that the gradients of the others are formed from is compared, value by value. Values
+tell what gradients do not: integers, ranks, thresholds, lengths, what is behind
+`stop_gradient`, what a backward pass of a layer's own does. What happens for some values,
+sizes, counts or draws only is looked for at the constants that the graph compares with.
+
+What remains unseen: mixing below 1e-5 of what it changes; conditions that no constant of
+the graph tells and none of these batches meets (a hash of all words, a threshold that is a
+weight or lies behind layers that no input gets beyond); conditions inside Python code that
+the graph calls (`tf.numpy_function`).
+"""
+
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.independence import changes
+from tfdp_adaptive.independence import differences
+from tfdp_adaptive.independence import draws
+from tfdp_adaptive.independence import probes
+from tfdp_adaptive.independence import thresholds
+from tfdp_adaptive.independence import writes
+
+SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
+_MORE = 6  # Times as many.
+_OTHER_DRAWS = (0.37, 0.71, draws.LEAST, draws.MOST)
+_LATE = 10**6  # Steps.
+_HEAVY = 2e6  # With more numbers per run, there are fewer runs.
+_LARGEST = 2e7  # Numbers of a run of the sizes that the graph asks for.
+# What may be rounding: nothing on a batch of the same size, on most machines.
+_ROUNDING = 1e-5
+_ROUNDING_OF_SIZES = 1e-2
+
+
+def check(
+    model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Optional[int],
+    after_call: Callable[..., Any]) -> None:
+  """Raises `PrivacyError` where an example depends on others, or a step keeps data.
+
+  Args:
+    model: A built Keras model.
+    leaves: Arrays [n, ...] of examples, the leaves of the model's inputs.
+    structure: The nest of these inputs.
+    static: The size of a batch, where training knows it when it is traced.
+    after_call: Called after the model, while it is traced.
+  """
+  n = len(leaves[0])
+  traces = _Traces(model, leaves, structure, static is not None, after_call)
+  _check_code(model, traces, n)
+  first = traces.of(n)
+  written = writes.find(first.concrete, first.inputs)
+  if written:
+    raise errors.PrivacyError(
+        'Layers write statistics of the data into what outlives the step, around clipping and '
+        f'noise. Received: {"; ".join(written)}. Freeze these layers, or leave them out.')
+  _check_repeats(traces, leaves)
+  if not bookkeeping.supports(model, traces.nest(leaves))[0]:
+    return  # Another engine runs every example by itself.
+  random = draws.has_draws(first.concrete)
+  constants = thresholds.find(first.concrete)
+  _check_contents(traces, leaves)
+  for salt in _OTHER_DRAWS if random else ():
+    _check_contents(traces, leaves, salt=salt)
+  settings = traces.runner(n).settings
+  if any(t.is_integer for t in settings):
+    for count in dict.fromkeys([_LATE] + [c + i for c in constants.integers for i in (-1, 0, 1)]):
+      _check_contents(traces, leaves, count=count)
+  if any(t.is_floating for t in settings):
+    for c in constants.reals:
+      _check_contents(traces, leaves, rate=1.1 * c)
+  _check_constants(traces, leaves, constants)
+  _check_sizes(traces, leaves, random, static, constants.integers)
+
+
+class _Traces:
+  """The traces of one model, by the size of the batch where that is static."""
+
+  def __init__(
+      self, model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Any,
+      after_call: Callable[..., Any]) -> None:
+    self._model, self._structure, self._after_call = model, structure, after_call
+    self._leaves, self._static = leaves, static
+    self._traces: Dict[Optional[int], probes.Trace] = {}
+    self._runners: Dict[Any, probes.Runner] = {}
+
+  def of(self, size: int) -> probes.Trace:
+    if not self._static and None not in self._traces:
+      try:
+        self._traces[None] = self._trace(None)
+      except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+        self._static = True  # Its code wants to know the size.
+    key = size if self._static else None
+    if key not in self._traces:
+      self._traces[key] = self._trace(size)
+    return self._traces[key]
+
+  def forget(self) -> None:
+    self._traces.clear()
+
+  def runner(self, size: int) -> probes.Runner:
+    key = size if self._static else None
+    if key not in self._runners:
+      self._runners[key] = probes.Runner(self._model, self.of(size))
+    return self._runners[key]
+
+  def differ(self, size: int, other: int) -> bool:
+    """Whether the code for a batch of another size is other code, as far as operations tell."""
+    one, two = (sorted(op.type for op in self.of(n).concrete.graph.get_operations())
+                for n in (size, other))
+    return one != two
+
+  def nest(self, leaves: Any) -> Any:
+    return tf.nest.pack_sequence_as(self._structure, leaves)
+
+  def _trace(self, size: Optional[int]) -> probes.Trace:
+    return probes.trace(self._model, self.nest(
+        [tf.TensorSpec([size] + list(t.shape[1:]), _dtype(t)) for t in self._leaves]),
+                        self._after_call)
+
+
+def _check_code(model: compat.Model, traces: _Traces, n: int) -> None:
+  """What is traced must not depend on how often it was: training traces it once more."""
+  for _ in range(2):  # The first time, layers may still be made.
+    before = probes.python_state(model)
+    traces.forget()
+    traces.of(n)
+    changed = probes.python_state(model).items() - before.items()
+    if not changed:
+      return
+  raise errors.PrivacyError(
+      'What a model does must not depend on how often it was called: TensorFlow traces Python code '
+      'once, and what was validated would not be what trains. Received: attributes that change '
+      f'with every call, {sorted({name for (_, name), _ in changed})}. Count in a `tf.Variable`.')
+
+
+def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
+  """The same batch again, after one of zeros, gives the same."""
+  run = traces.runner(len(leaves[0]))
+  batch = leaves + [_errors(len(leaves[0]))]
+  before = run(batch)
+  _accepted(run, [np.zeros_like(t) for t in batch])
+  after = run(batch)
+  if not all(differences.near(old, new, _ROUNDING) for old, new in zip(
+      before.outputs + before.factors, after.outputs + after.factors)):
+    raise errors.PrivacyError(
+        'A step must be a function of its batch, its variables and draws of TensorFlow. Received: '
+        'a model that gives something else for the same batch. Let no Python function that the '
+        'graph calls (`tf.numpy_function`) draw numbers or keep anything.')
+
+
+def _check_contents(
+    traces: _Traces, leaves: List[np.ndarray], salt: float = 0.0, count: Optional[int] = None,
+    rate: Optional[float] = None) -> None:
+  """Changes some examples in every way; the others must not notice."""
+  n = len(leaves[0])
+  run = traces.runner(n)
+  run.salt, run.count, run.rate = salt, count, rate
+  two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
+  cases = [(kind, kept) for kind in changes.CHANGES for kept in (two, last)]
+  cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
+  bases = [leaves] + [changes.ragged(leaves, slice(None, None, step)) for step in (1, -1)]
+  heavy = _size(run(leaves + [_errors(n)])) > _HEAVY
+  if salt or count is not None or rate is not None:
+    cases = [(kind, two) for kind in ('permuted', 'scaled')]
+    bases = bases[:1] if heavy or count is not None else bases
+  elif heavy:
+    cases = [('permuted', two), ('scaled', two), ('not finite', two), ('copies', last),
+             ('shortened', two)]
+    bases = bases[:2]
+  for base in bases:
+    _compare(run, base, [(kind, changes.CHANGES[kind], kept) for kind, kept in cases])
+  run.salt, run.count, run.rate = 0.0, None, None
+
+
+def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
+  """Raises where examples kept notice `cases`, `(words, change, kept)`, of the others."""
+  batch = base + [_errors(len(base[0]))]
+  before = _accepted(run, batch)
+  for words, change, kept in cases if before is not None else ():
+    after = _run_changed(run, batch, change, kept)
+    if after is not None:
+      how = differences.difference(run, before, after, kept, kept, _ROUNDING)
+      if how:
+        raise mixes(f'{how} when others are {words}', max(
+            differences.moved(run, before, after, kept, kept), _influence(run, batch, before)))
+
+
+def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
+  """Batches that hold what the graph compares with, or are as large: here and there, or all."""
+  n = len(leaves[0])
+  if _size(traces.runner(n)(leaves + [_errors(n)])) <= _HEAVY:
+    leaves = [t[np.arange(_MORE * n) % n] for t in leaves]
+    n *= _MORE
+  run, kept = traces.runner(n), [0, n // 2]
+  for base, c in thresholds.batches(leaves, found):
+    filled = lambda rows, _, __, c=c: thresholds.filled(rows, c)
+    words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
+    _compare(run, base, [(words, filled, kept)] + [
+        (kind, changes.CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
+
+
+def _check_sizes(
+    traces: _Traces, leaves: List[np.ndarray], random: bool, static: Optional[int],
+    constants: List[int]) -> None:
+  """Leaves out examples, or adds some; after the others where what is drawn goes by place.
+
+  Args:
+    traces: The model's.
+    leaves: Arrays of examples.
+    random: Whether anything is drawn.
+    static: The size of a batch in training, where it is known when that is traced.
+    constants: What the graph compares with, perhaps sizes.
+  """
+  n = len(leaves[0])
+  batch = leaves + [_errors(n)]
+  before = traces.runner(n)(batch)
+  whole = list(range(n))
+  cases = [([0], [0], 'all others are left out'),
+           (whole[:-2], whole[:-2], 'others are left out')]
+  if _size(before) < _HEAVY:
+    cases.append((whole * _MORE, whole, 'others join'))
+  if not random:
+    cases.append((whole[1:], whole[1:], 'the first one is left out'))
+  sizes = dict.fromkeys(c + i for c in constants for i in (0, 1))
+  tried = [size for size in sizes if size > 1 and size * _size(before) <= _LARGEST * n]
+  if static is not None and static != n and traces.differ(n, static):
+    tried.append(static)  # Python code asks for the size.
+  for size in tried:
+    cases.append(([i % n for i in range(size)], whole[:size], f'{size} are there'))
+  for taken, rows, words in cases:
+    run = traces.runner(len(taken))
+    after = _accepted(run, [t[taken] for t in batch])
+    if after is not None:
+      places = list(range(len(rows)))
+      how = differences.difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
+      if how:
+        raise mixes(f'{how} when {words}', differences.moved(run, before, after, rows, places))
+
+
+def _accepted(run: Any, batch: Any) -> Any:
+  """A run, or None where the batch is no input."""
+  try:
+    return run(batch)
+  except tf.errors.InvalidArgumentError:
+    return None
+
+
+def _size(seen: probes.Seen) -> int:
+  return sum(t.size for t in seen.outputs + seen.factors)
+
+
+def _errors(n: int) -> np.ndarray:
+  """Per example, what its loss makes of the outputs; see `probes`."""
+  return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
+
+
+def _run_changed(run: Any, batch: Any, change: Any, kept: Any) -> Any:
+  """`_accepted` of a batch with all others changed."""
+  others = [i for i in range(len(batch[0])) if i not in kept]
+  changed = [np.copy(t) for t in batch]
+  for t in changed:
+    t[others] = change(t[others], t, kept)
+  return _accepted(run, changed)
+
+
+def _influence(run: Any, batch: Any, before: Any) -> float:
+  """How far one changed example moves the others' clipped sum, at most."""
+  n, worst = len(batch[0]), 0.0
+  for row in {0, n // 2, n - 1}:
+    kept = [i for i in range(n) if i != row][:SIZE]
+    for kind in ('zeroed', 'negated', 'copies'):
+      after = _run_changed(run, batch, changes.CHANGES[kind], kept)
+      if after is not None:
+        worst = max(worst, differences.moved(run, before, after, kept, kept))
+  return worst
+
+
+def mixes(how: str, moved: float = 0.0) -> errors.PrivacyError:
+  """The error for a model whose examples depend on each other."""
+  far = (f' The clipped sum of examples that did not change moves by {moved:.2f} clip norms.'
+         if moved else '')
+  return errors.PrivacyError(
+      f'The model mixes examples: {how}.{far} Per-example clipping then bounds nothing. '
+      'Remove the layer that looks across axis 0.')
+
+
+def _dtype(array: np.ndarray) -> tf.DType:
+  return tf.string if array.dtype.kind in 'OSU' else tf.as_dtype(array.dtype)

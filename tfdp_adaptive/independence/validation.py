@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what would let one example change the gradients of another."""
+
+from concurrent import futures
+from typing import Any, MutableSet
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.independence import independence
+
+# Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
+_LENGTHS = (8, 64, 32, 16, 4, 2, 1)
+_NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
+_SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
+_PROBED: MutableSet[Any] = weakref.WeakSet()  # Models that passed.
+
+# Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
+_BLENDING = ('MixUp', 'CutMix')
+_BY_EXAMPLE = 'LayerNormalization or GroupNormalization, as `tfdp.fix_model(model)` does'
+_MIXING = {
+    'BatchNormalization': _BY_EXAMPLE,
+    'BatchNormalizationV1': _BY_EXAMPLE,
+    'SyncBatchNormalization': _BY_EXAMPLE,
+    'SpectralNormalization': 'a weight constraint (its power iteration is stateful)',
+}
+
+
+def validate_structure(model: compat.Model) -> None:
+  """Raises `PrivacyError` for layers known to mix examples, or to leak through losses."""
+  problems = []
+  for layer in model._flatten_layers():
+    name = type(layer).__name__
+    if name in _MIXING and layer.trainable:
+      problems.append(f'{layer.name} ({name}) normalises over the batch; use {_MIXING[name]}, '
+                      'or freeze it (trainable=False)')
+    if name in _BLENDING:
+      problems.append(f'{layer.name} ({name}) blends the examples of a batch; leave it out')
+    if getattr(layer, 'activity_regularizer', None) is not None:
+      problems.append(f'{layer.name} has an activity_regularizer, a loss that depends on the data '
+                      'outside the compiled loss; put it into `loss`')
+    if getattr(layer, 'stateful', False) and not isinstance(layer, compat.keras.metrics.Metric):
+      problems.append(f'{layer.name} is stateful: it carries data from batch to batch')
+  if problems:
+    raise errors.PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')
+
+
+def validate_model(model: compat.Model, x: Any = None) -> None:
+  """Checks that what every example contributes depends on that example alone.
+
+  Structurally (batch normalization, activity regularizers, stateful layers), and by
+  values: in inference mode the output of an example must not move when another joins
+  the batch; in training mode neither outputs nor gradients of examples may, whatever
+  the others are; and no step may write data into variables or tables, wherever they
+  are kept. Models of which a step takes one example at a time anyway are checked for
+  writes alone. What Python code does with data (`tf.py_function`, `tf.print`) is not seen.
+
+  Args:
+    model: A built Keras model.
+    x: Inputs for the probe, at least two examples, or their specs; made up from
+      the model's own input specification where it has one.
+
+  Raises:
+    PrivacyError: Naming every problem found.
+    ValueError: If the model is not built and no `x` is given.
+  """
+  if x is not None and not model.built:
+    build(model, x)
+  if not model.built:
+    raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
+  if tf.distribute.in_cross_replica_context():
+    # A thread of its own is in no strategy's scope, where variables have no value to trace.
+    with futures.ThreadPoolExecutor(1) as thread:
+      return thread.submit(validate_model, model, x).result()
+  validate_structure(model)
+  x = _input_specs(model) if x is None else x
+  if x is None:
+    return
+  first = tf.nest.flatten(x)[0]  # Of arrays, what trains may be batches of any size.
+  static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
+  examples = _accepted(model, x)
+  _check_inference(model, examples)
+  independence.check(model, tf.nest.flatten(examples), examples, static,
+                     lambda: _refuse_data_losses(model))
+  _PROBED.add(model)
+
+
+def check_probed(model: compat.Model) -> None:
+  """Raises `PrivacyError` for a model that has not passed the probes of `validate_model`."""
+  if model not in _PROBED:
+    raise errors.PrivacyError(
+        'With several replicas the model must be validated before its first step, which cannot do '
+        'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two '
+        'examples, or use `fit`.')
+
+
+def build(model: compat.Model, x: Any) -> None:
+  """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
+  for length in _LENGTHS:
+    try:
+      model(_rows(_examples(x, length), 0, 1), training=False)
+      return
+    except (ValueError, tf.errors.InvalidArgumentError):
+      if length == _LENGTHS[-1]:
+        raise
+
+
+def _accepted(model: compat.Model, x: Any) -> Any:
+  """Examples that the model accepts: words of its vocabulary, axes as long as it needs."""
+  words = [layer.input_dim for layer in model._flatten_layers()
+           if isinstance(layer, compat.keras.layers.Embedding)]
+  failures = []
+  for length in _LENGTHS:
+    for most in sorted({2, *words[:1], min(words, default=_NUMBERS)}, reverse=True):
+      examples = _examples(x, length, most, whole=bool(words))
+      try:
+        model(_rows(examples, 0, independence.SIZE), training=False)
+        return examples
+      except (ValueError, tf.errors.InvalidArgumentError) as failure:
+        failures.append(failure)
+  raise failures[0]
+
+
+def _check_inference(model: compat.Model, x: Any) -> None:
+  run = lambda start, stop: [np.asarray(t, np.float64) for t in tf.nest.flatten(
+      model(_rows(x, start, stop), training=False))]
+  together = run(0, 2)
+  drawn = any(not np.array_equal(*pair, equal_nan=True) for pair in zip(together, run(0, 2)))
+  for row in range(2):
+    for single, both in zip(run(row, row + 1), together):
+      if both.shape[0] != 2 or single.shape[0] != 1:
+        raise errors.PrivacyError(
+            'The first axis of every output must be the batch. Received: outputs of '
+            f'shape {single.shape} for one example and {both.shape} for two.')
+      if not drawn and not np.allclose(
+          single[0], both[row], rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise independence.mixes('the output for one example changes by '
+                                 f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins '
+                                 'the batch')
+  _refuse_data_losses(model)
+
+
+def _refuse_data_losses(model: compat.Model) -> None:
+  if compat.has_data_losses(model):
+    raise errors.PrivacyError(
+        'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
+        'Put them into the compiled `loss`.')
+
+
+def _rows(x: Any, start: Any, stop: Any) -> Any:
+  return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[start:stop]), x)
+
+
+def _examples(x: Any, length: int, words: int = 2, whole: bool = False) -> Any:
+  """`independence.SIZE` examples as arrays: made up for specs, else the first ones of `x`.
+
+  Args:
+    x: Nest of inputs or of their specs.
+    length: Of axes of specs that are open.
+    words: Integers made up are below this.
+    whole: Whether floating-point numbers may stand for words, too.
+  """
+  rng = np.random.default_rng(0)
+
+  def leaf(t: Any) -> np.ndarray:
+    if not isinstance(t, tf.TensorSpec):
+      values = tf.convert_to_tensor(t).numpy()
+      return values[np.arange(independence.SIZE) % len(values)]
+    shape = [independence.SIZE] + [length if d is None else d for d in t.shape[1:]]
+    scales = np.reshape(_SCALES, [-1] + [1] * (len(shape) - 1))
+    if t.dtype.is_floating and not whole:
+      return (scales * rng.normal(size=shape)).astype(t.dtype.as_numpy_dtype)
+    if t.dtype.is_bool:
+      return rng.integers(0, 2, size=shape).astype(bool)
+    least = 0 if words == 2 else 1  # Zeros are padding, which comes later.
+    most = np.clip(np.ceil(scales * words), min(least + 3, words), words).astype(int)
+    values = rng.integers(least, most, size=shape)
+    values[1] = least + (values[0] - least + 1) % (words - least)  # Inference compares these.
+    return values.astype(str) if t.dtype == tf.string else values.astype(t.dtype.as_numpy_dtype)
+
+  return tf.nest.map_structure(leaf, x)
+
+
+def tells_inputs(model: compat.Model) -> bool:
+  """Whether examples can be made up from the model alone."""
+  return bool(model.built and getattr(model, 'inputs', None))
+
+
+def _input_specs(model: compat.Model) -> Any:
+  """Specs of the model's inputs, or None where it does not tell them."""
+  if not tells_inputs(model):
+    return None
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in model.inputs]
+  structure = compat.input_structure(model)
+  if structure is not None and len(tf.nest.flatten(structure)) == len(specs):
+    return tf.nest.pack_sequence_as(structure, specs)
+  return specs[0] if len(specs) == 1 else specs

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras' backups of a `fit`, kept so that no moment exists at which a kill loses them.
+
+Keras 3 writes over the only backup it has, and what it was writing when it was killed can
+not be read: the run has to begin again, and its steps are paid for twice.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import Any, Callable, Dict, List, Union
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import same_records
+
+_HELD: Dict[str, int] = {}  # Folders that this process works in -> what holds their lock.
+_WRITING, _WHOLE, _DIGESTS = 'writing', 'whole-', 'digests.json'
+
+
+class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
+  """`keras.callbacks.BackupAndRestore` that survives `kill -9` while it writes.
+
+  A backup is written beside the last one, and takes its place at once, when it is on disk.
+  It holds the optimizer's state, which is SECRET: the folder is made for its owner only.
+
+  Args:
+    backup_dir: Folder of this run alone.
+    save_freq: 'epoch', or a number of batches.
+    delete_checkpoint: Whether to remove the backup when `fit` has ended.
+    **kwargs: As of Keras' class.
+
+  Raises:
+    ValueError: From `fit`, under a strategy of several workers, for a model that is not built, if
+      another process uses the folder, or if a file of the backup was changed.
+    PrivacyError: From `fit`, if the backup is of a run by another plan, or on other records where
+      their order counts.
+  """
+
+  def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'], save_freq: Any = 'epoch',
+               delete_checkpoint: bool = True, **kwargs: Any) -> None:
+    if not isinstance(backup_dir, (str, os.PathLike)) or not str(backup_dir):
+      raise ValueError('`backup_dir` must be the path of a folder of this run alone. Received: '
+                       f'backup_dir={backup_dir!r}.')
+    self._folder = pathlib.Path(backup_dir)
+    self._working = self._folder / _WRITING
+    super().__init__(str(self._working), save_freq=save_freq,
+                     delete_checkpoint=delete_checkpoint, **kwargs)
+
+  def on_train_begin(self, logs: Any = None) -> None:
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+      raise ValueError('`tfdp.callbacks.BackupAndRestore` keeps the backups of one process. '
+                       'Received: a MultiWorkerMirroredStrategy. Use '
+                       '`keras.callbacks.BackupAndRestore`.')
+    if not self.model.built:
+      raise ValueError('`BackupAndRestore` needs a model that is built before `fit`, or there is '
+                       f'nothing to restore into. Received: {self.model.name}, which is not. Give '
+                       'it an `Input`, or call `model.build(shape)`.')
+    optimizer = self.model.optimizer
+    private = isinstance(optimizer, optimizer_lib.DPOptimizer)
+    if private:  # What is not there yet is restored too late, or not at all.
+      with self.model.distribute_strategy.scope():
+        optimizer.build(self.model.trainable_variables)
+    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    self._hold()
+    shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
+    for whole in self._wholes()[-1:]:
+      _check(whole)
+      shutil.copytree(whole, self._working)
+    super().on_train_begin(logs)
+    shutil.rmtree(self._working, ignore_errors=True)
+    if private:
+      admission.refuse_foreign(optimizer)
+      for whole in self._wholes()[-1:]:
+        same_records.restore(optimizer, whole)
+
+  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    self._keep(super().on_train_batch_end, batch, logs)
+
+  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    self._keep(super().on_epoch_end, epoch, logs)
+
+  def on_train_end(self, logs: Any = None) -> None:
+    super().on_train_end(logs)
+    if self.delete_checkpoint:
+      for whole in self._wholes():
+        shutil.rmtree(whole)
+      shutil.rmtree(self._working, ignore_errors=True)
+      if not any(self._folder.iterdir()):
+        self._folder.rmdir()
+    with contextlib.suppress(KeyError):
+      os.close(_HELD.pop(str(self._folder.resolve())))
+
+  def _hold(self) -> None:
+    """Until the process or its `fit` ends, no other may use the folder."""
+    name = str(self._folder.resolve())
+    if name in _HELD:
+      return
+    held = os.open(name, os.O_RDONLY)
+    try:
+      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      os.close(held)
+      raise ValueError('`backup_dir` must be used by one process at a time: two that go on from '
+                       'one backup take the same steps twice. Received: '
+                       f'{self._folder}, which another process holds.') from error
+    except OSError:  # A file system without locks.
+      pass
+    _HELD[name] = held
+
+  def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
+    """Lets Keras save if it will; what it has written becomes the backup."""
+    save(*arguments)
+    if not self._working.exists():
+      return
+    if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
+      same_records.keep(self.model.optimizer, self._working)
+    (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
+    for path in self._working.rglob('*'):
+      if path.is_file():
+        with path.open('rb') as file:
+          os.fsync(file.fileno())
+    before = self._wholes()
+    number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1
+    self._working.rename(self._folder / f'{_WHOLE}{number}')
+    for whole in before:
+      shutil.rmtree(whole)
+
+  def _wholes(self) -> List[pathlib.Path]:
+    """Backups that are whole, the last one last; one is usual, two after a kill."""
+    found = [path for path in self._folder.glob(_WHOLE + '*')
+             if path.name[len(_WHOLE):].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[len(_WHOLE):]))
+
+
+def _digests(folder: pathlib.Path) -> Dict[str, str]:
+  """What is in every file of a backup."""
+  return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+          for path in sorted(folder.rglob('*')) if path.is_file() and path.name != _DIGESTS}
+
+
+def _check(whole: pathlib.Path) -> None:
+  """Raises unless a backup is what was written: Keras would read most of what is left of one."""
+  try:
+    kept = json.loads((whole / _DIGESTS).read_text(encoding='utf-8'))
+  except (OSError, ValueError, RecursionError) as error:
+    kept = error
+  found = _digests(whole)
+  if kept != found:
+    changed = sorted(name for name in found if not isinstance(kept, dict)
+                     or kept.get(name) != found[name])
+    raise ValueError(
+        f'The backup in {whole} must be what was written there. Received: other files than its '
+        f'{_DIGESTS} says{f": {changed}" if changed else ""}. Begin anew in another folder: what '
+        'the run has cost so far stays spent if anything of it was released.')

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a researcher wants to see of a private optimizer. PRIVATE: never publish it.
+
+Numbers of one step come straight from the records, without noise: they are for
+experiments on data whose privacy is not at stake. Switch them on by
+`diagnostics=True` of an optimizer; `fit` then reports them beside the loss, for
+the last batch of an epoch, under names that begin with `private/`. They are the
+quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and of
+Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple, TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.rules import moments
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras import optimizer as optimizer_lib
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def of_step(
+    clipped: interface.Clipped, clips: Sequence[tf.Tensor], mask: tf.Tensor, batch_size: float,
+    rule_state: Any) -> Dict[str, tf.Tensor]:
+  """Scalars of one step by name; with several asks they are those of the first.
+
+  Args:
+    clipped: `interface.Clipped`.
+    clips: Absolute clip norms, one per ask.
+    mask: [n] bool, False for padding.
+    batch_size: The divisor B.
+    rule_state: State of the rule after the step.
+  """
+  norms = tf.cast(clipped.norms[0], tf.float32)
+  clip = tf.cast(clips[0], tf.float32)
+  finite = mask & tf.math.is_finite(norms)
+  count = tf.reduce_sum(tf.cast(mask, tf.float32))
+  # Records without a finite gradient, ids and labels out of range among them, were clipped to
+  # zero, so they count as clipped.
+  clipped_count = tf.reduce_sum(tf.cast(mask & ~(finite & (norms <= clip)), tf.float32))
+  ratio, peak = projection.norm_and_peak(clipped.sums[0].total)
+  values = {
+      'private/records_left_out': tf.reduce_sum(tf.cast(mask & ~finite, tf.float32)),
+      'private/fraction_clipped': tf.math.divide_no_nan(clipped_count, count),
+      'private/mean_norm_over_clip_norm': tf.cast(ratio * peak, tf.float32) / batch_size / clip,
+  }
+  for quantile, value in zip(QUANTILES, _quantiles(norms, mask, count)):
+    values[f'private/gradient_norm_{round(100 * quantile)}%'] = value
+  if hasattr(rule_state, 'second'):
+    values['private/fraction_negative'] = moments.negative_fraction(
+        rule_state.second, getattr(rule_state, 'bias', 0.0))
+  return values
+
+
+def second_moment(optimizer: optimizer_lib.DPOptimizer) -> Optional[List[np.ndarray]]:
+  """The rule's second moment estimate, without the noise's part, by variable; None without one."""
+  state = optimizer.rule_state
+  if not hasattr(state, 'second'):
+    return None
+  bias = np.asarray(getattr(state, 'bias', 0.0))
+  return [np.asarray(v) - bias for v in tf.nest.flatten(state.second)]
+
+
+def preconditioner_histogram(
+    optimizer: optimizer_lib.DPOptimizer, bins: int = 50) -> Tuple[np.ndarray, np.ndarray, int]:
+  """Histogram of log10 of the rule's second moment estimate, as NumPy does it.
+
+  Public as the releases it is made of, unless the rule is the noiseless diagnostic.
+  The noise's part is subtracted where the rule does so; what is then negative or
+  zero is counted apart.
+
+  Args:
+    optimizer: A built `tfdp.DPOptimizer` whose rule keeps a second moment.
+    bins: Number of bins, or their edges.
+
+  Returns:
+    `(counts, edges, not_positive)`.
+  """
+  second = second_moment(optimizer)
+  if second is None:
+    raise ValueError(f'The rule {optimizer.rule.name} keeps no second moment.')
+  values = np.concatenate([np.ravel(v) for v in second])
+  counts, edges = np.histogram(np.log10(values[values > 0]), bins)
+  return counts, edges, int(np.sum(values <= 0))
+
+
+def _quantiles(norms: tf.Tensor, mask: tf.Tensor, count: tf.Tensor) -> List[tf.Tensor]:
+  """Of the real examples: padding is sorted to the end. Lower sample quantiles."""
+  ordered = tf.sort(tf.where(mask, norms, tf.fill(tf.shape(norms), np.float32(np.inf))))
+  last = tf.maximum(tf.cast(count, tf.int32) - 1, 0)
+  return [ordered[tf.cast(q * tf.cast(last, tf.float32), tf.int32)] for q in QUANTILES]

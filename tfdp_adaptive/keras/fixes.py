@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models without layers that normalise over the batch: the same, by groups of channels."""
+
+import logging
+from typing import Any, Dict, List, Set, Tuple
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.keras import model as model_lib
+
+keras: Any = compat.keras
+GROUPS = 32  # At most, as in Wu & He (2018), arXiv:1803.08494.
+_KEPT = ('name', 'dtype', 'trainable', 'epsilon', 'center', 'scale', 'beta_initializer',
+         'gamma_initializer', 'beta_regularizer', 'gamma_regularizer', 'beta_constraint',
+         'gamma_constraint')
+
+
+def fix_model(model: Any, groups: int = GROUPS) -> Any:
+  """A copy in which every BatchNormalization is one over channels of the same example.
+
+  Images and sequences get a GroupNormalization, vectors a LayerNormalization. All
+  weights are kept, gamma and beta of the normalizations among them; what batches had been
+  averaged to is left out, so the copy computes something else and wants training. Frozen
+  BatchNormalization is left as it is: it does not look at the batch.
+
+  Args:
+    model: A built Sequential or functional model, models inside included.
+    groups: Of channels, at most. The largest number that divides the channels is taken
+      with which no group has a single channel: its normalized value would be zero.
+
+  Returns:
+    The copy, to be compiled, private if the model is; `tfdp_changes`, a tuple of strings,
+    lists what was changed.
+
+  Raises:
+    PrivacyError: If a layer cannot be replaced; the message names it.
+
+  Examples:
+    >>> model = tfdp.make_private(tfdp.fix_model(keras.applications.ResNet50(weights=None)))
+  """
+  if not isinstance(model, keras.Model) or not model.built:
+    raise ValueError('`model` must be a Keras model that is built. Received: '
+                     f'{model!r}. Call it once on an input, or give it an `Input`.')
+  _refuse_hidden(model)
+  changes: List[str] = []
+  pairs: Dict[int, Tuple[Any, Any]] = {}
+  copy = _cloned(model, int(groups), changes, pairs)
+  for old, new in pairs.values():
+    if _mixes(old):
+      new.set_weights([w for name in ('gamma', 'beta') for w in _values(old, name)])
+    else:
+      new.set_weights(old.get_weights())
+  if isinstance(model, model_lib.DPModel):
+    copy = model_lib.make_private(copy)
+  copy.tfdp_changes = tuple(changes)
+  for change in changes:
+    logging.getLogger(__name__).info('%s', change)
+  return copy
+
+
+def _cloned(model: Any, groups: int, changes: List[str],
+            pairs: Dict[int, Tuple[Any, Any]]) -> Any:
+  replaced: Set[int] = set()
+
+  def clone(layer: Any) -> Any:
+    if _is_container(layer):
+      return _cloned(layer, groups, changes, pairs)
+    if _mixes(layer):
+      new = _replacement(layer, groups, changes)
+      replaced.add(id(new))
+    else:
+      new = type(layer).from_config(layer.get_config())
+    if isinstance(layer, keras.layers.Layer):  # Operations have no weights.
+      pairs[id(layer)] = layer, new
+    return new
+
+  def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    if id(layer) in replaced:  # Keras 3 hands over masks by name to whoever took them.
+      kwargs = {key: value for key, value in kwargs.items() if key not in ('mask', 'training')}
+    return layer(*args, **kwargs)
+
+  return compat.clone_model(model, clone, call)
+
+
+def _is_container(layer: Any) -> bool:
+  return isinstance(layer, keras.Sequential) or (
+      isinstance(layer, keras.Model) and compat.input_structure(layer) is not None)
+
+
+def _mixes(layer: Any) -> bool:
+  return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+
+
+def _refuse_hidden(model: Any) -> None:
+  """Refuses what a copy made layer by layer does not reach."""
+  reached: Set[int] = set()
+
+  def visit(one: Any) -> None:
+    for layer in one.layers:
+      reached.add(id(layer))
+      if _is_container(layer):
+        visit(layer)
+
+  if _is_container(model):
+    visit(model)
+  hidden = [layer.name for layer in model._flatten_layers()
+            if _mixes(layer) and id(layer) not in reached]
+  if hidden or not _is_container(model):
+    raise errors.PrivacyError(
+        'Only layers of Sequential and functional models can be replaced. Received: '
+        f'{type(model).__name__} {model.name!r}'
+        + (f' with BatchNormalization inside other layers: {hidden}' if hidden else '')
+        + '. Use GroupNormalization where these are made.')
+
+
+def _replacement(layer: Any, groups: int, changes: List[str]) -> Any:
+  size, axis, rank = _channels(layer)
+  config = {key: value for key, value in layer.get_config().items() if key in _KEPT}
+  if rank == 2:
+    if size == 1:
+      raise errors.PrivacyError(
+          f'{layer.name} (BatchNormalization) normalises a single number per example, of which '
+          'nothing is left without the batch. Leave the layer out.')
+    changes.append(f'{layer.name}: BatchNormalization -> LayerNormalization of {size} values')
+    return keras.layers.LayerNormalization(axis=axis, **config)
+  count = number_of_groups(size, groups)
+  changes.append(f'{layer.name}: BatchNormalization -> GroupNormalization of {size} channels in '
+                 f'{count} groups')
+  return keras.layers.GroupNormalization(groups=count, axis=axis, **config)
+
+
+def number_of_groups(channels: int, most: int = GROUPS) -> int:
+  """The largest divisor up to `most` that leaves two channels for each group, or one."""
+  return max((g for g in range(1, most + 1) if channels % g == 0 and channels // g > 1),
+             default=1)
+
+
+def _channels(layer: Any) -> Tuple[int, int, int]:
+  """`(number, axis, rank of the inputs)`."""
+  axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+  if len(axes) != 1:
+    raise errors.PrivacyError(
+        f'{layer.name} (BatchNormalization) must have one axis of channels. Received: '
+        f'axis={axes}. Use a GroupNormalization of your own.')
+  return int(layer.moving_mean.shape[0]), axes[0], layer.input_spec.ndim
+
+
+def _values(layer: Any, name: str) -> List[Any]:
+  variable = getattr(layer, name, None)
+  return [] if variable is None else [variable.numpy()]

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras models whose training step clips every example before anything else."""
+
+from concurrent import futures
+import json
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+import warnings
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.clipping import derivatives
+from tfdp_adaptive.clipping import explain
+from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import carried
+from tfdp_adaptive.keras import divergence
+from tfdp_adaptive.keras import habits
+from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import padding
+from tfdp_adaptive.keras import step
+from tfdp_adaptive.privacy import ledger as ledger_lib
+
+keras: Any = compat.keras
+
+_Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
+
+
+class DPModel(_Mixin):
+  """Mixin that makes `fit` and `train_on_batch` private.
+
+      class MyModel(tfdp.DPModel, keras.Model): ...
+
+  The loss of an example is the compiled loss of a batch that holds it alone: a loss
+  that compares examples, as contrastive ones do, has nothing to compare with.
+  `sample_weight` may weight examples; weight zero marks padding, which is no
+  record at all. Losses that depend on the weights only (regularizers) are public
+  and added after the noise. The metrics that `fit` reports are exact numbers
+  computed from private data: they are NOT private, do not publish them. Under a plan
+  they see padding, too: metrics of your own must heed `sample_weight`, zero for it,
+  and those that do not read it are warned of.
+  """
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    super().__init_subclass__(**kwargs)
+    if 'get_config' in vars(cls):
+      own = habits.in_kept_formats(vars(cls)['get_config'])
+      type.__setattr__(cls, 'get_config', own)
+
+  @property
+  def get_config(self) -> Any:
+    """As in Keras, in the formats that keep the ledger."""
+    habits.refuse_legacy(self)
+    return super().get_config  # Keras asks whether it is its own.
+
+  def compile(
+      self, optimizer: Any = None, loss: Any = None, *args: Any, **kwargs: Any) -> None:
+    """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples."""
+    kwargs = habits.by_name(keras.Model.compile, 3, args, kwargs)
+    metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
+    loss_weights = habits.loss_weights(kwargs.pop('loss_weights', None))
+    optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
+    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
+      raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
+                       f'Received: optimizer={optimizer!r}.')
+    kwargs = habits.on_host(optimizer, kwargs)
+    _refuse_own(self, 'compute_loss')
+    self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
+    step.forget(self)
+    self._compiled_loss_arguments = (loss, loss_weights)
+    self._compiled_with_metrics = bool(metrics or weighted_metrics)
+    if compat.unwrap_loss_scaling(optimizer).plan is not None:
+      habits.warn_of_padding(self, (metrics, weighted_metrics))
+    if weighted_metrics is None:
+      # Weighted, so that padding (weight zero) does not count.
+      metrics, weighted_metrics = None, metrics
+    kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.
+    super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
+                    loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
+    compat.drop_loss_scaling(self)
+    carried.of(self)
+
+  @property
+  def layers(self) -> Any:
+    habits.refuse_plain_clone(self)
+    return super().layers
+
+  def _flatten_layers(self, *args: Any, **kwargs: Any) -> Any:
+    habits.refuse_plain_clone(self)  # What Keras 2 asks for.
+    return super()._flatten_layers(*args, **kwargs)
+
+  def to_json(self, **kwargs: Any) -> str:
+    """As in Keras; `keras.models.model_from_json` makes a private model of it."""
+    config = json.loads(super().to_json())
+    if 'registered_name' not in config:
+      config['class_name'] = keras.saving.get_registered_name(type(self))
+    return json.dumps(config, **kwargs)
+
+  def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """As in Keras, in the formats that keep the ledger: `.keras`."""
+    habits.check_format(filepath, '.keras', kwargs)
+    return super().save(filepath, *args, **kwargs)
+
+  def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """As in Keras, to `.weights.h5`, which keeps the ledger, and which a plain model reads, too."""
+    habits.check_format(filepath, '.weights.h5', kwargs)
+    return super().save_weights(filepath, *args, **kwargs)
+
+  @property
+  def _tfdp_ledger(self) -> carried.Carried:
+    return carried.of(self)  # Keras asks every model for what it has to save,
+
+  def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+    carried.of(self)  # and TensorFlow does.
+    return super()._trackable_children(*args, **kwargs)
+
+  @property
+  def ledger(self) -> ledger_lib.Ledger:
+    """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
+    carried.of(self)
+    optimizer = getattr(self, 'optimizer', None)
+    return history.ledger(self.variables, getattr(optimizer, 'run', None))
+
+  def compile_from_config(self, config: Dict[str, Any]) -> None:
+    self.compile(**keras.saving.deserialize_keras_object(config))
+    if self.built:
+      self.optimizer.build(self.trainable_variables)
+
+  def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
+
+    Weights that are no longer finite end it, with a warning.
+    """
+    kwargs = habits.by_name(keras.Model.fit, 3, args, kwargs)
+    compat.check_strategy(self)
+    habits.refuse_changed(self)
+    habits.refuse_ragged(x, y)
+    self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
+    x = padding.cropped(self, admission.check_fit(self.optimizer, x, y, kwargs))
+    if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
+      kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
+    x, self._first_shapes = habits.first_shapes(x)
+    kwargs['callbacks'] = divergence.watched(kwargs.get('callbacks'))
+    if self.distribute_strategy.num_replicas_in_sync > 1:
+      if self.optimizer.plan is not None and self.optimizer.plan.unit == 'user':
+        raise NotImplementedError(
+            'Users are records on one device only. Received: a plan with unit="user" and '
+            f'{self.distribute_strategy.num_replicas_in_sync} replicas. Train without the '
+            'strategy, or use `tfdp.federated`.')
+      # Here and now: replicas cannot probe themselves.
+      specs = None if validation.tells_inputs(self) else _specs(x)
+      if not self.built:
+        with self.distribute_strategy.scope():
+          validation.build(self, specs)
+      validation.validate_model(self, specs)
+    x, y = self.prepare_data(x, y, kwargs)
+    return super().fit(x, y, **kwargs)
+
+  def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+    """What Keras is to be given for `fit(x, y, **kwargs)`, which was admitted."""
+    del kwargs
+    return x, y
+
+  def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+    """As in Keras, which keeps the function: what trains must be what it was made for."""
+    _private_optimizer(self).check_variables(self.trainable_variables)
+    self._build_optimizer()  # Of a trace that makes variables there are two.
+    return super().make_train_function(*args, **kwargs)
+
+  def _build_optimizer(self) -> None:
+    optimizer = _private_optimizer(self)
+    if self.built and self.distribute_strategy.num_replicas_in_sync == 1:
+      with self.distribute_strategy.scope():
+        optimizer.build(self.trainable_variables)
+
+  def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    habits.refuse_changed(self)
+    return super().train_on_batch(*args, **kwargs)
+
+  @compat.unconverted
+  def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
+    try:
+      return step.train_step(self, habits.with_shapes(self, data))
+    except Exception:
+      # Half traced it is of no more use: TensorFlow lets a function make variables only once.
+      self.train_function = None
+      raise
+
+  def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
+    """Builds and validates the model, once per kind of input; returns the loss of each example."""
+    explain.remember(self, x)
+    if not self.built:
+      self._build_for(x)
+    self._validate(x)
+    loss, loss_weights = self._compiled_loss_arguments
+    return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self))
+
+  @tf.autograph.experimental.do_not_convert
+  def _build_for(self, x: Any) -> None:
+    """Makes the weights, eagerly, though a step is traced: others are not there yet (Keras 3)."""
+    if compat.has_replicas() or tf.executing_eagerly():
+      self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
+      return
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    with futures.ThreadPoolExecutor(1) as thread:
+      thread.submit(validation.build, self, specs).result()
+
+  @tf.autograph.experimental.do_not_convert
+  def _validate(self, x: Any) -> None:
+    """Once per kind of input, while the step is traced; the values of `x` are not used."""
+    validation.validate_structure(self)
+    if compat.has_replicas():
+      validation.check_probed(self)
+      return
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    signature = str(tf.nest.map_structure(
+        lambda s: (s.shape, s.dtype), specs))
+    validated: FrozenSet[str] = getattr(self, '_validated', frozenset())
+    if signature not in validated:
+      # On a thread of its own: eager there, with gradients, while this one traces.
+      with futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(validation.validate_model, self, specs).result()
+      self._validated = validated | {signature}
+
+  def reads_outputs(self) -> bool:
+    """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
+    return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics
+
+  def regularization_gradients(self) -> Optional[List[tf.Tensor]]:
+    """Gradients of the weight-only losses, or None."""
+    with tf.GradientTape() as tape:
+      penalties = compat.weight_regularization(self)
+      if not penalties:
+        return None
+      total = tf.add_n(penalties)
+    return derivatives.dense(tape, total, self.trainable_variables)
+
+
+@compat.serializable
+class DPSequential(DPModel, keras.Sequential):
+  """A private `keras.Sequential`."""
+
+
+@compat.serializable
+class DPFunctional(DPModel, keras.Model):
+  """A private functional model: `DPFunctional(inputs, outputs)`."""
+
+
+@compat.serializable
+class DPWrapper(DPModel, keras.Model):
+  """A private model around a subclassed one, whose layers and weights it shares."""
+
+  def __init__(self, model: compat.Model, **kwargs: Any) -> None:
+    super().__init__(**kwargs)
+    self.model = model
+
+  @compat.unconverted
+  def call(self, inputs: Any, training: Any = None) -> Any:
+    return self.model(inputs, training=training)
+
+  def get_config(self) -> Dict[str, Any]:
+    return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
+
+  @classmethod
+  def from_config(cls, config: Dict[str, Any]) -> 'DPWrapper':
+    model = keras.saving.deserialize_keras_object(config.pop('model'))
+    return cls(model, **config)
+
+
+def make_private(model: compat.Model) -> compat.Model:
+  """A private model that shares layers and weights with `model`; compile it again.
+
+  Args:
+    model: Any Keras model; it is validated and left as it is.
+
+  Returns:
+    A `DPModel` of the matching kind.
+
+  Raises:
+    PrivacyError: If a layer mixes examples of a batch, see `validate_model`; or if the
+      model has a `train_step` or `compute_loss` of its own.
+  """
+  if isinstance(model, DPModel):
+    return model
+  if not isinstance(model, keras.Model):
+    raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  carried.of(model)
+  _refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
+  ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
+             if compat.overrides(model, method)]
+  if ignored:
+    warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
+                  'To keep them, derive your class from tfdp.DPModel and keras.Model.',
+                  errors.Caution, stacklevel=2)
+  if model.built:
+    validation.validate_model(model)
+  from tfdp_adaptive.keras import tasks  # pylint: disable=g-import-not-at-top
+  if tasks.is_task(model):
+    return tasks.DPTask(model)
+  if isinstance(model, keras.Sequential):
+    private = DPSequential(model.layers, name=model.name)
+    if model.built and not private.built:
+      private.build(model.input_shape)
+    return private
+  if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
+    return DPFunctional(
+        compat.input_structure(model), compat.output_structure(model), name=model.name)
+  return DPWrapper(model, name=model.name)
+
+
+def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
+  """The model's optimizer, which an assignment may have replaced since `compile`."""
+  optimizer = getattr(model, 'optimizer', None)
+  if not isinstance(optimizer, optimizer_lib.DPOptimizer):
+    raise errors.PrivacyError(
+        f'A private model trains by a private optimizer only. Received: {optimizer!r}. Compile it '
+        'with one, such as tfdp.DPAdam.')
+  return optimizer
+
+
+def _refuse_own(model: compat.Model, *methods: str) -> None:
+  """Refuses a model that defines what a private step does not call."""
+  for method in methods:
+    if compat.overrides(model, method):
+      raise errors.PrivacyError(
+          f'A private step computes the compiled loss of every single example itself. Received: a '
+          f'model with a `{method}` of its own, {type(model).__name__}. Put what it computes into '
+          '`call` and the compiled `loss`.')
+
+
+def _specs(x: Any) -> Any:
+  """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
+  if isinstance(x, tf.data.Dataset):
+    return x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+  if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):
+    raise errors.PrivacyError(
+        'With several replicas the model is validated before `fit` begins, but neither the model '
+        f'nor the data tell the inputs. Received: x of type {type(x).__name__}. Give the model an '
+        '`Input`, or pass a `tf.data.Dataset` or arrays.')
+  return tf.nest.map_structure(lambda t: tf.TensorSpec(
+      t.shape, keras.backend.floatx() if tf.as_dtype(t.dtype).is_floating else t.dtype), x)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Keras class per rule; the rule's factory documents its arguments and source.
+
+Every class takes the arguments of its factory and those of `DPOptimizer`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Type
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import rules
+from tfdp_adaptive.keras import arguments
+from tfdp_adaptive.keras import habits
+from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import signatures
+from tfdp_adaptive.privacy import plan as plan_lib
+
+
+class NamedOptimizer(optimizer_lib.DPOptimizer):
+  """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
+
+  factory: Any = None  # staticmethod, set by the subclass.
+  _extra = ''  # Key of `signatures.EXTRA`: arguments that neither of them has.
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
+    super().__init_subclass__(**kwargs)
+    constructor = cls.__init__
+    if constructor.__module__ == __name__ and cls.factory is not None:
+      cls.__signature__ = signatures.signature(
+          cls.factory, optimizer_lib.DPOptimizer.__init__, extra=cls._extra)
+    else:
+      cls.__signature__ = signatures.without_self(constructor)
+
+  def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
+    names = arguments.parameters(self.factory)
+    rule_config = {k: v for k, v in kwargs.items() if k in names}
+    signatures.check_given(type(self).__name__, self.factory, rule_config)
+    kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
+    super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
+    self._hidden.rule_config = rule_config
+
+  def get_config(self) -> Dict[str, Any]:
+    habits.refuse_legacy()
+    config = compat.base_config(self)
+    config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
+    config.update(self._hidden.private, clipping=arguments.to_config(self.clipping),
+                  quantile_clip=self.quantile_clip, slack_clip=self.slack_clip,
+                  groups=self.groups,
+                  accumulation_steps=self.accumulation_steps,
+                  memory_budget=self.memory_budget, engine=self.engine,
+                  average_iterates=self.average_iterates, own_sampler=self.own_sampler,
+                  diagnostics=self.diagnostics)
+    if self.plan is not None:
+      config['plan'] = self.plan.to_json()
+      for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
+        del config[key]
+    elif self.mechanism is not None:
+      config['mechanism'] = self.mechanism.to_json()
+    return config
+
+  @classmethod
+  def from_config(
+      cls, config: Dict[str, Any],
+      custom_objects: Optional[Dict[str, Any]] = None) -> NamedOptimizer:
+    config = {key: arguments.from_config(value) for key, value in config.items()}
+    if config.get('plan') is not None:
+      config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
+    if config.get('mechanism') is not None:
+      config['mechanism'] = mechanisms.from_json(config['mechanism'])
+    return super().from_config(config, custom_objects=custom_objects)
+
+
+class _Delayed(NamedOptimizer):
+  """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
+
+  _extra = 'delayed'
+
+  def __init__(
+      self, learning_rate: Any = 0.001, *, l2_norm_clip: Optional[float] = None,
+      plan: Optional[plan_lib.PrivacyPlan] = None, adaptive_l2_norm_clip: Optional[float] = None,
+      adaptive_learning_rate: Optional[float] = None, **kwargs: Any) -> None:
+    clip = plan.l2_norm_clip if l2_norm_clip is None and plan is not None else l2_norm_clip
+    if adaptive_l2_norm_clip is not None and clip is not None:
+      kwargs['relative_adaptive_clip'] = adaptive_l2_norm_clip / clip
+    if adaptive_learning_rate is not None:
+      if not isinstance(learning_rate, (int, float)):
+        raise ValueError('With a learning rate schedule, give `relative_adaptive_learning_rate` '
+                         'instead of `adaptive_learning_rate`. '
+                         f'Received: learning_rate={learning_rate!r}.')
+      kwargs['relative_adaptive_learning_rate'] = adaptive_learning_rate / learning_rate
+    super().__init__(learning_rate, l2_norm_clip=l2_norm_clip, plan=plan, **kwargs)
+
+
+class _Decayed(NamedOptimizer):
+  """Weights decay by themselves, beside the rule's step."""
+
+  _extra = 'decayed'
+
+  def __init__(
+      self, learning_rate: Any = 0.001, *, weight_decay: Optional[float] = 0.004,
+      **kwargs: Any) -> None:
+    super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+
+
+def _class(
+    name: str, factory: Callable[..., contract.Rule],
+    delayed: bool = False, decayed: bool = False) -> Type[NamedOptimizer]:
+  base = _Delayed if delayed else _Decayed if decayed else NamedOptimizer
+  return compat.serializable(type(name, (base,), {
+      'factory': staticmethod(factory), '__module__': __name__,
+      '__doc__': signatures.docstring(
+          factory, optimizer_lib.DPOptimizer, extra=base._extra, factories=vars(rules))}))
+
+
+DPSGD = _class('DPSGD', rules.dp_sgd)
+DPAdam = _class('DPAdam', rules.dp_adam)
+DPAdamW = _class('DPAdamW', rules.dp_adam, decayed=True)
+DPAdaGrad = _class('DPAdaGrad', rules.dp_adagrad)
+DPRMSprop = _class('DPRMSprop', rules.dp_rmsprop)
+DPYogi = _class('DPYogi', rules.dp_yogi)
+DPMuon = _class('DPMuon', rules.dp_muon)
+DPAdamBC = _class('DPAdamBC', rules.dp_adam_bc)
+DPAdaGradBC = _class('DPAdaGradBC', rules.dp_adagrad_bc)
+DPRMSpropBC = _class('DPRMSpropBC', rules.dp_rmsprop_bc)
+DPAdamIME = _class('DPAdamIME', rules.dp_adam_ime)
+DPAdaGradIME = _class('DPAdaGradIME', rules.dp_adagrad_ime)
+DPAdamSTP = _class('DPAdamSTP', rules.scale_then_privatize)
+DPAdaGradSTP = _class('DPAdaGradSTP', rules.dp_adagrad_stp)
+DPRMSpropSTP = _class('DPRMSpropSTP', rules.dp_rmsprop_stp)
+DPShampoo = _class('DPShampoo', rules.dp_shampoo)
+DPSOAP = _class('DPSOAP', rules.dp_soap)
+DPKFC = _class('DPKFC', rules.dp_kfc)
+DPAdamJME = _class('DPAdamJME', rules.dp_adam_jme)
+SideInformationAdam = _class('SideInformationAdam', rules.side_information_adam)
+AdaDPS = _class('AdaDPS', rules.adadps)
+PDADPMD = _class('PDADPMD', rules.pda_dpmd)
+PDPSGD = _class('PDPSGD', rules.pdp_sgd)
+PASAN = _class('PASAN', rules.pasan)
+PAGAN = _class('PAGAN', rules.pagan)
+NoisyAdaGrad = _class('NoisyAdaGrad', rules.noisy_adagrad)
+NonPrivateNoiselessAdam = _class('NonPrivateNoiselessAdam', rules.non_private_noiseless_adam)
+DP2RMSprop = _class('DP2RMSprop', rules.dp2_rmsprop, delayed=True)
+DP2AdaGrad = _class('DP2AdaGrad', rules.dp2_adagrad, delayed=True)
+DP2Yogi = _class('DP2Yogi', rules.dp2_yogi, delayed=True)

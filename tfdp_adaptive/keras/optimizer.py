@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Keras adapter: any rule as a Keras optimizer.
+
+It knows no algorithm: it reads the rule's state, hands the query to a clipping
+engine, the sums to the privatizer, the release to the rule, and the direction
+to the base class, which multiplies by the learning rate and does weight decay
+and averaging.
+"""
+
+import types
+from typing import Any, Dict, Optional, Sequence, Tuple
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import errors
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive import trees
+from tfdp_adaptive.batches import sources
+from tfdp_adaptive.keras import arguments
+from tfdp_adaptive.keras import carried
+from tfdp_adaptive.keras import claims
+from tfdp_adaptive.keras import guard
+from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import plain_models
+from tfdp_adaptive.noise import fusion
+from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.rules import following_clip
+from tfdp_adaptive.rules import moments as rules_moments
+from tfdp_adaptive.rules import record_weights
+
+_DIGEST = 'digest'  # Of the state, in files.
+
+
+class DPOptimizer(guard.GuardedOptimizer):
+  """A differentially private optimizer with any rule.
+
+  The model must be private too (`tfdp.make_private(model)`, `tfdp.DPModel`): only
+  there are gradients clipped per example. Ready-made gradients are refused.
+
+  Args:
+    rule: A `tfdp.rules` rule, e.g. `tfdp.rules.dp_adam()`.
+    learning_rate: Float or `LearningRateSchedule`; a parameter moves by
+      `-learning_rate * direction`.
+    l2_norm_clip: Clip norm of one example's gradient (of the scaled gradient, for
+      rules that scale). Required without a plan.
+    noise_multiplier: Standard deviation of the noise on the sum of clipped
+      gradients, in clip norms. Required without a plan.
+    batch_size: What the noised sum is divided by: the batch size, or the expected
+      one under Poisson sampling. Required without a plan.
+    plan: A `tfdp.PrivacyPlan`, which then gives noise multiplier, batch size,
+      adjacency, mechanism and number of steps, and the clip norm unless
+      `l2_norm_clip` is given as well.
+    mechanism: A `tfdp.mechanisms` mechanism; independent Gaussian noise by default.
+    adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
+      'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
+      noise).
+    clipping: How a record's weight follows from its norm: 'hard' (the default), 'auto_v',
+      'auto_s', 'psac', 'tanh' or 'p_norm', or a pair such as `('auto_s', .05)`; see
+      `tfdp_adaptive.clipping.weights`. All have the privacy of 'hard'.
+    quantile_clip: A quantile of the norms of records that the clip norm follows from
+      `l2_norm_clip` on, or a dictionary of the arguments of `tfdp.rules.quantile_clip`.
+      What it needs is part of the same release and of its cost.
+    slack_clip: The same, from the slack below the clip norm, which costs nothing at all;
+      see `tfdp.rules.slack_clip`.
+    groups: Clip groups of variables by themselves, with the split of the noise that adds
+      the least: 'layer', 'variable', a group for every variable, or a dictionary of the
+      arguments of `tfdp.rules.grouped`. With `quantile_clip` or `slack_clip` every group's
+      clip norm follows by itself.
+    accumulation_steps: Number of equal chunks a batch is worked through in, one
+      after the other, to save memory; noise is drawn once per batch.
+    memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk
+      may take (an estimate from the traced computation; weights, optimizer state and
+      the batch itself come on top). The largest chunks that fit are then used.
+    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
+      for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
+      (one example after the other), or 'auto', the fastest that can do it for the model;
+      `tfdp.explain_clipping` says which, and why.
+    public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
+      whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
+      function that returns such a batch. It is not saved with the optimizer; set
+      `optimizer.public_data` after loading. It must really be public: a part of the
+      private data is not.
+    average_iterates: Also keep the mean of all iterates; `finalize_variable_values`
+      puts it into the model.
+    own_sampler: With a plan whose batches you choose yourself: how records are chosen, in
+      a sentence. Nothing checks it; the statement repeats it as your word. By default
+      a step under a plan takes the batch that the plan drew for it, and no other.
+    diagnostics: Also report numbers that are NOT private, see `tfdp.diagnostics`.
+    seed: Fixed noise, for tests: it protects nobody, and the statement says so.
+    allow_non_private: Accept rules without any guarantee.
+    name: Name of the optimizer; by default that of the class.
+    **kwargs: `weight_decay`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency` of the
+      Keras optimizer.
+
+  Raises:
+    ValueError: For missing or wrong arguments.
+    PrivacyError: When gradients come from anywhere but a private model.
+  """
+
+  def __init__(
+      self, rule: contract.Rule, learning_rate: Any = 0.001, *,
+      l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+      batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
+      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
+      groups: Any = None,
+      accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
+      public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
+      diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
+      name: Optional[str] = None, **kwargs: Any) -> None:
+    arguments.refuse(kwargs)
+    arguments.check_rule(rule)
+    arguments.check_plan(plan)
+    rule = following_clip.chosen(
+        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
+        *((batch_size, noise_multiplier) if plan is None else
+          (plan.batch_size, plan.noise_multiplier)))
+    arguments.check_groups(groups, rule)
+    arguments.check_choices(
+        rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
+    compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
+    private = arguments.privatizer_arguments(
+        rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+    rule = privatizer_lib.bound(rule, private['mechanism'])
+    arguments.check_own_sampler(plan, own_sampler)
+    private.update(seed=seed, allow_non_private=allow_non_private)
+    self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None, update=None,
+                           privatizer=None, state=None, average=None, public_data=None,
+                           run=None, moved=(), records=None)
+    self._take_rule(rule)
+    self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
+    self.groups = groups
+    self.average_iterates = average_iterates
+    self.own_sampler = own_sampler
+    self.diagnostics = diagnostics
+    self.public_data = public_data
+    self.accumulation_steps = int(accumulation_steps)
+    self.memory_budget = memory_budget
+    self.engine = engine
+    if self.noise_multiplier == 0:
+      warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
+                    errors.Caution, stacklevel=3)
+    self._fixed = arguments.fixed(type(self))
+
+  # What the model needs to know.
+
+  @property
+  def rule(self) -> contract.Rule:
+    return self._hidden.rule
+
+  @property
+  def plan(self) -> Optional[plan_lib.PrivacyPlan]:
+    return self._hidden.plan
+
+  @property
+  def batch_size(self) -> float:
+    """The divisor B."""
+    return self._hidden.private['batch_size']
+
+  @property
+  def adjacency(self) -> str:
+    return self._hidden.private['adjacency']
+
+  @property
+  def noise_multiplier(self) -> float:
+    return self._hidden.private['noise_multiplier']
+
+  @property
+  def l2_norm_clip(self) -> float:
+    return self._hidden.private['l2_norm_clip']
+
+  @property
+  def mechanism(self) -> Optional[mechanisms.Mechanism]:
+    return self._hidden.private['mechanism']
+
+  @property
+  def seed(self) -> Optional[int]:
+    return self._hidden.private['seed']
+
+  @property
+  def public_data(self) -> None:
+    return self._hidden.public_data
+
+  @public_data.setter
+  def public_data(self, data: Any) -> None:
+    if data is not None and self.rule.public is None:
+      raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
+    if isinstance(data, tf.data.Dataset):
+      arguments.check_public(next(iter(data), None))
+      iterator = iter(data.repeat())
+      data = lambda: next(iterator)
+    elif data is not None and not callable(data):
+      fixed = arguments.check_public(trees.map(tf.convert_to_tensor, tuple(data)))
+      data = lambda: fixed
+    self._hidden.public_data = data
+
+  def public_batch(self) -> Any:
+    """The next public `(x, y)`."""
+    if self.public_data is None:
+      raise ValueError(f'The rule {self.rule.name} needs gradients of public data. Pass '
+                       '`public_data=`, or set `optimizer.public_data` after loading.')
+    return arguments.check_public(self.public_data())
+
+  # What may be said.
+
+  @property
+  def run(self) -> Optional[history.Run]:
+    """Its line in the history of the weights; None before it is built."""
+    return self._hidden.run
+
+  @property
+  def records(self) -> Optional[str]:
+    """SECRET digest of some records, by which the next `fit` knows them; see `same_records`."""
+    return self._hidden.records
+
+  @records.setter
+  def records(self, digest: str) -> None:
+    self._hidden.records = digest
+
+  @property
+  def ledger(self) -> ledger_lib.Ledger:
+    """The `tfdp.Ledger` of the weights that it moves: all runs they went through, so far."""
+    return history.ledger(self._hidden.moved, self._hidden.run)
+
+  def ledger_after(self, steps: int, variables: Sequence[Any] = ()) -> ledger_lib.Ledger:
+    """The `tfdp.Ledger` of the weights when this run has done `steps` steps, and earlier runs.
+
+    Args:
+      steps: In all, those done already included.
+      variables: The weights, for an optimizer that is not built yet.
+    """
+    before = history.before(self._hidden.moved or tuple(variables), self._hidden.run)
+    return claims.ledger(self, before, steps)
+
+  def epsilon(self, steps: Optional[int] = None) -> float:
+    """Epsilon at the plan's delta after `steps` steps (default: all planned).
+
+    Runs of other optimizers on the same weights are added. What is spent so far is
+    `optimizer.ledger.epsilon()`.
+
+    Raises:
+      ValueError: Without a plan, since nothing is accounted for.
+    """
+    return claims.epsilon(self, self._before(), steps)
+
+  def statement(self, steps: Optional[int] = None) -> str:
+    """What may honestly be said of a model trained with this optimizer, in plain text."""
+    return claims.statement(self, self._before(), steps)
+
+  def _before(self) -> ledger_lib.Ledger:
+    return history.before(self._hidden.moved, self._hidden.run)
+
+  # State.
+
+  @tf.autograph.experimental.do_not_convert
+  def build(self, var_list: Any) -> None:
+    """Creates the rule's and the privatizer's variables, once."""
+    if self._hidden.state is not None:
+      return
+    empty = [getattr(v, 'path', v.name) for v in var_list if 0 in tuple(v.shape)]
+    if empty:
+      raise ValueError('Trainable weights must hold at least one number each. '
+                       f'Received: weights without any, {empty}. Freeze them, or leave them out.')
+    super().build(var_list)
+    with tf.init_scope():
+      self._take_rule(arguments.grouped(self.rule, self.groups, var_list))
+      specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype), getattr(v, 'path', v.name))
+               for v in var_list]
+      privatizer = privatizer_lib.Privatizer(
+          self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
+      self._warn_of_regimes(privatizer.specs)
+      initial = (self.rule.init(privatizer.specs), privatizer.init())
+      key = initial[1].noise.key
+      # The key is saved only where it is no secret (a test's seed): a restored or
+      # copied optimizer then continues with fresh noise, and never repeats any.
+      fresh = self._hidden.private['seed'] is None
+      self._hidden.state = trees.map(
+          lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
+                     else self._add_state(t)), initial)
+      self._hidden.privatizer = privatizer
+      self._hidden.moved = tuple(var_list)
+      self._hidden.run = history.Run(
+          self.plan, self.rule, self._hidden.state[1].noise.row, self.own_sampler or '')
+      self._hidden.run.watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
+      self.plan_mark = self._hidden.run.mark = compat.replicated_variable(
+          self._hidden.run.own_mark, 'plan_mark')  # Tracked: it is part of checkpoints.
+      self.resumed = carried.Resumed(self._hidden.run)  # The same.
+      history.begin(var_list, self._hidden.run)
+      if self.average_iterates:
+        self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
+    compat.mark_built(self)
+
+  def _take_rule(self, rule: contract.Rule) -> None:
+    self._hidden.rule = rule
+    self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
+
+  def check_variables(self, variables: Sequence[Any]) -> None:
+    """Refuses other trainable variables than those that a built optimizer moves."""
+    keys = [[id(compat.raw_variable(v)) for v in some]
+            for some in (self._hidden.moved, variables)]
+    if self._hidden.moved and keys[0] != keys[1]:
+      raise errors.PrivacyError(
+          'The trainable weights must stay those that the optimizer was built for. Received: '
+          f'{len(variables)} variables, built for {len(self._hidden.moved)}; layers were frozen, '
+          'thawed or added since. Compile again with a new optimizer (and plan): what was spent '
+          'stays in `model.ledger`, and the new run adds to it.')
+
+  def _warn_of_regimes(self, specs: Any) -> None:
+    noise_std = self.noise_multiplier * contract.mean_sensitivity(
+        self.l2_norm_clip, self.batch_size, self.adjacency)
+    size = sum(spec.shape.num_elements() for spec in specs)
+    for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
+      warnings.warn(f'{self.name}: {message}', errors.Caution, stacklevel=2)
+
+  def _add_state(self, value: Any) -> compat.Variable:
+    return compat.add_optimizer_variable(self, value.numpy())
+
+  def read_state(self) -> Tuple[trees.Tree, privatizer_lib.State]:
+    """`(rule's, privatizer's)` state; the second is SECRET."""
+    return trees.map(tf.convert_to_tensor, self._hidden.state)
+
+  def write_state(self, rule_state: trees.Tree, private_state: privatizer_lib.State) -> None:
+    trees.map(lambda variable, value: variable.assign(value), self._hidden.state,
+              (rule_state, private_state))
+    watched = self._hidden.run.watched
+    watched.assign(history.watch(tf.convert_to_tensor(watched), private_state.noise.row))
+
+  @property
+  def rule_state(self) -> trees.Tree:
+    """State of the rule, after the last step; public, being made of releases."""
+    return trees.map(tf.convert_to_tensor, self._hidden.state[0])
+
+  @property
+  def steps_done(self) -> int:
+    """Number of noised steps taken so far (a Python int; eager only)."""
+    return 0 if self._hidden.state is None else int(np.asarray(self._hidden.state[1].noise.row))
+
+  # The step, see `step.py`.
+
+  @property
+  def privatizer(self) -> privatizer_lib.Privatizer:
+    """The `Privatizer` of a built optimizer."""
+    return self._hidden.privatizer
+
+  def update_rule(
+      self, state: trees.Tree, releases: contract.Releases,
+      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
+    """The rule's `(direction, state)`, compiled into one pass where that is exact."""
+    return self._hidden.update(state, releases, public)
+
+  def move(
+      self, variables: Sequence[compat.Variable], direction: trees.Tree, rule_state: Any,
+      row: tf.Tensor) -> None:
+    """Moves the weights along a direction that the rule made of releases.
+
+    Args:
+      variables: The trainable variables.
+      direction: A list like them.
+      rule_state: State of the rule after the step, for projections.
+      row: [] int64, steps done with this one, for the average of iterates.
+    """
+    with self._allow_apply():
+      compat.apply_direction(
+          self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
+    if self.rule.project is not None:
+      projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
+      for variable, value in zip(variables, projected):
+        variable.assign(tf.cast(value, variable.dtype))
+    if self.average_iterates:
+      averages = rules_moments.average_iterates(
+          [tf.convert_to_tensor(v) for v in self._hidden.average], row,
+          [tf.convert_to_tensor(v) for v in variables])
+      for average, value in zip(self._hidden.average, averages):
+        average.assign(value)
+
+  def finalize_variable_values(self, var_list: Any) -> None:
+    """Puts the averaged iterate into the variables, if one is kept."""
+    super().finalize_variable_values(var_list)
+    if self._hidden.average is not None:
+      for variable, average in zip(var_list, self._hidden.average):
+        variable.assign(tf.convert_to_tensor(average))
+
+  def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+    self._refuse_gradients()
+    rate = self.learning_rate if learning_rate is None else learning_rate
+    variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
+
+  def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> None:
+    """Keras 2: what a plain `model.compile(..., loss=<reduction none>)` calls.
+
+    Args:
+      loss: [n, ...] unreduced losses of the batch.
+      var_list: Trainable variables.
+      tape: The tape the losses were recorded on.
+    """
+    plain_models.train_step(self, loss, list(var_list), tape)
+
+  # Saving.
+
+  def save_own_variables(self, store: Any) -> None:
+    super().save_own_variables(store)
+    store[_DIGEST] = self._digest()
+
+  def load_own_variables(self, store: Any) -> None:
+    saved = {name: np.asarray(store[name]) for name in store.keys()}
+    digest = saved.pop(_DIGEST, None)
+    super().load_own_variables(saved)
+    if digest is not None and len(saved) == len(self.variables) and not np.array_equal(
+        digest, self._digest()):
+      raise errors.PrivacyError(
+          'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
+          'Received: a file with other numbers than were written to it. Take another copy.')
+    if self._hidden.run is not None and self.steps_done:  # Else the history is all of others.
+      self._hidden.run.restored = True
+
+  def _digest(self) -> np.ndarray:
+    text = sources.fingerprint(tuple(v.numpy() for v in self.variables))
+    return np.frombuffer(bytes.fromhex(text), np.uint8)
+
+  def get_config(self) -> Dict[str, Any]:
+    raise NotImplementedError(
+        'A `DPOptimizer` around a bare rule cannot be saved as part of a model, since a rule is a '
+        'set of functions. Use a named class (tfdp.DPAdam, ...), save weights only, or save a '
+        '`tf.train.Checkpoint(model=model, optimizer=model.optimizer)`, from which the same code '
+        'goes on.')
+
+
+class _Hidden(types.SimpleNamespace):
+  """Hides its attributes from Keras' and TensorFlow's automatic tracking."""

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One private step, from batch to weights: query, clip, release, update, apply, observe.
+
+    fit -> train_step -> clip -> an engine -> release -> apply -> assign
+
+Nothing here draws noise or clips by itself: `clipping` does the one, the privatizer
+the other, and the rule sees releases only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+import weakref
+
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
+from tfdp_adaptive import privatizer
+from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import chunks
+from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import diagnostics
+
+if TYPE_CHECKING:  # It imports this.
+  from tfdp_adaptive.keras import optimizer as optimizer_lib
+
+
+_ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
+
+
+class Opened(NamedTuple):
+  """A step that has asked and was not answered yet."""
+
+  rule_state: trees.Tree
+  private_state: privatizer.State  # SECRET.
+  request: interface.Request
+  public: Any  # Public gradients, or ().
+
+
+def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
+  """What Keras calls for every batch of a private model.
+
+  Args:
+    model: A compiled `DPModel`.
+    data: `(x, y)` or `(x, y, sample_weight)`.
+
+  Returns:
+    Logs by name; exact numbers of private data.
+  """
+  optimizer = model.optimizer
+  batch = admission.unpack(data, optimizer.plan)
+  loss = model.prepare_step(interface.joined(batch)[0].x)
+  variables = model.trainable_variables
+  optimizer.check_variables(variables)
+  public = None
+  if optimizer.rule.public is not None:
+    public = functools.partial(
+        public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
+  opened = query(optimizer, variables, batch.x, public)
+  if not trees.absent(batch.examples):
+    optimizer.run.examples_per_user = max(
+        optimizer.run.examples_per_user, batch.examples.shape[1])
+  batch, noise = admission.admit(optimizer, batch, opened.private_state.noise)
+  opened = opened._replace(private_state=opened.private_state._replace(noise=noise))
+  clipped = clip(model, loss, batch, opened.request)
+  releases, private_state = release(
+      optimizer, opened, clipped.sums, model.regularization_gradients())
+  direction, rule_state = optimizer.update_rule(opened.rule_state, releases, opened.public)
+  apply(optimizer, variables, direction, rule_state, private_state)
+  return observe(model, batch, clipped, opened.request)
+
+
+def query(
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: Any,
+    public_of: Optional[Callable[[trees.Tree], Any]] = None) -> Opened:
+  """Reads the state, makes public gradients of it, and asks in the rule's geometry.
+
+  It waits for the tensors of a batch, though it uses none: where data end, `fit` begins a step
+  that has no batch, and noise may have no row for it.
+  """
+  with tf.init_scope():
+    optimizer.build(variables)
+  with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+    rule_state, private_state = optimizer.read_state()
+  public = () if public_of is None else public_of(rule_state)
+  queries = optimizer.rule.query(rule_state, public)
+  request = interface.Request(
+      optimizer.rule.asks, queries, optimizer.privatizer.resolve(queries))
+  return Opened(rule_state, private_state, request, public)
+
+
+def clip(
+    model: compat.Model, loss: Any, batch: interface.Batch,
+    request: interface.Request) -> interface.Clipped:
+  """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
+  optimizer = model.optimizer
+  engine = engines.choose(
+      optimizer.engine, model, request.asks, interface.joined(batch)[0].x)
+  rows = None
+  if optimizer.memory_budget is not None:
+    rows = _rows_within(engine, model, loss, batch, request)
+  return chunks.chunked(engine, optimizer.accumulation_steps, rows, model.reads_outputs())(
+      model, loss, batch, request)
+
+
+def _rows_within(
+    engine: interface.Engine, model: compat.Model, loss: Any, batch: interface.Batch,
+    request: interface.Request) -> int:
+  """Rows of a chunk within the optimizer's budget, estimated once for every kind of batch.
+
+  Eager steps would trace the engine anew, each of them several times.
+  """
+  optimizer = model.optimizer
+  kind = str((optimizer.memory_budget, optimizer.engine,
+              trees.map(lambda t: (t.shape, t.dtype), batch)))
+  known = _ROWS.setdefault(model, {})
+  if kind not in known:
+    size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
+    known[kind] = chunks.rows_within(
+        optimizer.memory_budget, engine, model, loss, batch, request, size)
+  return known[kind]
+
+
+def forget(model: compat.Model) -> None:
+  """What was estimated of a model's steps, which are others from now on."""
+  _ROWS.pop(model, None)
+
+
+def release(
+    optimizer: optimizer_lib.DPOptimizer, opened: Opened, sums: Tuple[contract.Sums, ...],
+    penalties: Any = None) -> Tuple[Tuple[contract.Release, ...], privatizer.State]:
+  """Noised means, to which public gradients of losses on the weights alone are added.
+
+  Over replicas, sums come first: every replica then draws the same noise.
+  """
+  sums = compat.sum_over_replicas(sums)
+  queries = opened.request.queries
+  releases, private_state = optimizer.privatizer.release(opened.private_state, queries, sums)
+  if penalties is not None:
+    releases = tuple(
+        one._replace(mean=trees.map(tf.add, one.mean, geometry.rescale(penalties, query.scale)))
+        for one, query in zip(releases, queries))
+  return releases, private_state
+
+
+def apply(
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], direction: trees.Tree,
+    rule_state: trees.Tree, private_state: privatizer.State) -> None:
+  """Writes the states and moves the weights; the only place that does.
+
+  All of it waits for the direction, even the decay of weights, which needs none; see `query`.
+  """
+  with tf.control_dependencies(tf.nest.flatten(direction)):
+    optimizer.write_state(rule_state, private_state)
+    optimizer.move(variables, direction, rule_state, private_state.noise.row)
+
+
+def observe(
+    model: compat.Model, batch: interface.Batch, clipped: interface.Clipped,
+    request: interface.Request) -> Dict[str, tf.Tensor]:
+  """Loss, metrics and diagnostics: exact, NOT private."""
+  outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
+  examples, _ = interface.joined(batch)
+  present = batch.mask
+  if not trees.absent(batch.examples):
+    outputs = interface.joined(batch._replace(x=outputs))[0].x
+    present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
+  if model.reads_outputs():
+    outputs = trees.map(lambda t: _blank(t, present), outputs)
+  compat.loss_tracker(model, outputs).update_state(
+      losses, sample_weight=tf.cast(batch.mask, tf.float32))
+  # As in Keras, metrics get no weights where nothing is left out.
+  present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
+  logs = dict(model.compute_metrics(
+      examples.x, _targets(examples.y, outputs), outputs, present) or {})
+  optimizer = model.optimizer
+  if optimizer.diagnostics:
+    logs.update(diagnostics.of_step(
+        clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
+  return logs
+
+
+def _targets(y: Any, outputs: Any) -> Any:
+  """With an entry for outputs that have no loss, hence no target: Keras 3 asks for all of them."""
+  if not isinstance(y, dict) or not isinstance(outputs, dict):
+    return y
+  return {**{name: output for name, output in outputs.items() if name not in y}, **y}
+
+
+def _blank(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
+  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
+  return tf.where(mask, tensor, tf.zeros_like(tensor))

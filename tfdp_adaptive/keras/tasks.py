@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KerasHub's tasks: private models that take strings, and generate, as the task does.
+
+The private model shares layers and weights with the task, which still does everything
+but training: what is not found here is asked of the task.
+"""
+
+import os
+import types
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.batches import marks
+from tfdp_adaptive.keras import habits
+from tfdp_adaptive.keras import model as model_lib
+
+keras: Any = compat.keras
+
+
+class DPTask(model_lib.DPFunctional):
+  """A private `keras_hub.models.Task`; `task` is what it was made of."""
+
+  def __init__(self, task: Any, **kwargs: Any):
+    super().__init__(
+        compat.input_structure(task), compat.output_structure(task), name=task.name, **kwargs)
+    self._of_task = types.SimpleNamespace(task=task)  # No layer of this one.
+
+  @property
+  def task(self) -> Any:
+    return self._of_task.task
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('_'):
+      raise AttributeError(name)
+    return getattr(self._of_task.task, name)
+
+  def get_config(self) -> Dict[str, Any]:
+    raise NotImplementedError(
+        'A private task is saved as the task that it was made of, with which it shares all '
+        'weights: `model.save_to_preset(folder)`, to be read with `from_preset(folder)`. To '
+        "train on with what was spent, also `model.save_weights('name.weights.h5')`, and load "
+        'these into `tfdp.make_private` of what was read.')
+
+  def save_to_preset(self, preset_dir: str) -> None:
+    """As the task does, with the ledger of the weights beside it, `tfdp_ledger.json`."""
+    self.task.save_to_preset(preset_dir)
+    with open(os.path.join(preset_dir, 'tfdp_ledger.json'), 'w', encoding='utf-8') as file:
+      file.write(self.ledger.to_json())
+
+  def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+    kwargs['validation_data'] = self._held_out(kwargs.get('validation_data'))
+    return self._prepared(x, y, kwargs, self._preprocess_records)
+
+  def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    kwargs = habits.by_name(keras.Model.evaluate, 3, args, kwargs)
+    if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
+      x, y = self._prepared(x, y, kwargs)
+    return super().evaluate(x, y, **kwargs)
+
+  def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """As the task does."""
+    return self.task.predict(x, *args, **kwargs)
+
+  def predict_on_batch(self, x: Any) -> Any:
+    """As the task does."""
+    return self.task.predict_on_batch(x)
+
+  def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
+                    **kwargs: Any) -> Any:
+    if self.task.preprocessor is not None:
+      x, y, sample_weight = self._preprocess(x, y, sample_weight)
+    return super().test_on_batch(x, y, sample_weight, **kwargs)
+
+  def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
+                     **kwargs: Any) -> Any:
+    if self.task.preprocessor is not None:
+      x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
+    return super().train_on_batch(x, y, sample_weight, **kwargs)
+
+  def _held_out(self, data: Any) -> Any:
+    if data is None or isinstance(data, tf.data.Dataset):
+      return data if data is None else self._prepared(data, None, {})[0]
+    return self._prepared(data[0], data[1] if len(data) > 1 else None,
+                          dict(sample_weight=data[2]) if len(data) > 2 else {})[0]
+
+  def _prepared(self, x: Any, y: Any, kwargs: Dict[str, Any],
+                preprocess: Optional[Callable[..., Any]] = None) -> Tuple[Any, Any]:
+    """`(x, y)` as Keras takes them; strings and the like become batches of the model's inputs."""
+    if self.task.preprocessor is None:
+      return x, y
+    if not isinstance(x, tf.data.Dataset):
+      parts = keras.utils.pack_x_y_sample_weight(x, y, kwargs.pop('sample_weight', None))
+      x = tf.data.Dataset.from_tensor_slices(parts)
+      if kwargs.get('shuffle', True):
+        x = x.shuffle(x.cardinality())
+      x = x.batch(kwargs.pop('batch_size', None) or 32)
+    return x.map(preprocess or self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
+
+  def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """One batch of what the plan protects: examples, or users of several each."""
+    plan = self.optimizer.plan
+    if plan is None or plan.unit != 'user':
+      return self._preprocess(x, y, sample_weight)
+    tensors = tf.nest.map_structure(
+        lambda t: None if t is None else tf.convert_to_tensor(t), (x, y, sample_weight))
+    first = next(t for t in tf.nest.flatten(tensors) if t is not None)
+    known, sizes = first.shape[:2], tf.shape(first)[:2]
+
+    def joined(t: Any) -> Any:
+      return None if t is None else tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0))
+
+    def divided(t: Any) -> Any:
+      if t is None:
+        return None
+      back = tf.reshape(t, tf.concat([sizes, tf.shape(t)[1:]], 0))
+      return tf.ensure_shape(back, known + t.shape[1:])
+
+    return tf.nest.map_structure(
+        divided, self._preprocess(*tf.nest.map_structure(joined, tensors)))
+
+  def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
+                  ) -> Tuple[Any, Any, Any]:
+    """One batch; what the task weighs and what the caller does are multiplied."""
+    x = tf.nest.map_structure(  # Tokenizers do not take arrays of strings.
+        lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, x)
+    x, y, own = keras.utils.unpack_x_y_sample_weight(self.task.preprocess_samples(x, y))
+    if own is not None:
+      own = tf.cast(own, tf.float32)
+      sample_weight = own if sample_weight is None else scaled(sample_weight, own)
+    return x, y, sample_weight
+
+
+def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+  """Weights [n] times a factor [n, ...]; what is not zero keeps the mark of its row."""
+  wider = lambda t: tf.reshape(t, tf.concat(
+      [tf.shape(t), tf.ones([factor.shape.rank - t.shape.rank], tf.int32)], 0))
+  product = wider(tf.cast(weights, tf.float32)) * factor
+  if weights.dtype != tf.float64:
+    return product
+  wide = tf.cast(product, tf.float64)
+  bits = tf.bitcast(wide, tf.int64) | wider(marks.read(tf.bitcast(weights, tf.int64)))
+  return tf.where(wide == 0, tf.zeros_like(wide), tf.bitcast(bits, tf.float64))
+
+
+def is_task(model: Any) -> bool:
+  """Whether a model is a functional task of KerasHub."""
+  return compat.input_structure(model) is not None and any(
+      one.__name__ == 'Task' and one.__module__.partition('.')[0] == 'keras_hub'
+      for one in type(model).__mro__)

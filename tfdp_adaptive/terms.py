@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides the privacy of a run, as one frozen record of public constants.
+
+Accounting, batches, ledger and statement take `Terms`; `PrivacyPlan` is a `Terms` that also
+checks itself and answers questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Tuple, Union
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+  """The public constants of a run; `PrivacyPlan` describes each of them."""
+
+  batch_size: Union[int, float]
+  steps: int
+  l2_norm_clip: float
+  noise_multiplier: float
+  target_delta: float
+  population_size: Optional[int] = None
+  population_is_public: Optional[bool] = None
+  unit: str = 'example'
+  adjacency: str = 'zero_out'
+  sampling: Any = None  # A scheme of `accounting.sampling`.
+  min_sep: Optional[int] = None
+  max_participations: Optional[int] = None
+  mechanism: Any = None  # Of `mechanisms`.
+  extra_releases: Tuple[float, ...] = ()
+  seed: Optional[int] = None
+  search: Any = None  # A `accounting.private_search.Search`.
