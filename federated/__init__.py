@@ -1,19 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level differential privacy with adaptive server optimizers, in TensorFlow Federated."""
+"""User-level differential privacy with adaptive server optimizers, in TensorFlow Federated.
 
-from tfdp_adaptive.estimates import vocabulary as vocabulary
+Names are imported when they are first used: `isolated_worker` must run without TensorFlow.
+"""
 
-from .evaluation import evaluator as evaluator
-from .processes import build_private_fed_avg as build_private_fed_avg
-from .processes import build_private_fed_sgd as build_private_fed_sgd
-from .processes import PrivateFedAvg as PrivateFedAvg
-from .rounds import ClientsFailedError as ClientsFailedError
-from .server import PrivateMetrics as PrivateMetrics
-from .server import QuantileClip as QuantileClip
-from .simulation import simulate as simulate
-from .simulation import Simulation as Simulation
-from .storage import SavedRunError as SavedRunError
-from .users import Users as Users
-from .workers import check_address as check_address
-from .workers import WorkerLostError as WorkerLostError
-from .workers import Workers as Workers
+import importlib
+from typing import Any, List, TYPE_CHECKING
+
+# Where each public name lives, after a dot; a module is its own name.
+_EXPORTS = {
+    'ClientsFailedError': 'rounds',
+    'PrivateFedAvg': 'processes',
+    'PrivateMetrics': 'server',
+    'QuantileClip': 'server',
+    'SavedRunError': 'storage',
+    'Simulation': 'simulation',
+    'Users': 'users',
+    'WorkerLostError': 'workers',
+    'Workers': 'workers',
+    'build_private_fed_avg': 'processes',
+    'build_private_fed_sgd': 'processes',
+    'check_address': 'workers',
+    'evaluator': 'evaluation',
+    'simulate': 'simulation',
+    'tasks': 'tasks',
+    'vocabulary': '.estimates.vocabulary',
+}
+
+if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+  from tfdp_adaptive.estimates import vocabulary as vocabulary
+
+  from . import tasks as tasks
+  from .evaluation import evaluator as evaluator
+  from .processes import build_private_fed_avg as build_private_fed_avg
+  from .processes import build_private_fed_sgd as build_private_fed_sgd
+  from .processes import PrivateFedAvg as PrivateFedAvg
+  from .rounds import ClientsFailedError as ClientsFailedError
+  from .server import PrivateMetrics as PrivateMetrics
+  from .server import QuantileClip as QuantileClip
+  from .simulation import simulate as simulate
+  from .simulation import Simulation as Simulation
+  from .storage import SavedRunError as SavedRunError
+  from .users import Users as Users
+  from .workers import check_address as check_address
+  from .workers import WorkerLostError as WorkerLostError
+  from .workers import Workers as Workers
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _EXPORTS:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'.{_EXPORTS[name]}', __name__)
+  value = module if _EXPORTS[name].rpartition('.')[2] == name else getattr(module, name)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> List[str]:
+  return sorted((*globals(), *_EXPORTS))

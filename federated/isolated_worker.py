@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs TFF's worker where no network reaches it, behind a socket in the file system.
 
-    python isolated_worker.py SOCKET WORKER_BINARY [FLAG ...]
+    python -m tfdp_adaptive.federated.isolated_worker SOCKET [WORKER_BINARY [FLAG ...]]
 
 TFF's `worker_binary` listens on all networks of its machine, encrypts nothing, asks nobody
 who they are, and runs whatever code it is sent. So it gets a network of its own, which
@@ -9,14 +9,17 @@ has nothing but a loopback (a Linux network namespace; no privileges are needed)
 program passes on what comes in through SOCKET, whose folder its user alone can enter.
 From another machine: `ssh -N -L 8000:SOCKET host`.
 
-It is a plain program without imports of this package: a process with threads cannot enter
-a namespace. It ends with status 77 where the system allows for no namespaces.
+WORKER_BINARY is the one of the installed tensorflow_federated by default.
+
+It imports neither TensorFlow nor NumPy: a process with threads cannot enter a namespace. It
+ends with status 77 where the system allows for no namespaces.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import importlib.util
 import os
 import pathlib
 import signal
@@ -108,7 +111,16 @@ def serve(path: pathlib.Path) -> None:
         threading.Thread(target=pass_on, args=ends, daemon=True).start()
 
 
-def main(path: str, binary: str, *flags: str) -> None:
+def installed_binary() -> str:
+  """Returns the path of TFF's worker, which is found and not imported."""
+  found = importlib.util.find_spec('tensorflow_federated')
+  for folder in (found.submodule_search_locations or ()) if found else ():
+    return str(pathlib.Path(folder) / 'data' / 'worker_binary')
+  sys.exit('WORKER_BINARY must be given: tensorflow_federated is not installed here.')
+
+
+def main(path: str, binary: str = '', *flags: str) -> None:
+  binary = binary or installed_binary()
   parent = os.environ.pop('TFDP_WORKER_PARENT', '')
   if parent:
     die_with(int(parent))

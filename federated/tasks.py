@@ -8,16 +8,19 @@ or chosen privately from the users' own words.
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from tfdp_adaptive.data import corpus
 from tfdp_adaptive.data import next_word as next_word_lib
 from tfdp_adaptive.data import tag_prediction as tags_lib
+from tfdp_adaptive.estimates import vocabulary as vocabulary_lib
 
 from . import tff
 from . import users as users_lib
+
+Words = Union[Sequence[str], vocabulary_lib.PrivateVocabulary]
 
 
 class Task(NamedTuple):
@@ -36,20 +39,21 @@ class Task(NamedTuple):
 
 
 def next_word(
-    sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str],
+    sentences: Sequence[corpus.Sentence], vocabulary: Words,
     build_model: Callable[[int], Any], *, batch_size: int = 16, max_examples: int = 64,
     epochs: int = 1) -> Task:
   """Next-word prediction.
 
   Args:
     sentences: Iterable of `corpus.Sentence` that know their client.
-    vocabulary: Words; PUBLIC, or from `private_vocabulary`.
+    vocabulary: Words; PUBLIC, or a `PrivateVocabulary`.
     build_model: `number of word ids -> Keras model` from [n, length, context]
       word ids to [n, length, number of ids] logits.
     batch_size: Sentences per local step.
     max_examples: Sentences of one user that a round uses at most.
     epochs: Local epochs.
   """
+  vocabulary = _words(vocabulary)
   parts = corpus.split(list(sentences))
   num_ids = next_word_lib.FIRST_WORD + len(vocabulary)
   users = users_lib.Users(
@@ -125,6 +129,12 @@ def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
     dataset = test.create_tf_dataset_for_client(client)
     held_out = dataset if held_out is None else held_out.concatenate(dataset)
   return Task(users, held_out, task.model_fn, ())
+
+
+def _words(vocabulary: Words) -> Sequence[str]:
+  if isinstance(vocabulary, vocabulary_lib.PrivateVocabulary):
+    return vocabulary.words
+  return vocabulary
 
 
 def _sentence_examples(sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str]) -> Any:

@@ -147,8 +147,9 @@ class Workers:
       ended = [p.returncode for p in self.processes if p.poll() is not None]
       if ended or time.monotonic() > deadline:
         raise WorkerLostError(
-            f'No TFF worker answers at {address}. Start one there with `isolated_worker.py` and '
-            '`ssh -L` (README, "More machines"), and check that the tunnel is open. '
+            f'No TFF worker answers at {address}. Start one there with `python -m '
+            'tfdp_adaptive.federated.isolated_worker` and `ssh -L` (README, "More machines"), '
+            'and check that the tunnel is open. '
             f'Exit codes of workers started here: {ended}.')
 
 

@@ -5,7 +5,7 @@ A page that is not in `ORDER` appears under "More": nobody has to know this file
 """
 
 import ast
-import importlib
+import importlib.util
 import pathlib
 import re
 import shutil
@@ -47,7 +47,8 @@ def exported(package):
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_EXPORTS':
       for name, where in _lazy(package).items():
         last = where.rsplit('.', 1)[-1]
-        paths[name] = f'{package}.{where}' + ('' if last == name else f'.{name}')
+        path = importlib.util.resolve_name(f'.{where}', package)
+        paths[name] = path + ('' if last == name else f'.{name}')
   return paths
 
 

@@ -91,6 +91,40 @@ def test_no_network_reaches_a_worker_that_was_started_here(worker):
     assert total([4, 5]) == 9
 
 
+@pytest.mark.parametrize('page', ['README.md', 'docs/guides/workers.md'])
+def test_the_recipe_for_other_machines_runs_as_written(page, tmp_path):
+  text = (ROOT / page).read_text(encoding='utf-8')
+  (command,) = [line for line in text.splitlines() if 'isolated_worker ' in line]
+  process = subprocess.Popen(
+      command.replace('.venv/bin/python', f'exec {sys.executable}'), shell=True, cwd=tmp_path,
+      env={**os.environ, 'HOME': str(tmp_path)}, stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+  path = tmp_path / '.tfdp' / 'worker'
+  try:
+    while not path.exists():
+      assert process.poll() is None, process.stderr.read()
+      time.sleep(0.05)
+    with tfdp.federated.Workers([f'unix:{path}']):
+      assert total([4, 5]) == 9
+  finally:
+    process.kill()
+    process.wait()
+
+
+def test_only_what_is_used_is_imported():
+  """A process with TensorFlow's threads cannot enter a namespace."""
+  code = ('import sys, tfdp_adaptive.federated.isolated_worker\n'
+          'print([name for name in ("tensorflow", "numpy", "tensorflow_federated") '
+          'if name in sys.modules])\n'
+          'import tfdp_adaptive as tfdp\n'
+          'print(tfdp.federated.tasks.Task.__name__, "tasks" in dir(tfdp.federated))')
+  done = subprocess.run([sys.executable, '-c', code], check=True, stdin=subprocess.DEVNULL,
+                        capture_output=True, text=True)
+  assert done.stdout == '[]\nTask True\n'
+  with pytest.raises(AttributeError, match='has no attribute .nothing.'):
+    tfdp.federated.nothing
+
+
 def test_where_there_are_no_namespaces_it_says_so(tmp_path, monkeypatch):
   refusing = tmp_path / 'refusing.py'
   refusing.write_text(f'raise SystemExit({isolated_worker.NOT_ALLOWED})', encoding='utf-8')
