@@ -8,10 +8,6 @@ noise around different clients' data.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import io
-import json
 import os
 import pathlib
 from typing import Any, Callable, Dict, Optional, Tuple, Union
@@ -20,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import noise
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.noise import keys
 
-_STATE, _LOCK = 'state.npz', 'lock'
-_DIGEST_BYTES = 32
+_STATE = 'state.npz'
 
 
 class SavedRunError(ValueError):
@@ -46,12 +42,9 @@ class RunFolder:
   def __enter__(self) -> 'RunFolder':
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.mkdir(mode=0o700, exist_ok=True)
-    self._lock = os.fdopen(
-        os.open(self.path / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600), 'w', encoding='utf-8')
     try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      self._lock = runfolder.Lock(self.path)
     except OSError:
-      self._lock.close()
       raise BlockingIOError(
           f'Another process trains in {self.path}. Two of them would use the same noise twice; '
           'wait for it, or give another folder.') from None
@@ -67,22 +60,7 @@ class RunFolder:
       tree: SECRET nest of tensors.
       record: What else to remember, JSON-serializable.
     """
-    leaves: Dict[str, Any] = {
-        f'leaf{i}': np.asarray(x) for i, x in enumerate(tf.nest.flatten(tree))}
-    buffer = io.BytesIO()
-    np.savez(buffer, record=np.frombuffer(json.dumps(record).encode('utf-8'), np.uint8), **leaves)
-    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
-    temporary = self.path / (_STATE + '.new')
-    temporary.unlink(missing_ok=True)  # One of another mode would keep it.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, 'wb') as file:
-      file.write(buffer.getbuffer())
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, self.path / _STATE)
-    folder = os.open(self.path, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    runfolder.save(self.path / _STATE, tf.nest.flatten(tree), record)
 
   def load(
       self, template: Any, check: Callable[[Any], None] = lambda record: None
@@ -96,22 +74,11 @@ class RunFolder:
     Raises:
       SavedRunError: The file is not as it was saved, or of another model.
     """
-    path = self.path / _STATE
     try:
-      data = path.read_bytes()
+      leaves, record = runfolder.load(self.path / _STATE)
     except FileNotFoundError:
       return None
-    except OSError as error:
-      raise self._unreadable(error) from error
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
-      raise self._unreadable('its bytes are not the ones that were written')
-    try:
-      with np.load(io.BytesIO(body), allow_pickle=False) as file:
-        record = json.loads(file['record'].tobytes().decode('utf-8'))
-        leaves = [file[f'leaf{i}'] for i in range(len(file.files) - 1)]
-    except Exception as error:  # pylint: disable=broad-except
-      # Foreign bytes with a digest of their own: zip and NumPy raise whatever they like.
+    except runfolder.Damaged as error:
       raise self._unreadable(error) from error
     check(record)
     wanted = [np.asarray(x) for x in tf.nest.flatten(template)]

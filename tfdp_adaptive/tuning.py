@@ -6,12 +6,9 @@ lost is kept or shown: no curves, no scores, not even how many there were.
 """
 
 import dataclasses
-import fcntl
 import hashlib
-import io
 import itertools
 import json
-import os
 import pathlib
 import secrets
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -21,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import errors
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.keras import history
 from tfdp_adaptive.keras import model as model_lib
@@ -212,11 +210,9 @@ class _State:
     if self._path is None:
       return self
     self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    self._lock = open(os.open(self._path / 'lock', os.O_RDWR | os.O_CREAT, 0o600), 'rb')
     try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      self._lock = runfolder.Lock(self._path)
     except OSError as error:
-      self._lock.close()
       raise ValueError('`directory` must be used by one search at a time. Received: '
                        f'{self._path}, which another process holds.') from error
     try:
@@ -242,10 +238,7 @@ class _State:
   def keep(self, best: Dict[str, Any], model: Any) -> None:
     """Saves the weights of a run that is best so far."""
     if self._path is not None:
-      buffer = io.BytesIO()
-      arrays: Any = {f'v{i}': np.asarray(v) for i, v in enumerate(_values(model))}
-      np.savez(buffer, **arrays)
-      self._replace(self._weights_of(best), buffer.getvalue())
+      runfolder.save(self._weights_of(best), _values(model), {})
     self.best = best
 
   def advance(self, done: int) -> None:
@@ -257,8 +250,7 @@ class _State:
         path.unlink()
 
   def weights(self) -> List[np.ndarray]:
-    with np.load(self._weights_of(self.best), allow_pickle=False) as saved:
-      return [saved[f'v{i}'] for i in range(len(saved.files))]
+    return runfolder.load(self._weights_of(self.best))[0]
 
   def finish(self) -> None:
     """Forgets the number of runs and those that lost; what is left is the result."""
@@ -269,7 +261,7 @@ class _State:
       old, self.candidates = self._weights_of(self.best), winner
       self.best, self.done = {'number': 0, 'score': self.best['score']}, 1
       content = old.read_bytes()
-      self._replace(self._weights_of(self.best), content)
+      runfolder.replace(self._weights_of(self.best), content)
       self._save()
       for path in self._path.glob('run-*.npz'):
         if path != self._weights_of(self.best):
@@ -282,13 +274,4 @@ class _State:
     if self._path is not None:
       record = {'format': _FORMAT, 'digest': self._digest, 'candidates': self.candidates,
                 'done': self.done, 'best': self.best}
-      self._replace(self._path / 'state.json', json.dumps(record).encode())
-
-  def _replace(self, path: pathlib.Path, content: bytes) -> None:
-    """At once, and on disk when this returns."""
-    new = path.with_name(path.name + '.new')
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 'wb') as file:
-      file.write(content)
-      file.flush()
-      os.fsync(file.fileno())
-    new.replace(path)
+      runfolder.replace(self._path / 'state.json', json.dumps(record).encode())

@@ -187,7 +187,7 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     severity='critical', stops='a lock')
 def test_two_cannot_train_in_one_folder(folder, unfinished, monkeypatch, capsys):
   state = {path: path.read_bytes() for path in unfinished.iterdir()}
-  held = folder_lib.Lock(folder / 'other')
+  held = folder_lib.lock(folder / 'other')
   monkeypatch.setattr(train.training, 'fit', lambda *_: pytest.fail('trained'))
   for name in ('train', 'compare', 'train'):
     assert main.main([name, *command(folder, 'other')[1:]] if name == 'train' else [
@@ -199,13 +199,13 @@ def test_two_cannot_train_in_one_folder(folder, unfinished, monkeypatch, capsys)
 
 
 def test_a_lock_that_was_removed_while_one_waited_is_none(tmp_path):
-  first = folder_lib.Lock(tmp_path)
+  first = folder_lib.lock(tmp_path)
   with pytest.raises(options.UsageError, match='Another tfdp'):
-    folder_lib.Lock(tmp_path)
+    folder_lib.lock(tmp_path)
   first.close()
   assert not list(tmp_path.iterdir())
   first.close()
-  folder_lib.Lock(tmp_path).close()
+  folder_lib.lock(tmp_path).close()
 
 
 def test_where_no_state_can_be_kept_nothing_is_trained(folder, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
       folder.save(TREE, RECORD)
       assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
       files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
-  assert modes == [0o600] and files == {'state.npz': 0o600, 'lock': 0o600}
+  assert modes == [0o600] and files == {'state.npz': 0o600, '.lock': 0o600}
 
 
 @pytest.mark.pitfall(

@@ -3,7 +3,6 @@
 
 import glob
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -205,7 +204,7 @@ def test_backups_survive_kills_while_they_are_written(tmp_path):
     forget(first)
     with pytest.raises(KeyboardInterrupt):
       fit(first, [backup(), Interrupts(epoch)])
-    assert [path.name for path in folder.iterdir()] == [f'whole-{epoch}']
+    assert [path.name for path in folder.glob('[!.]*')] == [f'whole-{epoch}']
     assert first.optimizer.steps_done == 2 * epoch
   weights = first.get_weights()
   assert folder.stat().st_mode & 0o777 == 0o700
@@ -231,14 +230,15 @@ def test_backups_are_of_one_plan_and_one_process(tmp_path):
   backup = lambda: tfdp.callbacks.BackupAndRestore(folder)
   with pytest.raises(KeyboardInterrupt):
     fit(make_model(plan), [backup(), Interrupts(1)])
-  script = ('import fcntl, os, sys; held = os.open(sys.argv[1], os.O_RDONLY)\n'
+  script = ('import fcntl, os, sys\n'
+            'held = os.open(sys.argv[1] + "/.lock", os.O_RDWR | os.O_CREAT)\n'
             'try: fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)\n'
             'except BlockingIOError: print("refused", end="")\n'
             'else: print("held", flush=True); sys.stdin.read()')
   other = [sys.executable, '-c', script, str(folder)]
   # This process is still at it, though it was interrupted.
   assert subprocess.run(other, capture_output=True, text=True, check=True).stdout == 'refused'
-  os.close(backups._HELD.pop(str(folder.resolve())))  # As if it had ended.
+  backups._HELD.pop(str(folder.resolve())).close()  # As if it had ended.
   with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
     assert process.stdout.readline() == 'held\n'
     with pytest.raises(ValueError, match='which another process holds'):

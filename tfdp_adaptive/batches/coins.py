@@ -13,6 +13,7 @@ import pathlib
 import secrets
 from typing import Any, Dict, Iterator, Optional, Union
 
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import marks
 
 _FORMAT, _VERSION = 'tfdp_adaptive.coins', 1
@@ -75,20 +76,15 @@ class Coins:
       fields = {'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
                 'plan': marks.line(self._plan), 'records': self._records}
       content = json.dumps({**fields, 'digest': _digest(fields)}).encode()
-      flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if self._replace else os.O_EXCL)
       try:
-        file = os.open(self._path, flags, 0o600)
+        write = runfolder.replace if self._replace else runfolder.create
+        write(self._path, content)
       except FileExistsError:
         raise ValueError(
             'The file of `coins` is there, so a run of its own has begun with them: coins of two '
             'runs must differ. Go on with that run (`start_step=optimizer.steps_done`), give a new '
             'file, or remove this one if nothing of its run was or will be released. Received: '
             f'coins={str(self._path)!r}, start_step=0.') from None
-      try:
-        os.write(file, content)
-        os.fsync(file)
-      finally:
-        os.close(file)
     return key
 
   def _read(self, start_step: int) -> int:

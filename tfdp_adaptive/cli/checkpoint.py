@@ -7,17 +7,12 @@ noise is not in it, so a run that goes on draws noise that was never drawn befor
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import pathlib
-from typing import Any, Dict, Tuple, TYPE_CHECKING
-import zipfile
+from typing import Tuple, TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.cli import folder
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.cli import options
 
 if TYPE_CHECKING:
@@ -43,12 +38,8 @@ class Checkpoint:
 
   def save(self, curve: training.Curve) -> None:
     """Replaces what was saved; when this returns it is on disk."""
-    buffer = io.BytesIO()
-    record = {'format': _FORMAT, 'steps': self._optimizer.steps_done, 'curve': curve}
-    arrays: Dict[str, Any] = {f'v{i}': np.asarray(v) for i, v in enumerate(self._variables)}
-    np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **arrays)
-    content = buffer.getvalue()
-    folder.replace(self._file, hashlib.sha256(content).digest() + content, 0o600)
+    runfolder.save(self._file, self._variables, {
+        'format': _FORMAT, 'steps': self._optimizer.steps_done, 'curve': curve})
 
   def restore(self) -> Tuple[int, training.Curve]:
     """`(steps done, learning curve)`; `(0, ())` where nothing is saved.
@@ -58,18 +49,10 @@ class Checkpoint:
         another model.
     """
     try:
-      content = self._file.read_bytes()
+      values, record = runfolder.load(self._file)
     except FileNotFoundError:
       return 0, ()
-    except OSError as error:
-      raise options.unreadable(self._file, error.strerror) from error
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-      raise options.unreadable(self._file, 'it is not what was saved')
-    try:
-      saved = np.load(io.BytesIO(content[32:]), allow_pickle=False)
-      record = json.loads(saved['record'].tobytes())
-      values = [saved[f'v{i}'] for i in range(len(saved.files) - 1)]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except runfolder.Damaged as error:
       raise options.unreadable(self._file, error) from error
     shapes = [(tuple(v.shape), tf.as_dtype(v.dtype).name) for v in self._variables]
     if (record.get('format') != _FORMAT

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
 
@@ -103,7 +104,7 @@ class Report:
     if self._folder.exists() and not self._folder.is_dir():
       raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
     self.unfinished: Any = self.path(state + STATE) if state else None
-    self._lock: Optional[folder.Lock] = None
+    self._lock: Optional[runfolder.Lock] = None
     self._about: Dict[str, Any] = {}
     self._rows: List[Row] = []
     self._statement: List[str] = []
@@ -133,7 +134,7 @@ class Report:
     """Makes the folder and locks it, once."""
     if self._lock is None:
       folder.make(self._folder)
-      self._lock = folder.Lock(self._folder)
+      self._lock = folder.lock(self._folder)
       self._refuse_others()  # Another command may have ended in the meantime.
 
   def begin(self, description: Dict[str, Any]) -> None:
@@ -159,7 +160,7 @@ class Report:
             f'{self.unfinished} holds an unfinished run with other data or arguments. Give those, '
             'or another --out DIR.')
     else:
-      folder.replace(path, text.encode(), 0o600)
+      runfolder.replace(path, text.encode())
 
   def path(self, name: str) -> pathlib.Path:
     return self._folder / name
@@ -181,7 +182,7 @@ class Report:
 
   def _write(self, name: str, text: str) -> None:
     self._claim()
-    folder.replace(self.path(name), (text + '\n').encode())
+    runfolder.replace(self.path(name), (text + '\n').encode(), 0o666)
 
   def state_together(self, part: str, plan: tfdp.PrivacyPlan, runs: int) -> None:
     """States what `runs` models of one part cost when all of them are released."""
@@ -307,7 +308,7 @@ def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
     panel.set_axis_off()
   picture = io.BytesIO()
   canvas.savefig(picture, dpi=90)
-  folder.replace(path, picture.getvalue())
+  runfolder.replace(path, picture.getvalue(), 0o666)
   return True
 
 

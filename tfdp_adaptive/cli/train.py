@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Optional, TYPE_CHECKING
 
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.cli import checkpoint
 from tfdp_adaptive.cli import compare
-from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import language_model
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import report as report_lib
@@ -92,4 +92,5 @@ def publish(model: compat.Model, task: tasks.Task, report: report_lib.Report) ->
   except BaseException:
     new.unlink(missing_ok=True)
     raise
-  folder.replace(report.file('vocabulary.txt'), ('\n'.join(task.vocabulary) + '\n').encode())
+  runfolder.replace(
+      report.file('vocabulary.txt'), ('\n'.join(task.vocabulary) + '\n').encode(), 0o666)

@@ -6,7 +6,6 @@ not be read: the run has to begin again, and its steps are paid for twice.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,11 +16,12 @@ from typing import Any, Callable, Dict, List, Union
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import same_records
 
-_HELD: Dict[str, int] = {}  # Folders that this process works in -> what holds their lock.
+_HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
 _WRITING, _WHOLE, _DIGESTS = 'writing', 'whole-', 'digests.json'
 
 
@@ -93,27 +93,24 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       for whole in self._wholes():
         shutil.rmtree(whole)
       shutil.rmtree(self._working, ignore_errors=True)
-      if not any(self._folder.iterdir()):
-        self._folder.rmdir()
     with contextlib.suppress(KeyError):
-      os.close(_HELD.pop(str(self._folder.resolve())))
+      _HELD.pop(str(self._folder.resolve())).close()
+    if self.delete_checkpoint and not any(self._folder.iterdir()):
+      self._folder.rmdir()
 
   def _hold(self) -> None:
     """Until the process or its `fit` ends, no other may use the folder."""
     name = str(self._folder.resolve())
     if name in _HELD:
       return
-    held = os.open(name, os.O_RDONLY)
     try:
-      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      os.close(held)
+      _HELD[name] = runfolder.Lock(name)
+    except runfolder.Held as error:
       raise ValueError('`backup_dir` must be used by one process at a time: two that go on from '
                        'one backup take the same steps twice. Received: '
                        f'{self._folder}, which another process holds.') from error
     except OSError:  # A file system without locks.
       pass
-    _HELD[name] = held
 
   def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
     """Lets Keras save if it will; what it has written becomes the backup."""
@@ -123,13 +120,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
       same_records.keep(self.model.optimizer, self._working)
     (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
-    for path in self._working.rglob('*'):
-      if path.is_file():
-        with path.open('rb') as file:
-          os.fsync(file.fileno())
     before = self._wholes()
     number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1
-    self._working.rename(self._folder / f'{_WHOLE}{number}')
+    runfolder.publish(self._working, self._folder / f'{_WHOLE}{number}')
     for whole in before:
       shutil.rmtree(whole)
 

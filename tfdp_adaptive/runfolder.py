@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way in which a run is on disk: locked, whole or not there, and there after a power cut.
+
+A state is written before anything of its step is released. If the state could be lost afterwards,
+a run would take a released step again, on other data. So every write syncs the file, renames it,
+and syncs the FOLDER: without the last, a rename may be undone by a power cut.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import pathlib
+from typing import Any, Dict, List, Sequence, Tuple, Union
+
+import numpy as np
+
+_DIGEST_BYTES = 32
+_LOCK = '.lock'
+
+
+class Held(BlockingIOError):
+  """Another process has the lock of a folder."""
+
+
+class Damaged(ValueError):
+  """A file is not, byte for byte, what was saved in it."""
+
+
+def replace(path: pathlib.Path, content: bytes, mode: int = 0o600) -> None:
+  """Replaces a file at once. When this returns it is on disk; on failure the old one is.
+
+  Args:
+    path: Of the file.
+    content: All of it.
+    mode: Permissions; by default those of a SECRET file.
+  """
+  new = path.with_name(path.name + '.new')
+  new.unlink(missing_ok=True)  # One of another mode would keep it.
+  try:
+    _write(new, content, mode)
+    os.replace(new, path)
+  except BaseException:
+    new.unlink(missing_ok=True)
+    raise
+  sync(path.parent)
+
+
+def create(path: pathlib.Path, content: bytes) -> None:
+  """Writes a new SECRET file.
+
+  Raises:
+    FileExistsError: There is one.
+  """
+  _write(path, content, 0o600)
+  sync(path.parent)
+
+
+def publish(folder: pathlib.Path, path: pathlib.Path) -> None:
+  """Renames a folder that others wrote, once every file of it is on disk."""
+  for inner in [folder, *folder.rglob('*')]:
+    sync(inner)
+  os.rename(folder, path)
+  sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+  """Waits until a file, or the entries of a folder, are on disk."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def _write(path: pathlib.Path, content: bytes, mode: int) -> None:
+  with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), 'wb') as file:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def save(path: pathlib.Path, arrays: Sequence[Any], record: Dict[str, Any]) -> None:
+  """Replaces a SECRET file of arrays.
+
+  Args:
+    path: Of the file.
+    arrays: What `np.asarray` takes.
+    record: What else to remember, for JSON.
+  """
+  buffer = io.BytesIO()
+  leaves: Any = {f'v{i}': np.asarray(array) for i, array in enumerate(arrays)}
+  np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **leaves)
+  buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
+  replace(path, buffer.getvalue())
+
+
+def load(path: pathlib.Path) -> Tuple[List[np.ndarray], Dict[str, Any]]:
+  """Returns `(arrays, record)` as `save` got them.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    Damaged: The file cannot be read, or was changed since.
+  """
+  try:
+    content = path.read_bytes()
+  except FileNotFoundError:
+    raise
+  except OSError as error:
+    raise Damaged(error.strerror) from error
+  body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+  if hashlib.sha256(body).digest() != digest:
+    raise Damaged('its bytes are not the ones that were written')
+  try:
+    with np.load(io.BytesIO(body), allow_pickle=False) as file:
+      record = json.loads(file['record'].tobytes())
+      return [file[f'v{i}'] for i in range(len(file.files) - 1)], record
+  except Exception as error:  # pylint: disable=broad-except
+    # Foreign bytes with a digest of their own: zip and NumPy raise whatever they like.
+    raise Damaged(repr(error)) from error
+
+
+class Lock:
+  """Keeps other processes out of a folder until it is closed or the process ends.
+
+  Args:
+    folder: That exists.
+
+  Raises:
+    Held: Another process has it.
+    OSError: The file system knows no locks.
+  """
+
+  def __init__(self, folder: Union[str, 'os.PathLike[str]']) -> None:
+    self._path = pathlib.Path(folder) / _LOCK
+    self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), 'rb')
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      mine = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+    except (BlockingIOError, FileNotFoundError):
+      mine = False
+    except OSError:
+      self._file.close()
+      raise
+    if not mine:  # Held, or removed by the one who held it a moment ago.
+      self._file.close()
+      raise Held(f'{folder} is used by another process.')
+
+  def close(self) -> None:
+    """Removes the lock; only then another process may have it."""
+    if not self._file.closed:
+      self._path.unlink(missing_ok=True)
+      self._file.close()
