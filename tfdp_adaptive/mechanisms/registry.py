@@ -8,14 +8,11 @@ has no noise stream.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, TYPE_CHECKING, TypeVar
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, TypeVar
 
-if TYPE_CHECKING:  # It registers there.
-  from tfdp_adaptive.mechanisms import interface
-
-_Class = TypeVar('_Class', bound='Type[interface.Mechanism]')
-KINDS: Dict[str, Type[interface.Mechanism]] = {}  # Class name -> class.
-DESIGNS: Dict[str, Tuple[Type[interface.Mechanism], Design]] = {}  # By name on the command line.
+_Class = TypeVar('_Class', bound=type)
+KINDS: Dict[str, Any] = {}  # Class name -> a class of `interface.Mechanism`.
+DESIGNS: Dict[str, Tuple[Any, Design]] = {}  # By name on the command line.
 
 
 class Design(NamedTuple):
@@ -49,7 +46,7 @@ def register(*designs: Design) -> Callable[[_Class], _Class]:
 
 
 def design(
-    name: str, steps: int, size: Optional[int] = None, **options: Any) -> interface.Mechanism:
+    name: str, steps: int, size: Optional[int] = None, **options: Any) -> Any:
   """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
   left out."""
   kind, entry = DESIGNS[name]

@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Any, Dict, Mapping, Optional, TYPE_CHECKING, Union
+from typing import Any, Dict, Mapping, Optional, Union
 import warnings
 
 import numpy as np
@@ -22,16 +22,13 @@ import numpy.typing as npt
 from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import registry
 
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.mechanisms import interface
-
 FORMAT = 'tfdp_adaptive.mechanism'
 VERSION = 1  # Of the file format and of the designs in the cache.
 CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
 
 
 def to_json(
-    mechanism: interface.Mechanism, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
+    mechanism: Any, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
   """Kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
   arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
   return json.dumps({
@@ -39,7 +36,7 @@ def to_json(
       'config': mechanism.get_config(), 'dtype': mechanism.dtype, **_numbers(arrays)})
 
 
-def from_json(text: str) -> interface.Mechanism:
+def from_json(text: str) -> Any:
   """The mechanism `to_json` described, with the same numbers.
 
   Raises:
@@ -61,12 +58,12 @@ def from_json(text: str) -> interface.Mechanism:
   return from_config(content)
 
 
-def load(path: Union[str, os.PathLike]) -> interface.Mechanism:
+def load(path: Union[str, os.PathLike]) -> Any:
   """Reads what `Mechanism.save` wrote."""
   return from_json(pathlib.Path(path).read_text(encoding='utf-8'))
 
 
-def to_config(mechanism: interface.Mechanism) -> dict:
+def to_config(mechanism: Any) -> dict:
   """What `from_config` needs to make an equal mechanism, as JSON-serializable values.
 
   Numbers that the mechanism designs are left out, for they are designed again;
@@ -80,7 +77,7 @@ def to_config(mechanism: interface.Mechanism) -> dict:
   return content
 
 
-def from_config(content: dict) -> interface.Mechanism:
+def from_config(content: dict) -> Any:
   """The mechanism that `to_config` or `to_json` described.
 
   Raises:
@@ -103,7 +100,7 @@ def from_config(content: dict) -> interface.Mechanism:
                      f'returned. Received: {str(content)[:60]} ({error!r}).') from error
 
 
-def cached(mechanism: interface.Mechanism) -> Mapping[str, npt.ArrayLike]:
+def cached(mechanism: Any) -> Mapping[str, npt.ArrayLike]:
   """`mechanism.design()`, kept on disk by a key of all that decides it."""
   folder = cache_folder()
   if folder is None:
