@@ -31,9 +31,14 @@ def of_clients(client_ids: Iterable[Any]) -> Dict[str, Any]:
 
 
 def of_data(train_data: Any) -> Dict[str, Any]:
-  """The form of the clients' data, and what a round uses of it where that is known."""
+  """The form of the clients' data, a digest of some of it, and what a round uses of it.
+
+  Data of another class than `Users` may be drawn anew whenever it is read: it has no digest.
+  """
   spec = getattr(train_data, 'element_type_structure', None)
+  digest = getattr(train_data, 'sample_digest', lambda: None)
   return {'element': None if spec is None else [str(leaf) for leaf in tf.nest.flatten(spec)],
+          'sample': digest(),
           **{name: describe(value, name)
              for name, value in getattr(train_data, 'settings', {}).items()}}
 

@@ -128,8 +128,9 @@ def make(rule=rules.dp_adam, rate=0.5, optimizer='sgd', plan=None, **kwargs):
       server_learning_rate=rate, client_optimizer_fn=OPTIMIZERS[optimizer], seed=1, **kwargs)
 
 
-def users(batch_size=4, names=None, **kwargs):
+def users(batch_size=4, names=None, add=0.0, **kwargs):
   examples = regression.make_users()
+  examples['user3']['y'] = examples['user3']['y'] + add
   return tfdp.federated.Users({name: examples[name] for name in names or examples},
                               batch_size=batch_size, **kwargs)
 
@@ -152,6 +153,7 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
       (r"\['client_ids'\]. Received: \{'client_ids': \{'order'", make(rate=rate()),
        users(names=reordered)),
       (r"\['data'\].*'batch_size': 5", make(rate=rate()), users(batch_size=5)),
+      (r"\['data'\]. Received: \{'data': \{'sample': '", make(rate=rate()), users(add=0.01)),
       (r"\['data'\].*'max_examples': 5", make(rate=rate()), users(max_examples=5)),
       (r"\['server_rule'\].*'first': \{'update': \{'beta': 0.8\}",
        make(rate=rate(), rule=RULES['adam beta']), users()),

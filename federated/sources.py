@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where users' examples come from: memory, an SQLite file, JSON lines, or rows with a user column.
+
+A source maps each user to the nest of arrays of that user's examples. Only the ids of the
+users are kept in memory; examples are read when their user is asked for.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import sqlite3
+import tempfile
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+import urllib.parse
+
+import numpy as np
+import tensorflow as tf
+
+Path = Union[str, 'os.PathLike[str]']
+Preprocess = Callable[[Dict[str, Any]], Any]
+
+_OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
+_SPLIT = 'train'  # Of a database that is made here.
+_BLOCK = 100_000  # Rows whose users are read at a time.
+
+
+class Source(collections.abc.Mapping):
+  """`{user: nest of arrays}`; the arrays of a user are equally long along the first axis."""
+
+  @abc.abstractmethod
+  def read(self, user: Any, most: Optional[int]) -> Any:
+    """Returns a user's examples; of at most `most` rows, drawn at random, if that saves work."""
+
+  def __getitem__(self, user: Any) -> Any:
+    return self.sample(user, None)
+
+  def sample(self, user: Any, most: Optional[int]) -> Any:
+    """Returns all examples of a user, or `most` of them, drawn again at every call."""
+    arrays = tf.nest.map_structure(np.asarray, self.read(user, most))
+    sizes = {a.shape[:1] for a in tf.nest.flatten(arrays)}
+    if len(sizes) != 1 or sizes == {()}:
+      raise ValueError('`examples` must hold arrays that are equally long along their first axis '
+                       'for every user. Received: shapes '
+                       f'{[a.shape for a in tf.nest.flatten(arrays)]} for {user!r}.')
+    (size,), = sizes
+    if most is None or size <= most:
+      return arrays
+    chosen = _drawn(size, most)
+    return tf.nest.map_structure(lambda a: a[chosen], arrays)
+
+
+class Memory(Source):
+  """Examples of a mapping that is kept as it is."""
+
+  def __init__(self, examples: Mapping[Any, Any]) -> None:
+    self._examples = dict(examples)
+    for user in self._examples:
+      self.sample(user, None)
+
+  def __len__(self) -> int:
+    return len(self._examples)
+
+  def __iter__(self) -> Iterator[Any]:
+    return iter(self._examples)
+
+  def read(self, user: Any, most: Optional[int]) -> Any:
+    return self._examples[user]
+
+
+class Database(Source):
+  """One split of an SQLite file in the format of `tff.simulation.datasets`.
+
+  Its table `examples` has the columns `split_name`, `client_id` (indexed) and
+  `serialized_example_proto`; `client_metadata` has `split_name` and `client_id`.
+
+  Args:
+    path: The file; it is only read.
+    split: Value of `split_name`.
+    parse: `rows (bytes or texts) -> {column: values}`.
+    preprocess: `{column: values} -> nest of arrays`, one example per row.
+  """
+
+  def __init__(
+      self, path: Path, split: str, parse: Callable[[Sequence[Any]], Dict[str, Any]],
+      preprocess: Preprocess) -> None:
+    self._split, self._parse, self._preprocess = split, parse, preprocess
+    address = f'file:{urllib.parse.quote(str(pathlib.Path(path).resolve()))}?mode=ro'
+    try:
+      # Rounds read from several threads, one at a time.
+      self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+      self._ids = [row[0] for row in self._query(
+          'SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ? ORDER BY client_id',
+          split)]
+      splits = [row[0] for row in self._query('SELECT DISTINCT split_name FROM client_metadata')]
+    except sqlite3.Error as error:
+      raise ValueError('`path` must be an SQLite file with tables `examples` and '
+                       f'`client_metadata`, as TFF writes them. Received: {path} ({error}).'
+                       ) from error
+    if not self._ids:
+      raise ValueError(f'`split` must be one of {sorted(splits)}, which {path} holds. '
+                       f'Received: split={split!r}.')
+
+  def __len__(self) -> int:
+    return len(self._ids)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._ids)
+
+  def read(self, user: Any, most: Optional[int]) -> Any:
+    # A few users have a million rows: they are drawn before they are read.
+    places = [row[0] for row in self._query(
+        'SELECT rowid FROM examples WHERE client_id = ? AND split_name = ?', user, self._split)]
+    if not places:
+      raise KeyError(user)
+    if most is not None and len(places) > most:
+      places = [places[i] for i in _drawn(len(places), most)]
+    rows = [self._query('SELECT serialized_example_proto FROM examples WHERE rowid = ?',
+                        int(place))[0][0] for place in places]
+    return self._preprocess(self._parse(rows))
+
+  def _query(self, query: str, *values: Any) -> List[Tuple[Any, ...]]:
+    return self._connection.execute(query, values).fetchall()
+
+
+class Rows(Source):
+  """Rows with a column that says whose they are, in any order.
+
+  Args:
+    data: A data set of Hugging Face, a DataFrame of pandas, or `{column: array}`.
+    user: Name of the column of the users' ids, texts or whole numbers.
+    preprocess: `{column: values} -> nest of arrays`, one example per row.
+  """
+
+  def __init__(self, data: Any, user: str, preprocess: Preprocess) -> None:
+    self._data, self._preprocess = data, preprocess
+    size = len(data[user]) if isinstance(data, collections.abc.Mapping) else len(data)
+    self._numbers: Dict[Any, int] = {}
+    owners = np.empty([size], np.int64)
+    for start in range(0, size, _BLOCK):
+      block = np.arange(start, min(start + _BLOCK, size))
+      owners[block] = [self._numbers.setdefault(_user_id(one, user), len(self._numbers))
+                       for one in _columns(data, block)[user]]
+    self._order = np.argsort(owners, kind='stable')
+    self._first = np.searchsorted(owners[self._order], np.arange(len(self._numbers) + 1))
+
+  def __len__(self) -> int:
+    return len(self._numbers)
+
+  def __iter__(self) -> Iterator[Any]:
+    return iter(self._numbers)
+
+  def read(self, user: Any, most: Optional[int]) -> Any:
+    number = self._numbers[user]
+    rows = self._order[self._first[number]:self._first[number + 1]]
+    if most is not None and len(rows) > most:
+      rows = rows[_drawn(len(rows), most)]
+    return self._preprocess(_columns(self._data, rows))
+
+
+def of(examples: Any) -> Source:
+  """Returns the source of what `Users` is given."""
+  if isinstance(examples, Source):
+    return examples
+  if not isinstance(examples, collections.abc.Mapping) or not examples:
+    raise ValueError('`examples` must map users to nests of arrays, one user at least. '
+                     f'Received: {examples!r:.60}.')
+  return Memory(examples)
+
+
+def without(column: str) -> Preprocess:
+  """Returns the default `preprocess`: the arrays of all columns but one, as they are."""
+  return lambda columns: {name: np.asarray(values) for name, values in columns.items()
+                          if name != column}
+
+
+def protos(features: Mapping[str, Any]) -> Callable[[Sequence[bytes]], Dict[str, Any]]:
+  """Returns a parser of `tf.train.Example`s; `features` as for `tf.io.parse_example`."""
+  def parse(rows: Sequence[bytes]) -> Dict[str, Any]:
+    parsed = tf.io.parse_example(tf.constant(rows), dict(features))
+    return {name: values.numpy() for name, values in parsed.items()}
+
+  return parse
+
+
+def parse_json(rows: Sequence[str]) -> Dict[str, Any]:
+  """Returns `{column: values}` of objects that all have the same names."""
+  objects = [json.loads(row) for row in rows]
+  names = set(objects[0])
+  if any(set(one) != names for one in objects):
+    raise ValueError('All JSON objects of a user must have the same names. Received: '
+                     f'{sorted({tuple(sorted(one)) for one in objects})[:2]}.')
+  return {name: [one[name] for one in objects] for name in objects[0]}
+
+
+def json_database(path: Path, user: str, database: Optional[Path] = None) -> pathlib.Path:
+  """Returns the SQLite file that holds a file of JSON lines by user, made once.
+
+  Lines are read one at a time. The file holds the users' data and is readable by its owner
+  alone. It is made again if the JSON file has changed.
+
+  Args:
+    path: JSON lines, also .gz or .xz: an object per line.
+    user: Name of what says whose a line is, a text or a whole number.
+    database: Where to keep it; `path` with '.sqlite' by default.
+  """
+  path = pathlib.Path(path)
+  target = pathlib.Path(f'{path}.sqlite' if database is None else database)
+  facts = path.stat()
+  made_from = json.dumps([facts.st_size, facts.st_mtime_ns, user])
+  if target.exists():
+    if _made_from(target) == made_from:
+      return target
+  descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)  # Mode 0600.
+  os.close(descriptor)
+  try:
+    _fill(temporary, _lines(path, user), made_from)
+    os.replace(temporary, target)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+  return target
+
+
+def _fill(database: str, lines: Iterator[Tuple[str, str]], made_from: str) -> None:
+  connection = sqlite3.connect(database)
+  connection.executescript(
+      'PRAGMA journal_mode=OFF; CREATE TABLE made_from (fact TEXT); CREATE TABLE examples '
+      '(split_name TEXT, client_id TEXT, serialized_example_proto TEXT); CREATE TABLE '
+      'client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER);')
+  with connection:
+    connection.execute('INSERT INTO made_from VALUES (?)', [made_from])
+    connection.executemany(f"INSERT INTO examples VALUES ('{_SPLIT}', ?, ?)", lines)
+    connection.execute('CREATE INDEX of_client ON examples (client_id)')
+    connection.execute(f"INSERT INTO client_metadata SELECT client_id, '{_SPLIT}', COUNT(*) "
+                       'FROM examples GROUP BY client_id')
+  connection.close()
+
+
+def _made_from(database: pathlib.Path) -> str:
+  try:
+    connection = sqlite3.connect(database)
+    ((fact,),) = connection.execute('SELECT fact FROM made_from').fetchall()
+    connection.close()
+  except (sqlite3.Error, ValueError) as error:
+    raise ValueError(f'`database` must be a new file, or one made from JSON lines before. '
+                     f'Received: {database} ({error}).') from error
+  return fact
+
+
+def _lines(path: pathlib.Path, user: str) -> Iterator[Tuple[str, str]]:
+  with _OPENERS.get(path.suffix, open)(path, 'rt', encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          one = json.loads(line)
+          yield str(_user_id(one[user], user)), line.strip()
+        except (ValueError, KeyError, TypeError) as error:
+          raise ValueError(f'{path}, line {number}: must be a JSON object with {user!r}, a text or '
+                           f'a whole number. Received: {line.strip()[:60]!r} ({error!r:.80}).'
+                           ) from error
+
+
+def _user_id(value: Any, column: str) -> Any:
+  value = value.item() if isinstance(value, np.generic) else value
+  if isinstance(value, bool) or not isinstance(value, (str, int)):
+    raise ValueError(f'{column!r} must hold texts or whole numbers: a row without user belongs to '
+                     f'no record. Received: {value!r}.')
+  return value
+
+
+def _columns(data: Any, rows: np.ndarray) -> Dict[str, Any]:
+  """Returns `{column: values}` of some rows."""
+  if isinstance(data, collections.abc.Mapping):
+    return {name: np.asarray(values)[rows] for name, values in data.items()}
+  return data.iloc[rows].to_dict('list') if hasattr(data, 'iloc') else data[rows.tolist()]
+
+
+def _drawn(size: int, most: int) -> np.ndarray:
+  return np.random.default_rng().permutation(size)[:most]
