@@ -18,6 +18,8 @@ ORDER = {
     'Start': (
         'index.md', 'choosing.md', 'claims.md', 'frontier.md', 'notebooks.md', 'glossary.md'),
     'Guides': (
+        'guides/installing.md', 'guides/training.md', 'guides/clipping.md', 'guides/users.md',
+        'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/lora.md',
         'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
@@ -67,7 +69,7 @@ def _with_modules(public, shown):
 
 
 def _lazy(package):
-  return importlib.import_module(package)._EXPORTS
+  return importlib.import_module(package.replace('tfdp_adaptive.federated', 'federated'))._EXPORTS
 
 
 def names():
