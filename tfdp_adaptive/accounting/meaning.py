@@ -2,7 +2,7 @@
 """What an epsilon and a delta mean to people: how well the best attacker can tell."""
 
 import math
-from typing import Callable
+from typing import Callable, Iterable, Tuple
 
 from scipy import optimize
 from scipy import special
@@ -10,7 +10,7 @@ from scipy import special
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting import cost
 
-_SHARES = (1.0, 0.6, 0.35)  # Of epsilon, at which the privacy curve is asked.
+SHARES = (1.0, 0.6, 0.35)  # Of epsilon, at which the privacy curve is asked.
 
 
 def true_positive_rate(
@@ -26,13 +26,18 @@ def true_positive_rate(
     epsilon: Around which the curve is asked; any gives a bound.
     false_positive_rate: a, the share of others that the test takes for participants.
   """
+  return bound([(share * epsilon, delta_of(share * epsilon)) for share in SHARES
+                if math.isfinite(epsilon)], false_positive_rate)
+
+
+def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) -> float:
+  """The same, of the points (epsilon, delta) of a privacy curve."""
   checks.probability(false_positive_rate=false_positive_rate)
-  bound = 1.0
-  for at in (share * epsilon for share in _SHARES if math.isfinite(epsilon)):
-    delta = delta_of(at)
-    bound = min(bound, math.exp(min(at, 700.0)) * false_positive_rate + delta,
-                1 - math.exp(-at) * (1 - false_positive_rate - delta))
-  return bound
+  least = 1.0
+  for epsilon, delta in profile:
+    least = min(least, math.exp(min(epsilon, 700.0)) * false_positive_rate + delta,
+                1 - math.exp(-epsilon) * (1 - false_positive_rate - delta))
+  return least
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

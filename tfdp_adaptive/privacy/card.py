@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy card: what a reviewer needs to check a guarantee without the data.
+
+A card is a public constant, made from a ledger: the terms of every run, the numbers claimed
+of them, and what the trainer says in own words. `card_checks` recomputes the numbers from the
+terms. A card holds no secret and nothing exact about the data: no seed, no metric, and only
+those sizes that a plan declares public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import metadata
+import math
+import platform
+import unicodedata
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
+
+from tfdp_adaptive import version
+from tfdp_adaptive.privacy import accounting
+from tfdp_adaptive.privacy import meaning
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
+  from tfdp_adaptive.privacy import ledger as ledger_lib
+
+LONGEST = 10_000  # Characters of a text.
+_LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
+_POINTS = 10  # Of the curve of epsilon.
+# Of epsilon, at which delta is stated; the first three bound the attacker in the statement.
+SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
+# Parts whose results or interface may still change; all others are stable.
+EXPERIMENTAL = frozenset({
+    'BallsInBins with draws', 'MinSeparation', 'RandomAllocation', 'PoissonExamples', 'Search',
+    'discrete noise', 'federated'})
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One line of the ledger, and what the library derives from its terms.
+
+  Attributes:
+    entry: A `ledger.Entry`; its plan has no seed.
+    probability: Of a record to be in a batch, in its turn; None where sampling is not random.
+    amplified: Whether amplification by sampling is claimed.
+    min_sep: Smallest distance of two participations of a record.
+    max_participations: Largest number of them, in the steps done.
+    sensitivity: Of all releases without amplification, or of one with it, in clip norms.
+    noise_stddev: Of the noise on a sum of clipped records, before correlation.
+    seeded: Whether sampling used a fixed seed, as in tests.
+    details: Sentences about the rule, such as a clip norm that follows noised statistics.
+  """
+
+  entry: Any
+  probability: Optional[float] = None
+  amplified: bool = False
+  min_sep: int = 1
+  max_participations: int = 0
+  sensitivity: float = 0.0
+  noise_stddev: float = 0.0
+  seeded: bool = False
+  details: Tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+  """What the trainer says; no program can check it."""
+
+  about: str
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+  """The result of an audit that was run on the model: `refuted` is final, its absence is not."""
+
+  name: str
+  refuted: bool
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A part of the library that was used, and its `state`: 'stable' or 'experimental'."""
+
+  name: str
+  state: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+  """What is claimed of some weights, and from what it follows.
+
+  Attributes:
+    runs: Every run the weights went through.
+    unit: 'example' or 'user'.
+    adjacency: See `PrivacyPlan`.
+    delta: Of the guarantee.
+    epsilon: Of all steps done; None if there is no guarantee.
+    planned_epsilon: Of all steps planned, the last run's to its end.
+    mu: Of the Gaussian mechanism with this epsilon at this delta.
+    accountant: That epsilon comes from: 'pld' or 'rdp'.
+    reason: Why there is no guarantee.
+    curve: (steps, epsilon at `delta`), over all runs; the last point is the plan's end.
+    profile: (epsilon, delta) that hold as well.
+    trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
+      the updates).
+    words: The trainer's own.
+    facts: What the library noticed, in sentences.
+    audits: That were run.
+    parts: That were used.
+    versions: (library, version).
+    weights: Digests of the arrays, in any order; see `weight_digests`. () if not known.
+  """
+
+  runs: Tuple[Run, ...]
+  unit: str = 'example'
+  adjacency: str = 'zero_out'
+  delta: float = 0.0
+  epsilon: Optional[float] = None
+  planned_epsilon: Optional[float] = None
+  mu: Optional[float] = None
+  accountant: str = 'pld'
+  reason: str = ''
+  curve: Tuple[Tuple[int, float], ...] = ()
+  profile: Tuple[Tuple[float, float], ...] = ()
+  trust: str = 'central'
+  words: Tuple[Words, ...] = ()
+  facts: Tuple[str, ...] = ()
+  audits: Tuple[Audit, ...] = ()
+  parts: Tuple[Part, ...] = ()
+  versions: Tuple[Tuple[str, str], ...] = ()
+  weights: Tuple[str, ...] = ()
+
+  @property
+  def done(self) -> int:
+    """Steps taken, over all runs."""
+    return sum(run.entry.steps for run in self.runs)
+
+  @property
+  def plans(self) -> Tuple[Any, ...]:
+    """Those of the runs that have one."""
+    return tuple(run.entry.plan for run in self.runs if run.entry.plan is not None)
+
+  def true_positive_rate(self, false_positive_rate: float) -> float:
+    """An upper bound of the attacker's, from every point of the profile."""
+    return meaning.bound(self.profile, false_positive_rate)
+
+
+def of(
+    ledger: ledger_lib.Ledger, *, delta: Optional[float] = None, accountant: str = 'pld',
+    plots: bool = True, trust: str = 'central', words: Sequence[Words] = (),
+    facts: Sequence[str] = (), audits: Sequence[Any] = (), weights: Sequence[str] = (),
+    details: Sequence[str] = ()) -> Card:
+  """The card of all runs of a ledger.
+
+  Args:
+    ledger: The runs.
+    delta: By default the largest of the plans.
+    accountant: 'pld' (tight) or 'rdp'.
+    plots: Whether to compute what only plots show: the curve, and more of the profile.
+    trust: See `Card`.
+    words: See `Card`; those that a run has for its sampling come first.
+    facts: See `Card`.
+    audits: Reports of `tfdp.audit`.
+    weights: See `weight_digests`.
+    details: Sentences about the rule of the last run.
+  """
+  runs = [_run(entry) for entry in ledger.entries]
+  if runs and details:
+    runs[-1] = dataclasses.replace(runs[-1], details=tuple(map(clean, details)))
+  own = [Words(f'the sampling of run {number}', run.entry.own_sampler)
+         for number, run in enumerate(runs, 1) if run.entry.own_sampler]
+  plans = [entry.plan for entry in ledger.entries if entry.plan is not None]
+  card = Card(
+      runs=tuple(runs), accountant=accountant, trust=trust,
+      words=tuple(Words(clean(one.about), clean(one.text)) for one in [*own, *words]),
+      facts=tuple(map(clean, facts)), audits=tuple(map(_audit, audits)),
+      parts=tuple(_parts(plans, ledger.entries, trust)), versions=versions(),
+      weights=tuple(sorted(weights)),
+      delta=(ledger.target_delta or 0.0) if delta is None else delta)
+  if plans:
+    card = dataclasses.replace(card, unit=plans[0].unit, adjacency=plans[0].adjacency)
+  return _claims(card, ledger, accountant, plots)
+
+
+def _claims(
+    card: Card, ledger: ledger_lib.Ledger, accountant: str, plots: bool) -> Card:
+  """The card with epsilon and what follows from it, or the reason why there is none."""
+  guaranteed = [entry.guaranteed for entry in ledger.entries]
+  if not all(guaranteed):
+    return dataclasses.replace(card, reason=_reason(
+        ledger.entries[guaranteed.index(False)], guaranteed.index(False) + 1, len(guaranteed)))
+  try:
+    epsilon = ledger.epsilon(card.delta or None, accountant)
+  except ValueError as error:  # Guarantees about different neighbours do not add up.
+    return dataclasses.replace(card, reason=clean(str(error)))
+  end = _until(ledger, None)
+  planned = ledger.epsilon(card.delta or None, accountant) if end == ledger else end.epsilon(
+      card.delta, accountant)
+  drawn = any(getattr(plan.sampling, 'draws', 0) for plan in card.plans)  # Each point: minutes.
+  curve = ([(steps, _until(ledger, steps).epsilon(card.delta, accountant))
+            for steps in _marks(card.done, len(card.runs))] if plots and not drawn else [])
+  last = sum(entry.steps for entry in end.entries)
+  shares = SHARES if plots and not drawn else meaning.SHARES
+  profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
+             for share in sorted(shares)] if 0 < epsilon < math.inf else []
+  return dataclasses.replace(
+      card, epsilon=epsilon, planned_epsilon=planned,
+      mu=meaning.gaussian_mu(epsilon, card.delta) if card.delta else 0.0,
+      curve=tuple(dict([*curve, (card.done, epsilon), (last, planned)]).items()),
+      profile=tuple(profile))
+
+
+def _marks(done: int, runs: int) -> List[int]:
+  count = _POINTS + runs
+  return sorted({done * i // count for i in range(1, count)} | {min(1, done)} - {0})
+
+
+def _until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
+  """The ledger after its first `steps` steps; if None, with the last run at its planned end."""
+  entries = []
+  for number, entry in enumerate(ledger.entries, 1):
+    if steps is not None:
+      taken = min(steps, entry.steps)
+      steps -= taken
+    else:
+      taken = entry.steps if number < len(ledger.entries) else entry.plan.steps
+    entries.append(dataclasses.replace(entry, steps=taken))
+  return type(ledger)(tuple(entries))
+
+
+def _reason(entry: ledger_lib.Entry, number: int, runs: int) -> str:
+  return f'run {number} of {runs} on these weights ' + (
+      'had no plan' if entry.plan is None else
+      f'used a statistic of the data without noise ({entry.rule})' if not entry.private else
+      'had a noise multiplier of 0')
+
+
+def _run(entry: ledger_lib.Entry) -> Run:
+  plan: Any = entry.plan
+  entry = dataclasses.replace(entry, rule=clean(entry.rule), own_sampler=clean(entry.own_sampler))
+  if plan is None:
+    return Run(entry)
+  seeded = getattr(plan, 'seed', None) is not None
+  if seeded:
+    entry = dataclasses.replace(entry, plan=dataclasses.replace(plan, seed=None))
+  return Run(entry, seeded=seeded, **derived(plan, entry.steps))
+
+
+def derived(plan: Any, steps: int) -> Dict[str, Any]:
+  """What follows from the terms of a plan, by this library; see `Run`."""
+  amplified = accounting.claims_amplification(plan)
+  random = amplified or plan.sampling.amplified
+  min_sep, count = plan.participation(steps)
+  sensitivity = 0.0 if not steps else (
+      accounting.sensitivity(plan.mechanism, 1, 1) if amplified
+      else accounting.total_sensitivity(plan, steps))
+  try:
+    probability = plan.sampling.probability(plan) if random else None
+  except NotImplementedError:
+    probability = None
+  return dict(probability=probability, amplified=amplified, min_sep=min_sep,
+              max_participations=count, sensitivity=float(sensitivity),
+              noise_stddev=float(plan.noise_stddev))
+
+
+def _audit(report: Any) -> Audit:
+  """Its verdict alone: what an audit measured may be exact about the data."""
+  if isinstance(report, Audit):
+    return report
+  refuted = bool(report.violated)
+  return Audit(clean(f'{type(report).__name__} {getattr(report, "name", "")}'.strip()), refuted,
+               'The claim is violated.' if refuted else
+               'It found nothing that refutes the claim. An audit cannot prove one.')
+
+
+def _parts(plans: Iterable[Any], entries: Iterable[Any], trust: str) -> Iterable[Part]:
+  names = {entry.rule for entry in entries if entry.rule} | ({trust} - {'central'})
+  for plan in plans:
+    draws = getattr(plan.sampling, 'draws', 0)
+    sampling = type(plan.sampling).__name__
+    names |= {sampling + ' with draws' * (bool(draws) and sampling == 'BallsInBins'),
+              type(plan.mechanism).__name__}
+    names |= {'Search'} if plan.search is not None else set()
+    names |= {'discrete noise'} if plan.mechanism.rounding is not None else set()
+  return [Part(name, state_of(name)) for name in sorted(map(clean, names))]
+
+
+def state_of(name: str) -> str:
+  """'stable' or 'experimental'."""
+  return 'experimental' if name in EXPERIMENTAL else 'stable'
+
+
+def versions() -> Tuple[Tuple[str, str], ...]:
+  """Of this library, and of what decides its numbers."""
+  found = [('tfdp_adaptive', version.__version__), ('Python', platform.python_version())]
+  for name in _LIBRARIES:
+    try:
+      found.append((name, metadata.version(name)))
+    except metadata.PackageNotFoundError:
+      pass
+  return tuple(found)
+
+
+def clean(text: str) -> str:
+  """One line of printable text: no control characters and none that turn its direction."""
+  return ' '.join(''.join(c if printable(c) else ' ' for c in str(text)).split())[:LONGEST]
+
+
+def printable(character: str) -> bool:
+  """Whether a terminal and a page show it where it stands."""
+  return unicodedata.category(character) not in ('Cc', 'Cf', 'Cs', 'Co', 'Cn', 'Zl', 'Zp')

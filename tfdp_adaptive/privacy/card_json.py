@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cards as versioned JSON, read as if a stranger had written them.
+
+Raises `UnreadableCard` for what is no card, and `WrongCard` for a card whose terms this library
+would have refused to run under: amplification that the mechanism does not allow, more
+participations than claimed, a search that cannot be accounted for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import typing
+from typing import Any, Dict, List, Tuple, Union
+
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import ledger as ledger_lib
+
+FORMAT, VERSION = 'tfdp_adaptive.card', 1
+LARGEST = 4 << 20  # Bytes of a file.
+_MOST_RUNS = 1000
+# The largest numbers that terms may have, so that whatever follows from them can be computed.
+_MOST_STEPS, _MOST_DRAWS, _MOST_ROWS = 10**9, 10**8, {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
+_ROWS = 1 << 17  # Of all other mechanisms.
+_LARGEST_NUMBER = 1e300
+
+
+class UnreadableCard(ValueError):
+  """This is no card, or a damaged one."""
+
+
+class WrongCard(ValueError):
+  """The card contradicts itself."""
+
+
+def to_json(card: card_lib.Card) -> str:
+  """The card as indented text; `from_json` restores it. Holds no secret."""
+  fields = {field.name: getattr(card, field.name) for field in dataclasses.fields(card)}
+  fields['runs'] = [_run_to_dict(run) for run in card.runs]
+  for name in ('words', 'audits', 'parts'):
+    fields[name] = [dataclasses.asdict(value) for value in fields[name]]
+  return json.dumps({'format': FORMAT, 'version': VERSION, 'card': fields}, indent=1,
+                    allow_nan=False) + '\n'
+
+
+def read(path: Union[str, os.PathLike]) -> card_lib.Card:
+  """The card in a file of at most `LARGEST` bytes."""
+  with open(path, 'rb') as file:
+    content = file.read(LARGEST + 1)
+  if len(content) > LARGEST:
+    raise UnreadableCard(f'{path} must be a card, of at most {LARGEST >> 20} MiB. Received: more.')
+  try:
+    return from_json(content.decode('utf-8'))
+  except UnicodeDecodeError as error:
+    raise UnreadableCard(f'{path} must be a card, as UTF-8 text. Received: {error}.') from error
+
+
+def from_json(text: str) -> card_lib.Card:
+  """The card that `to_json` wrote; every type is checked, and every plan checks itself."""
+  try:
+    content = json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
+  except (ValueError, RecursionError, MemoryError) as error:
+    raise UnreadableCard(f'The card must be JSON. Received: {_short(error)}.') from error
+  if not isinstance(content, dict) or (content.get('format'), content.get('version')) != (
+      FORMAT, VERSION):
+    raise UnreadableCard(f'The card must be {FORMAT} of version {VERSION}. '
+                         f'Received: {_short(text)}.')
+  fields = _mapping(content.get('card'), 'card')
+  runs = fields.get('runs')
+  if not isinstance(runs, list) or len(runs) > _MOST_RUNS:
+    raise UnreadableCard(f'`runs` must be a list of at most {_MOST_RUNS} runs. '
+                         f'Received: {_short(runs)}.')
+  runs = [_run_from_dict(run) for run in runs]
+  return _decode(card_lib.Card, {**fields, 'runs': runs}, 'card')
+
+
+def _run_to_dict(run: card_lib.Run) -> Dict[str, Any]:
+  fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+  return {**fields, 'entry': json.loads(ledger_lib.Ledger((run.entry,)).to_json())}
+
+
+def _run_from_dict(fields: Any) -> card_lib.Run:
+  entry = _mapping(_mapping(fields, 'runs').get('entry'), 'entry')
+  _refuse_huge(entry)
+  try:
+    entries = ledger_lib.Ledger.from_json(json.dumps(entry)).entries
+    if len(entries) != 1:
+      raise UnreadableCard(f'`entry` must hold one run. Received: {len(entries)}.')
+  except UnreadableCard:
+    raise
+  except (ValueError, MemoryError) as error:
+    raise WrongCard(f'The terms of a run are ones that no plan can have: {_short(error)}'
+                    ) from error
+  except (TypeError, ArithmeticError, AttributeError, LookupError) as error:
+    raise UnreadableCard(f'`entry` must be a run of a ledger. Received: {_short(error)}.') from error
+  if getattr(entries[0].plan, 'seed', None) is not None:
+    raise UnreadableCard('A card must not hold a seed. Received: one in `entry`.')
+  return _decode(card_lib.Run, {**fields, 'entry': entries[0]}, 'run')
+
+
+def _refuse_huge(entry: Dict[str, Any]) -> None:
+  """Sizes are looked at before anything is computed from them."""
+  try:
+    plan = entry['entries'][0]['plan']
+    terms = plan and plan['content']['plan']
+    if terms:
+      mechanism = terms['mechanism']
+      limits = [(terms['steps'], _MOST_STEPS), (terms['sampling']['config'], _MOST_DRAWS),
+                (mechanism['config'], _MOST_ROWS.get(mechanism['kind'], _ROWS))]
+      large = [number for value, limit in limits for number in _numbers(value) if number > limit]
+      if large:
+        raise UnreadableCard('The steps, draws and rows of a run must be few enough to recompute '
+                             f'what follows from them. Received: {max(large):g}.')
+  except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    raise UnreadableCard(f'`entry` must be a run of a ledger. Received: {_short(error)!r}.'
+                         ) from error
+
+
+def _numbers(value: Any) -> List[float]:
+  if isinstance(value, dict):
+    value = list(value.values())
+  if isinstance(value, list):
+    return [number for item in value for number in _numbers(item)]
+  return [abs(value)] if isinstance(value, (int, float)) else []
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+  """`value` as a `kind`, a type hint of the card's classes; raises for anything else."""
+  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+  if dataclasses.is_dataclass(kind):
+    if isinstance(value, kind):  # Runs, which are read before.
+      return value
+    hints = typing.get_type_hints(kind)
+    fields = _mapping(value, where)
+    wrong = set(fields) ^ set(hints)
+    if wrong:
+      raise UnreadableCard(f'`{where}` must have the fields {sorted(hints)}. '
+                           f'Received: {_short(sorted(wrong))} missing or unknown.')
+    return kind(**{name: _decode(hint, fields[name], name) for name, hint in hints.items()})
+  if origin is Union:  # Optional.
+    return None if value is None else _decode(arguments[0], value, where)
+  if origin is tuple and isinstance(value, list):
+    if arguments[-1] is Ellipsis:
+      return tuple(_decode(arguments[0], item, where) for item in value)
+    if len(value) == len(arguments):
+      return tuple(_decode(hint, item, where) for hint, item in zip(arguments, value))
+  if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if abs(value) <= _LARGEST_NUMBER:
+      return float(value)
+  elif kind is str and isinstance(value, str):
+    if len(value) <= card_lib.LONGEST and all(map(card_lib.printable, value)):
+      return value
+  elif kind is Any or isinstance(value, kind if origin is None else ()) and (
+      kind is bool or not isinstance(value, bool)):
+    return value
+  raise UnreadableCard(f'`{where}` of a card must be {getattr(kind, "__name__", kind)}. '
+                       f'Received: {_short(value)!r}.')
+
+
+def _mapping(value: Any, where: str) -> Dict[str, Any]:
+  if not isinstance(value, dict):
+    raise UnreadableCard(f'`{where}` of a card must be a JSON object. Received: {_short(value)}.')
+  return value
+
+
+def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+  """An object whose names are there once: two readers must not read two cards."""
+  result = dict(pairs)
+  if len(result) < len(pairs):
+    raise ValueError('a name that is there twice')
+  return result
+
+
+def _finite(text: str) -> float:
+  number = float(text)
+  if not math.isfinite(number):
+    raise ValueError(f'a number that is not finite, {text[:20]}')
+  return number
+
+
+def _short(value: Any) -> str:
+  return card_lib.clean(str(value)[:200])[:80]
+
+

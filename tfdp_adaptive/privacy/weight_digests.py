@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of a model's weights, by which a card and a file of weights know each other.
+
+Each floating-point array has a digest of its shape, type and bytes. A card lists them sorted,
+so that neither the names nor the order in which a format stores arrays matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+import zipfile
+
+import numpy as np
+
+_BESIDE = ('optimizer', '_tfdp_ledger')  # Parts of a Keras file that are no weights.
+_IN_KERAS = 'model.weights.h5'
+
+
+class File(NamedTuple):
+  """The digests in a file: of its weights, and how many arrays an optimizer left there."""
+
+  weights: Tuple[str, ...]
+  of_optimizer: int
+
+
+def of(arrays: Iterable[Any]) -> Tuple[str, ...]:
+  """Sorted digests of the floating-point arrays among `arrays`.
+
+  Examples:
+    >>> of([np.zeros(2), np.ones(2)]) == of([np.ones(2), np.zeros(2)])
+    True
+  """
+  floating = (np.asarray(array) for array in arrays)
+  return tuple(sorted(_digest(array) for array in floating if array.dtype.kind not in 'iubOSU'))
+
+
+def short(digests: Sequence[str]) -> str:
+  """One digest of all."""
+  return hashlib.sha256('\n'.join(digests).encode()).hexdigest()[:32]
+
+
+def of_file(path: Union[str, os.PathLike]) -> File:
+  """Those of a `.keras`, `.weights.h5` or `.npz` file.
+
+  Raises:
+    ValueError: The file is none of these, or damaged.
+  """
+  import h5py  # It comes with Keras. pylint: disable=import-outside-toplevel
+  try:
+    if h5py.is_hdf5(path):
+      with h5py.File(path, 'r') as file:
+        return _of_named(_datasets(file))
+    with zipfile.ZipFile(path) as archive:
+      if _IN_KERAS in archive.namelist():
+        with h5py.File(io.BytesIO(archive.read(_IN_KERAS)), 'r') as file:
+          return _of_named(_datasets(file))
+    with np.load(path, allow_pickle=False) as arrays:
+      return _of_named((name, arrays[name]) for name in arrays.files)
+  except OSError as error:
+    if not os.path.isfile(path):
+      raise
+    raise ValueError(f'{path} cannot be read as weights ({error}).') from error
+  except Exception as error:  # pylint: disable=broad-except
+    # Whatever a damaged archive makes of three libraries.
+    raise ValueError(f'{path} must be a .keras, .weights.h5 or .npz file of weights. '
+                     f'Received: {str(error)[:80]}.') from error
+
+
+def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
+  weights: List[Any] = []
+  beside: Dict[str, int] = dict.fromkeys(_BESIDE, 0)
+  for name, value in arrays:
+    first = name.strip('/').split('/')[0]
+    if first in beside:
+      beside[first] += 1
+    else:
+      weights.append(value)
+  return File(of(weights), beside['optimizer'])
+
+
+def _datasets(group: Any) -> Iterator[Tuple[str, Any]]:
+  for name in group:
+    item = group[name]
+    if hasattr(item, 'keys'):
+      yield from ((f'{name}/{inner}', value) for inner, value in _datasets(item))
+    else:
+      yield name, item[()]
+
+
+def _digest(array: np.ndarray) -> str:
+  array = np.ascontiguousarray(array)
+  little = array.astype(array.dtype.newbyteorder('<'), copy=False)
+  text = f'{little.dtype.name}{array.shape}'
+  return hashlib.sha256(text.encode() + little.tobytes()).hexdigest()[:32]
