@@ -17,8 +17,8 @@ import unicodedata
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import version
-from tfdp_adaptive.privacy import accounting
-from tfdp_adaptive.privacy import meaning
+from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import meaning
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
@@ -195,11 +195,11 @@ def _claims(
     epsilon = ledger.epsilon(card.delta or None, accountant)
   except ValueError as error:  # Guarantees about different neighbours do not add up.
     return dataclasses.replace(card, reason=clean(str(error)))
-  end = _until(ledger, None)
+  end = until(ledger, None)
   planned = ledger.epsilon(card.delta or None, accountant) if end == ledger else end.epsilon(
       card.delta, accountant)
   drawn = any(getattr(plan.sampling, 'draws', 0) for plan in card.plans)  # Each point: minutes.
-  curve = ([(steps, _until(ledger, steps).epsilon(card.delta, accountant))
+  curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
             for steps in _marks(card.done, len(card.runs))] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
   shares = SHARES if plots and not drawn else meaning.SHARES
@@ -217,7 +217,7 @@ def _marks(done: int, runs: int) -> List[int]:
   return sorted({done * i // count for i in range(1, count)} | {min(1, done)} - {0})
 
 
-def _until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
+def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
   """The ledger after its first `steps` steps; if None, with the last run at its planned end."""
   entries = []
   for number, entry in enumerate(ledger.entries, 1):
@@ -250,19 +250,19 @@ def _run(entry: ledger_lib.Entry) -> Run:
 
 def derived(plan: Any, steps: int) -> Dict[str, Any]:
   """What follows from the terms of a plan, by this library; see `Run`."""
-  amplified = accounting.claims_amplification(plan)
+  amplified = cost.claims_amplification(plan)
   random = amplified or plan.sampling.amplified
-  min_sep, count = plan.participation(steps)
+  min_sep, count = cost.participation(plan, steps)
   sensitivity = 0.0 if not steps else (
-      accounting.sensitivity(plan.mechanism, 1, 1) if amplified
-      else accounting.total_sensitivity(plan, steps))
+      cost.sensitivity(plan.mechanism, 1, 1) if amplified
+      else cost.total_sensitivity(plan, steps))
   try:
     probability = plan.sampling.probability(plan) if random else None
   except NotImplementedError:
     probability = None
   return dict(probability=probability, amplified=amplified, min_sep=min_sep,
               max_participations=count, sensitivity=float(sensitivity),
-              noise_stddev=float(plan.noise_stddev))
+              noise_stddev=cost.noise_stddev(plan))
 
 
 def _audit(report: Any) -> Audit:

@@ -10,7 +10,7 @@ dp_accounting's PLD accountant (its RDP accountant for a selection) composes the
 from __future__ import annotations
 
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 from dp_accounting import dp_event as dp_event_lib
@@ -19,8 +19,7 @@ from dp_accounting import rdp
 import numpy as np
 from scipy import signal
 
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive import terms as terms_lib
 
 SMALLEST_DELTA = 1e-11  # That convolutions in float64 resolve.
 _MOST_ROWS = 1 << 11  # Of a C that is no Toeplitz matrix.
@@ -29,7 +28,7 @@ _SETTLED = 5e-4
 _RELATION = dp_accounting.NeighboringRelation
 
 
-class Terms(NamedTuple):
+class Look(NamedTuple):
   """What a second look at a run says.
 
   Attributes:
@@ -63,13 +62,13 @@ class Answer(NamedTuple):
 
 
 def answer(
-    entries: Sequence[ledger_lib.Entry], delta: float, epsilons: Sequence[float] = ()) -> Answer:
+    entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
   """Epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
-  found = [terms(entry.plan, entry.steps, len(entries) > 1) for entry in entries]
+  found = [look(entry.plan, entry.steps, len(entries) > 1) for entry in entries]
   events = [one.event for one in found]
   if any(event is None for event in events):
-    return Answer(None, 'dp_accounting has no accountant for this sampling')
+    return Answer(None, 'dp_accounting has none for this sampling')
   exact = all(one.exact for one in found)
   relation = _relation(entries)
   if any(entry.plan.search is not None for entry in entries):
@@ -78,7 +77,10 @@ def answer(
       accountant.compose(event)
     return Answer(float(accountant.get_epsilon(delta)), "dp_accounting's Renyi accountant", exact,
                   _SETTLED, tuple(float(accountant.get_delta(e)) for e in epsilons))
-  return _by_losses(events, relation, delta, epsilons, exact)
+  try:
+    return _by_losses(events, relation, delta, epsilons, exact)
+  except (ArithmeticError, MemoryError):  # An epsilon of many thousands.
+    return Answer(None, 'the losses are too large for its grids')
 
 
 def _by_losses(
@@ -87,12 +89,10 @@ def _by_losses(
   """On finer and finer grids, each of which gives an upper bound, until they agree."""
   rough = rdp.RdpAccountant(neighboring_relation=_RELATION.ADD_OR_REMOVE_ONE)
   sigmas = [sigma for event in events for sigma in _multipliers(event)]
-  try:
-    for event in events:
-      rough.compose(event)
-    near = max(1e-6, float(rough.get_epsilon(delta)))
-  except (ValueError, NotImplementedError):  # Truncated batches, for one.
-    near = 1.0
+  known = all(map(rough.supports, events))  # Not truncated batches.
+  for event in events * known:
+    rough.compose(event)
+  near = max(1e-6, float(rough.get_epsilon(delta))) if known else 1.0
   least = max([0.5 / sigma**2 + 10 / sigma for sigma in sigmas] + [1e-9]) / _MOST_POINTS
   grid, before, value = max(least, 2e-3 * near), math.inf, math.inf
   while True:
@@ -109,11 +109,11 @@ def _by_losses(
       min(1.0, max(_SETTLED, 2 * change)), tuple(float(accountant.get_delta(e)) for e in epsilons))
 
 
-def terms(plan: Any, steps: int, together: bool = False) -> Terms:
+def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
   """The event of `steps` steps of a plan, and the sensitivity it rests on.
 
   Args:
-    plan: A `PrivacyPlan`.
+    plan: The terms of the run.
     steps: How many; at least one.
     together: Whether it is one of several runs: what only draws account for is then counted
       without amplification.
@@ -135,17 +135,17 @@ def terms(plan: Any, steps: int, together: bool = False) -> Terms:
       step = dp_accounting.PoissonSampledDpEvent(q, step)
     event, norm_found = dp_accounting.SelfComposedDpEvent(step, count), norm
   elif draws and not together and kind != 'RandomAllocation':
-    return Terms(None, None)
+    return Look(None, None)
   elif kind in _APART:
     size = pattern_sensitivity(mechanism, steps, _APART[kind](plan))
     if size is None:
-      return Terms(None, None)
+      return Look(None, None)
     size *= rounding
     norm_found = math.sqrt(size**2 + steps * sum(r**-2 for r in plan.extra_releases))
     doubled = 2 if _relation_of(plan) is _RELATION.REPLACE_ONE else 1
     event = dp_accounting.GaussianDpEvent(doubled * sigma / norm_found)
   else:
-    return Terms(None, None)
+    return Look(None, None)
   if plan.search is not None:
     if plan.search.score_noise is not None:
       event = dp_accounting.ComposedDpEvent(
@@ -153,7 +153,7 @@ def terms(plan: Any, steps: int, together: bool = False) -> Terms:
     if plan.search.runs > 1 or plan.search.shape == math.inf:
       event = dp_event_lib.RepeatAndSelectDpEvent(
           event, float(plan.search.runs), float(plan.search.shape))
-  return Terms(event, norm_found, mechanism.rounding is None)
+  return Look(event, norm_found, mechanism.rounding is None)
 
 
 # Sampling -> the least distance of two participations of a record.
@@ -167,7 +167,7 @@ _APART = {
 }
 
 
-def _sampled(plan: Any, steps: int) -> Optional[Tuple[float, int]]:
+def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
   """(q, count) of the Poisson-sampled Gaussians; None where nothing may be amplified."""
   kind, bands = type(plan.sampling).__name__, plan.mechanism.bands
   if kind in ('Poisson', 'TruncatedPoisson') and bands == 1:
@@ -220,12 +220,12 @@ def _column(mechanism: Any, steps: int) -> np.ndarray:
   return strategy[:, int(np.argmax(np.linalg.norm(strategy, axis=0)))]
 
 
-def _relation(entries: Sequence[ledger_lib.Entry]) -> Any:
+def _relation(entries: Sequence[Any]) -> Any:
   relations = {_relation_of(entry.plan) for entry in entries} - {_RELATION.ADD_OR_REMOVE_ONE}
   return relations.pop() if relations else _RELATION.ADD_OR_REMOVE_ONE
 
 
-def _relation_of(plan: Any) -> Any:
+def _relation_of(plan: terms_lib.Terms) -> Any:
   """Zero-out has the losses of add-or-remove for (sampled) Gaussians, not for truncated batches."""
   if plan.adjacency == 'replace' and _sampled(plan, 1) is not None:
     return _RELATION.REPLACE_ONE
