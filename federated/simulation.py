@@ -16,6 +16,8 @@ import tqdm
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.privacy import statement as privacy_statement
+from tfdp_adaptive.privacy import weight_digests
 
 from . import releases
 from . import rounds as rounds_lib
@@ -44,6 +46,7 @@ class Simulation(NamedTuple):
     failed: {client: rounds in which it failed}; not private.
     speed: Rounds and clients per second of this call (the latter is exact: not
       private), and the bytes of the server's state.
+    made_of: What `card` is made of.
   """
 
   weights: Any
@@ -53,6 +56,13 @@ class Simulation(NamedTuple):
   state: Any
   failed: Dict[str, int]
   speed: Dict[str, float]
+  made_of: Any = None
+
+  def card(self) -> Any:
+    """The privacy card of the rounds that were run, with the digest of the weights."""
+    process, facts = self.made_of
+    arrays = tf.nest.flatten(tuple(self.weights))
+    return statement_lib.card(process, self.rounds, facts, weight_digests.of(arrays))
 
 
 def simulate(
@@ -156,8 +166,9 @@ def simulate(
       report()
       bar.update()
   return Simulation(run.weights(), run.done, run.history,
-                    statement_lib.statement(process, run.done, facts), run.state, run.failed,
-                    _speed(run, run.done - first, clients, total_seconds))
+                    privacy_statement.of(statement_lib.card(process, run.done, facts, plots=False)),
+                    run.state, run.failed, _speed(run, run.done - first, clients, total_seconds),
+                    (process, tuple(facts)))
 
 
 def _clients(train_data: Any) -> List[str]:

@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan's statement says, and what is particular to federated users."""
+"""The card of a federated run, whose statement says what is particular to users and servers."""
 
 from __future__ import annotations
 
 from typing import Any, Sequence
 
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import ledger
+from tfdp_adaptive.privacy import statement as statement_lib
 
-def statement(process: Any, rounds: int, facts: Sequence[str] = ()) -> str:
-  """Plain text; `rounds` of the plan's steps have been taken with `process`."""
+
+def card(
+    process: Any, rounds: int, facts: Sequence[str] = (), weights: Sequence[str] = (),
+    plots: bool = True) -> card_lib.Card:
+  """The privacy card after `rounds` of the plan's steps.
+
+  Args:
+    process: A `PrivateFedAvg`.
+    rounds: How many.
+    facts: The caller's own words.
+    weights: Digests, see `privacy.weight_digests`.
+    plots: See `card.of`.
+  """
   settings = process.settings
   lines = [
       'Federated: a record above is the update that a user\'s device sends in a round; its clip '
@@ -23,5 +37,7 @@ def statement(process: Any, rounds: int, facts: Sequence[str] = ()) -> str:
                  'clip norm above is the first one.')
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
-  lines.extend(facts)
-  return process.plan.statement(steps=rounds, rule=process.rule) + '\n' + '\n\n'.join(lines) + '\n'
+  return card_lib.of(
+      ledger.Ledger().begin(process.plan, process.rule).done(rounds), trust='federated',
+      facts=lines, words=[card_lib.Words('the data', fact) for fact in facts], weights=weights,
+      details=statement_lib.details(process.rule), plots=plots)

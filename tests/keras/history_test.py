@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
   for more in (dict(noise_multiplier=2.0), dict(steps=9), dict(batch_size=4)):
     other = restored(**more)
     assert other.ledger.epsilon() == other.optimizer.epsilon() == float('inf')
-    assert 'epsilon Infinity' in other.optimizer.statement()
+    assert 'Epsilon is infinite' in other.optimizer.statement()
     with pytest.raises(tfdp.PrivacyError, match='a checkpoint of another plan'):
       other.fit(other.optimizer.plan.batches((X, Y), start_step=2), verbose=0)
 
@@ -167,7 +167,7 @@ def test_neighbours_of_two_kinds_have_no_common_epsilon():
   model.optimizer.build(model.trainable_variables)
   with pytest.raises(ValueError, match='same `adjacency`'):
     model.optimizer.epsilon()
-  assert 'No epsilon of both together can be stated' in model.optimizer.statement()
+  assert 'no epsilon of all runs together can be stated' in model.optimizer.statement()
 
 
 @pytest.mark.pitfall(

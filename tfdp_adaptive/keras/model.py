@@ -3,7 +3,7 @@
 
 from concurrent import futures
 import json
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 import warnings
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import carried
+from tfdp_adaptive.keras import claims
 from tfdp_adaptive.keras import divergence
 from tfdp_adaptive.keras import habits
 from tfdp_adaptive.keras import history
@@ -123,6 +124,19 @@ class DPModel(_Mixin):
     carried.of(self)
     optimizer = getattr(self, 'optimizer', None)
     return history.ledger(self.variables, getattr(optimizer, 'run', None))
+
+  def privacy_card(
+      self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None) -> Any:
+    """Returns the privacy card of the weights: a guarantee that a reviewer can check.
+
+    `card_json.to_json`, `card_page.markdown` and `card_page.html` write it, and `tfdp verify`
+    checks it. It holds no secret and nothing exact about the data.
+
+    Args:
+      audits: Reports of `tfdp.audit` on this model.
+      words: What only you know of the training, such as `{'the data': 'one review a person'}`.
+    """
+    return claims.of_model(self, audits, words)
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Of the curve of epsilon.
-# Of epsilon, at which delta is stated; the first three bound the attacker in the statement.
-SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
+# Of epsilon, at which delta is stated.
+_SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
 # Parts whose results or interface may still change; all others are stable.
 EXPERIMENTAL = frozenset({
     'BallsInBins with draws', 'MinSeparation', 'RandomAllocation', 'PoissonExamples', 'Search',
@@ -102,7 +102,7 @@ class Card:
     accountant: That epsilon comes from: 'pld' or 'rdp'.
     reason: Why there is no guarantee.
     curve: (steps, epsilon at `delta`), over all runs; the last point is the plan's end.
-    profile: (epsilon, delta) that hold as well.
+    profile: (epsilon, delta) that hold as well; the first ones bound the attacker in words.
     trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
       the updates).
     words: The trainer's own.
@@ -141,6 +141,11 @@ class Card:
   def plans(self) -> Tuple[Any, ...]:
     """Those of the runs that have one."""
     return tuple(run.entry.plan for run in self.runs if run.entry.plan is not None)
+
+  @property
+  def rate(self) -> float:
+    """The attacker's true positives at 1% false ones, as the statement says it."""
+    return meaning.bound(self.profile[:len(meaning.SHARES)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:
     """An upper bound of the attacker's, from every point of the profile."""
@@ -202,9 +207,9 @@ def _claims(
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
             for steps in _marks(card.done, len(card.runs))] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
-  shares = SHARES if plots and not drawn else meaning.SHARES
+  shares = _SHARES if plots and not drawn else meaning.SHARES
   profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
-             for share in sorted(shares)] if 0 < epsilon < math.inf else []
+             for share in shares] if 0 < epsilon < math.inf else []
   return dataclasses.replace(
       card, epsilon=epsilon, planned_epsilon=planned,
       mu=meaning.gaussian_mu(epsilon, card.delta) if card.delta else 0.0,

@@ -19,6 +19,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
 
@@ -222,7 +223,8 @@ class Ledger:
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> str:
     """What may honestly be said of the weights, in plain text."""
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
-    return statement_lib.of_ledger(self, target_delta, accountant)
+    self._run()  # Or it refuses.
+    return statement_lib.of(card.of(self, delta=target_delta, accountant=accountant, plots=False))
 
   def to_json(self) -> str:
     """All entries as text; `from_json` restores them. Holds no secret."""

@@ -16,6 +16,7 @@ from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.batches import indices
+from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -240,7 +241,10 @@ class PrivacyPlan(ledger.Accounted):
       accountant: 'pld' (tight) or 'rdp'.
     """
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
-    return statement_lib.statement(self, self._steps(steps), rule, accountant)
+    run = ledger.Ledger().begin(self, rule).done(self._steps(steps))
+    return statement_lib.of(card.of(
+        run, accountant=accountant, plots=False,
+        details=() if rule is None else statement_lib.details(rule)))
 
   def to_json(self) -> str:
     """All fields as text; `from_json` restores them. Holds no secret."""
