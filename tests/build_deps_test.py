@@ -111,6 +111,7 @@ py_library(
 '''
 # Top-level import name -> name of the distribution.
 DISTRIBUTIONS = {
+    'h5py': 'tensorflow',  # Which Keras reads its files with.
     'IPython': 'ipython',
     'dp_accounting': 'dp-accounting',
     'grpc': 'grpcio',

@@ -34,7 +34,7 @@ ONLY_IN = {  # A library -> the modules that may import it.
 VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')
 SAY_VERSIONS = {  # They print versions, but for the first, which branches on them.
     'tfdp_adaptive.compat', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.report',
-    'tfdp_adaptive.privacy.statement', 'tfdp_adaptive', 'tfdp_adaptive.version',
+    'tfdp_adaptive.privacy.card', 'tfdp_adaptive', 'tfdp_adaptive.version',
 }
 MODULES = build_deps_test.modules()
 

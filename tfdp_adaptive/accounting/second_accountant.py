@@ -170,13 +170,14 @@ _APART = {
 def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
   """(q, count) of the Poisson-sampled Gaussians; None where nothing may be amplified."""
   kind, bands = type(plan.sampling).__name__, plan.mechanism.bands
+  size: Any = plan.population_size
   if kind in ('Poisson', 'TruncatedPoisson') and bands == 1:
     q = plan.sampling.sampling_probability
-    return (plan.batch_size / plan.population_size if q is None else q), steps
+    return (plan.batch_size / size if q is None else q), steps
   if kind == 'CyclicPoisson' and bands is not None and bands <= plan.sampling.cycle and (
       plan.adjacency != 'replace'):
     cycle = plan.sampling.cycle
-    return plan.batch_size * cycle / plan.population_size, -(-steps // cycle)
+    return plan.batch_size * cycle / size, -(-steps // cycle)
   return None
 
 

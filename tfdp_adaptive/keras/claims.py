@@ -15,8 +15,8 @@ from tfdp_adaptive.privacy import weight_digests
 if TYPE_CHECKING:  # It imports this.
   from tfdp_adaptive.keras import optimizer as optimizer_lib
 
-_SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this run '
-         'is a test and the guarantee above does not hold against them.')
+_SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
+         'run is a test and the guarantee above does not hold against them.')
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _COUNTED = ('Counted are the runs that left their record on these weights. Values copied by hand, '
             'and training without this library, leave none.')
@@ -71,7 +71,7 @@ def of_model(
     model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None
     ) -> card_lib.Card:
   """The card of everything that a model's weights went through; see `DPModel.privacy_card`."""
-  optimizer = getattr(model, 'optimizer', None)
+  optimizer: Any = getattr(model, 'optimizer', None)
   more: Any = dict(
       audits=audits, weights=weight_digests.of(model.weights),
       words=[card_lib.Words(about, text) for about, text in (words or {}).items()])

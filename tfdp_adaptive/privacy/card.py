@@ -13,15 +13,14 @@ import dataclasses
 from importlib import metadata
 import math
 import platform
-import unicodedata
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
+import unicodedata
 
 from tfdp_adaptive import version
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import meaning
 
 if TYPE_CHECKING:
-  from tfdp_adaptive import contract
   from tfdp_adaptive.privacy import ledger as ledger_lib
 
 LONGEST = 10_000  # Characters of a text.
@@ -230,7 +229,8 @@ def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
       taken = min(steps, entry.steps)
       steps -= taken
     else:
-      taken = entry.steps if number < len(ledger.entries) else entry.plan.steps
+      plan: Any = entry.plan  # It has one: the ledger is guaranteed.
+      taken = entry.steps if number < len(ledger.entries) else plan.steps
     entries.append(dataclasses.replace(entry, steps=taken))
   return type(ledger)(tuple(entries))
 

@@ -86,11 +86,12 @@ def _sensitivity(number: int, run: card_lib.Run) -> Iterator[Finding]:
     return
   found = second_accountant.look(plan, steps).sensitivity
   if found is None:
-    yield Finding(UNKNOWN, f'Run {number}: the sensitivity of {_kind(plan.mechanism)} is taken from '
-                           'the library; C is too large, or its sampling too new, to multiply out.')
+    yield Finding(UNKNOWN, f'Run {number}: the sensitivity of {_kind(plan.mechanism)} is taken '
+                           'from the library; C is too large, or its sampling too new, to multiply '
+                           'out.')
   elif run.sensitivity < found * (1 - _SAME):
-    yield Finding(WRONG, f'Run {number} claims a sensitivity of {run.sensitivity:.6g}, and a record '
-                         f'can move its releases by {found:.6g} clip norms.')
+    yield Finding(WRONG, f'Run {number} claims a sensitivity of {run.sensitivity:.6g}, and a '
+                         f'record can move its releases by {found:.6g} clip norms.')
   else:
     yield Finding(VERIFIED, f'Run {number}: {_kind(plan.mechanism)} has sensitivity '
                             f'{run.sensitivity:.6g} for these participations; multiplying out C '
@@ -176,7 +177,8 @@ def _shapes(card: card_lib.Card) -> Iterator[Finding]:
   planned = card.planned_epsilon
   curve = sorted(card.curve)
   values = [value for _, value in curve]
-  if list(card.curve) != curve or any(a > b * (1 + 1e-3) + _SLACK for a, b in zip(values, values[1:])):
+  if list(card.curve) != curve or any(
+      a > b * (1 + 1e-3) + _SLACK for a, b in zip(values, values[1:])):
     yield Finding(WRONG, 'Epsilon over steps must not fall, and on this card it does.')
   if curve and not _same(dict(curve).get(card.done), epsilon):
     yield Finding(WRONG, f'The plot does not end at epsilon {epsilon:.6g} after {card.done} steps.')
@@ -220,9 +222,10 @@ def _weights(card: card_lib.Card, path: Any) -> Iterator[Finding]:
     common = len(set(file.weights) & set(card.weights))
     yield Finding(WRONG, f'{path} has {len(file.weights)} arrays of weights, the card '
                          f'{len(card.weights)}, and {common} of them are the same.')
-  if file.of_optimizer:
-    yield Finding(UNKNOWN, f'{path} also holds {file.of_optimizer} arrays of an optimizer, which no '
-                           'guarantee covers. Publish a file of weights without them.')
+  if file.of_optimizer or file.of_metrics:
+    yield Finding(UNKNOWN, f'{path} also holds {file.of_optimizer} arrays of an optimizer and '
+                           f'{file.of_metrics} of metrics, which no guarantee covers. Publish a '
+                           'file of weights alone.')
 
 
 def _audits(card: card_lib.Card) -> Iterator[Finding]:

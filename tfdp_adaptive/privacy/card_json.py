@@ -22,9 +22,11 @@ FORMAT, VERSION = 'tfdp_adaptive.card', 1
 LARGEST = 4 << 20  # Bytes of a file.
 _MOST_RUNS = 1000
 # The largest numbers that terms may have, so that whatever follows from them can be computed.
-_MOST_STEPS, _MOST_DRAWS, _MOST_ROWS = 10**9, 10**8, {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
+_MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
+_MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
 _ROWS = 1 << 17  # Of all other mechanisms.
 _LARGEST_NUMBER = 1e300
+_CLASSES = (card_lib.Card, card_lib.Run, card_lib.Words, card_lib.Audit, card_lib.Part)
 
 
 class UnreadableCard(ValueError):
@@ -94,7 +96,8 @@ def _run_from_dict(fields: Any) -> card_lib.Run:
     raise WrongCard(f'The terms of a run are ones that no plan can have: {_short(error)}'
                     ) from error
   except (TypeError, ArithmeticError, AttributeError, LookupError) as error:
-    raise UnreadableCard(f'`entry` must be a run of a ledger. Received: {_short(error)}.') from error
+    raise UnreadableCard(f'`entry` must be a run of a ledger. Received: {_short(error)}.'
+                         ) from error
   if getattr(entries[0].plan, 'seed', None) is not None:
     raise UnreadableCard('A card must not hold a seed. Received: one in `entry`.')
   return _decode(card_lib.Run, {**fields, 'entry': entries[0]}, 'run')
@@ -129,7 +132,7 @@ def _numbers(value: Any) -> List[float]:
 def _decode(kind: Any, value: Any, where: str) -> Any:
   """`value` as a `kind`, a type hint of the card's classes; raises for anything else."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-  if dataclasses.is_dataclass(kind):
+  if kind in _CLASSES:
     if isinstance(value, kind):  # Runs, which are read before.
       return value
     hints = typing.get_type_hints(kind)

@@ -15,15 +15,16 @@ import zipfile
 
 import numpy as np
 
-_BESIDE = ('optimizer', '_tfdp_ledger')  # Parts of a Keras file that are no weights.
+_BESIDE = ('optimizer', 'metrics', '_tfdp_ledger')  # Parts of a Keras file that are no weights.
 _IN_KERAS = 'model.weights.h5'
 
 
 class File(NamedTuple):
-  """The digests in a file: of its weights, and how many arrays an optimizer left there."""
+  """The digests in a file, and how many arrays an optimizer and metrics left there."""
 
   weights: Tuple[str, ...]
   of_optimizer: int
+  of_metrics: int
 
 
 def of(arrays: Iterable[Any]) -> Tuple[str, ...]:
@@ -78,7 +79,7 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
       beside[first] += 1
     else:
       weights.append(value)
-  return File(of(weights), beside['optimizer'])
+  return File(of(weights), beside['optimizer'], beside['metrics'])
 
 
 def _datasets(group: Any) -> Iterator[Tuple[str, Any]]:
