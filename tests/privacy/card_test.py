@@ -52,7 +52,8 @@ def make_ledger(*changes, **entry):
 
 @pytest.fixture(scope='module')
 def card():
-  return card_lib.of(make_ledger({'steps': 8}, {'steps': 4}), words=[card_lib.Words('the data', 'reviews')])
+  return card_lib.of(make_ledger({'steps': 8}, {'steps': 4}),
+                     words=[card_lib.Words('the data', 'reviews')])
 
 
 def wrong(card, weights=None):
@@ -103,7 +104,8 @@ def test_a_card_holds_no_seed_and_says_that_there_was_one():
     ([{}, dict(unit='user')], 'must have the same `unit`')])
 def test_without_a_guarantee_a_card_says_why(changes, reason):
   card = card_lib.of(make_ledger(*changes))
-  assert card.epsilon is None and reason in card.reason and 'NO PRIVACY' in statement.guarantee(card)
+  assert card.epsilon is None and reason in card.reason
+  assert 'NO PRIVACY' in statement.guarantee(card)
   again = card_json.from_json(card_json.to_json(card))
   assert any('claims no guarantee' in one.text for one in card_checks.check(again)) or wrong(again)
 
@@ -243,7 +245,8 @@ def test_a_card_of_other_types_or_sizes_is_unreadable(card, change):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-10, 10**20) | st.floats(width=32) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-10, 10**20) | st.floats(width=32)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner,
                                                                max_size=3), max_leaves=4)
 
@@ -277,7 +280,8 @@ SMALL = card_lib.of(make_ledger({'steps': 2}), plots=False)
 
 
 def test_texts_of_ones_own_lose_what_moves_a_terminal():
-  ledger = tfdp.Ledger().begin(tfdp.PrivacyPlan(**FIELDS), 'r', 'mine\x1b[2J\n\u202e<script>').done(1)
+  plan = tfdp.PrivacyPlan(**FIELDS)
+  ledger = tfdp.Ledger().begin(plan, 'r', 'mine\x1b[2J\n\u202e<script>').done(1)
   card = card_lib.of(ledger, plots=False)
   assert card.words == (card_lib.Words('the sampling of run 1', 'mine [2J <script>'),)
   assert card_json.from_json(card_json.to_json(card)) == card
