@@ -102,7 +102,7 @@ class Users:
         array of each.
       **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
 
-    Example:
+    Examples:
       >>> data = {'who': ['b', 'a', 'b'], 'x': np.array([1., 2., 3.])}
       >>> users = Users.from_rows(data, user='who', batch_size=2)
       >>> [(user, next(users.batches(user))['x'].tolist()) for user in users.client_ids]
