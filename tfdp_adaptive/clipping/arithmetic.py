@@ -58,6 +58,6 @@ def usable(norms: tf.Tensor, *sums: Any) -> tf.Tensor:
 
 
 def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """What must not be `LARGE` of the squares of a scale: the largest, and its inverse."""
+  """Returns the largest square of a scale and its inverse, neither of which may be `LARGE`."""
   top = tf.reduce_max(curvature)
   return top, 1 / top

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine clips a model's gradients."""
+"""Chooses the engine that clips a model's gradients."""
 
 from typing import Any, List, Tuple
 import warnings

@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 
 
 class Explanation(NamedTuple):
-  """What `explain_clipping` found; prints as a table."""
+  """The result of `explain_clipping`; prints as a table."""
 
   engine: str  # One of the optimizers' `engine`, but 'auto'.
   reason: str  # Why not a faster one, or ''.
@@ -51,7 +51,7 @@ class Explanation(NamedTuple):
   layers: Tuple[Layer, ...]
 
   def to_dict(self) -> Dict[str, Any]:
-    """As JSON holds it: unknown figures are None."""
+    """Returns JSON values; unknown numbers are None."""
     known = lambda value: None if value != value else value
     return dict(self._asdict(), layers=[
         {name: known(value) for name, value in layer._asdict().items()} for layer in self.layers])
@@ -88,7 +88,7 @@ def explain_clipping(
     model: compat.Model, x: Any = None, *, batch_size: Optional[int] = None,
     scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
     engine: Optional[str] = None) -> Explanation:
-  """Which way every layer of a model is clipped, and what that costs beside its plain gradient.
+  """Reports how each layer of a model is clipped, and the cost beyond its plain gradient.
 
   Nothing is run: the model is traced, and costs are estimated from its shapes.
 
@@ -238,7 +238,7 @@ def _layers(
 def _cost(
     factor: protocol.Factor, sides: Optional[contract.Kronecker], n: int,
     scaled: bool) -> Tuple[protocol.Cost, str]:
-  """What the gradient of a variable costs, and its route."""
+  """Returns the cost and the route of a variable's gradient."""
   formed = factor.simplified()
   own = formed.cost(n, scaled)
   if sides is None:

@@ -99,7 +99,7 @@ class Explicit(protocol.Factor):
     return explicit(both, self.terms)
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Those of the gradients themselves: nothing is known of what they are made of."""
+    """Uses the gradients themselves, since their factors are unknown."""
     matrices = tf.reshape(self.gradient(), (-1,) + view[1:])
     return (protocol.second_moment(tf.linalg.matrix_transpose(matrices), view[1], most),
             protocol.second_moment(matrices, view[2], most))
@@ -360,7 +360,7 @@ class Outer(protocol.Factor):
 
 def transforming(
     n: int, first: tf.Tensor, last: tf.Tensor, scale: contract.Kronecker) -> protocol.Cost:
-  """What it costs to multiply the two parts of a product by the two sides."""
+  """Returns the cost of multiplying the two parts of a product by the two sides."""
   sizes = [n * protocol.numbers(part.shape[1:]) for part in (first, last)]
   operations = [protocol.side_operations(side) for side in (scale.left, scale.right)]
   return protocol.Cost(0, sum(a * b for a, b in zip(sizes, operations)), 4 * sum(sizes))

@@ -15,7 +15,7 @@ from tfdp_adaptive import trees
 
 
 class Part(NamedTuple):
-  """What is clipped by one norm: a group of an ask, or all of it."""
+  """The variables that are clipped by one norm: a group of an ask, or all of them."""
 
   ask: int
   leaves: Tuple[int, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine is given and what it returns.
+"""The arguments and results of every clipping engine.
 
     engine(model, loss, batch, request) -> Clipped
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-  """What one step asks of the records; public, being made of past releases.
+  """The request of one step. Public, because it is computed from past releases.
 
   Attributes:
     asks: The rule's asks.
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 class Clipped(NamedTuple):
-  """What an engine returns. `sums` is SECRET; so are outputs and losses."""
+  """The result of an engine. `sums`, outputs and losses are SECRET."""
 
   sums: Tuple[contract.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
   outputs: Any  # Nest of predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
@@ -78,7 +78,7 @@ def joined(batch: Batch) -> Tuple[Batch, int]:
 
 
 def divided(tree: Any, batch: Batch) -> Any:
-  """What `joined` makes of a batch's tensors, as they were: [n * m, ...] to [n, m, ...]."""
+  """Undoes `joined`: reshapes a batch's tensors from [n * m, ...] to [n, m, ...]."""
   if trees.absent(batch.examples):
     return tree
   n, times = batch.examples.shape

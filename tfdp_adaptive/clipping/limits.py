@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which inputs of a model go to embeddings as they are, and how many rows those have."""
+"""Finds model inputs that go unchanged to embeddings, and the number of their rows."""
 
 import contextlib
 import functools

@@ -76,7 +76,7 @@ class ExampleLoss:
     return total
 
   def _names_of(self, outputs: Any) -> List[Tuple[str, ...]]:
-    """By which names each of the flat outputs may be called: its key, and the model's name."""
+    """Returns the names of each flat output: its key, and the name in the model."""
     count = len(tf.nest.flatten(outputs))
     names: List[Tuple[str, ...]] = [()] * count
     if len(self._names) == count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one record's gradient to its clipped contribution: the definition of clipping."""
+"""Defines clipping: maps one record's gradient to its clipped contribution."""
 
 from typing import Any, Tuple
 
@@ -119,7 +119,7 @@ def project_record(
 
 def _numbers(
     ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree) -> Any:
-  """What a record adds to the ask's rider; nothing if it is not finite."""
+  """Returns a record's contribution to the ask's rider; zero if it is not finite."""
   if ask.rider is None:
     return ()
   scaled = _scaled(query, gradient)

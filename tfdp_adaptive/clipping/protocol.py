@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine asks of the factored gradient of a variable: the protocol of factors.
+"""The protocol of factors: how the engine uses the factored gradient of a variable.
 
 A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis,
 and static fields. The kinds are `factors.Explicit`, `factors.Outer`, `rows.Rows`,
@@ -26,7 +26,7 @@ Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
 
 
 class Cost(NamedTuple):
-  """What clipping one variable takes beside its plain gradient, from static shapes.
+  """The cost of clipping one variable, beyond its plain gradient, from static shapes.
 
   Estimates for comparing routes, per batch: floating-point operations, where a product
   and its addition are two, and bytes of what is formed on the way, at four per number.
@@ -45,7 +45,7 @@ class Factor(abc.ABC):
 
   @abc.abstractmethod
   def route(self, scaled: bool) -> str:
-    """By which way norms are computed, from static shapes."""
+    """Returns the route by which norms are computed, from static shapes."""
 
   @abc.abstractmethod
   def squared_norms(self, scales: Scales) -> Tensors:
@@ -84,7 +84,7 @@ class Factor(abc.ABC):
     return self.explicit().transformed(scale)
 
   def transforming(self, n: int, scale: contract.Kronecker) -> Cost:
-    """What `transformed` costs: of the gradients themselves, which are formed for it."""
+    """Returns the cost of `transformed`, which materializes the gradients."""
     size = n * numbers(self.shape)
     left, right = (side_operations(side) for side in (scale.left, scale.right))
     plain = self.cost(n, False).plain
@@ -101,14 +101,14 @@ class Factor(abc.ABC):
 
   @abc.abstractmethod
   def cost(self, n: int, scaled: bool) -> Cost:
-    """For n examples, records scaled by a geometry or not."""
+    """Returns the cost for n examples, with or without a scale."""
 
   def simplified(self) -> 'Factor':
     """The same, formed at once if that is the fastest way for all that follows."""
     return self
 
   def kin(self) -> Any:
-    """What factors of one variable must share to be `joined`; see `tied`."""
+    """Returns the key that factors of one variable must share to be `joined`; see `tied`."""
     return id(self)
 
   def joined(self, others: Sequence[Any]) -> 'Factor':

@@ -18,7 +18,7 @@ from tfdp_adaptive.rules import kronecker
 
 def gradients(
     kind: str, model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Any]:
-  """What `rule.public` asks for.
+  """Computes the public gradients that `rule.public` requests.
 
   Args:
     kind: 'mean' for the gradient of the mean loss, a list like the trainable
@@ -40,7 +40,7 @@ def gradients(
 
 def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: Any, y: Any,
              state: trees.Tree) -> List[Any]:
-  """What the rule asks for in this state; zeros in a step that needs none."""
+  """Returns the public gradients for this state; zeros in a step that needs none."""
   assert rule.public is not None
   if rule.public_due is None:
     return gradients(rule.public, model, loss, x, y)
@@ -57,7 +57,7 @@ def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: 
 
 def second_moments(
     model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Tuple[tf.Tensor, ...]]:
-  """What the gradients of the trainable variables are made of, on average over public records.
+  """Averages the factors of the trainable variables' gradients over public records.
 
   Returns:
     Per variable that `rules.kronecker` sees as matrices, the averages of `a a'` and `e e'`

@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Proof(NamedTuple):
-  """What `probe` found of a model and a kind of input.
+  """The result of `probe` for a model and a kind of input.
 
   Attributes:
     calls: For each call of a unit, in order: the layer's id, and which tensors of its

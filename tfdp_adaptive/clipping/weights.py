@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By what a record is multiplied: a function w of its norm n, with n w(n) <= zeta.
+"""Weights of records: functions w of the norm n with n w(n) <= zeta.
 
     hard     min(1, zeta / n)                       clipping as everybody knows it
     auto_v   zeta / n, 0 where n <= 1e-12           AUTO-V, arXiv:2206.07136

@@ -157,7 +157,7 @@ class Banded(interface.Mechanism):
     return result
 
   def _squared_norms(self, rows: np.ndarray) -> np.ndarray:
-    """Of the last columns; if these are not all, of the first of them and all before it."""
+    """Returns squared norms of the last columns; the first stands for all columns before it."""
     count = min(self.steps, len(rows) + self.bands - 1)
     result = np.zeros(count)
     for j in range(min(self.bands, count)):

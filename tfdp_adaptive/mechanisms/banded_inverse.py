@@ -152,7 +152,7 @@ def _differences(sums: np.ndarray) -> np.ndarray:
 def _squared_error(
     d: np.ndarray, steps: int, workload: workload_lib.Workload,
     objective: str) -> Tuple[float, np.ndarray]:
-  """Of a constant rate, and its gradient: coefficients of A C^-1 settle after the bands."""
+  """Returns the squared error at a constant rate and its gradient in d."""
   settles = math.log(_SETTLED) / math.log(workload.momentum) if workload.momentum else 0
   length = min(steps, len(d) + math.ceil(settles))
   b = workload.apply(matrices.resized(d, length))
@@ -164,7 +164,7 @@ def _squared_error(
 
 def _squared_sensitivity(
     c: np.ndarray, steps: int, min_sep: int, k: int) -> Tuple[float, np.ndarray]:
-  """Of the monotone majorant if k > 1, and its gradient in c; c is zero beyond its length."""
+  """Returns the squared sensitivity (if k > 1, of the monotone majorant) and its gradient in c."""
   if k == 1:
     return c @ c, 2 * c
   k = sensitivity_lib.most_participations(steps, min_sep, k)

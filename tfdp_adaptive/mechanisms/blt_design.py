@@ -135,7 +135,7 @@ def _log_loss(
 def _squared_error(
     limit: np.ndarray, excess: np.ndarray, logs: np.ndarray, steps: int,
     workload: workload_lib.Workload, objective: str) -> np.ndarray:
-  """Of a constant learning rate; excess and logs of phi are [..., d]."""
+  """Returns the squared error at a constant learning rate; excess and logs of phi are [..., d]."""
   j, quadrature_weights = quadrature.nodes(0, steps)
   powers = np.exp(j * logs[..., None])
   if workload.momentum:
@@ -210,7 +210,7 @@ def sensitivity(
 def squared_error(
     inverse_weights: np.ndarray, inverse_decays: np.ndarray, steps: int,
     workload: workload_lib.Workload, objective: str) -> float:
-  """Of a constant learning rate, for c_0 = 1."""
+  """Returns the squared error at a constant learning rate, for c_0 = 1."""
   excess = -inverse_weights / (1 - inverse_decays)
   limit = np.asarray(1 - np.sum(excess))
   return float(_squared_error(limit, excess, np.log(inverse_decays), steps, workload, objective))
@@ -247,7 +247,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _expm1(x: np.ndarray) -> np.ndarray:
-  """Also of complex steps; NumPy's own complex one loses the digits near zero."""
+  """Returns expm1, also for complex steps, where NumPy's version loses digits near zero."""
   if not np.iscomplexobj(x):
     return np.expm1(x)
   return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)

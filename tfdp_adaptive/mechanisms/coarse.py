@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From few steps to many: where a search for the best strategy of many steps begins.
+"""Starting points for long designs, interpolated from designs of fewer steps.
 
 Weights of steps are smooth functions of where in the run a step is, so those of half as many
 steps, which take an eighth of the time, are nearly right.

@@ -185,7 +185,7 @@ def optimal(
 def _balanced(
     workload: workload_lib.Workload, n: int, objective: str, tolerance: float, looks: int,
     bar: Any) -> _Found:
-  """From uniform weights, or for many steps from those of half as many."""
+  """Starts from uniform weights, or for many steps from the weights for half as many."""
   p, q, mixed = np.full(n, 1 / n), np.full(n, 1 / n), _Mixed()
   if n > _COARSEST:
     m = (n + 1) // 2

@@ -93,7 +93,7 @@ def optimal(
 
 def _by_matrix(
     found: Found, workload: workload_lib.Workload, epoch: int, most: int, bar: Any) -> Found:
-  """From there on by the entries of X, O(n^3) a look: with many epochs multipliers crawl."""
+  """Continues the search in the entries of X, O(n^3) per evaluation."""
   n, place = len(found.gram), np.arange(len(found.gram)) % epoch
   i, j = np.nonzero(np.tril(place[:, None] != place, -1))
   a = workload.materialize(n)
@@ -140,7 +140,7 @@ def _by_matrix(
 
 
 def _orthogonal(workload: workload_lib.Workload, n: int) -> Found:
-  """In closed form, of a single place: all columns of C are orthogonal, so X is diagonal."""
+  """Returns the closed form for one place per epoch, where C has orthogonal columns."""
   a = workload.materialize(n)
   lengths = np.linalg.norm(a, axis=0)
   sizes = np.maximum(lengths, _LEAST * lengths.max())

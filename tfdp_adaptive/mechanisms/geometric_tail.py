@@ -49,7 +49,7 @@ def of(d: np.ndarray, steps: int) -> Optional[Tail]:
 
 def squared_sensitivity(
     tail: Tail, d: np.ndarray, steps: int, min_sep: int, k: int) -> Tuple[float, np.ndarray]:
-  """Of the monotone majorant if k > 1, and its gradient in d."""
+  """Returns the squared sensitivity (if k > 1, of the monotone majorant) and its gradient in d."""
   k = sensitivity_lib.most_participations(steps, min_sep, k)
   value, pulled, by_rho = _once(tail, steps) if k == 1 else _often(tail, steps, min_sep, k)
   powers = tail.rho ** -np.arange(len(d), dtype=float)
@@ -86,7 +86,7 @@ def _geometric(rho: float, n: int) -> Tuple[float, float]:
 
 
 def _often(tail: Tail, steps: int, b: int, k: int) -> Tuple[float, np.ndarray, float]:
-  """As `_once`, of the sum of columns 0, b, ..., (k-1) b of the majorant.
+  """Returns what `_once` does, for the sum of columns 0, b, ..., (k-1) b of the majorant.
 
   Block m of b rows is `sum_l c_{i+lb}` over the l of [m-k+1, m]: of the first q blocks of C,
   which are written out, and of later ones, which are `g_m w_i` with `w_i = rho^(i+1)`.

@@ -30,7 +30,7 @@ def _seconds(bands: int, n: int) -> float:
 
 
 def looks(bands: int, n: int) -> int:
-  """As many as take seconds; 0 where the error would not come within 1e-4 of the least one."""
+  """Returns how many evaluations fit into seconds; 0 if too few to come within 1e-4."""
   count = min(_MANY, int(_WORK / _seconds(bands, n)))
   return count if count >= 4 * math.sqrt(n) else 0
 

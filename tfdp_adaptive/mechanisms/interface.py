@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every noise mechanism answers, offline, in float64 NumPy.
+"""The interface of all noise mechanisms, offline, in float64 NumPy.
 
 A mechanism is a factorization of a workload A (prefix sums by default) into
 `A = B C`: the noise of step t is `noise_multiplier * l2_norm_clip * (C^-1 Z)_t`
@@ -144,7 +144,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @abc.abstractmethod
   def shapes(self) -> Dict[str, Tuple[int, ...]]:
-    """Of `arrays`."""
+    """Returns the shape of each of `arrays`, by name."""
 
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     """Raises if (rounded, or loaded) numbers do not define C and C^-1."""
@@ -250,7 +250,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return matrices.toeplitz_matrix(self.noising(n), n)
 
   def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
-    """As `_sensitivity`, of fewer patterns; inf where it takes too long to know better."""
+    """Returns the sensitivity under a fixed order, or inf where computing it takes too long."""
     if self.steps is None or self.steps > sensitivity_lib.FIXED_ORDER_LIMIT:
       return math.inf
     return sensitivity_lib.fixed_order(self.strategy(), epoch, k)

@@ -25,7 +25,7 @@ _NODES = 32  # Steps whose largest error is minimized; it is a smooth function o
 
 
 def warn(name: str) -> None:
-  """Of a design that does not look at the schedule it is asked for."""
+  """Warns of a design that ignores the requested schedule."""
   warnings.warn(
       f'{name} has the best numbers for a constant learning rate: to look for those of the '
       'schedule would take minutes at so many steps. Its errors are those under the schedule. '
@@ -157,7 +157,7 @@ def _filtered(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarra
 def _variances(
     workload: workload_lib.Workload, rates: np.ndarray, filtered: np.ndarray,
     shared: np.ndarray) -> np.ndarray:
-  """Of theta_t, from the covariances of theta_{t-1} and y_t."""
+  """Returns the variances of theta_t, from the covariances of theta_{t-1} and y_t."""
   variance = np.cumsum(filtered**2, axis=-1)  # Of m_t.
   drive = shared.copy()
   drive[..., 1:] += workload.momentum * (rates * variance)[..., :-1]

@@ -70,7 +70,7 @@ def majorant(c: np.ndarray) -> np.ndarray:
 
 
 def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
-  """Of the Toeplitz C with these coefficients (zero beyond) and `steps` columns.
+  """Returns the sensitivity of a Toeplitz C with these coefficients and `steps` columns.
 
   Exact for one participation, for at most min_sep bands, for non-negative
   non-increasing coefficients and where `overlapping` is; else an upper bound.
@@ -92,7 +92,7 @@ def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
 
 
 def overlapping(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Of any C [m, n]: exact where patterns are few or overlap little, else an upper bound."""
+  """Bounds the sensitivity of any C [m, n]; exact for few patterns or little overlap."""
   exact = largest_sum(np.abs(strategy.T @ strategy), min_sep, k)
   return gram_bound(strategy, min_sep, k) if exact is None else float(np.sqrt(exact))
 
@@ -150,7 +150,7 @@ def through_each(strategy: np.ndarray, min_sep: int, k: int) -> np.ndarray:
 
 
 def general(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Of any C [m, n]: exact for one participation, disjoint columns or as `overlapping` is."""
+  """Bounds the sensitivity of any C [m, n]; exact for one participation or disjoint columns."""
   strategy = np.asarray(strategy, np.float64)
   n = strategy.shape[1]
   k = most_participations(n, min_sep, k)
@@ -163,7 +163,7 @@ def general(strategy: np.ndarray, min_sep: int, k: int) -> float:
 
 
 def fixed_order(strategy: np.ndarray, epoch: int, k: int) -> float:
-  """Of any C [m, n] if all participations are multiples of `epoch` apart.
+  """Returns the sensitivity of any C [m, n] if participations are multiples of `epoch` apart.
 
   Then a record has one place in every epoch: exact for C^T C >= 0 if it takes
   part in all of them (arXiv:2211.06530), otherwise as `general`.

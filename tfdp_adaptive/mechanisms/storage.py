@@ -64,7 +64,7 @@ def load(path: Union[str, os.PathLike]) -> Any:
 
 
 def to_config(mechanism: Any) -> dict:
-  """What `from_config` needs to make an equal mechanism, as JSON-serializable values.
+  """Returns JSON values from which `from_config` makes an equal mechanism.
 
   Numbers that the mechanism designs are left out, for they are designed again;
   numbers that were loaded are part of it.
@@ -123,7 +123,7 @@ def cached(mechanism: Any) -> Mapping[str, npt.ArrayLike]:
 
 
 def cache_folder() -> Optional[pathlib.Path]:
-  """Where designs are kept; None if the user opted out."""
+  """Returns the folder that caches designs, or None if the user opted out."""
   choice = os.environ.get(CACHE_SWITCH, '')
   if choice.lower() in ('0', 'off', 'no', 'false'):
     return None

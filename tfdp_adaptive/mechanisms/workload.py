@@ -46,7 +46,7 @@ class Workload:
 
   @property
   def limit(self) -> float:
-    """What the coefficients of a Toeplitz A tend to."""
+    """Returns the limit of the coefficients of a Toeplitz A."""
     return 1 / (1 - self.momentum)
 
   def coefficients(self, n: int) -> np.ndarray:
@@ -94,7 +94,7 @@ def get(value: Like) -> Workload:
 
 
 def reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[float, np.ndarray]:
-  """What a design minimizes, and its gradient; the maximum smoothed as a power mean."""
+  """Returns a design's objective and gradient; the maximum is smoothed by a power mean."""
   n = len(squares)
   if objective == 'last':
     weights = np.zeros(n)

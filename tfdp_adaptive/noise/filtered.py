@@ -116,7 +116,7 @@ def _rows(run: mechanisms.Mechanism) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _independent(b: np.ndarray, a: np.ndarray) -> FilteredVariance:
-  """Of the state (past u, past input) = F state + G z: the Gram matrix P <- F P F' + tau^2 G G'."""
+  """Updates the Gram matrix of the state F state + G z: P <- F P F' + tau^2 G G'."""
   outputs, inputs = len(a), len(b) - 1
   size = outputs + inputs
   weights = _weights(b, a)

@@ -29,7 +29,7 @@ def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
 
 
 def pasan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
-  """As `pagan_ellipsoid` for `rules.pasan`: C = 1 / stddevs."""
+  """Returns the ellipsoid for `rules.pasan`, as `pagan_ellipsoid` does: C = 1 / stddevs."""
   return _ellipsoid(stddevs, -1.0, bound)
 
 

@@ -100,7 +100,7 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
   root = math.sqrt(buckets)
 
   def of_norm(norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
-    """In units of zeta, lest squares and sums leave the range."""
+    """Computes in units of zeta, so that squares and sums stay in range."""
     zeta = tf.cast(clip_norm, norm.dtype)
     # Half a rounding is given away; a clip norm of zero leaves no slack.
     slack = (1 - 1e-6) * tf.where(zeta > norm, 1 - norm / zeta, tf.zeros_like(norm))

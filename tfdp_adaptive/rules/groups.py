@@ -173,7 +173,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
         trees.map(lambda spec: tf.zeros([], spec.dtype), specs) if apart else ())
 
   def split_by(state: State, asked: Sequence[contract.Query]) -> Split:
-    """Of clip norms as they are now: each has its own factor if it follows."""
+    """Returns the current clip norms; each group has its own factor if its clip norm adapts."""
     length = state.length * tf.stack([
         tf.cast(one.relative_clip, state.length.dtype) for one in asked])
     root, relative = tf.sqrt(shares(state.size, length, split)), tf.norm(length)
@@ -198,7 +198,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
     return tf.nest.pack_sequence_as(tree, leaves)
 
   def riders(now: Split, rider: Any) -> List[Any]:
-    """Those of each copy, in the units of its clip norm."""
+    """Returns the thresholds of each copy, in units of its clip norm."""
     if ask.rider is None:
       return [()] * len(members)
     numbers = tf.unstack(tf.reshape(rider, [len(members), ask.rider.size]))

@@ -134,7 +134,7 @@ def _is_matrix(shape: Any, pair: Any) -> bool:
 
 
 def _average(before: tf.Tensor, now: tf.Tensor, decay: float) -> tf.Tensor:
-  """As it was where what is seen now is not finite: later looks would be of no use."""
+  """Keeps the old value where the new one is not finite; later averages would be lost."""
   return tf.where(
       tf.reduce_all(tf.math.is_finite(now)), decay * before + (1 - decay) * now, before)
 

@@ -205,7 +205,7 @@ def _decomposed(side: Side, scale_epsilon: float) -> Side:
 
 
 def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.Tensor:
-  """What a scale divides by where moments are so large; all ones where they are all alike."""
+  """Returns (moment / mean moment + scale_epsilon)^power; about ones if all moments are equal."""
   positive = tf.maximum(moment, 0)
   mean = tf.reduce_mean(positive)
   relative = tf.where(mean > 0, positive / tf.where(mean > 0, mean, 1), tf.ones_like(positive))

@@ -75,7 +75,7 @@ def heavy_ball(momentum: float, nesterov: bool) -> FirstMoment:
 
 
 def average_of_squares(beta: float, normalized: bool) -> SecondMoment:
-  """Of Adam if `normalized`, else of RMSProp."""
+  """Returns the moments of Adam if `normalized`, else of RMSProp."""
 
   def estimate(nu: trees.Tree, step: tf.Tensor) -> trees.Tree:
     return _normalize(beta, nu, step) if normalized else nu

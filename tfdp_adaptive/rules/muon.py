@@ -152,7 +152,7 @@ def beyond_noise(matrix: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
 
 
 def _unit(matrix: tf.Tensor) -> tf.Tensor:
-  """Of Frobenius norm one, or zero; squares neither overflow nor vanish."""
+  """Scales to Frobenius norm one, without overflow or underflow; zero stays zero."""
   matrix = _over(matrix, tf.reduce_max(tf.abs(matrix)))
   return _over(matrix, tf.norm(matrix))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule may have released besides the mean, and how much noise it takes.
+"""Statistics that a rule can request besides the mean gradient, and their noise.
 
 `zeta` is the clip norm, `B` the batch size, `D1` the sensitivity of the mean.
 Sensitivities hold for batches of ANY size (Poisson sampling): whatever is not

@@ -216,7 +216,7 @@ class Convolution(protocol.Factor):
   def _window(
       self, phases: Any, place: Sequence[int], strides: Sequence[int], sizes: Any,
       skip: int = 0) -> tf.Tensor:
-    """What kernel place `place` of the axes after the first `skip` multiplies."""
+    """Returns the inputs that kernel position `place` multiplies, after the first `skip` axes."""
     cut = [slice(None)] * (1 + skip)
     for axis, (k, stride, size) in enumerate(zip(place, strides, sizes)):
       phases = phases[k % stride]

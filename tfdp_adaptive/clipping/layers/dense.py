@@ -38,7 +38,7 @@ def numbers(x: tf.Tensor) -> int:
 
 
 def lora_scale(layer: compat.Layer) -> Optional[float]:
-  """What the low-rank update is multiplied by, or None without one."""
+  """Returns the factor of the low-rank update, or None without one."""
   return layer.lora_alpha / layer.lora_rank if getattr(layer, 'lora_enabled', False) else None
 
 

@@ -88,7 +88,7 @@ def _floats(outputs: Any) -> List[tf.Tensor]:
 
 
 def _dropped(inputs: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
-  """As dropout layers do: what is dropped is zero, whatever it was."""
+  """Drops values as dropout layers do; dropped values are zero, even if they were NaN."""
   return tf.where(drawn == 0, tf.zeros_like(inputs), inputs * drawn)
 
 

@@ -31,7 +31,7 @@ def _vectors(x: tf.Tensor, axes: Tuple[int, ...]) -> factors.Explicit:
 
 
 def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
-  """What the layer's own code gives with some attributes replaced: its scale and shift.
+  """Returns the scale and shift of a layer, from its own code with attributes replaced.
 
   These are the operations of the layer's call once more, which TensorFlow shares.
   """

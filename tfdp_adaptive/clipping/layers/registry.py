@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers the book-keeping engine knows, and how to teach it another.
+"""The registry of layers that the book-keeping engine supports.
 
 A layer is known by its class, or by a class above it from which it inherits all that
 computes; a subclass that overrides more may compute something else. What is not known
@@ -146,7 +146,7 @@ def find(layer: compat.Layer) -> Optional[Kind]:
 
 
 def _kind(layer_class: type) -> Optional[Kind]:
-  """Of the class itself, or of the next above it if all classes between are `_HARMLESS`."""
+  """Returns the entry of a class, or of its next base if all classes between are `_HARMLESS`."""
   library = layer_class.__module__.partition('.')[0]
   if library in _LIBRARIES:
     importlib.import_module(_LIBRARIES[library])
