@@ -86,7 +86,7 @@ def test_one_pole_is_the_first_moment_of_adam():
 
 
 def test_the_filter_that_does_nothing_is_the_rule():
-  for rule in (rules.dp_adam_bc(epsilon=0.05), rules.scale_then_privatize(scale_epsilon=0.2)):
+  for rule in (rules.dp_adam_bc(epsilon=0.05), rules.pagan(3.0)):
     np.testing.assert_allclose(
         directions(rules.low_pass(rule, (1.0,), ()), releases(MEANS)),
         directions(rule, releases(MEANS)), rtol=1e-6)

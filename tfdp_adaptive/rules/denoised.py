@@ -37,8 +37,8 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
   is exact for a constant learning rate and no weight decay.
 
   Args:
-    rule: Any rule with one mean per step, in one unit, in raw gradient units, and without
-      a projection.
+    rule: Any rule with one mean per step, in raw gradients or one fixed scale, and without a
+      projection.
     kappa: In (0, 1]; one is the rule itself.
 
   Returns:
@@ -46,7 +46,7 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
   """
   if not (checks.is_number(kappa) and 0 < kappa <= 1):
     raise ValueError(f'`kappa` must be in (0, 1]. Received: kappa={kappa!r}.')
-  if (len(rule.asks) != 1 or not rule.steady or rule.asks[0].second is not None
+  if (len(rule.asks) != 1 or not contract.is_steady(rule) or rule.asks[0].second is not None
       or rule.project is not None or rule.public is not None or rule.for_noise is not None):
     raise ValueError('`rule` must follow one private mean per step, without a filter, other '
                      'statistics, public gradients or a projection of its own. '
@@ -61,7 +61,8 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
         f'The noise that {name} averages is not known yet. Give the rule to an optimizer or '
         'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
 
-  return rule._replace(init=unbound, query=unbound, update=unbound, name=name, for_noise=for_noise)
+  return rule._replace(init=unbound, query=unbound, update=unbound, name=name, steady=True,
+                       for_noise=for_noise)
 
 
 def _denoised(rule: contract.Rule, kappa: float,

@@ -191,7 +191,7 @@ def _dp2(
     return contract.Rule(init, query_twice, update_twice, name=name,
                          asks=(contract.Ask(), contract.Ask()), independent_noise=subtract_bias)
   return contract.Rule(init, contract.isotropic if ablation else query, update, name=name,
-                       independent_noise=subtract_bias, steady=bool(ablation))
+                       independent_noise=subtract_bias, own_clip=not ablation)
 
 
 def _where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

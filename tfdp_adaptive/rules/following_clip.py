@@ -163,7 +163,7 @@ def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..
   if not low <= 1 <= high:
     raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
-  if len(rule.asks) != 1 or not rule.steady:
+  if len(rule.asks) != 1 or rule.own_clip:
     raise ValueError('`rule` must ask one question per step, with a clip norm of one unit. '
                      f'Received: rule={rule.name}.')
   ask = rule.asks[0]
@@ -207,4 +207,5 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
 
   return rule._replace(
       init=init, query=query, update=update, project=rule.project and project, public_due=None,
+      steady=contract.is_steady(rule),
       asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

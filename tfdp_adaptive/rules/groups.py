@@ -89,7 +89,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   if lengths.shape != (len(members),) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {len(members)} groups.')
-  if len(rule.asks) != 1 or not rule.steady or rule.independent_noise:
+  if len(rule.asks) != 1 or rule.own_clip or rule.independent_noise:
     raise ValueError('`rule` must ask one question per step, in one unit, with one noise for all '
                      f'coordinates. Received: rule={rule.name}.')
   ask = rule.asks[0]
@@ -235,4 +235,4 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
   return rule._replace(
       init=init, query=query, update=update, project=rule.project and project, public_due=None,
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
-      steady=ask.rider is None, name=f'grouped({rule.name})')
+      steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None, name=f'grouped({rule.name})')

@@ -118,7 +118,7 @@ def dp_kfc(
     return direction, State(step, moment, averages, scale)
 
   return contract.Rule(
-      init, query, update, public='factors', public_due=due, name='dp_kfc', steady=False)
+      init, query, update, public='factors', public_due=due, name='dp_kfc', own_clip=True)
 
 
 def sides(shape: Any) -> Sequence[Sequence[int]]:

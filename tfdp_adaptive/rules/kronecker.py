@@ -147,7 +147,7 @@ def rule(
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
-      init, query, update, name=name, cautions=cautions.epsilon(epsilon), steady=False)
+      init, query, update, name=name, cautions=cautions.epsilon(epsilon), own_clip=True)
 
 
 def _side(size: int, dtype: tf.DType) -> Side:

@@ -34,8 +34,8 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
 
   The variance is exact for the mechanism that the adapter noises with, so bias
   correction stays right under correlated noise as well. A statistic of the rule that
-  is released beside the mean is filtered in the same way. Of a rule that scales its
-  records, the scaled releases are filtered.
+  is released beside the mean is filtered in the same way. Of a rule with a
+  fixed scale, the scaled releases are filtered; a scale that moves is refused.
 
   One pole (`b=(1 - k,), a=(-k,)`) is the normalized first moment of Adam, and DP-SGD behind
   it is DP-SGD with damped momentum: compare with tuned momentum before praising a filter.
@@ -50,7 +50,7 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
     A `contract.Rule` whose direction has the unit of that of `rule`.
   """
   b, a = _coefficients(b, a)
-  if len(rule.asks) != 1 or not rule.steady:
+  if len(rule.asks) != 1 or not contract.is_steady(rule):
     raise ValueError('`rule` must ask one question per step, always in the same unit: releases of '
                      f'other steps cannot be averaged. Received: rule={rule.name}.')
   if rule.for_noise is not None:
@@ -75,7 +75,7 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
 
   return rule._replace(
       init=unbound, query=unbound, update=unbound, name=_name(rule), for_noise=for_noise,
-      project=rule.project and project, public_due=None)
+      project=rule.project and project, public_due=None, steady=True)
 
 
 def _name(rule: contract.Rule) -> str:

@@ -72,7 +72,7 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
                      f'`tf.TensorSpec` and a `tfdp.rules` rule. Received: parts={parts}.')
   first = parts[0][1]
   for _, rule in parts:
-    if len(rule.asks) != 1 or not rule.steady or rule.asks[0].rider is not None or (
+    if len(rule.asks) != 1 or rule.own_clip or rule.asks[0].rider is not None or (
         rule.asks[0].groups):
       raise ValueError(
           '`parts` must be of rules that ask one question per step, in one unit, with the clip '
@@ -179,7 +179,8 @@ def _partition(
       project=project if any(rule.project is not None for rule in rules) else None,
       name=f'partition({", ".join(rule.name for rule in rules)})',
       independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,
-      elementwise=all(rule.elementwise for rule in rules))
+      elementwise=all(rule.elementwise for rule in rules),
+      steady=all(contract.is_steady(rule) for rule in rules))
 
 
 def _cut(leaves: Sequence[Any], parts: trees.Tree, count: int) -> Tuple[Tuple[Any, ...], ...]:
