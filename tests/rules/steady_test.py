@@ -24,11 +24,11 @@ WRAPPERS = {
 
 
 def units(rule):
-  """[3 steps][numbers] of the scales that a rule asks for, and whether its clip norm moves."""
+  """[4 steps][numbers] of the scales that a rule asks for, and whether its clip norm moves."""
   rule, rng = privatizer.bound(rule), np.random.default_rng(0)
   state, seen, own = rule.init(loop.SPECS), [], False
   problem = loop.Problem()
-  for _ in range(3):
+  for _ in range(4):
     public = loop.public_of(rule, problem, rng.normal(size=loop.SIZE))
     queries, releases = rule.query(state, public), []
     for ask, query in zip(rule.asks, queries):
