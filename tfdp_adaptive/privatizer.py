@@ -183,8 +183,9 @@ class Privatizer:
         std, value, value_std = (
             contract.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
       else:
-        square = trees.map(lambda t: tf.where(allowed, t / self._batch_size, 0),
-                               ask_sums.square)
+        square = () if not ask.second.per_record_square else trees.map(
+            lambda t: tf.where(allowed, t / self._batch_size, 0),
+            _as_specs(ask_sums.square, self.specs))
         std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
         # Past the end the value must go too: it may hold the clean past.

@@ -59,6 +59,35 @@ def check_specs(**values: Any) -> None:
           f'defined shape, such as `[tf.TensorSpec([3], tf.float32)]`. Received: {name}={specs!r}.')
 
 
+def like(tree: Tree, specs: Tree, name: str) -> Tree:
+  """`tree` as tensors, like `specs` in structure, shapes and dtypes.
+
+  A number in the place of a vector would be clipped as one and then copied into every coordinate.
+
+  Raises:
+    ValueError, TypeError: If anything differs, as of `tf.nest.assert_same_structure`; where a
+      shape is not known yet, the step itself fails.
+  """
+  received: Any = type(tree).__name__
+  kind = ValueError
+  try:
+    tf.nest.assert_same_structure(tree, specs)
+    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(tree)]
+    received = [(leaf.shape.as_list() if leaf.shape.rank is not None else None, leaf.dtype.name)
+                for leaf in tensors]
+  except (TypeError, ValueError) as error:  # Of another structure, or not of numbers.
+    tensors, kind = [], type(error)
+  leaves = tf.nest.flatten(specs)
+  if len(tensors) != len(leaves) or not all(
+      leaf.dtype == spec.dtype and leaf.shape.is_compatible_with(spec.shape)
+      for leaf, spec in zip(tensors, leaves)):
+    raise kind(
+        f'`{name}` must have the structure, shapes and dtypes of its specs, which decide what '
+        f'noise it gets. Expected: {specs}. Received: {received}.')
+  return tf.nest.pack_sequence_as(specs, [
+      tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(tensors, leaves)])
+
+
 def constant_like(value: Any, specs: Tree, name: str) -> Tree:
   """`value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
   leaves = tf.nest.flatten(specs)

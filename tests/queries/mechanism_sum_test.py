@@ -125,16 +125,6 @@ def test_types_are_mixed_safely():
   assert [t.dtype for t in result] == [s.dtype for s in specs]
 
 
-@pytest.mark.parametrize('record, error', [
-    ({'kernel': tf.zeros([2, 3]), 'bias': tf.zeros([1])}, ValueError),
-    ({'kernel': tf.zeros([3, 2]), 'bias': tf.zeros([2])}, ValueError),
-    ({'kernel': tf.zeros([2, 3])}, ValueError),
-    ([tf.zeros([2]), tf.zeros([2, 3])], TypeError)])
-def test_records_of_another_shape_are_refused(record, error):
-  with pytest.raises(error):
-    make().preprocess_record(tf.constant(CLIP), record)
-
-
 @pytest.mark.parametrize('arguments', [
     {'clip': -1.0}, {'clip': math.nan}, {'sigma': -1.0}, {'sigma': math.inf},
     {'adjacency': 'add'}])

@@ -286,12 +286,6 @@ def test_missing_or_doubled_numbers_are_refused():
     queries.RuleQuery(rules.dp_sgd(), SPECS, plan=object())
 
 
-def test_a_record_of_another_structure_is_refused():
-  query = make_query(rules.dp_sgd())
-  with pytest.raises(TypeError, match='structure'):
-    query.preprocess_record(query.derive_sample_params(query.initial_global_state()),
-                            [tf.zeros([3, 2]), tf.zeros([2])])
-
 
 def test_records_of_low_precision_are_noised_in_float32():
   specs = tf.TensorSpec([4], tf.bfloat16)

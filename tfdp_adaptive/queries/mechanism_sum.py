@@ -108,8 +108,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
   def preprocess_record_l2_impl(
       self, params: tf.Tensor, record: trees.Tree) -> Tuple[trees.Tree, tf.Tensor]:
     """`(record clipped to the norm params, its norm before)`; not finite counts as zero."""
-    tf.nest.assert_same_structure(record, self._specs)
-    trees.map(_check_shape, record, self._specs)
+    record = trees.like(record, self._record_specs, 'record')
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
     record = trees.map(lambda r: tf.cast(r, widest), record)
@@ -119,6 +118,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
   def get_noised_result(
       self, sample_state: trees.Tree,
       global_state: GlobalState) -> Tuple[trees.Tree, GlobalState, dp_accounting.DpEvent]:
+    sample_state = trees.like(sample_state, self._specs, 'sample_state')
     allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)
     rows, _, noise = self._noise.next(global_state.noise, self._specs)
     result = trees.map(
@@ -158,10 +158,3 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     relative = tf.math.divide_no_nan(global_state.stddev, global_state.clip_value)
     return dp_accounting.GaussianDpEvent(
         relative * (self._noise_multiplier / self._relative_stddev))
-
-
-def _check_shape(value: tf.Tensor, spec: tf.TensorSpec) -> None:
-  shape = tf.convert_to_tensor(value).shape
-  if not shape.is_compatible_with(spec.shape):
-    raise ValueError('`record` must have the shapes of `record_specs`, or values would share '
-                     f'their noise. Received: shape {shape} for {spec}.')

@@ -176,7 +176,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
     return tuple(interface.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
 
   def preprocess_record(self, params: Params, record: trees.Tree) -> trees.Tree:
-    tf.nest.assert_same_structure(record, self._specs)
+    record = trees.like(record, self._specs, 'record')
     record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
     return tuple(
         projection.project_record(

@@ -127,4 +127,5 @@ def _ellipsoidal(
     return subspaces.unflatten(into_ball(radius, state, subspaces.flatten(params)), params)
 
   return contract.Rule(init, query, update, asks=(contract.Ask(projection),),
-                   project=None if box is None and radius is None else project, name=name, steady=True)
+                       project=None if box is None and radius is None else project, name=name,
+                       steady=True)
