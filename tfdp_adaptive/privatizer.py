@@ -14,6 +14,7 @@ import functools
 import math
 from typing import Any, NamedTuple, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -83,6 +84,7 @@ class Privatizer:
     self.specs = trees.map(trees.wide_spec, specs)
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
     self._riders = tuple(self._rider_noise(ask) for ask in self._asks)
+    self._check_range()
     self._grid_steps: Optional[int] = None  # Per standard deviation.
     if mechanism.rounding is None:
       source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
@@ -111,6 +113,27 @@ class Privatizer:
     distance = contract.record_distance(self._adjacency)
     return factor, (distance * std / self._noise_multiplier / self._batch_size
                     if self._noise_multiplier else 0.0)
+
+  def _check_range(self) -> None:
+    """Raises where the dtype holds no clip norm, or no variance of noise, of this size."""
+    clip, dtype = np.float64(self._l2_norm_clip), self._dtype()
+    units, stddevs = [clip], []
+    with np.errstate(all='ignore'):
+      for ask, (factor, rider_std) in zip(self._asks, self._riders):
+        stds = (ask.second.stddevs(clip, self._batch_size, self._adjacency) if ask.second else
+                (contract.mean_sensitivity(clip, self._batch_size, self._adjacency), 0.0))
+        units += [*stds, rider_std]
+        stddevs += [float(std * self._noise_multiplier * scale)
+                    for std, scale in zip(units[-3:], (factor, factor, 1.0))]
+    limits = np.finfo(dtype.as_numpy_dtype)
+    least, most = float(limits.tiny), float(limits.max)
+    if not all(least <= number <= most for number in units if number) or not all(
+        math.sqrt(least) <= std <= math.sqrt(most) for std in stddevs if std):
+      raise ValueError(
+          f'Clip norms must fit into {dtype.name}, and so must the squares of the standard '
+          f'deviations of noise, {stddevs}. Received: l2_norm_clip={clip:g}, noise_multiplier='
+          f'{self._noise_multiplier}, batch_size={self._batch_size}. Scale the loss, and the clip '
+          'norm with it.')
 
   @property
   def noise_multiplier(self) -> float:
@@ -177,8 +200,7 @@ class Privatizer:
       allowed = is_open & asked
       spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
       mean = trees.map(
-          lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
-          _as_specs(ask_sums.total, spec[0]))
+          lambda t: tf.where(allowed, t / self._batch_size, 0), _as_specs(ask_sums.total, spec[0]))
       if ask.second is None:
         std, value, value_std = (
             contract.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
@@ -193,9 +215,9 @@ class Privatizer:
         secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
       rider = ((), ())
       if ask.rider is not None:
-        numbers = trees.map(lambda t: tf.where(allowed, t / tf.cast(self._batch_size, t.dtype), 0),
+        numbers = trees.map(lambda t: tf.where(allowed, t / self._batch_size, 0),
                             _as_specs(ask_sums.rider, spec[2]))
-        rider = _noised(numbers, row[2], rider_std, spread, row_variance, asked,
+        rider = _noised(numbers, row[2], tf.constant(rider_std, dtype), spread, row_variance, asked,
                         self._grid_steps)
       releases.append(contract.Release(
           *_noised(mean, row[0], std, factor * spread, row_variance, asked, self._grid_steps),

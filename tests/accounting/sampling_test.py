@@ -56,6 +56,21 @@ def test_no_record_takes_part_more_often_or_sooner_than_accounted_for(scheme, ad
 
 
 @pytest.mark.parametrize('scheme', [
+    scheme for scheme in SCHEMES if isinstance(scheme, sampling.Poisson)], ids=repr)
+def test_the_rate_is_not_rounded(scheme):
+  """What is drawn, divided by and accounted for is B / N to the last digit: here 1 / 299."""
+  plan = make_plan(scheme, population_size=2990, batch_size=10, steps=4000,
+                   population_is_public=True)
+  cycle = getattr(scheme, 'cycle', 1)
+  assert scheme.probability(plan) == pytest.approx(cycle * 10 / 2990, rel=1e-14)
+  total = sum(map(len, plan.index_batches()))
+  law = stats.binom(2990 * 4000 // cycle, cycle / 299)
+  assert 1e-6 < law.cdf(total) < 1 - 1e-6
+  wrong = stats.binom(2990 * 4000 // cycle, cycle * .003)
+  assert not 1e-6 < wrong.cdf(total) < 1 - 1e-6
+
+
+@pytest.mark.parametrize('scheme', [
     sampling.FixedOrder(), sampling.BallsInBins(cycle=10), sampling.CyclicPoisson(cycle=4)],
     ids=repr)
 @pytest.mark.parametrize('start_step', [1, 13, 59])

@@ -53,6 +53,18 @@ def test_large_draws_are_normal_and_fresh():
   assert discrete.discrete_gaussian(3, 0).shape == (0,)
 
 
+def test_the_tail_is_cut_at_64_standard_deviations_and_no_earlier(monkeypatch):
+  """Sizes are u + sigma k: all k below 64 are kept, whose chance is a number, and none above."""
+  sigma, wholes = 100, np.arange(70)
+  drawn = [np.zeros(70, np.uint64), np.ones(70, np.uint64)]  # u, and signs: all positive.
+  monkeypatch.setattr(discrete, 'below', lambda bound, count, source: drawn.pop(0)[:count])
+  monkeypatch.setattr(discrete, 'exp_minus', lambda n, d, source: np.ones(len(n), bool))
+  powers = [wholes.astype(np.uint64), np.full(70, 10**6, np.uint64)]  # k, and coins that keep all.
+  monkeypatch.setattr(discrete, '_powers', lambda count, source: powers.pop(0)[:count])
+  kept = -discrete._candidates(sigma, 70, None)
+  np.testing.assert_array_equal(kept, sigma * wholes[1:64])  # Minus zero is drawn as zero only.
+
+
 @pytest.mark.parametrize('bound', [1, 2, 3, 255, 256, 257, 2**33 + 1, 2**63])
 def test_integers_below_a_bound_are_uniform(bound):
   numbers = discrete.below(bound, 3000, coins(bound))

@@ -5,6 +5,7 @@ import collections
 from typing import Any, NamedTuple, Optional, Tuple
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -69,6 +70,12 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     self._l2_norm_clip = float(l2_norm_clip)
     self._relative_stddev = float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, adjacency)
     self._noise_multiplier = float(noise_multiplier)
+    limits, stddev = np.finfo(np.float32), self._relative_stddev * self._l2_norm_clip
+    if any(number and not limits.tiny <= number <= limits.max
+           for number in (self._l2_norm_clip, stddev)):
+      raise ValueError('`l2_norm_clip` and the standard deviation of the noise must fit into '
+                       f'float32. Received: l2_norm_clip={l2_norm_clip}, standard deviation '
+                       f'{stddev}. Scale the records, and the clip norm with them.')
     self._cumulative = cumulative
     self._weight = record_weights.weight(clipping)
     self._noise = noise_lib.stream(

@@ -235,4 +235,5 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
   return rule._replace(
       init=init, query=query, update=update, project=rule.project and project, public_due=None,
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
-      steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None, name=f'grouped({rule.name})')
+      steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None,
+      name=f'grouped({rule.name})')
