@@ -34,7 +34,7 @@ def concrete():
 
 
 def test_every_mechanism_is_registered_exported_and_offered():
-  assert concrete() == mechanisms.KINDS and len(mechanisms.KINDS) == 8
+  assert concrete() == mechanisms.KINDS and mechanisms.KINDS
   for name, kind in mechanisms.KINDS.items():
     assert getattr(mechanisms, name) is kind
   assert {kind for kind, _ in mechanisms.DESIGNS.values()} == set(mechanisms.KINDS.values())
