@@ -12,6 +12,7 @@ import pytest
 
 import tfdp_adaptive
 
+pytest_plugins = ['costs']
 ROOT = pathlib.Path(__file__).parent.parent
 # Folders of tests that need a library which not every environment can have.
 NEEDS = {folder: library for folder, library in [
