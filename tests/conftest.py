@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: the checkout's import path, slow and TFF tests, TFF's worker."""
+"""What all tests share: the checkout's import path, TFF's tests and its worker."""
 
 import gc
 import importlib.util
@@ -12,7 +12,7 @@ import pytest
 
 import tfdp_adaptive
 
-pytest_plugins = ['costs']
+pytest_plugins = ['costs', 'selection']
 ROOT = pathlib.Path(__file__).parent.parent
 # Folders of tests that need a library which not every environment can have.
 NEEDS = {folder: library for folder, library in [
@@ -36,12 +36,7 @@ class _Skipped(pytest.Module):
                 allow_module_level=True)
 
 
-def pytest_addoption(parser):
-  parser.addoption('--slow', action='store_true', help='also run the tests marked slow')
-
-
 def pytest_configure(config):
-  config.addinivalue_line('markers', 'slow: long statistical or training test; runs with --slow')
   config.addinivalue_line('markers', 'federated: needs tensorflow_federated')
   config.addinivalue_line('markers', 'pitfall(what, severity, stops): a line of docs/pitfalls.md')
   # Shells start background jobs that way; TFF, which ends its worker by it, would hang.
@@ -55,13 +50,11 @@ def pytest_pycollect_makemodule(module_path, parent):
   return None
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
   for item in items:
     if ' at 0x' in item.nodeid:
       raise pytest.UsageError('The names of tests must be the same in every process. Received one '
                               f'with an address, {item.nodeid}: give `parametrize` its `ids`.')
-    if 'slow' in item.keywords and not config.getoption('--slow'):
-      item.add_marker(pytest.mark.skip(reason='slow: run with --slow'))
     if 'federated' in item.keywords and 'federated' in NEEDS:
       item.add_marker(pytest.mark.skip(reason='needs tensorflow_federated'))
 
