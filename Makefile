@@ -1,7 +1,11 @@
 # make demo    install what this Python can have into .venv and run the main job
-# make test    install what is missing and run the tests on both stacks (SLOW=1: all of them)
+# make test    install what is missing and run the tests that find different bugs, on both stacks
+# make test-rest    run what `make test` leaves out (SLOW=1: also what takes minutes)
+# make test-changed    run the tests of what was changed since SINCE, and of what imports it
+# make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
+# make ci    everything: lint, docs, test, test-rest, test-fast on newer Pythons
 # make lint    check style, imports and types
 # make docs    build the pages into build/site
 # make notebooks    run the notebooks of colabs/ again and keep what they show
@@ -15,7 +19,8 @@
 SHELL = /bin/sh
 SLOW =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
-PYTEST = -m pytest -n 2 --dist loadfile -q -p no:cacheprovider --color=no $(if $(SLOW),--slow)
+JOBS = 2
+PYTEST = -m pytest -n $(JOBS) --dist worksteal -q -p no:cacheprovider --color=no $(if $(SLOW),--slow)
 
 # The first interpreter that really starts, is 3.9 to 3.13 and can make environments; one that
 # TensorFlow Federated runs on (3.9 to 3.11) comes first.
@@ -41,7 +46,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock
+.PHONY: help demo test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,11 +54,15 @@ help:
 demo: $(FULL)/installed
 	$(RUN) $(FULL)/bin/tfdp demo
 
+PART = half
 test: test-federated test-current
+
+test-rest:
+	$(MAKE) PART=rest test
 
 ifneq ($(HAS_TFF),)
 test-federated: $(FULL)/installed
-	$(RUN) $(FULL)/bin/python $(PYTEST) tests
+	$(RUN) $(FULL)/bin/python $(PYTEST) --part=$(PART) tests
 else
 test-federated:
 	@echo "Without the federated stack: TensorFlow Federated runs on Python 3.9 to 3.11," \
@@ -61,7 +70,14 @@ test-federated:
 endif
 
 test-current: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python $(PYTEST) tests
+	$(RUN) $(CURRENT)/bin/python $(PYTEST) --part=$(PART) tests
+
+SINCE =
+test-changed: $(FULL)/installed $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/changed.py $(CURRENT)/bin/python $(FULL)/bin/python $(SINCE)
+
+mutants: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/mutants/plant.py --federated $(FULL)/bin/python $(ONLY)
 
 test-fast: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python $(PYTEST) $(FAST)
@@ -75,7 +91,7 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint docs test test-newer
+ci: lint docs test test-rest test-newer
 
 # NumPy's types are those of the current stack.
 lint: build/lint/installed $(CURRENT)/installed

@@ -1,56 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run: those that find what no other finds, and with options the rest.
+"""Which tests run where.
 
-    python -m pytest tests               what `make test` runs
-    python -m pytest tests --thorough    and what `.ci/run` runs besides
-    python -m pytest tests --rest        only what `.ci/run` runs besides
-    python -m pytest tests --slow        everything
+    python -m pytest tests                  all but the slow ones
+    python -m pytest tests --part=quick     the quick ones: every test that finds what no other does
+    python -m pytest tests --part=half      this stack's half of them: `make test`, on both stacks
+    python -m pytest tests --part=rest      the other half, and half of those that are not quick
+    python -m pytest tests --slow           all
 
-A test is `thorough` where a cheaper one notices every bug that it was written for, and it tries
-the same once more: another row of a table whose rows share all code, a larger size, a whole
-command over parts that are tested one by one. A test is `slow` where it takes minutes.
+A test is left out of the quick ones where a cheaper one notices every bug that it was written for;
+`thorough.LEFT_OUT` names each with the reason. The two stacks share the tests: each runs on one of
+them, but for those that ask which stack they are on, which run on both. `.ci/run` adds the rest:
+the quick tests on the stack that they did not run on, and the others on one. What can compute with
+NumPy alone runs on the newer stack, and a few of it, marked `both_stacks`, on both.
 """
 
 import importlib.metadata
 import pathlib
+import re
+import zlib
 
 import pytest
+import thorough
 
-KERAS_2 = importlib.metadata.version('keras').startswith('2.')
 TESTS = pathlib.Path(__file__).parent
-# Their subjects compute with NumPy alone, so one stack is enough; what is marked `both_stacks`
-# runs on the other too, and notices another NumPy or SciPy.
-ONCE = ('mechanisms', 'privacy')
+KERAS_2 = importlib.metadata.version('keras').startswith('2.')
+NUMPY = ('mechanisms', 'accounting', 'advice')
+ASKS = {'KERAS_3', 'importorskip', 'skip', 'find_spec'}  # Names by which a test asks for its stack.
 
 
 def pytest_addoption(parser):
   group = parser.getgroup('selection')
-  group.addoption('--thorough', action='store_true', help='also the tests marked thorough')
-  group.addoption('--rest', action='store_true', help='only what a plain run leaves out')
+  group.addoption('--part', choices=('quick', 'half', 'rest'), help='see tests/selection.py')
   group.addoption('--slow', action='store_true', help='also the tests marked slow')
 
 
 def pytest_configure(config):
   for line in ('slow: takes minutes; runs with --slow',
-               'thorough: tries once more what a cheaper test notices; runs with --thorough',
-               'both_stacks: runs on both stacks, in a room that runs on one'):
+               'both_stacks: runs on both stacks, where others run on one'):
     config.addinivalue_line('markers', line)
 
 
-def _plain(item):
-  """Whether a plain run has the test."""
-  if item.get_closest_marker('thorough'):
-    return False
-  once = KERAS_2 and item.path.relative_to(TESTS).parts[0] in ONCE
-  return not once or item.get_closest_marker('both_stacks') is not None
+def _name(item):
+  """`room/file_test.py::test`, and the row."""
+  path, _, test = item.nodeid.partition('::')
+  test, _, row = test.partition('[')
+  file = pathlib.Path(item.path).relative_to(TESTS).as_posix() if path else path
+  return f'{file}::{test}', row[:-1]
+
+
+def _room(item):
+  return item.path.relative_to(TESTS).parts[0]
+
+
+def _is_quick(item, left_out):
+  name, row = _name(item)
+  if name not in left_out:
+    return True
+  rows = left_out[name]
+  matching = lambda pattern: re.fullmatch(re.escape(pattern).replace(r'\*', '.*'), row)
+  if any(pattern.startswith('!') for pattern in rows):
+    return not any(matching(pattern[1:]) for pattern in rows)
+  return any(matching(pattern) for pattern in rows)
+
+
+def _is_ours(item):
+  """Whether this stack is the one that a quick test runs on."""
+  code = getattr(item.function, '__code__', None)
+  if (any(item.get_closest_marker(name) for name in ('both_stacks', 'skipif', 'federated'))
+      or code is not None and ASKS.intersection(code.co_names)):
+    return True
+  if _room(item) in NUMPY:
+    return not KERAS_2
+  if _room(item) == 'federated':  # One stack has it.
+    return True
+  shared = any(definitions[-1].scope in ('module', 'session') and definitions[-1].baseid
+               and definitions[-1].baseid.endswith(item.path.name)
+               for definitions in item._fixtureinfo.name2fixturedefs.values())
+  name, row = _name(item)  # What shares a costly fixture stays together.
+  return zlib.crc32((name.partition('::')[0] if shared else name + row).encode()) % 2 == KERAS_2
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-  slow, rest = config.getoption('--slow'), config.getoption('--rest')
-  wanted = {
-      item for item in items
-      if (slow or not item.get_closest_marker('slow'))
-      and (_plain(item) is not rest or slow or config.getoption('--thorough'))}
-  config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-  items[:] = [item for item in items if item in wanted]
+  part, slow = config.getoption('--part'), config.getoption('--slow')
+
+  def is_wanted(item):
+    if item.get_closest_marker('slow') and not slow:
+      return False
+    if part is None:
+      return True
+    quick = _is_quick(item, thorough.LEFT_OUT)
+    if part == 'quick':
+      return quick
+    if part == 'half':
+      return quick and _is_ours(item)
+    return _is_ours(item) is not quick and not (quick and KERAS_2 and _room(item) in NUMPY)
+
+  kept, left = [], []
+  for item in items:
+    (kept if is_wanted(item) else left).append(item)
+  config.hook.pytest_deselected(items=left)
+  items[:] = kept

@@ -89,6 +89,7 @@ def test_banded_noise_with_cyclic_poisson_sampling(bands, expected):
   np.testing.assert_allclose(plan.epsilon(), expected, atol=2e-5)
 
 
+@pytest.mark.both_stacks
 def test_the_cycle_is_accounted_for_and_not_the_bands():
   plan = make_plan(
       population_size=1_700_000, batch_size=2048, steps=2000, target_delta=1e-7,
@@ -107,6 +108,7 @@ def test_published_table_of_three_epochs_of_banded_noise(sigma, expected):
   np.testing.assert_allclose(plan.epsilon(), expected, rtol=1e-4)
 
 
+@pytest.mark.both_stacks
 def test_dp_sgd():
   plan = make_plan(population_size=1000, steps=512, noise_multiplier=3.0, target_delta=1e-6)
   np.testing.assert_allclose(plan.epsilon(), 3.769687, rtol=1e-5)
@@ -219,6 +221,7 @@ def test_the_larger_sensitivity_counts_of_the_strategy_as_designed_and_as_rounde
 
 
 @needs_current
+@pytest.mark.both_stacks
 def test_truncated_batches_cost_more_and_a_wide_limit_costs_nothing():
   poisson = make_plan(population_size=2000, steps=10).epsilon()
   cut, whole = [
@@ -255,6 +258,7 @@ def test_calibrated_plans_keep_to_the_target(target, log_delta, steps, share, sc
   assert 0.99 * target <= plan.epsilon() <= target
 
 
+@pytest.mark.both_stacks
 def test_calibration_golden_value():
   plan = plan_lib.PrivacyPlan.calibrate(
       target_epsilon=8.0, target_delta=1e-7, population_size=1_700_000, batch_size=2048,

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make test` leaves out exists, and `make test-changed` runs what a change touches."""
+
+import ast
+import pathlib
+import types
+
+import changed
+import pytest
+import selection
+import thorough
+
+TESTS = pathlib.Path(__file__).parent
+
+
+def _names(path):
+  return {node.name for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
+          if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+
+
+@pytest.mark.parametrize('test', sorted(thorough.LEFT_OUT))
+def test_what_is_left_out_exists(test):
+  """Otherwise a test of a new name would be back among the quick ones, or a table empty."""
+  file, first, *_ = test.split('::')  # What a class has may be inherited.
+  assert first in _names(TESTS / file)
+
+
+def _item(path, row='', names=(), marks=(), fixtures=None):
+  code = types.SimpleNamespace(co_names=names)
+  return types.SimpleNamespace(
+      nodeid=f'tests/{path}::test_it' + (f'[{row}]' if row else ''), path=TESTS / path,
+      function=types.SimpleNamespace(__code__=code),
+      get_closest_marker=lambda name: name if name in marks else None,
+      _fixtureinfo=types.SimpleNamespace(name2fixturedefs=fixtures or {}))
+
+
+def _stacks(item, monkeypatch):
+  found = []
+  for keras_2 in (False, True):
+    monkeypatch.setattr(selection, 'KERAS_2', keras_2)
+    if selection._is_ours(item):
+      found.append(keras_2)
+  return found
+
+
+def test_every_test_runs_on_one_stack_and_those_that_ask_on_both(monkeypatch):
+  rows = [_stacks(_item('keras/some_test.py', str(i)), monkeypatch) for i in range(200)]
+  assert all(len(stacks) == 1 for stacks in rows)
+  assert 60 < sum(stacks == [True] for stacks in rows) < 140
+  both = [False, True]
+  assert _stacks(_item('keras/some_test.py', names=('KERAS_3',)), monkeypatch) == both
+  assert _stacks(_item('keras/some_test.py', names=('importorskip',)), monkeypatch) == both
+  for mark in ('skipif', 'federated', 'both_stacks'):
+    assert _stacks(_item('accounting/some_test.py', marks=(mark,)), monkeypatch) == both
+  assert _stacks(_item('accounting/some_test.py'), monkeypatch) == [False]
+  assert _stacks(_item('federated/some_test.py'), monkeypatch) == both
+
+
+def test_what_shares_a_fixture_of_its_file_stays_together(monkeypatch):
+  fixture = types.SimpleNamespace(scope='module', baseid='tests/keras/some_test.py')
+  stacks = [_stacks(_item('keras/some_test.py', str(i), fixtures={'f': [fixture]}), monkeypatch)
+            for i in range(20)]
+  assert all(one == stacks[0] for one in stacks)
+
+
+def test_rows_that_are_kept():
+  left_out = {'keras/some_test.py::test_it': ('a', '*-xla')}
+  quick = lambda row: selection._is_quick(_item('keras/some_test.py', row), left_out)
+  assert quick('a') and quick('b-xla') and not quick('b') and not quick('ab')
+  left_out['keras/some_test.py::test_it'] = ('!a*',)
+  assert quick('b') and not quick('ab')
+  left_out['keras/some_test.py::test_it'] = ()
+  assert not quick('a')
+
+
+def test_the_parts_are_all_there_is():
+  """Of each test on each stack: in one part at most, and in some part of some stack."""
+  items = [_item('keras/some_test.py', str(i)) for i in range(50)] + [
+      _item('accounting/some_test.py', str(i)) for i in range(5)] + [
+          _item('federated/some_test.py')]
+
+  class Config:
+    hook = types.SimpleNamespace(pytest_deselected=lambda items: None)
+
+    def __init__(self, part):
+      self._options = {'--part': part, '--slow': False}
+
+    def getoption(self, name):
+      return self._options[name]
+
+  def part(name):
+    left = list(items)
+    selection.pytest_collection_modifyitems(Config(name), left)
+    return left
+
+  half, rest = part('half'), part('rest')
+  assert not [item for item in half if item in rest]
+  assert len(part('quick')) == len(part(None)) == len(items)
+  assert len(half) + len(rest) == len(items) - (5 if selection.KERAS_2 else 0)
+
+
+def test_what_a_change_touches():
+  of = lambda *paths: changed.selected(paths)
+  everywhere = of('tfdp_adaptive/trees.py')
+  for room in ('clipping', 'keras', 'noise', 'queries', 'rules', 'privatizer_test.py'):
+    assert room in everywhere
+  rule = of('tfdp_adaptive/rules/muon.py')
+  assert 'rules' in rule and 'mechanisms' not in rule and 'accounting' not in rule
+  assert of('tests/rules/muon_test.py') == sorted({*changed.ALWAYS, 'rules/muon_test.py'})
+  assert of('tests/rules/table.py') == sorted({*changed.ALWAYS, 'rules'})
+  assert of('tests/conftest.py') == ['.']
+  assert 'documents_test.py' in of('README.md')
+  assert of('tfdp_adaptive/federated_that_is_gone.py') == of('README.md')
+
+
+def test_every_package_has_a_room_of_tests():
+  """Or `make test-changed` would run none for it."""
+  packages = {path.name for path in (TESTS.parent / 'tfdp_adaptive').iterdir()
+              if (path / '__init__.py').exists()}
+  assert packages and not packages - {path.name for path in TESTS.iterdir()}

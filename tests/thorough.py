@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make test` leaves out and `.ci/run` runs, with the reason.
+
+`LEFT_OUT` maps tests to the rows of their tables that are kept (`*` stands for anything), or, with
+`!`, to those that are not; no rows: the whole test is left out. Nothing may be left out that alone
+notices a bug of `tests/mutants`.
+"""
+
+ROWS_SHARE_CODE = 'The rows share all code; those kept differ in kind.'
+LARGER = 'A smaller test in the same file or room notices the same.'
+PARTS = 'The parts are tested one by one; this runs them together, in processes of their own.'
+
+_BY_REASON = {
+    ROWS_SHARE_CODE: {
+        'audit/white_box_test.py::test_a_correct_class_is_not_refuted': (
+            'DPSGD', 'DPAdamIME', 'DPAdamJME', 'DPAdamSTP', 'DP2Yogi', 'PAGAN', 'DPSOAP'),
+        'audit/white_box_test.py::test_planted_bugs_are_caught': (
+            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'AdaDPS', 'DPKFC'),
+        'audit/white_box_test.py::test_queries_are_audited_and_their_bugs_caught': (
+            'dp_adam_ime', 'scale_then_privatize'),
+        'audit/white_box_test.py::test_correlated_noise_is_compared_with_its_mechanism': (
+            'mechanism0',),
+        'audit/gradient_canaries_test.py::'
+        'test_the_difference_is_what_a_plan_without_amplification_accounts_for': (
+            'tree', 'replace'),
+        'cli/showcases_test.py::test_what_is_reported_is_within_epsilon': ('noise',),
+        'clipping/bookkeeping_forward_test.py::test_expressions_of_models_that_draw': (
+            'GaussianDropout',),
+        'clipping/bookkeeping_forward_test.py::test_results': (
+            'masked-float32', 'transformer-float32', 'towers-mixed_float16', 'reversible-*'),
+        'clipping/bookkeeping_generic_test.py::test_layers_with_weights': ('!RNN', '!ConvLSTM1D'),
+        'clipping/bookkeeping_layers_test.py::test_in_functions': (
+            'True-images', 'False-sequences'),
+        'clipping/bookkeeping_layers_test.py::test_precisions': (
+            'float64-*', 'mixed_float16-sequences', 'mixed_bfloat16-images'),
+        'clipping/bookkeeping_models_test.py::test_recurrent_dropout': ('layer0', 'layer3'),
+        'clipping/bookkeeping_numbers_test.py::test_every_route': ('gram', 'ragged blocks'),
+        'clipping/bookkeeping_numbers_test.py::test_mixed_precision': ('mixed_float16',),
+        'clipping/bookkeeping_numbers_test.py::test_no_record_exceeds_the_clip_norm': (
+            '*-1e-20-*', '*-1.0-1e-30', 'True-1.0-*', 'False-1.0-1e+18', 'False-1.0-1e-30'),
+        'clipping/bookkeeping_numbers_test.py::test_sizes_known_only_at_run_time': (
+            'True-2.0', 'False-0.0'),
+        'clipping/bookkeeping_numbers_test.py::test_squares_that_overflow': (
+            'False-mlp', 'False-images', 'False-text'),
+        'clipping/bookkeeping_restored_test.py::test_another_thread_takes_turns': ('False',),
+        'clipping/bookkeeping_test.py::test_dense_in_a_function': ('True',),
+        'clipping/bookkeeping_test.py::test_recurrent': (
+            'lstm', 'lstm unlike', 'gru', 'gru reset before', 'gru without bias', 'bidirectional'),
+        'clipping/bookkeeping_test.py::test_recurrent_with_a_mask': ('<lambda>0', '<lambda>2'),
+        'clipping/losses_test.py::test_losses_that_compare_examples_get_them_one_at_a_time': (
+            '!contrastive-y0',),
+        'clipping/magnitudes_test.py::test_book_keeping': (
+            'rank one', 'explicit', 'embedding', 'convolution', 'tied', 'generic', 'blocks',
+            'long embedding'),
+        'clipping/magnitudes_test.py::test_other_engines': ('rank one-*',),
+        'clipping/materialized_test.py::'
+        'test_one_example_moves_the_sum_by_at_most_the_clip_norm': (
+            'normal-*', 'nan-scaled', 'near_overflow-isotropic', 'huge-scaled', 'inf-isotropic'),
+        'clipping/materialized_test.py::test_sums_are_those_of_batches_of_one': (
+            'dense-vectorized-4-scaled', 'sequence-looped-2-isotropic', 'dense-looped-1-scaled',
+            'per_step-*'),
+        'clipping/out_of_range_test.py::test_tables_that_are_not_trained_and_ids_of_other_types': (
+            '_frozen-int32-7', '_frozen-float32-nan'),
+        'clipping/out_of_range_test.py::test_the_record_counts_as_none': (
+            '-1-id-bookkeeping', '7-label-bookkeeping', '2147483647-id-materialized',
+            '-1-label-layered', '7-id-layered', '-2147483648-label-bookkeeping'),
+        'clipping/users_test.py::test_sums_are_those_of_users_one_by_one': (
+            'bookkeeping-mixed-mean', 'layered-sequence-sum'),
+        'independence/honest_models_test.py::'
+        'test_honest_models_pass_without_any_difference': (
+            '!an LSTM that drops', '!a GRU both ways'),
+        'keras/admission_test.py::test_batches_are_taken_once_and_in_their_order': (
+            'Poisson-*', 'RandomAllocation-*'),
+        'keras/agreement_test.py::test_keras_equals_the_query': (
+            'DPAdam', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'DPSOAP', 'DPAdamJME'),
+        'keras/agreement_test.py::test_large_models_take_the_same_steps_in_one_pass': (
+            'DPAdamSTP',),
+        'keras/classes_test.py::test_fits_and_resumes_mid_phase': (
+            'DPSGD', 'DPAdamIME', 'DPAdamJME', 'DPAdamSTP', 'DP2Yogi', 'PDPSGD', 'PAGAN',
+            'NoisyAdaGrad', 'DPSOAP', 'DPMuon'),
+        'keras/formulas_test.py::test_without_noise_it_is_the_formula': (
+            '*-graph', 'adam_stp-xla', 'adam-eager'),
+        'keras/history_test.py::test_files_carry_it': ('False',),
+        'keras/matrix_rules_test.py::'
+        'test_saved_in_the_middle_and_loaded_equals_training_at_a_stretch': ('DPSOAP', 'DPMuon'),
+        'keras/mechanisms_test.py::'
+        'test_noise_is_correlated_as_designed_also_over_a_resume': ('blt', 'banded'),
+        'keras/memory_budget_test.py::test_steps_are_those_of_the_whole_batch': ('kwargs3',),
+        'keras/misuse_test.py::test_time_is_not_taken_for_the_batch_by_the_probes': ('SimpleRNN',),
+        'keras/noise_test.py::test_a_seeded_resume_is_exact': ('DPAdamIME',),
+        'queries/rule_query_test.py::test_graph_and_xla_equal_eager_without_noise': (
+            'True-dp_sgd', 'True-dp_soap', 'True-scale_then_privatize', 'False-dp_adam_ime'),
+    },
+    LARGER: {
+        'audit/own_models_test.py::test_a_right_model_passes_and_is_left_as_it_was': (),
+        'cli/compare_test.py::test_tuning_takes_the_least_validation_loss_and_counts_its_runs': (),
+        'clipping/bookkeeping_models_test.py::test_a_recurrent_layer_of_unknown_cells': (),
+        'clipping/bookkeeping_restored_test.py::test_a_pass_that_breaks_off': (),
+        'keras/matrix_rules_test.py::test_compiled_by_xla_equals_eager_training': (),
+        'queries/mechanism_conformance_test.py::EveryStepTest::test_sum_with_noise': (),
+        'queries/mechanism_conformance_test.py::NestedTest::test_nested_query_with_noise': (),
+    },
+    PARTS: {
+        'cli/audit_command_test.py::test_a_private_run_is_consistent': (),
+        'cli/audit_command_test.py::test_an_audit_that_can_prove_nothing_says_so': (),
+        'cli/audit_command_test.py::test_training_without_noise_is_refuted': (),
+        'cli/compare_test.py::test_every_method_is_in_the_table': (),
+        'keras/multi_worker_test.py::test_two_workers_equal_one_device': (),
+    },
+}
+LEFT_OUT = {test: rows for tests in _BY_REASON.values() for test, rows in tests.items()}
