@@ -14,8 +14,9 @@ TESTS = pathlib.Path(__file__).parent
 
 
 def _names(path):
-  return {node.name for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
-          if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+  nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
+  return {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))} | {
+      node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 @pytest.mark.parametrize('test', sorted(thorough.LEFT_OUT))
