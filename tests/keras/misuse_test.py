@@ -421,3 +421,12 @@ def test_a_bare_rule_cannot_be_saved_with_a_model():
                      batch_size=8).get_config()
   with pytest.raises(ValueError, match='`rule` must be'):
     tfdp.DPOptimizer('adam', l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8)
+
+
+def test_a_refusal_of_many_layers_is_short():
+  """ResNet-50 has 53 batch normalizations: the advice is given once, and three are named."""
+  model = keras.Sequential([layers.Input([4])] + [layers.BatchNormalization() for _ in range(53)])
+  with pytest.raises(tfdp.PrivacyError) as caught:
+    tfdp.make_private(model)
+  text = str(caught.value)
+  assert len(text) < 600 and 'and 50 more' in text and text.count('use LayerNormalization') == 1

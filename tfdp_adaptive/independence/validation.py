@@ -2,7 +2,7 @@
 """Finds what would let one example change the gradients of another."""
 
 from concurrent import futures
-from typing import Any, MutableSet
+from typing import Any, Dict, Iterator, List, MutableSet, Sequence
 import weakref
 
 import numpy as np
@@ -31,21 +31,33 @@ _MIXING = {
 
 def validate_structure(model: compat.Model) -> None:
   """Raises `PrivacyError` for layers known to mix examples, or to leak through losses."""
-  problems = []
+  layers: Dict[str, List[str]] = {}  # By problem.
   for layer in model._flatten_layers():
     name = type(layer).__name__
-    if name in _MIXING and layer.trainable:
-      problems.append(f'{layer.name} ({name}) normalises over the batch; use {_MIXING[name]}, '
-                      'or freeze it (trainable=False)')
-    if name in _BLENDING:
-      problems.append(f'{layer.name} ({name}) blends the examples of a batch; leave it out')
-    if getattr(layer, 'activity_regularizer', None) is not None:
-      problems.append(f'{layer.name} has an activity_regularizer, a loss that depends on the data '
-                      'outside the compiled loss; put it into `loss`')
-    if getattr(layer, 'stateful', False) and not isinstance(layer, compat.keras.metrics.Metric):
-      problems.append(f'{layer.name} is stateful: it carries data from batch to batch')
-  if problems:
-    raise errors.PrivacyError('The model cannot be trained privately: ' + '; '.join(problems) + '.')
+    for problem in _problems(layer, name):
+      layers.setdefault(problem, []).append(f'{layer.name} ({name})')
+  if layers:
+    raise errors.PrivacyError('The model cannot be trained privately. Received: ' + ' '.join(
+        f'{_listed(names)}, which {problem}.' for problem, names in layers.items()))
+
+
+def _problems(layer: compat.Layer, name: str) -> Iterator[str]:
+  if name in _MIXING and layer.trainable:
+    yield (f'normalises over the batch; use {_MIXING[name]}, or freeze the layer '
+           '(trainable=False)')
+  if name in _BLENDING:
+    yield 'blends the examples of a batch; leave the layer out'
+  if getattr(layer, 'activity_regularizer', None) is not None:
+    yield ('has an activity_regularizer, a loss that depends on the data outside the compiled '
+           'loss; put it into `loss`')
+  if getattr(layer, 'stateful', False) and not isinstance(layer, compat.keras.metrics.Metric):
+    yield 'is stateful: it carries data from batch to batch; set stateful=False'
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+  """Returns the first names, and how many there are besides."""
+  more = len(names) - most
+  return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
 
 
 def validate_model(model: compat.Model, x: Any = None) -> None:
