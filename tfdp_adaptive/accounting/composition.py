@@ -38,12 +38,11 @@ from tfdp_adaptive.accounting import losses
 
 _UNIT = np.finfo(np.float64).eps
 _ROUNDING = 1e-13  # Relative error of one step's masses and moments.
-_FAR = 600.0  # -log of the mass that Chernoff's bound leaves out.
+_FAR = losses.FAR
 _OUTSIDE = 30.0  # -log of the (weighted) mass left outside the window, per side.
 _LARGEST = 2**22  # Entries of a window, and of one step's grid.
 _FINEST = 2**24  # The same for an epsilon, where the grid is coarse; seconds each.
 _COARSE = 16.0  # Times the interval that would do: some tenths of a percent of epsilon.
-_CHUNK = 2**17
 _MARGIN = 12.0  # -log of the share of delta that the largest losses may have.
 _PASSES = 4
 _ROUNDED = 1e-3  # Of delta: the share of rounding at which longer numbers are worth it.
@@ -73,12 +72,9 @@ class Composition:
     for mixture, count in steps:
       loss, log_mass = [], []
       for weight, pair in mixture:
-        low, high = pair.range(self._reach)
-        z, mass, _ = losses.nodes(pair, pair.breaks(low, high))
-        z, mass = np.append(z, low), np.append(mass, pair.below(low))
-        with np.errstate(divide='ignore'):
-          loss.append(pair.loss(z))
-          log_mass.append(np.log(mass) + math.log(weight))
+        its_loss, its_mass = pair.atoms(self._reach)
+        loss.append(its_loss)
+        log_mass.append(its_mass + math.log(weight))
       loss, log_mass = np.concatenate(loss), np.concatenate(log_mass)
       kept = log_mass > -_FAR
       self._steps.append(_Step(mixture, count, loss[kept], log_mass[kept]))
@@ -127,7 +123,7 @@ class Composition:
     return theta, float(np.logaddexp(value, math.log(self._beyond(self._reach))))
 
   def _beyond(self, log_mass: float) -> float:
-    return sum(step.count * weight * pair.above(pair.range(log_mass)[1])
+    return sum(step.count * weight * pair.beyond(log_mass)
                for step in self._steps for weight, pair in step.mixture) + (
                    self._count * 2 * math.exp(-_FAR))
 
@@ -185,7 +181,7 @@ class Composition:
     low, high = self._window(theta)
     log_mass = min(self._reach, _MARGIN - log_delta + math.log(self._count))
     interval = min(self._interval(theta, excess), widest)
-    span = max(np.ptp([pair.loss(np.array(z)) for z in pair.range(log_mass)])
+    span = max(np.ptp(pair.extent(log_mass))
                for step in self._steps for _, pair in step.mixture)
     wanted, interval = interval, max(interval, (high - low) / (largest - 4), span / largest)
     size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
@@ -247,8 +243,7 @@ class _Law:
           step, theta, interval, size, log_mass)
       self._beyond += step.count * beyond
       self._log_moment += step.count * log_moment
-      exponent = max((pair.shift * (pair.shift + max(map(abs, pair.range(log_mass))))
-                      for _, pair in step.mixture))
+      exponent = max(pair.exponent(log_mass) for _, pair in step.mixture)
       self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + exponent)
       self._slack += step.count * off
       once = fft.rfft(mass.astype(number))
@@ -300,42 +295,22 @@ def _one_step(
   reference = _log_sum(step.log_mass + theta * step.loss)
   result, beyond, largest, exponents = np.zeros(size), 0.0, 0.0, 0.0
   for weight, pair in step.mixture:
-    low, high = pair.range(log_mass)
-    beyond += weight * pair.above(high)
-    ends = pair.loss(np.array([low, high]))
-    largest = max(largest, float(np.abs(ends).max()))
-    # What lies below counts as the lowest loss.
-    lowest = math.ceil(ends[0] / interval)
-    with np.errstate(divide='ignore'):
-      result[lowest % size] += np.exp(
-          np.log(weight * pair.below(low)) + theta * lowest * interval - reference)
-    breaks = pair.breaks(low, high)
-    first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
-    for begin in range(first, last, _CHUNK):
-      end = min(last, begin + _CHUNK)
-      edges = np.clip(pair.where(np.arange(begin, end + 1) * interval), low, high)
-      if begin == first:
-        edges[0] = low
-      if end == last:
-        edges[-1] = high
-      edges = np.maximum.accumulate(edges)
-      inside = breaks[(breaks > edges[0]) & (breaks < edges[-1])]
-      cells = np.sort(np.concatenate([edges, inside]))
-      of = np.clip(np.searchsorted(edges, (cells[1:] + cells[:-1]) / 2, 'right') - 1,
-                   0, end - begin - 1)
-      z, mass, index = losses.nodes(pair, cells)
-      index = of[index]
-      lower = (begin + index) * interval
-      upper = _upper_share(pair.loss(z) - lower, interval)
+    beyond += weight * pair.beyond(log_mass)
+    largest = max(largest, float(np.abs(pair.extent(log_mass)).max()))
+    for index, loss, mass in pair.cells(interval, log_mass):
+      lower = index * interval
+      upper = _upper_share(loss - lower, interval)
       logarithm = np.log(np.maximum(mass * weight, 1e-300))
       tilted = np.exp(logarithm + theta * lower - reference)
       # Exponentials of large numbers, and sums of many, are off by as many units.
       exponents = max(exponents, float(np.max(
           40 + theta * interval - logarithm + theta * np.abs(lower))))
-      at_lower = np.bincount(index, tilted * (1 - upper), end - begin + 1)
-      at_upper = np.bincount(index + 1, tilted * upper, end - begin + 1)
+      first = int(index.min())
+      count = int(index.max()) - first + 2
+      at_lower = np.bincount(index - first, tilted * (1 - upper), count)
+      at_upper = np.bincount(index - first + 1, tilted * upper, count)
       both = at_lower + math.exp(min(700.0, theta * interval)) * at_upper
-      np.add.at(result, np.arange(begin, end + 1) % size, both)
+      np.add.at(result, (first + np.arange(count)) % size, both)
   total = result.sum()
   off = 2 * _UNIT * (exponents + abs(reference))
   return result / total, reference + math.log(total), beyond, largest, off

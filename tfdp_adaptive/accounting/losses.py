@@ -10,17 +10,24 @@ sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
     replace  P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)  L = l(z) - l(-z)
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import math
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
 from scipy import special
 from scipy import stats
 
+from tfdp_adaptive.accounting import allocation
+
 _RELATION = dp_accounting.NeighboringRelation
 _CELL = 0.03  # Width of z over which four nodes integrate a normal density to 1e-13.
 _NARROW = 3e-4  # And over which two do.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
+FAR = 600.0  # -log of the mass that the first bounds leave out.
+_CHUNK = 2**17
+_REACHES = (40.0, 80.0, 160.0, 320.0)  # Of laws that are computed once for each.
+_ROUGH = dict(bulk=0.12, tail=0.1)
 _NODES = {count: np.polynomial.legendre.leggauss(count) for count in (2, 4)}
 
 
@@ -94,6 +101,48 @@ class Pair(NamedTuple):
       t = np.where(loss > 30, far, near)
     return (t + self.shift**2 / 2) / self.shift
 
+  def atoms(self, reach: float) -> Tuple[np.ndarray, np.ndarray]:
+    """`(losses, log of their mass of P)`: nodes, and all that is below as the lowest loss."""
+    low, high = self.range(reach)
+    z, mass, _ = nodes(self, self.breaks(low, high))
+    with np.errstate(divide='ignore'):
+      return self.loss(np.append(z, low)), np.log(np.append(mass, self.below(low)))
+
+  def beyond(self, reach: float) -> float:
+    """The mass of P of larger losses than these."""
+    return float(self.above(self.range(reach)[1]))
+
+  def extent(self, reach: float) -> np.ndarray:
+    """`[lowest, largest]` of these losses."""
+    return self.loss(np.array(self.range(reach)))
+
+  def exponent(self, reach: float) -> float:
+    """Of the largest number whose exponential decides a loss."""
+    return self.shift * (self.shift + max(map(abs, self.range(reach))))
+
+  def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
+    """`(index, loss, mass of P)`: losses in the cells of a grid, above `index * interval`."""
+    low, high = self.range(reach)
+    ends = self.loss(np.array([low, high]))
+    lowest = math.ceil(ends[0] / interval)  # What lies below counts as the lowest loss.
+    yield np.array([lowest]), np.array([lowest * interval]), np.array([self.below(low)])
+    breaks = self.breaks(low, high)
+    first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
+    for begin in range(first, last, _CHUNK):
+      end = min(last, begin + _CHUNK)
+      edges = np.clip(self.where(np.arange(begin, end + 1) * interval), low, high)
+      if begin == first:
+        edges[0] = low
+      if end == last:
+        edges[-1] = high
+      edges = np.maximum.accumulate(edges)
+      inside = breaks[(breaks > edges[0]) & (breaks < edges[-1])]
+      parts = np.sort(np.concatenate([edges, inside]))
+      of = np.clip(np.searchsorted(edges, (parts[1:] + parts[:-1]) / 2, 'right') - 1,
+                   0, end - begin - 1)
+      z, mass, index = nodes(self, parts)
+      yield begin + of[index], self.loss(z), mass
+
   def range(self, log_mass: float) -> Tuple[float, float]:
     """`(low, high)`: P has at most `exp(-log_mass)` on either side."""
     size = np.sqrt(2 * log_mass)
@@ -117,7 +166,53 @@ class Pair(NamedTuple):
     return points[(points >= low) & (points <= high)]
 
 
-Mixture = Sequence[Tuple[float, Pair]]  # Weights and pairs; which one it is may be known.
+class Listed(NamedTuple):
+  """A dominating pair of which the law of R = dP/dQ under Q is known at points.
+
+  Attributes:
+    kind: 'remove' for the loss log R under P, 'add' for -log R under Q.
+    event: Has `ratio(precision)`, an `allocation.Ratio`.
+  """
+
+  kind: str
+  event: Any
+
+  def _law(self, reach: float) -> allocation.Ratio:
+    if reach >= FAR:
+      return self.event.ratio(allocation.Precision(_REACHES[-1], **_ROUGH))
+    return self.event.ratio(allocation.Precision(
+        next((r for r in _REACHES if r >= reach), _REACHES[-1])))
+
+  def atoms(self, reach: float) -> Tuple[np.ndarray, np.ndarray]:
+    """See `Pair`."""
+    points, mass, _ = self._law(reach)
+    kept = (points > 0) & (mass > 0)
+    log_ratio, log_mass = np.log(points[kept]), np.log(mass[kept])
+    if self.kind == 'add':
+      return -log_ratio[::-1], log_mass[::-1]
+    return log_ratio, log_mass + log_ratio
+
+  def beyond(self, reach: float) -> float:
+    """See `Pair`."""
+    points, mass, infinite = self._law(reach)
+    return infinite if self.kind == 'remove' else float(mass[points == 0].sum())
+
+  def extent(self, reach: float) -> np.ndarray:
+    """See `Pair`."""
+    return self.atoms(reach)[0][[0, -1]]
+
+  def exponent(self, reach: float) -> float:
+    """See `Pair`; sums and roundings of many terms have made it 1e-9 of a loss at most."""
+    del reach
+    return 3e5
+
+  def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
+    """See `Pair`."""
+    loss, log_mass = self.atoms(reach)
+    yield np.floor(loss / interval).astype(np.int64), loss, np.exp(log_mass)
+
+
+Mixture = Sequence[Tuple[float, Any]]  # Weights and pairs; which one it is may be known.
 Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is composed.
 
 
@@ -153,8 +248,8 @@ def directions(
   if len(kinds) == 2 and all(isinstance(e, dp_accounting.GaussianDpEvent) for e, _ in parts):
     kinds = ('remove',)
   per_kind = [_merged([_step(event, count, kind) for event, count in parts]) for kind in kinds]
-  largest = max((pair.shift * (10 + pair.shift / 2)
-                 for steps in per_kind for mixture, _ in steps for _, pair in mixture), default=0)
+  largest = max((pair.shift * (10 + pair.shift / 2) for steps in per_kind for mixture, _ in steps
+                 for _, pair in mixture if isinstance(pair, Pair)), default=0)
   return None if largest > _NO_PRIVACY else per_kind
 
 
@@ -186,6 +281,10 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
     return ((1.0, Pair(kind, event.sampling_probability, 1 / sigma)),), count
   if truncated and isinstance(event, truncated):
     return _truncated(event, kind), count
+  if isinstance(event, allocation.AllocationDpEvent) and kind != 'replace':
+    if event.largest_shift > allocation.MOST_SHIFT:
+      return _step(event.unamplified, count, kind)
+    return ((1.0, Listed(kind, event)),), count
   raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, sampled by '
                    f'Poisson coins or not. Received: {event}. Use accountant="rdp".')
 
@@ -210,7 +309,7 @@ def _merged(steps: Steps) -> Steps:
   squares: Dict[str, float] = {}
   for mixture, count in steps:
     pair = mixture[0][1]
-    if len(mixture) == 1 and pair.probability == 1:
+    if len(mixture) == 1 and isinstance(pair, Pair) and pair.probability == 1:
       squares[pair.kind] = squares.get(pair.kind, 0.0) + count * pair.shift**2
     else:
       counts[mixture] = counts.get(mixture, 0) + count

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact privacy loss of a record that is in one secret batch of several (random allocation).
+
+The record falls into bin j with probability 1/b, which moves that bin's sum by s_j. With
+independent noise sigma and m_j = s_j / sigma, the pair P = mean_j N(m_j e_j, I), Q = N(0, I)
+dominates vectors and adaptive steps (Feldman and Shenfeld, arXiv 2502.08202 and 2602.17284), and
+
+    R = dP/dQ = mean_j X_j,     X_j = exp(m_j z_j - m_j^2 / 2),  z_j normal and independent under Q.
+
+Both directions are means of convex functions of R under Q:
+
+    delta(P||Q) = E(R - e^epsilon)_+          delta(Q||P) = E(1 - e^epsilon R)_+
+
+so whatever spreads X_j without moving its mean only adds to delta, and so do sums of spread
+numbers: convex order is kept by independent sums. Upper bounds move each mass to its two neighbours
+on a grid, with the mean kept; lower bounds collect the masses of a cell at their mean. Sums of b
+numbers take about 2 log2(b) such steps. All terms are positive: errors of rounding are relative to
+every single mass, however small, and there is no draw and no Fourier transform.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple, Tuple
+
+import dp_accounting
+import numpy as np
+from scipy import special
+
+MOST_SHIFT = 10.0  # Of one bin, in units of its noise: an epsilon beyond 50.
+_CHUNK = 1 << 18
+
+
+class Ratio(NamedTuple):
+  """The law of R = dP/dQ under Q.
+
+  Attributes:
+    points: [n] values of R, ascending, the first may be 0.
+    mass: [n] of Q.
+    infinite: Mass of P where Q has none.
+  """
+
+  points: np.ndarray
+  mass: np.ndarray
+  infinite: float = 0.0
+
+
+class Precision(NamedTuple):
+  """How R is rounded.
+
+  Attributes:
+    reach: -log of the mass of P and of Q that may be left out at either end, in each sum.
+    bulk: Step of the grid near the middle of a sum, in widths of its law.
+    tail: Step of the grid elsewhere, in standard deviations of one normal.
+    upper: Whether delta is bounded from above, else from below.
+  """
+
+  reach: float
+  bulk: float = 0.025
+  tail: float = 0.015
+  upper: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocationDpEvent(dp_accounting.DpEvent):
+  """A record falls into one of some bins, each as likely, and noise hides which.
+
+  Attributes:
+    noise_multiplier: sigma.
+    bins: `(how many, sensitivity)` of bins that are alike; 0 for those no step used so far.
+  """
+
+  noise_multiplier: float
+  bins: Tuple[Tuple[int, float], ...]
+
+  def ratio(self, precision: Precision) -> Ratio:
+    """The law of dP/dQ."""
+    return _mean(tuple((count, size / self.noise_multiplier) for count, size in self.bins if count),
+                 precision)
+
+  @property
+  def largest_shift(self) -> float:
+    """Of all bins."""
+    return max(size for count, size in self.bins if count) / self.noise_multiplier
+
+  @property
+  def unamplified(self) -> dp_accounting.DpEvent:
+    """The Gaussian of a record whose bin is known."""
+    return dp_accounting.GaussianDpEvent(1 / self.largest_shift)
+
+
+def deltas(law: Ratio, epsilon: float) -> Tuple[float, float]:
+  """`(delta(P||Q), delta(Q||P))` of one allocation."""
+  return (law.infinite + float(law.mass @ np.maximum(law.points - math.exp(epsilon), 0)),
+          float(law.mass @ np.maximum(1 - math.exp(epsilon) * law.points, 0)))
+
+
+@functools.lru_cache(maxsize=32)
+def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
+  """The law of the mean of all X_j: `(count, m)` of those that are alike."""
+  total = sum(count for count, _ in groups)
+  constant = sum(count for count, shift in groups if not shift)
+  step = precision.tail * min((shift for _, shift in groups if shift), default=1.0)
+  law = None
+  for count, shift in groups:
+    if shift:
+      more = _power(lognormal(shift, precision), count, step, precision)
+      law = more if law is None else _sum(law, more, step, precision)
+  if law is None:
+    return Ratio(np.ones(1), np.ones(1))
+  points, infinite = (law.points + constant) / total, law.infinite / total
+  if precision.upper:  # What rounding took of the mean, some 1e-12, goes back.
+    points = points * max(1.0, (1 - infinite) / float(points @ law.mass))
+  return Ratio(points, law.mass, infinite)
+
+
+def lognormal(shift: float, precision: Precision) -> Ratio:
+  """The law of one X_j."""
+  size = math.sqrt(2 * precision.reach)
+  z = np.linspace(-size, size + shift, 2 + math.ceil((2 * size + shift) / precision.tail))
+  edges = np.concatenate([[-np.inf], z, [np.inf]])
+  grid = np.concatenate([[0.0], np.exp(shift * z - shift**2 / 2)])
+  return _rounded(grid, normal_cells(edges), normal_cells(edges - shift), 0.0, precision)
+
+
+def normal_cells(edges: np.ndarray) -> np.ndarray:
+  """The normal masses between edges, with small relative errors."""
+  low, high = edges[:-1], edges[1:]
+  turned = low > 0
+  low, high = np.where(turned, -high, low), np.where(turned, -low, high)
+  return np.maximum(special.ndtr(high) - special.ndtr(low), 0.0)
+
+
+def _power(law: Ratio, count: int, step: float, precision: Precision) -> Ratio:
+  """The law of a sum of `count` independent numbers."""
+  result = None
+  while True:
+    if count & 1:
+      result = law if result is None else _sum(result, law, step, precision)
+    count >>= 1
+    if not count:
+      assert result is not None
+      return result
+    law = _sum(law, law, step, precision)
+
+
+def _sum(one: Ratio, two: Ratio, step: float, precision: Precision) -> Ratio:
+  """The law of the sum of two independent numbers, on a grid of its own."""
+  grid = _grid(one, two, step, precision)
+  mass, first = np.zeros(len(grid)), np.zeros(len(grid))
+  rows = max(1, _CHUNK // len(two.points))
+  for begin in range(0, len(one.points), rows):
+    block = slice(begin, begin + rows)
+    factor = two.mass
+    left = 0
+    if one is two:  # The pairs below the diagonal are those above it, mirrored.
+      left, factor = begin, np.where(np.arange(len(two.mass)) < begin + rows, 1, 2) * two.mass
+    sums = (one.points[block, None] + two.points[left:]).ravel()
+    masses = (one.mass[block, None] * factor[left:]).ravel()
+    cell = np.searchsorted(grid, sums, 'right') - 1
+    mass += np.bincount(cell, masses, len(grid))
+    first += np.bincount(cell, masses * sums, len(grid))
+  infinite = one.infinite + two.infinite
+  return _trimmed(_rounded(grid, mass, first, infinite, precision), precision)
+
+
+def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarray:
+  """0, then a grid of the logarithm of sums: at most `step` apart, and finer near the middle."""
+  (low, middle, high), (low_, middle_, high_) = _quantiles(one), _quantiles(two)
+  middle += middle_
+  width = max(math.hypot(high - low, high_ - low_) / 2 / middle, 1e-9)
+  start = math.log(sum(law.points[law.points > 0][0] for law in (one, two)) / middle)
+  stop = math.log((one.points[-1] + two.points[-1]) / middle)
+  bent = np.arange(math.asinh(start / width), math.asinh(stop / width), precision.bulk)
+  points = np.sort(np.concatenate([width * np.sinh(bent), np.arange(start, stop, step)]))
+  points = points[(points > start) & (points < stop)]
+  points = points[np.diff(points, prepend=start) > 1e-3 * precision.bulk * width]
+  # What one of two numbers alone can be lies below: it goes to 0 and to the first of these.
+  points = np.concatenate([[start - 1e-9], points, [stop + 1e-9]])
+  return np.concatenate([[0.0], middle * np.exp(points)])
+
+
+def _quantiles(law: Ratio) -> np.ndarray:
+  at = np.searchsorted(np.cumsum(law.mass), np.array([0.16, 0.5, 0.84]) * law.mass.sum())
+  return law.points[np.minimum(at, len(law.points) - 1)]
+
+
+def _rounded(
+    grid: np.ndarray, mass: np.ndarray, first: np.ndarray, infinite: float, precision: Precision
+    ) -> Ratio:
+  """The law of numbers whose mass and first moment in each cell are given.
+
+  Cell i is above `grid[i]`; the last one has no end.
+  """
+  if not precision.upper:
+    kept = (mass > 0) & (first > 0)
+    return Ratio(first[kept] / mass[kept], mass[kept])
+  over = np.maximum(first - mass * grid, 0.0)
+  moved = np.minimum(over[:-1] / np.diff(grid), mass[:-1])
+  return Ratio(grid, mass - np.append(moved, 0.0) + np.append(0.0, moved),
+               infinite + float(over[-1]))
+
+
+def _trimmed(law: Ratio, precision: Precision) -> Ratio:
+  """Without points at the ends that have next to no mass: those spread to 0 and to infinity."""
+  if not precision.upper:
+    return law
+  points, mass, infinite = law
+  least, moment = math.exp(-precision.reach), mass * points
+  above = np.cumsum(moment[::-1])[::-1] > least * moment.sum()  # Of P; the points to keep.
+  end = max(3, int(above.sum()))
+  start = int(np.clip(np.searchsorted(np.cumsum(mass), least), 1, end - 2))
+  kept = mass[start:end].copy()
+  top = float(mass[end:].sum())
+  kept[-1] += top
+  infinite += max(0.0, float(moment[end:].sum()) - top * points[end - 1])
+  bottom = float(mass[:start].sum())
+  up = min(bottom, float(moment[:start].sum()) / points[start])
+  kept[0] += up
+  return Ratio(np.append(0.0, points[start:end]), np.append(bottom - up, kept), infinite)
