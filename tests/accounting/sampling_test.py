@@ -23,7 +23,8 @@ def make_plan(scheme, **changes):
 
 SCHEMES = [
     sampling.Poisson(), sampling.TruncatedPoisson(max_batch_size=25),
-    sampling.CyclicPoisson(cycle=4), sampling.BallsInBins(cycle=10), sampling.FixedOrder(),
+    sampling.CyclicPoisson(cycle=4), sampling.BallsInBins(cycle=10, draws=0),
+    sampling.BallsInBins(cycle=10), sampling.RandomAllocation(cycle=10), sampling.FixedOrder(),
     sampling.FixedOrder(shuffle_seed=None)]
 CURRENT = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
 if not CURRENT:
@@ -71,7 +72,8 @@ def test_the_rate_is_not_rounded(scheme):
 
 
 @pytest.mark.parametrize('scheme', [
-    sampling.FixedOrder(), sampling.BallsInBins(cycle=10), sampling.CyclicPoisson(cycle=4)],
+    sampling.FixedOrder(), sampling.BallsInBins(cycle=10, draws=0),
+    sampling.CyclicPoisson(cycle=4)],
     ids=repr)
 @pytest.mark.parametrize('start_step', [1, 13, 59])
 def test_a_resumed_run_keeps_the_pattern(scheme, start_step):
@@ -196,7 +198,7 @@ def test_fixed_order_without_shuffling_is_the_order_of_the_data():
 
 def test_bins_split_the_records():
   for adjacency in ('zero_out', 'add_remove'):
-    plan = make_plan(sampling.BallsInBins(cycle=10), adjacency=adjacency,
+    plan = make_plan(sampling.BallsInBins(cycle=10, draws=0), adjacency=adjacency,
                      population_is_public=True)
     bins = list(plan.index_batches())[:10]
     np.testing.assert_array_equal(np.sort(np.concatenate(bins)), np.arange(200))

@@ -17,7 +17,8 @@ SCHEMES = {
     'cyclic': dict(sampling=CYCLIC), 'uneven': dict(sampling=CYCLIC, population_size=203),
     'cyclic-add_remove': dict(
         sampling=CYCLIC, adjacency='add_remove', population_is_public=True),
-    'bins': dict(sampling=tfdp.sampling.BallsInBins(cycle=10)),
+    'bins': dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=0)),
+    'allocated': dict(sampling=tfdp.sampling.RandomAllocation(cycle=10)),
     'secret bins': dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=9)),
     'separated': dict(sampling=tfdp.sampling.MinSeparation(4, draws=9)),
     'fixed': dict(sampling=tfdp.sampling.FixedOrder()),
@@ -69,8 +70,10 @@ def test_sizes_that_do_not_vary_are_caught():
 
 
 @pytest.mark.parametrize('scheme, wrong', [
-    ('secret bins', dict(sampling=tfdp.sampling.BallsInBins(cycle=10))),  # Equal and public.
+    ('secret bins', dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=0))),  # Public.
     ('separated', dict(sampling=tfdp.sampling.BallsInBins(cycle=10, draws=9))),  # A fixed period.
+    ('allocated', dict(sampling=tfdp.sampling.BallsInBins(cycle=10))),  # The same bin again.
+    ('allocated', {}), ('allocated', dict(sampling=tfdp.sampling.FixedOrder())),
     ('separated', dict(sampling=tfdp.sampling.FixedOrder())),
     ('separated', dict(sampling=tfdp.sampling.MinSeparation(4, draws=9), batch_size=115))])
 def test_patterns_of_another_law_are_caught(scheme, wrong):

@@ -232,7 +232,7 @@ def test_rows_hold_every_batch():
 
 
 @pytest.mark.parametrize('scheme, rows', [
-    (sampling.FixedOrder(), 16), (sampling.BallsInBins(cycle=7), 18),
+    (sampling.FixedOrder(), 16), (sampling.BallsInBins(cycle=7, draws=0), 18),
     (sampling.TruncatedPoisson(max_batch_size=21), 21)], ids=repr)
 def test_schemes_whose_batches_have_a_largest_size_have_one_static_shape(scheme, rows):
   plan = make_plan(sampling=scheme, batch_size=16 if rows != 18 else N / 7)

@@ -25,6 +25,7 @@ def alike(a, b):
 
 @pytest.mark.parametrize('scheme, adjacency', [
     *((scheme, 'zero_out') for scheme in SCHEMES), (sampling.BallsInBins(10), 'add_remove'),
+    (sampling.RandomAllocation(10), 'zero_out'),
     (sampling.CyclicPoisson(4), 'add_remove')], ids=str)
 def test_a_run_that_goes_on_has_the_coins_it_began_with(scheme, adjacency, tmp_path):
   plan = make_plan(scheme, adjacency=adjacency, population_is_public=True)
@@ -125,6 +126,7 @@ def test_users_go_on_by_their_ids(tmp_path):
                                'drawn again, with the coins of the run')
 @pytest.mark.parametrize('scheme, adjacency', [
     (SCHEMES[0], 'zero_out'), (SCHEMES[1], 'zero_out'), (sampling.BallsInBins(10), 'add_remove'),
+    (sampling.RandomAllocation(10), 'zero_out'),
     (sampling.CyclicPoisson(4), 'add_remove')], ids=str)
 def test_batches_that_are_skipped_by_hand(scheme, adjacency, tmp_path):
   """What trains has the gaps that the scheme claims, however passes are broken off."""

@@ -18,7 +18,8 @@ N = 16
 X = np.random.default_rng(0).normal(size=(N, 4)).astype('float32')
 Y = np.arange(N, dtype='float32')
 ORDERED = [tfdp.sampling.FixedOrder(), tfdp.sampling.FixedOrder(shuffle_seed=None),
-           tfdp.sampling.CyclicPoisson(2), tfdp.sampling.BallsInBins(2),
+           tfdp.sampling.CyclicPoisson(2), tfdp.sampling.BallsInBins(2, draws=0),
+           tfdp.sampling.RandomAllocation(2),
            tfdp.sampling.BallsInBins(2, draws=9), tfdp.sampling.MinSeparation(2, draws=9)]
 
 

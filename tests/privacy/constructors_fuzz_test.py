@@ -40,6 +40,7 @@ CONSTRUCTORS = {
     'TruncatedPoisson': (sampling.TruncatedPoisson, dict(max_batch_size=20)),
     'CyclicPoisson': (sampling.CyclicPoisson, dict(cycle=4)),
     'BallsInBins': (sampling.BallsInBins, dict(cycle=4, draws=0)),
+    'RandomAllocation': (sampling.RandomAllocation, dict(cycle=4)),
     'MinSeparation': (sampling.MinSeparation, dict(min_sep=4, draws=9)),
     'FixedOrder': (sampling.FixedOrder, {}),
     'Epochs': (sampling.Epochs, dict(epochs=2.5)),

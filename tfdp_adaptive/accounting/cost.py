@@ -52,7 +52,7 @@ def needs_current_library(what: str) -> None:
 
 def claims_amplification(plan: terms_lib.Terms) -> bool:
   """Whether the plan's mechanism may use its sampling's amplification."""
-  return plan.sampling.amplified_noise(plan.mechanism)
+  return bool(plan.sampling.claims(plan))
 
 
 def participation(plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
@@ -128,14 +128,17 @@ def _event_of_run(
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
-  drawn = bool(getattr(plan.sampling, 'draws', 0))
   kind = (dp_accounting.GaussianDpEvent if plan.mechanism.rounding is None else
           discrete_gaussian.DiscreteGaussianDpEvent)
-  if not claims_amplification(plan) or drawn and composed:
+  amplified = claims_amplification(plan)
+  if amplified:
+    own = plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
+    if own is not None and not (composed and isinstance(own, monte_carlo.MonteCarloDpEvent)):
+      return own
+    amplified = own is None
+  if not amplified:
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
     return kind(float(doubled * sigma / total_sensitivity(plan, steps)))
-  if drawn:
-    return plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
   probability, count = plan.sampling.compositions(plan, steps)
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:

@@ -27,7 +27,7 @@ _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost
 FAR = 600.0  # -log of the mass that the first bounds leave out.
 _CHUNK = 2**17
 _REACHES = (40.0, 80.0, 160.0, 320.0)  # Of laws that are computed once for each.
-_ROUGH = dict(bulk=0.12, tail=0.1)
+_ROUGH = allocation.Precision(_REACHES[-1], bulk=0.12, tail=0.1)
 _NODES = {count: np.polynomial.legendre.leggauss(count) for count in (2, 4)}
 
 
@@ -106,11 +106,11 @@ class Pair(NamedTuple):
     low, high = self.range(reach)
     z, mass, _ = nodes(self, self.breaks(low, high))
     with np.errstate(divide='ignore'):
-      return self.loss(np.append(z, low)), np.log(np.append(mass, self.below(low)))
+      return self.loss(np.append(z, low)), np.log(np.append(mass, self.below(np.array(low))))
 
   def beyond(self, reach: float) -> float:
     """The mass of P of larger losses than these."""
-    return float(self.above(self.range(reach)[1]))
+    return float(self.above(np.array(self.range(reach)[1])))
 
   def extent(self, reach: float) -> np.ndarray:
     """`[lowest, largest]` of these losses."""
@@ -125,7 +125,7 @@ class Pair(NamedTuple):
     low, high = self.range(reach)
     ends = self.loss(np.array([low, high]))
     lowest = math.ceil(ends[0] / interval)  # What lies below counts as the lowest loss.
-    yield np.array([lowest]), np.array([lowest * interval]), np.array([self.below(low)])
+    yield np.array([lowest]), np.array([lowest * interval]), self.below(np.array([low]))
     breaks = self.breaks(low, high)
     first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
     for begin in range(first, last, _CHUNK):
@@ -179,7 +179,7 @@ class Listed(NamedTuple):
 
   def _law(self, reach: float) -> allocation.Ratio:
     if reach >= FAR:
-      return self.event.ratio(allocation.Precision(_REACHES[-1], **_ROUGH))
+      return self.event.ratio(_ROUGH)
     return self.event.ratio(allocation.Precision(
         next((r for r in _REACHES if r >= reach), _REACHES[-1])))
 

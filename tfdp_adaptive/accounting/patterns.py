@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import Any, ClassVar, Dict, Iterator, List, Optional, Tuple
 
+import dp_accounting
 import numpy as np
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import monte_carlo
+from tfdp_adaptive.accounting import rounds
 from tfdp_adaptive.accounting import scheme
 
 
@@ -22,10 +26,9 @@ class _Groups(scheme.Sampling):
 
   cycle: int
 
-  @property
-  def _secret(self) -> bool:
-    """Whether groups are secret even where they could be public."""
-    return False
+  def _secret(self, plan: terms_lib.Terms) -> bool:
+    """Whether groups are secret; they must not move when a record comes or goes."""
+    return bool(plan.adjacency == 'add_remove')
 
   def __post_init__(self) -> None:
     checks.whole(cycle=self.cycle)
@@ -42,8 +45,7 @@ class _Groups(scheme.Sampling):
 
   def _groups(self, plan: terms_lib.Terms, size: int, start_step: int,
               coins: Any = None) -> List[np.ndarray]:
-    if plan.adjacency == 'add_remove' or self._secret:
-      # Groups must not move when a record comes or goes, so each record has its own secret die.
+    if self._secret(plan):  # Each record has its own die.
       key = coins.key(start_step)
       of_record = np.random.default_rng([key, 1]).integers(self.cycle, size=size)
     else:
@@ -104,22 +106,27 @@ class BallsInBins(_Groups):
 
   Attributes:
     cycle: Number of bins.
-    draws: 0: no amplification is claimed, and every pass over the bins counts as one
-      full participation. Else each record's bin is a secret of its own, and delta is
-      bounded from that many draws of the privacy loss (`monte_carlo`; arXiv 2410.06266),
-      for Toeplitz strategies without negative entries, under zero_out. A million draws
-      resolve a delta of about 1e-4, a hundred million one of 1e-6.
+    draws: None: with independent noise, under zero_out and add_remove, each record's bin
+      is a secret of its own, and its amplification is bounded exactly (`allocation`). With
+      any other noise, no amplification is claimed. 0: none is ever claimed, and every pass
+      over the bins counts as one full participation. A number: bins are secret, and for
+      correlated noise delta is bounded from that many draws of the privacy loss
+      (`monte_carlo`; arXiv 2410.06266), for Toeplitz strategies without negative entries,
+      under zero_out. A million draws resolve a delta of about 1e-4, a hundred million one
+      of 1e-6.
   """
 
   fixed_order: ClassVar = True
+  renyi: ClassVar = False
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries; leave out `draws` '
                          'for any other.')
   cycle: int = 1
-  draws: int = 0
+  draws: Optional[int] = None
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.whole(0, draws=self.draws)
+    if self.draws is not None:
+      checks.whole(0, draws=self.draws)
 
   @property
   def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
@@ -133,31 +140,38 @@ class BallsInBins(_Groups):
   def most_bands(self) -> int:
     return self.cycle
 
-  @property
-  def _secret(self) -> bool:
-    return bool(self.draws)
+  def _secret(self, plan: terms_lib.Terms) -> bool:
+    return super()._secret(plan) or self.claims(plan)
+
+  def claims(self, plan: terms_lib.Terms) -> bool:
+    if self.draws is None:
+      return (plan.adjacency != 'replace' and not plan.extra_releases and plan.search is None
+              and self.amplified_noise(plan.mechanism))
+    return self.amplified_noise(plan.mechanism)
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return self.amplified and monte_carlo.coefficients(mechanism) is not None
+    if self.draws is None:
+      return rounds.independent(mechanism)
+    return bool(self.draws) and monte_carlo.coefficients(mechanism) is not None
 
   def probability(self, plan: terms_lib.Terms) -> float:
     del plan
     return 1 / self.cycle
 
   def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> monte_carlo.MonteCarloDpEvent:
-    """See `accounting.event`."""
+            sensitivity: float) -> dp_accounting.DpEvent:
+    if rounds.independent(plan.mechanism):
+      passes, more = divmod(steps, self.cycle)  # Bins that are used once more than the others.
+      return allocation.AllocationDpEvent(noise_multiplier, (
+          (more, math.sqrt(passes + 1)), (self.cycle - more, math.sqrt(passes))))
+    assert self.draws
     return monte_carlo.BallsInBinsDpEvent(
         monte_carlo.coefficients(plan.mechanism, steps), steps, noise_multiplier, sensitivity,
         self.draws, self.cycle)
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
-    expected = scheme.population(plan) / self.cycle
-    if abs(expected - plan.batch_size) >= 1:
-      raise ValueError(
-          f'`batch_size` must be population_size / cycle = {expected:.6g}, the expected size of '
-          f'a bin. Received: batch_size={plan.batch_size}.')
+    scheme.whole_bins(plan, self.cycle)
 
   def index_batches(
       self, plan: terms_lib.Terms, size: int, start_step: int = 0,
@@ -168,9 +182,9 @@ class BallsInBins(_Groups):
 
   def describe(self, plan: terms_lib.Terms) -> str:
     return (f'Balls in bins: each record belongs to one of {self.cycle} bins, which take turns '
-            'in an unchanging order. ' + (
-                'The bin of each record is drawn independently and secret.' if self.draws else
-                'No amplification by sampling is claimed.'))
+            'in an unchanging order. '
+            + ('The bin of each record is drawn independently and secret.' if self.claims(plan) else
+               'No amplification by sampling is claimed.'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +204,7 @@ class MinSeparation(scheme.Sampling):
 
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries and with at most '
                          '`min_sep` bands; use draws=0 for any other.')
+  renyi: ClassVar = False
   min_sep: int = 1
   draws: int = 1_000_000
 
@@ -228,7 +243,6 @@ class MinSeparation(scheme.Sampling):
 
   def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
             sensitivity: float) -> monte_carlo.MonteCarloDpEvent:
-    """See `accounting.event`."""
     return monte_carlo.MinSeparationDpEvent(
         monte_carlo.coefficients(plan.mechanism, steps)[:self.min_sep], steps, noise_multiplier,
         sensitivity, self.draws, self.min_sep, self.free_probability(plan))

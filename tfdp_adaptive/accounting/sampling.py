@@ -28,6 +28,7 @@ from tfdp_adaptive.accounting.patterns import BallsInBins as BallsInBins
 from tfdp_adaptive.accounting.patterns import CyclicPoisson as CyclicPoisson
 from tfdp_adaptive.accounting.patterns import FixedOrder as FixedOrder
 from tfdp_adaptive.accounting.patterns import MinSeparation as MinSeparation
+from tfdp_adaptive.accounting.rounds import RandomAllocation as RandomAllocation
 from tfdp_adaptive.accounting.scheme import Sampling as Sampling
 
 
@@ -95,6 +96,7 @@ class TruncatedPoisson(Poisson):
   """
 
   adjacencies: ClassVar = ('add_remove', 'zero_out')
+  renyi: ClassVar = False
   sampling_probability: Optional[float] = dataclasses.field(default=None, init=False)
   max_batch_size: int = 0
 
@@ -153,4 +155,5 @@ class Epochs:
 
 
 SCHEMES = {scheme.__name__: scheme for scheme in (
-    Poisson, TruncatedPoisson, CyclicPoisson, BallsInBins, MinSeparation, FixedOrder)}
+    Poisson, TruncatedPoisson, CyclicPoisson, RandomAllocation, BallsInBins, MinSeparation,
+    FixedOrder)}

@@ -28,6 +28,7 @@ class Sampling(abc.ABC):
     fixed_order: Whether all participations of a record are multiples of the
       least distance apart: it has one place in every epoch.
     amplifies: For which noise, in words.
+    renyi: Whether Renyi divergences of its amplification are known.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
@@ -35,6 +36,7 @@ class Sampling(abc.ABC):
   coins: ClassVar[bool] = False
   fixed_order: ClassVar[bool] = False
   amplifies: ClassVar[str] = 'none'
+  renyi: ClassVar[bool] = True
 
   def check(self, plan: terms_lib.Terms) -> None:
     """Raises unless `plan`'s population and batch size fit this scheme."""
@@ -66,9 +68,17 @@ class Sampling(abc.ABC):
     """
 
   def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> dp_accounting.DpEvent:
-    """Where privacy is accounted for by draws of the loss: the event of `steps` steps."""
-    raise NotImplementedError(f'{type(self).__name__} is accounted for without draws.')
+            sensitivity: float) -> Optional[dp_accounting.DpEvent]:
+    """Where `amplified`, and not by Poisson sampling: the event of the first `steps` steps.
+
+    Args:
+      plan: Whose sampling this is.
+      steps: How many.
+      noise_multiplier: In units of a record's sensitivity.
+      sensitivity: Of C to all that a record does in these steps.
+    """
+    del plan, steps, noise_multiplier, sensitivity
+    return None
 
   @property
   def most_bands(self) -> int:
@@ -78,6 +88,10 @@ class Sampling(abc.ABC):
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
     """Whether privacy with the mechanism's noise may be claimed to be amplified."""
     return self.amplified and mechanism.bands is not None and mechanism.bands <= self.most_bands
+
+  def claims(self, plan: terms_lib.Terms) -> bool:
+    """Whether the amplification of this plan's noise is claimed."""
+    return self.amplified_noise(plan.mechanism)
 
   @abc.abstractmethod
   def describe(self, plan: terms_lib.Terms) -> str:
@@ -89,6 +103,16 @@ def population(plan: terms_lib.Terms) -> int:
     raise ValueError('`population_size` must be given: the sampling depends on it. '
                      'Received: population_size=None.')
   return plan.population_size
+
+
+def whole_bins(plan: terms_lib.Terms, cycle: int) -> None:
+  """Checks that the expected batch is one of `cycle` equal parts of the population."""
+  expected = population(plan) / cycle
+  if cycle > population(plan) or abs(expected - plan.batch_size) >= 1:
+    raise ValueError(
+        f'`batch_size` must be population_size / cycle = {expected:.6g}, the expected size of a '
+        f'bin, and `cycle` at most the population size. Received: batch_size={plan.batch_size}, '
+        f'cycle={cycle}, population_size={plan.population_size}.')
 
 
 def step_generators(

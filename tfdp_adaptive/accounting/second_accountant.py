@@ -134,7 +134,9 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
     elif q < 1:
       step = dp_accounting.PoissonSampledDpEvent(q, step)
     event, norm_found = dp_accounting.SelfComposedDpEvent(step, count), norm
-  elif draws and not together and kind != 'RandomAllocation':
+  elif draws and not together or (  # Secret bins, with an exact account of this library.
+      kind == 'BallsInBins' and draws != 0 and mechanism.bands == 1
+      and plan.adjacency != 'replace'):
     return Look(None, None)
   elif kind in _APART:
     size = pattern_sensitivity(mechanism, steps, _APART[kind](plan))

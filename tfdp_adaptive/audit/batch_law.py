@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 from scipy import stats
 
+from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.audit import pattern_law
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def check(
   broken = _structure(plan, batches, population)
   if broken is not None or not plan.amplified:
     return Law(1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
-  coins = pattern_law.tests if hasattr(plan.sampling, 'draws') else _coins
+  coins = (pattern_law.tests if hasattr(plan.sampling, 'draws') else
+           pattern_law.rounds if isinstance(plan.sampling, sampling.RandomAllocation) else _coins)
   tests = list(coins(plan, batches, population))
   p_value, what = min((min(1.0, len(tests) * p), what) for what, p in tests)
   return Law(p_value, what, len(batches))

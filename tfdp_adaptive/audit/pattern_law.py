@@ -40,6 +40,26 @@ def tests(plan: Any, batches: Sequence[np.ndarray], population: int
   yield 'how many come again at once', _fisher(soonest)
 
 
+def rounds(plan: Any, batches: Sequence[np.ndarray], population: int
+           ) -> Iterator[Tuple[str, float]]:
+  """(what, p-value) of batches against one place for each record in every round of steps."""
+  cycle = plan.sampling.cycle
+  place, before = np.full(population, -1), np.full(population, -1)
+  sizes, moves, again = [], [], 1.0
+  for step, batch in enumerate(batches):
+    turn = step % cycle
+    if not turn:
+      place, before = np.full(population, -1), place
+    again = 0.0 if np.any(place[batch] >= 0) else again
+    sizes.append(_two_sided(_binomial(int(np.sum(place < 0)), 1 / (cycle - turn)), len(batch)))
+    place[batch] = turn
+    if turn == cycle - 1 and step >= cycle:
+      moves.append(_two_sided(_binomial(population, 1 / cycle), int(np.sum(place == before))))
+  yield 'a record twice in a round', again
+  yield 'how many take part', _fisher(sizes)
+  yield 'how many keep their place in the next round', _fisher(moves)
+
+
 def _first_step(least: int, free: float, steps: int) -> np.ndarray:
   """[steps] probabilities of a record's first step, in the stationary law."""
   waiting = np.full(least, free)

@@ -213,7 +213,7 @@ def _rows(plan: terms_lib.Terms, count: int, pad_to: Optional[int]) -> int:
 def _largest(plan: terms_lib.Terms) -> Optional[int]:
   """Rows of the largest batch, where that is known; None where coins decide."""
   largest = getattr(plan.sampling, 'max_batch_size', None)
-  if largest is None and plan.sampling.fixed_order and not plan.sampling.amplified and (
+  if largest is None and plan.sampling.fixed_order and not plan.sampling.claims(plan) and (
       plan.adjacency != 'add_remove'):
     cycle = getattr(plan.sampling, 'cycle', None)
     largest = plan.batch_size if cycle is None else -(-(plan.population_size or 0) // cycle)

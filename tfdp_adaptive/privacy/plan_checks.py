@@ -81,9 +81,8 @@ def accountable(plan: terms_lib.Terms) -> None:
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
   if plan.mechanism.rounding is not None and (
-      plan.extra_releases or cost.claims_amplification(plan) and plan.adjacency == 'replace'
-      or hasattr(plan.sampling, 'max_batch_size') or cost.claims_amplification(plan) and getattr(
-          plan.sampling, 'draws', None)):
+      plan.extra_releases or cost.claims_amplification(plan) and (
+          plan.adjacency == 'replace' or not plan.sampling.renyi)):
     raise ValueError(
         'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
         'zero_out or add_remove, or of batches that claim no amplification, and without '
@@ -94,11 +93,12 @@ def accountable(plan: terms_lib.Terms) -> None:
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
                        f'Received: search={plan.search!r}.')
     cost.needs_current_library('A private search')
-    if (cost.claims_amplification(plan) and plan.adjacency == 'replace'
-        or hasattr(plan.sampling, 'max_batch_size') or getattr(plan.sampling, 'draws', None)):
+    if cost.claims_amplification(plan) and (
+        plan.adjacency == 'replace' or not plan.sampling.renyi):
       raise ValueError(
           'A private search is accounted for by Renyi divergences, which are not known of Poisson '
-          'sampling under replace, of truncated batches, nor of what only draws bound. Received: '
+          'sampling under replace, of truncated batches, bins, allocation, users by their '
+          'examples, nor of what only draws bound. Received: '
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
   if cost.claims_amplification(plan) and plan.adjacency == 'replace':
     cost.needs_current_library('Poisson sampling under replace adjacency')

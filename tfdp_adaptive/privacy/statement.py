@@ -238,7 +238,7 @@ def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
   if not plan.noise_multiplier:
     return text + 'of releases without noise.'
   event = cost.event(plan, steps)
-  draws = getattr(plan.sampling, 'draws', 0)
+  draws = event.draws if isinstance(event, monte_carlo.MonteCarloDpEvent) else 0
   selects = private_search.selects(event)
   renyi = card.accountant == 'rdp' or cost.only_renyi(event)
   method = ('Renyi differential privacy' if renyi else
