@@ -16,6 +16,7 @@ _DRAWS = 1_000_000
 SAMPLINGS = {
     'poisson': lambda min_sep, draws, bins: tfdp.sampling.Poisson(),
     'fixed-order': lambda min_sep, draws, bins: tfdp.sampling.FixedOrder(),
+    'random-allocation': lambda min_sep, draws, bins: tfdp.sampling.RandomAllocation(bins),
     'balls-in-bins': lambda min_sep, draws, bins: tfdp.sampling.BallsInBins(bins, draws=draws),
     'min-separation': lambda min_sep, draws, bins: tfdp.sampling.MinSeparation(
         min_sep, draws=draws),
