@@ -144,3 +144,22 @@ def test_real_files():
   assert ' '.join(plays.sentences[0].words) == 'before we proceed any further hear me speak'
   roles = corpus.read(SHARED / 'shakespeare' / 'roles.jsonl.xz')
   assert len(corpus.by_client(roles.sentences)) > 1_200 and len(roles.sentences) > 50_000
+
+
+@pytest.mark.parametrize('count', [corpus.MAX_LINES, corpus.MAX_LINES + 1, 3000])
+def test_a_text_of_lines_is_a_text_of_sentences(count, tmp_path):
+  path = tmp_path / 'lines.txt'
+  path.write_text('\n'.join(f'line number {"abc"[i % 3]}' for i in range(count)))
+  read = corpus.read(path).sentences
+  if count > corpus.MAX_LINES:
+    assert read == [corpus.Sentence(None, ('line', 'number', 'abc'[i % 3])) for i in range(count)]
+  else:
+    assert len(read) == 1 and len(read[0].words) == 3 * count
+
+
+def test_records_that_differ_in_a_number_are_held_out_fairly(tmp_path):
+  path = tmp_path / 'numbers.jsonl'
+  path.write_text(''.join(f'{{"text": "order {i} was late"}}\n' for i in range(1000)))
+  parts = corpus.split(corpus.read(path).sentences)
+  assert 750 < len(parts.train) < 850 and 60 < len(parts.test) < 140
+  assert sum(map(len, parts)) == 1000

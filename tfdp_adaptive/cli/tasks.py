@@ -64,7 +64,10 @@ def load(arguments: argparse.Namespace, need_client: bool = False) -> Task:
   if not (parts.train and parts.validation and parts.test):
     raise corpus_lib.DataError(
         f'{corpus.name}: {len(corpus.sentences)} sentences of '
-        f'{len(corpus_lib.by_client(corpus.sentences))} clients are too few to hold some out.')
+        f'{len(corpus_lib.by_client(corpus.sentences))} clients are too few to hold some out: one '
+        'client in ten (or one sentence in ten, without clients) is held out for validation, and '
+        'as many for the test. Give a text of at least 50 clients, or 50 sentences without any. '
+        'Sentences end at . ! ? : ; or a blank line.')
   train = next_word.examples(parts.train, vocabulary)
   test = next_word.examples(_spread(parts.test), vocabulary)
   log_frequencies = next_word.log_frequencies(

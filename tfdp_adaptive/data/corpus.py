@@ -5,7 +5,8 @@ Tokenisation, the same for every source: a text is cut into sentences at blank
 lines and after `.`, `!`, `?`, `:` or `;` followed by white space; a sentence is
 its lower-cased runs of letters (any alphabet, inner apostrophes kept). Digits,
 underscores and punctuation separate words and are dropped. Sentences of fewer
-than `MIN_WORDS` words are dropped.
+than `MIN_WORDS` words are dropped. In a plain text file, a sentence of more than
+`MAX_LINES` lines is a list without punctuation: each of its lines is a sentence.
 """
 
 import ast
@@ -35,7 +36,7 @@ import zlib
 
 Path = Union[str, os.PathLike]
 
-MIN_WORDS = 3
+MIN_WORDS, MAX_LINES = 3, 8
 _BREAK = re.compile(r'(?<=[.!?:;])\s+|\n\s*\n')
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _LONE_SURROGATE = re.compile('[\ud800-\udfff]')  # JSON can write what is no character.
@@ -134,10 +135,17 @@ def read(path: Path, need_client: bool = False) -> Corpus:
     raise DataError(f'{path}: plain text does not say whose it is; user-level training needs JSON '
                     'lines with `text` and `client`.')
   else:
-    sentences = [Sentence(None, words) for words in tokenize('\n'.join(lines))]
+    sentences = [Sentence(None, words) for piece in _pieces(lines) for words in tokenize(piece)]
   if not sentences:
     raise DataError(f'{path}: no sentence of {MIN_WORDS} or more words in {len(lines)} lines.')
   return Corpus(path.name, sentences, public=False)
+
+
+def _pieces(lines: Sequence[str]) -> Iterator[str]:
+  """Yields the sentences of plain text, and the lines of what is too long to be one."""
+  for piece in _BREAK.split('\n'.join(lines)):
+    within = piece.strip().split('\n')
+    yield from within if len(within) > MAX_LINES else [piece]
 
 
 def read_lines(path: Path) -> List[str]:
@@ -204,11 +212,17 @@ def split(sentences: Iterable[Sentence]) -> Split:
   """About 80/10/10 percent, by a fixed hash of the client, or else of the words.
 
   All sentences of a client fall into one part, so that held-out sentences are of
-  people (modules) never seen.
+  people (modules) never seen. Without clients, sentences of the same words are
+  divided, too: they may differ in what is dropped, such as a number.
   """
   parts = Split([], [], [])
+  seen: Dict[str, int] = collections.Counter()
   for sentence in sentences:
-    key = ' '.join(sentence.words) if sentence.client is None else sentence.client
+    key = sentence.client
+    if key is None:
+      words = ' '.join(sentence.words)
+      key = f'{words} {seen[words]}' if seen[words] else words
+      seen[words] += 1
     bucket = zlib.crc32(key.encode('utf-8')) % 10
     (parts.test if bucket == 0 else parts.validation if bucket == 1 else parts.train).append(
         sentence)
