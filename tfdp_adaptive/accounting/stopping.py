@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be said where something that was released decides when a run stops.
+
+`(epsilon(t), delta)` holds for a step t that was fixed beforehand. If the noisy weights, or
+anything else that was released, decide t, then the true delta of that claim is up to K times
+larger for K looks. What holds instead:
+
+  * the planned total, epsilon of all planned steps at delta: it covers every earlier step, and
+    needs nothing;
+  * at K looks that were fixed beforehand, shares of delta (a union bound over the looks): each
+    look has epsilon at delta / K. Looks whose claim is the total share one claim, with the
+    sum of their shares.
+
+The smaller of two claims must not be taken afterwards: their deltas would add up.
+"""
+
+import dataclasses
+from typing import Any, Tuple
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.accounting import cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+  """The steps after which a run may stop, fixed before it begins.
+
+  Attributes:
+    steps: Ascending numbers of steps, such as the ends of epochs.
+    total: Those of them at which the planned total is stated, usually the late ones.
+
+  Examples:
+    >>> import tfdp_adaptive as tfdp
+    >>> plan = tfdp.PrivacyPlan(
+    ...     batch_size=100, steps=200, l2_norm_clip=1.0, noise_multiplier=20 / 200**.5,
+    ...     target_delta=1e-5, population_size=20_000, sampling=tfdp.sampling.FixedOrder())
+    >>> Looks((100, 200), total=(200,)).epsilon(plan, 200) < plan.epsilon() * 1.1
+    True
+  """
+
+  steps: Tuple[int, ...]
+  total: Tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    steps, total = tuple(self.steps), tuple(self.total)
+    for step in steps + total:
+      checks.whole(steps=step)
+    if not steps or list(steps) != sorted(set(steps)):
+      raise ValueError('`steps` must be ascending numbers of steps, at least one. '
+                       f'Received: steps={self.steps!r}.')
+    if not set(total) <= set(steps):
+      raise ValueError('`total` must be among the looks. '
+                       f'Received: total={self.total!r}, steps={self.steps!r}.')
+    object.__setattr__(self, 'steps', steps)
+    object.__setattr__(self, 'total', total)
+
+  @classmethod
+  def every(cls, interval: int, plan: Any, total_from: float = 0.5) -> 'Looks':
+    """Looks after every `interval` steps of a plan, and after the last.
+
+    Args:
+      interval: Steps between looks, such as `steps_per_epoch`.
+      plan: A `PrivacyPlan`.
+      total_from: The share of the plan's steps from which on the total is stated.
+    """
+    checks.whole(interval=interval)
+    steps = sorted({*range(interval, plan.steps, interval), plan.steps})
+    return cls(tuple(steps), tuple(t for t in steps if t >= total_from * plan.steps))
+
+  def epsilon(self, plan: Any, stopped: int, accountant: str = 'pld') -> float:
+    """Epsilon at the plan's `target_delta`, of a run that stopped after a look.
+
+    It holds whatever decided to stop there: anything that was released up to then.
+
+    Args:
+      plan: A `PrivacyPlan`.
+      stopped: Steps done; one of `steps`.
+      accountant: 'pld' or 'rdp'.
+    """
+    if stopped not in self.steps:
+      raise ValueError('A run may stop after the looks that were fixed beforehand, at steps '
+                       f'{self.steps}. Received: stopped={stopped}.')
+    if self.steps[-1] > plan.steps:
+      raise ValueError(f'`steps` of the looks must be at most those of the plan, {plan.steps}. '
+                       f'Received: {self.steps[-1]}.')
+    share = plan.target_delta / len(self.steps)
+    if stopped in self.total:
+      share, stopped = len(self.total) * share, plan.steps
+    return cost.epsilon(
+        cost.event(plan, stopped), share, accountant, cost.relation(plan))
+
+  def describe(self, plan: Any, stopped: int, accountant: str = 'pld') -> str:
+    """What to say of such a run."""
+    epsilon, end = self.epsilon(plan, stopped, accountant), plan.steps
+    said = 'the planned total' if stopped in self.total else 'the cost of the steps done'
+    return (
+        f'The run stopped after {stopped} of {end} planned steps, by what was released. '
+        f'{len(self.steps)} looks were fixed beforehand; delta is shared among them (a union '
+        f'bound), and at this one {said} is stated: epsilon {epsilon:.4g} at delta '
+        f'{plan.target_delta:g}.')
+
+
+def planned_total(plan: Any, accountant: str = 'pld') -> float:
+  """Epsilon of all planned steps, which holds wherever and why ever a run stops."""
+  return cost.epsilon(
+      cost.event(plan, plan.steps), plan.target_delta, accountant, cost.relation(plan))
