@@ -143,7 +143,7 @@ def test_unusable_data_ends_before_anything_is_written(
 
 
 @pytest.mark.parametrize('more, message', [
-    (['--methods', 'adamw'], '--methods must name some of adam, dp_sgd'),
+    (['--methods', 'adamw'], '--methods must name one of adam, dp_sgd'),
     (['--batch-size', '4000'], '--batch-size must be at most the number of training sentences'),
     (['--out', 'words.txt'], '--out must be a folder'),
     (['--out', 'words.txt/below'], '--out must be a folder'),

@@ -249,3 +249,24 @@ def test_warnings_of_the_library_are_notes(capsys):
     warnings.warn('After it.', errors.Caution, stacklevel=2)
   lines = capsys.readouterr().err.splitlines()
   assert lines[0] == 'tfdp train: note: Try less.' and 'note' not in ''.join(lines[1:])
+
+
+@pytest.mark.parametrize('name', ['DPAdamSTP', 'dp_adam_stp', 'dp-adam-stp', 'DP_ADAM_STP'])
+def test_methods_are_found_however_they_are_spelled(name):
+  words = ['train', '--method', name]
+  assert main.parser(words).parse_args(words).method == 'dp_adam_stp'
+  known = {'dp_adam': 1, 'dp_adam_stp': 2}
+  assert options.chosen(name, known, '--methods') == {'dp_adam_stp': 2}
+
+
+@pytest.mark.parametrize('words, close', [
+    (['trian'], 'train'), (['train', '--method', 'dp_adm_stp'], 'dp_adam_stp'),
+    (['compare', '--methods', 'dp_sgd,dp_adma'], 'dp_adam'), (['Mechanisms'], 'mechanism')])
+def test_what_was_meant_is_said_in_one_line(words, close, capsys):
+  try:
+    status = main.main(words)
+  except SystemExit as stopped:
+    status = stopped.code
+  said = capsys.readouterr().err
+  assert status == 2 and said.count('\n') == 1
+  assert f'Did you mean {close}' in said and 'Received: ' in said

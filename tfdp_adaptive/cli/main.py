@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import types
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
 import warnings
 
 import tfdp_adaptive
@@ -75,6 +75,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   _open_closed_streams()
   command, interrupts = 'tfdp', _Interrupts()
   try:
+    if argv and not argv[0].startswith('-'):
+      try:
+        argv = [options.one_of(argv[0], list(COMMANDS)), *argv[1:]]
+      except argparse.ArgumentTypeError as error:
+        parser().error(f'the command {error}')
     arguments = parser(argv).parse_args(argv)
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
@@ -148,9 +153,16 @@ class _Interrupts:
       signal.signal(signal.SIGINT, self._before)
 
 
+class _Parser(argparse.ArgumentParser):
+  """Reports what is wrong in one line, without the usage of all options."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f'{self.prog}: error: {message} (see {self.prog} --help)\n')
+
+
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
   """The parser of the whole command; of subcommands, only those that `argv` begins with."""
-  result = argparse.ArgumentParser(
+  result = _Parser(
       prog='tfdp', formatter_class=argparse.RawDescriptionHelpFormatter,
       description='Differentially private training with adaptive optimizers.',
       epilog=_epilog(examples[0] for _, examples in COMMANDS.values()))

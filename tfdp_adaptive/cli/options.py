@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
 import pathlib
 import textwrap
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, TYPE_CHECKING
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
 
@@ -119,12 +120,31 @@ def add_one_method_arguments(
     more: Iterable[str] = ()) -> None:
   """One private method, and settings other than the recorded ones."""
   group = parser.add_argument_group('method')
-  group.add_argument('--method', metavar='NAME', default='dp_adam_stp', choices=[
-      *(name for name in methods if methods[name].optimizer), *more], help=(
-          'one of %(choices)s (default: %(default)s)'))
+  known = [*(name for name in methods if methods[name].optimizer), *more]
+  group.add_argument('--method', metavar='NAME', default='dp_adam_stp',
+                     type=lambda text: one_of(text, known),
+                     help=f'one of {", ".join(known)} (default: %(default)s)')
   group.add_argument('--set', action='append', default=[], metavar='NAME=VALUE',
                      help="a setting of the method's optimizer, such as learning_rate=0.1; may be "
                           'repeated (default: the recorded settings)')
+
+
+def one_of(text: str, known: Sequence[str]) -> str:
+  """Returns the known name that `text` is, or spells in another way: DPAdam is dp_adam.
+
+  Raises:
+    argparse.ArgumentTypeError: There is none; the message names the closest ones.
+  """
+  if text in known:
+    return text
+  plain = {name.replace('_', '').lower(): name for name in reversed(known)}
+  key = text.replace('_', '').replace('-', '').lower()
+  if key in plain:
+    return plain[key]
+  close = [plain[one] for one in difflib.get_close_matches(key, plain, 3, 0.7)]
+  raise argparse.ArgumentTypeError(
+      f'must name one of {", ".join(known)}. Received: {text}.'
+      + (f' Did you mean {" or ".join(close)}?' if close else ''))
 
 
 def settings(method: settings_lib.Method, changes: Any) -> Dict[str, Any]:
@@ -189,7 +209,10 @@ def chosen(names: Optional[str], known: Mapping[str, Any], flag: str) -> Dict[st
   if names is None:
     return dict(known)
   wanted = [name.strip() for name in names.split(',') if name.strip()]
-  unknown = [name for name in wanted if name not in known]
-  if unknown or not wanted:
+  if not wanted:
     raise UsageError(f'{flag} must name some of {", ".join(known)}. Received: {names}')
-  return {name: known[name] for name in known if name in wanted}
+  try:
+    found = {one_of(name, list(known)) for name in wanted}
+  except argparse.ArgumentTypeError as error:
+    raise UsageError(f'{flag} {error}') from error
+  return {name: known[name] for name in known if name in found}
