@@ -24,9 +24,11 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import privatizer
-from tfdp_adaptive import queries
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import streams
 
 if TYPE_CHECKING:
   from tfdp_adaptive import privacy
@@ -71,12 +73,41 @@ class PrivateMetrics(NamedTuple):
   share: float = 0.01
 
 
+class ModelWeights(NamedTuple):
+  """Of a model, in its order; TFF's own class of this name serves as well."""
+
+  trainable: Any
+  non_trainable: Any
+
+  def assign_weights_to(self, model: Any) -> None:
+    """Puts them into a Keras model."""
+    for variables, values in ((model.trainable_weights, self.trainable),
+                              (model.non_trainable_weights, self.non_trainable)):
+      for variable, value in zip(variables, values):
+        variable.assign(value)
+
+
+class RuleState(NamedTuple):
+  """SECRET: it holds the noise still to come."""
+
+  rule: Any
+  privatizer: privatizer.State
+
+
+class Broadcast(NamedTuple):
+  """What a client needs to clip its update; public."""
+
+  scales: Any  # Per ask, as `geometry.packed`, or ().
+  clips: Any  # [] absolute clip norm per ask, in scaled units.
+  groups: Any = ()  # `contract.Groups` per ask, or ().
+
+
 class State(NamedTuple):
   """SECRET, but for the weights."""
 
-  global_model_weights: Any  # `tff.learning.models.ModelWeights`.
+  global_model_weights: Any  # `ModelWeights`.
   round: tf.Tensor  # [] int64, rounds done.
-  query: Any  # Of the `RuleQuery`.
+  query: RuleState
   clip: Any = ()  # `privatizer.State` of the fraction within the clip norm.
   metrics: Any = ()  # `privatizer.State` of the metrics.
 
@@ -87,6 +118,13 @@ class Answer(NamedTuple):
   sums: Any  # One `contract.Sums` per ask.
   within: Any = ()  # [1] float32: 1 if the update was within the clip norm, or -1.
   metrics: Any = ()  # [1 + metrics] float32 in the unit ball.
+
+
+class Sums(NamedTuple):
+  """Of the clients of a round, or of some of them; SECRET, and so is `not_private`."""
+
+  answers: Answer
+  not_private: Any
 
 
 class _Scaled(NamedTuple):
@@ -114,16 +152,17 @@ class Server:
       quantile_clip: Optional[QuantileClip] = None,
       private_metrics: Optional[PrivateMetrics] = None, seed: Optional[int] = None) -> None:
     plan.check_rule(rule)
+    streams.for_graphs(plan.mechanism)
     rule = privatizer.bound(rule, plan.mechanism)
     sides = [side for side in (quantile_clip, private_metrics) if side is not None]
     _check_sides(rule, plan, sides, quantile_clip)
     self._rule, self._plan, self._learning_rate = rule, plan, learning_rate
+    self._specs = specs
     self._quantile_clip: Any = quantile_clip  # Read where there is one.
     self._private_metrics: Any = private_metrics
-    bare = rule._replace(project=None)  # The server, unlike a DPQuery, has the parameters.
-    self.query = queries.RuleQuery(
-        bare if quantile_clip is None else _with_factor(bare), specs, seed=seed,
-        max_participations=plan.participation()[1],
+    self._followed = rule if quantile_clip is None else _with_factor(rule)
+    self._update = privatizer.Privatizer(
+        rule.asks, specs, seed=seed,
         **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
     self._within, self._metrics = (
         side and privatizer.Privatizer(
@@ -140,25 +179,36 @@ class Server:
 
   @_plain
   def init(self, weights: Any) -> State:
-    return State(weights, tf.zeros([], tf.int64), self.query.initial_global_state(),
+    query = RuleState(self._followed.init(self._update.specs), self._update.init())
+    return State(weights, tf.zeros([], tf.int64), query,
                  self._within.init() if self._within else (),
                  self._metrics.init() if self._metrics else ())
 
   @_plain
-  def broadcast(self, state: State) -> Any:
-    return self.query.derive_sample_params(state.query)
+  def broadcast(self, state: State) -> Broadcast:
+    asked = self._followed.query(state.query.rule, ())
+    return Broadcast(tuple(geometry.packed(query.scale) for query in asked),
+                     self._update.resolve(asked), tuple(query.groups for query in asked))
 
   @_plain
   def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
-    """One client's `Answer`; `metrics` from `bounded_metrics`, or ()."""
+    """One client's `Answer`; `metrics` from `bounded_metrics`, or ().
+
+    An update of other shapes than the weights is refused; one that is not finite counts as zero.
+    """
+    tf.nest.assert_same_structure(update, self._specs)
+    update = trees.map(lambda u, s: tf.ensure_shape(tf.cast(u, s.dtype), s.shape), update,
+                       self._update.specs)
+    asked = [contract.Query(geometry.unpacked(scale, update), groups=groups)
+             for scale, groups in zip(broadcast.scales, broadcast.groups)]
     within = ()
     if self._within:
-      scale = geometry.unpacked(broadcast.scales[0], update)
-      asked = contract.Query(scale, groups=broadcast.groups[0])
-      norm = projection.scaled_norm(self._rule.asks[0], asked, update)
+      norm = projection.scaled_norm(self._rule.asks[0], asked[0], update)
       # Not so where the norm is not finite.
       within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
-    return Answer(self.query.preprocess_record(broadcast, update), within, metrics)
+    return Answer(tuple(
+        projection.project_record(ask, query, clip, update, alone=True)
+        for ask, query, clip in zip(self._rule.asks, asked, broadcast.clips)), within, metrics)
 
   @_plain
   def bounded_metrics(self, values: Any) -> tf.Tensor:
@@ -174,7 +224,7 @@ class Server:
 
   def zero(self) -> Answer:
     """The sum over no clients."""
-    return Answer(self.query.initial_sample_state(),
+    return Answer(tuple(interface.zero_sums(ask, self._update.specs) for ask in self._rule.asks),
                   tf.zeros([1]) if self._within else (),
                   tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
 
@@ -185,12 +235,15 @@ class Server:
     Returns:
       The next state, and {name: [] float32} of what else is released.
     """
-    direction, query, _ = self.query.get_noised_result(total.sums, state.query)
+    asked = self._followed.query(state.query.rule, ())
+    releases, secret = self._update.release(state.query.privatizer, asked, total.sums)
+    direction, inner = self._followed.update(state.query.rule, releases, ())
+    query = RuleState(inner, secret)
     released, clip, metrics = collections.OrderedDict(), (), ()
     if self._within:
       mean, clip = _release(self._within, state.clip, total.within)
       fraction = tf.clip_by_value((mean[0] + 1) / 2, 0.0, 1.0)
-      released['l2_norm_clip'] = self.query.derive_sample_params(state.query).clips[0]
+      released['l2_norm_clip'] = self._update.resolve(asked)[0]
       released['fraction_within_clip'] = fraction
       factor = query.rule.factor * tf.exp(
           -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile))
@@ -202,7 +255,7 @@ class Server:
     rate = self._learning_rate(state.round) if callable(
         self._learning_rate) else self._learning_rate
     trainable = trees.map(
-        lambda w, d: w - tf.cast(rate, w.dtype) * d, weights.trainable, direction)
+        lambda w, d: w - tf.cast(rate, w.dtype) * tf.cast(d, w.dtype), weights.trainable, direction)
     if self._rule.project is not None:
       inner = query.rule.rule if self._quantile_clip else query.rule
       trainable = self._rule.project(inner, trainable)
@@ -226,6 +279,9 @@ def _check_sides(
         f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
         'be taken at the server, in the units of the clients\' updates. Use its Keras optimizer. '
         f'Received: server_rule={rule.name!r}.')
+  if rule.independent_noise and not isinstance(plan.mechanism, independent.IndependentGaussian):
+    raise ValueError(f'`plan` must have IndependentGaussian() for {rule.name}, whose formula needs '
+                     f'independent noise. Received: mechanism={plan.mechanism!r}.')
   for side in sides:
     if not isinstance(side, QuantileClip if side is quantile_clip else PrivateMetrics):
       raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
