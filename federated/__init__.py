@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level differential privacy with adaptive server optimizers, in TensorFlow Federated.
+"""User-level differential privacy with adaptive server optimizers, in process or in TFF.
 
 Names are imported when they are first used: `isolated_worker` must run without TensorFlow.
 """
@@ -10,13 +10,14 @@ from typing import Any, List, TYPE_CHECKING
 # Where each public name lives, after a dot; a module is its own name.
 _EXPORTS = {
     'ClientsFailedError': 'rounds',
-    'PrivateFedAvg': 'processes',
+    'ModelWeights': 'server',
+    'PrivateFedAvg': 'engines',
     'PrivateMetrics': 'server',
     'QuantileClip': 'server',
     'SavedRunError': 'storage',
     'Simulation': 'simulation',
     'Users': 'users',
-    'WorkerLostError': 'workers',
+    'WorkerLostError': 'rounds',
     'Workers': 'workers',
     'build_private_fed_avg': 'processes',
     'build_private_fed_sgd': 'processes',
@@ -31,11 +32,13 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.estimates import vocabulary as vocabulary
 
   from . import tasks as tasks
+  from .engines import PrivateFedAvg as PrivateFedAvg
   from .evaluation import evaluator as evaluator
   from .processes import build_private_fed_avg as build_private_fed_avg
   from .processes import build_private_fed_sgd as build_private_fed_sgd
-  from .processes import PrivateFedAvg as PrivateFedAvg
   from .rounds import ClientsFailedError as ClientsFailedError
+  from .rounds import WorkerLostError as WorkerLostError
+  from .server import ModelWeights as ModelWeights
   from .server import PrivateMetrics as PrivateMetrics
   from .server import QuantileClip as QuantileClip
   from .simulation import simulate as simulate
@@ -43,7 +46,6 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from .storage import SavedRunError as SavedRunError
   from .users import Users as Users
   from .workers import check_address as check_address
-  from .workers import WorkerLostError as WorkerLostError
   from .workers import Workers as Workers
 
 

@@ -3,27 +3,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+import importlib
+from typing import Any, Callable, Dict, Sequence
 
 import tensorflow as tf
 
-from . import tff
+from . import in_process
 
 
-def evaluator(model_fn: Any, dataset: tf.data.Dataset) -> Callable[[Any], Dict[str, float]]:
-  """`weights -> {metric: float}` of a TFF model on a batched `tf.data.Dataset`.
+def evaluator(
+    model_fn: Any, dataset: tf.data.Dataset, *, loss: Any = None,
+    metrics: Sequence[Any] = ()) -> Callable[[Any], Dict[str, float]]:
+  """`weights -> {metric: float}` of a model on a batched `tf.data.Dataset`.
 
   The metrics are exact: they are private only for users who are not in `dataset`.
 
   Args:
     model_fn: As given to `build_private_fed_avg`.
-    dataset: Batches in the structure of the model's `input_spec`.
+    dataset: Batches like those of the clients.
+    loss: Of a Keras model, as given to `build_private_fed_avg`.
+    metrics: Of a Keras model.
 
   Returns:
-    A function of `tff.learning.models.ModelWeights`.
+    A function of the weights, as `simulate` and `get_model_weights` return them.
   """
-  model = (tff.model_from_functional(model_fn)
-           if isinstance(model_fn, tff.FunctionalModel) else model_fn())
+  model = (in_process.KerasModel(model_fn, loss, metrics) if loss is not None
+           else importlib.import_module('.tff_process', __package__).make_model(model_fn))
 
   @tf.function
   def run() -> Any:
@@ -32,7 +37,10 @@ def evaluator(model_fn: Any, dataset: tf.data.Dataset) -> Callable[[Any], Dict[s
     return model.report_local_unfinalized_metrics()
 
   def evaluate(weights: Any) -> Dict[str, float]:
-    weights.assign_weights_to(model)
+    for variable, value in zip(
+        tf.nest.flatten([model.trainable_variables, model.non_trainable_variables]),
+        tf.nest.flatten(tuple(weights))):
+      variable.assign(value)
     model.reset_metrics()
     unfinalized = run()
     # The finalizers of Keras metrics make variables at every call, which a

@@ -87,7 +87,9 @@ def _describe(value: Any, name: str, above: Any) -> Any:
   if isinstance(value, type):
     return f'{value.__module__}.{value.__qualname__}'
   if hasattr(value, 'get_config'):
-    return {'kind': kind, 'config': inner(value.get_config())}
+    # Keras numbers the names of optimizers in the order in which they are made.
+    return {'kind': kind, 'config': inner({
+        key: child for key, child in value.get_config().items() if key != 'name'})}
   if hasattr(value, 'python_function'):  # A `tf.function`.
     return inner(value.python_function)
   if isinstance(value, functools.partial):

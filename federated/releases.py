@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where released numbers go: TFF release managers, driven from ordinary Python."""
+"""Where released numbers go: whatever has TFF's `async release(value, key)`, from ordinary Python.
+
+CSV and TensorBoard need no TFF; a `tff.program.ReleaseManager` serves beside them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
-from . import tff
-
 SECONDS = 'not_private/seconds'  # Of a round: tells how much data its clients have.
 _METRICS, _KEY = 'metrics.csv', 'round'
 
@@ -25,12 +26,11 @@ class UnreadableError(ValueError):
 def managers(path: pathlib.Path) -> List[Any]:
   """CSV and TensorBoard files in a run's folder."""
   _drop_unfinished_row(path / _METRICS)
-  return [tff.CSVFileReleaseManager(path / _METRICS, key_fieldname=_KEY),
-          _TensorBoard(path / 'tensorboard')]
+  return [_Csv(path / _METRICS), _TensorBoard(path / 'tensorboard')]
 
 
 def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
-  """Hands a row of numbers, without times, to every `tff.program.ReleaseManager`."""
+  """Hands a row of numbers, without times, to every release manager."""
   values = {name: value for name, value in row.items() if name not in (_KEY, SECONDS)}
 
   async def to_all() -> None:
@@ -99,7 +99,38 @@ def _drop_unfinished_row(path: pathlib.Path) -> None:
 _EVENTS = 'events.out.tfevents.'
 
 
-class _TensorBoard(tff.ReleaseManager):
+class _Csv:
+  """One table of all rounds, replaced as a whole where a round has a new column."""
+
+  def __init__(self, path: pathlib.Path) -> None:
+    self._path = path
+    if not path.exists():
+      self._replace([_KEY], [])
+
+  async def release(self, value: Any, key: Any) -> None:
+    """Writes a row in the place of this round's and all later ones'."""
+    with open(self._path, encoding='utf-8', newline='') as file:
+      reader = csv.DictReader(file)
+      names, rows = list(reader.fieldnames or [_KEY]), list(reader)
+    row = {_KEY: key, **{name: np.asarray(number).tolist() for name, number in value.items()}}
+    wanted = names + [name for name in row if name not in names]
+    kept = [one for one in rows if int(one[_KEY]) < key]
+    if wanted != names or kept != rows:
+      self._replace(wanted, [*kept, row])
+    else:
+      with open(self._path, 'a', encoding='utf-8', newline='') as file:
+        csv.DictWriter(file, names).writerow(row)
+
+  def _replace(self, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    new = self._path.with_name(self._path.name + '.new')
+    with open(new, 'w', encoding='utf-8', newline='') as file:
+      writer = csv.DictWriter(file, names)
+      writer.writeheader()
+      writer.writerows(rows)
+    new.replace(self._path)
+
+
+class _TensorBoard:
   """Numbers for TensorBoard, with the round for a time: the real one is not private."""
 
   def __init__(self, path: pathlib.Path) -> None:

@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of one round: spread over workers, failing one by one and not together."""
+"""The clients of one round: spread over lanes, failing one by one and not together."""
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, TYPE_CHECKING
 
-import grpc
+import numpy as np
 import tensorflow as tf
 
-from . import groups
-from . import tff
-from . import workers as workers_lib
-
-CLIENTS_PER_CALL = 64  # One at a time; bounds a worker's memory, which holds all answers.
-CLIENTS_STEP = 8
-GROUPS = 8  # Of a call, trained side by side; each needs a model of its own.
-CLIENTS_IN_GROUPS, BYTES_IN_GROUPS = 2048, 64 * 2**20  # Of a call.
+if TYPE_CHECKING:
+  from . import engines
 
 
 class ClientsFailedError(RuntimeError):
   """No client could be trained at all: the model or all data are at fault."""
+
+
+class WorkerLostError(ConnectionError):
+  """A worker did not answer. Nothing of the round was released."""
 
 
 class Outcome(NamedTuple):
@@ -37,12 +34,22 @@ class Outcome(NamedTuple):
 
   answers: object
   not_private: List
-  failed: List[str]
+  failed: List[Any]
+
+  def exact(self) -> Dict[str, float]:
+    """Metrics of all calls: integers add up, others are means over the calls' clients."""
+    clients = sum(count for count, _ in self.not_private)
+    merged: Dict[str, float] = {}
+    for count, metrics in self.not_private:
+      for name, value in metrics.items():
+        weight = 1 if np.issubdtype(np.asarray(value).dtype, np.integer) else count / clients
+        merged[name] = merged.get(name, 0.0) + weight * float(value)
+    return merged
 
 
 def run(
-    process: Any, workers: workers_lib.Workers, state: Any, cohort: Sequence[str], users: Any,
-    check_all_failed: bool = True) -> Outcome:
+    process: engines.PrivateFedAvg, engine: engines.Engine, state: Any, cohort: Sequence[Any],
+    users: Any, check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
 
   A client that fails contributes nothing and leaves the others untouched, which
@@ -52,7 +59,7 @@ def run(
 
   Args:
     process: A `PrivateFedAvg`.
-    workers: `Workers`.
+    engine: Of the process.
     state: The server's state.
     cohort: Ids of the clients.
     users: What has `create_tf_dataset_for_client`.
@@ -67,35 +74,38 @@ def run(
   broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
   failed: Dict[Any, Exception] = {}
-  in_groups = process.in_groups()
-  if in_groups is None:
-    compute: Callable[..., Any] = process.client_sums
-    calls: Callable[..., Iterable[Any]] = _split
-    read = users.create_tf_dataset_for_client
-  else:
-    compute, calls = functools.partial(_compute_in_groups, in_groups), _split_groups
-    read = lambda client: groups.batches_of(users, client, *in_groups[1:])
   reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
 
   def available(clients: Sequence[Any]) -> Iterator[Any]:
     for client in clients:
       try:
         with reading:
-          data = read(client)
+          data = engine.read(users, client)
       except Exception as error:  # pylint: disable=broad-except
         failed[client] = error
       else:
         yield client, data
 
-  def work(context: Any, mine: Any) -> List[Any]:
-    with tff.get_context_stack().install(context):
-      return [result for call in calls(available(mine))
-              for result in _call(functools.partial(compute, weights, broadcast), call, failed)]
+  def call(lane: Any, clients: Sequence[Any]) -> List[Any]:
+    """[(clients, Sums)] of one call, or of its parts if it failed."""
+    if not clients:
+      return []
+    try:
+      return [(len(clients), lane(weights, broadcast, [data for _, data in clients]))]
+    except engine.failures as error:
+      if len(clients) == 1:
+        failed[clients[0][0]] = error
+        return []
+      half = len(clients) // 2
+      return call(lane, clients[:half]) + call(lane, clients[half:])
 
-  count = len(workers.contexts)
+  def work(lane: Any, mine: Any) -> List[Any]:
+    return [result for clients in engine.calls(available(mine)) for result in call(lane, clients)]
+
+  count = len(engine.lanes)
   with concurrent.futures.ThreadPoolExecutor(count) as pool:
     results = [result for part in pool.map(
-        work, workers.contexts, [cohort[i::count] for i in range(count)]) for result in part]
+        work, engine.lanes, [cohort[i::count] for i in range(count)]) for result in part]
   if check_all_failed and cohort and len(failed) == len(cohort):
     raise ClientsFailedError(
         f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
@@ -106,59 +116,6 @@ def run(
   total = tf.nest.pack_sequence_as(
       zero, [functools.reduce(tf.add, parts) for parts in zip(*answers)])
   return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
-
-
-def _compute_in_groups(in_groups: Any, weights: Any, broadcast: Any, clients: Sequence[Any]) -> Any:
-  """The `Sums` of the clients of one call, by their batches."""
-  specs = groups.specs(in_groups.input_spec)
-  parts = [collections.OrderedDict(groups.pack(part, specs)._asdict())
-           for part in groups.divide(clients, GROUPS)]
-  return in_groups.sums(weights, broadcast, parts)
-
-
-def _call(compute: Callable[..., Any], clients: Sequence[Any], failed: Any) -> List[Any]:
-  """[(clients, Sums)] of one call, or of its parts if it failed."""
-  if not clients:
-    return []
-  try:
-    return [(len(clients), compute([data for _, data in clients]))]
-  except workers_lib.WorkerLostError:
-    raise
-  except (grpc.RpcError, tf.errors.OpError, TypeError, ValueError) as error:
-    if len(clients) == 1:
-      failed[clients[0][0]] = error
-      return []
-    half = len(clients) // 2
-    return _call(compute, clients[:half], failed) + _call(compute, clients[half:], failed)
-
-
-def _split(clients: Sequence[Any]) -> List[Any]:
-  """Calls of few different sizes, since a new size compiles everything again in the worker.
-
-  As many as fit into calls of multiples of `CLIENTS_STEP`, `CLIENTS_PER_CALL` at
-  most; the rest, if any, in one more.
-  """
-  clients = list(clients)
-  calls, start = [], 0
-  while start < len(clients):
-    left = min(len(clients) - start, CLIENTS_PER_CALL)
-    size = left - left % CLIENTS_STEP or left
-    calls.append(clients[start:start + size])
-    start += size
-  return calls
-
-
-def _split_groups(clients: Sequence[Any]) -> Iterator[Any]:
-  """Calls of a bounded number of clients and bytes; a size of their own compiles nothing again."""
-  call, size = [], 0
-  for client, batches in clients:
-    call.append((client, batches))
-    size += sum(array.nbytes for batch in batches for array in batch)
-    if len(call) >= CLIENTS_IN_GROUPS or size >= BYTES_IN_GROUPS:
-      yield call
-      call, size = [], 0
-  if call:
-    yield call
 
 
 def _numpy(value: Any) -> Any:

@@ -19,12 +19,12 @@ from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
 
+from . import engines
 from . import releases
 from . import rounds as rounds_lib
 from . import run as run_lib
 from . import statement as statement_lib
 from . import storage
-from . import workers as workers_lib
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
@@ -37,7 +37,7 @@ class Simulation(NamedTuple):
   """What came out.
 
   Attributes:
-    weights: `tff.learning.models.ModelWeights` after the last round.
+    weights: `trainable` and `non_trainable` ones after the last round.
     rounds: Number of rounds of the plan that are used up.
     history: One dict per round: `private/...` is what the round released, what starts
       with `not_private/` is exact, and other names are `evaluate`'s.
@@ -81,7 +81,7 @@ def simulate(
 
   Args:
     process: A `PrivateFedAvg`.
-    train_data: `tff.simulation.datasets.ClientData` or `Users`: whatever has
+    train_data: `Users`, or a `tff.simulation.datasets.ClientData`: whatever has
       `client_ids`, each once, and `create_tf_dataset_for_client`.
     plan: The process's plan, if it is to be said again.
     rounds: How many of the plan's rounds to run in all; all by default.
@@ -92,17 +92,19 @@ def simulate(
       keep nothing. The files hold no times of rounds, which are not private; the
       file system's own times are.
     resume: Whether to go on with a run that is found in `out`; else it must be empty.
-    release_managers: More `tff.program.ReleaseManager`s, keyed by the round.
+    release_managers: More objects with `async release(value, key)`, keyed by the round, such as
+      `tff.program.ReleaseManager`s.
     dropout: Probability that a client of the cohort does not answer (a straggler),
       whatever its data. Not claimed as amplification.
-    workers: Addresses of TFF workers, or `Workers`; nothing to start one here.
+    workers: In process, how many clients are trained side by side, one by default. In TFF,
+      addresses of workers, or `Workers`; one is started here by default.
     progress: Whether to show a progress bar.
     facts: Sentences for the statement, such as where the vocabulary came from.
 
   Returns:
     A `Simulation`.
   """
-  if not hasattr(process, 'client_sums'):
+  if not isinstance(process, engines.PrivateFedAvg):
     raise ValueError('`process` must be what `build_private_fed_avg` returns. '
                      f'Received: process={process!r}.')
   if plan is not None and not (isinstance(plan, type(process.plan)) and plan == process.plan):
@@ -122,9 +124,7 @@ def simulate(
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    if not isinstance(workers, workers_lib.Workers):  # Else they are the caller's to close.
-      workers = stack.enter_context(contextlib.closing(workers_lib.Workers(workers)))
-    stack.enter_context(workers.installed())
+    engine = stack.enter_context(process.engine(workers))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
@@ -152,14 +152,14 @@ def simulate(
     while run.done < rounds:
       start = time.monotonic()
       cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
-      outcome = rounds_lib.run(process, workers, run.state, cohort, train_data,
+      outcome = rounds_lib.run(process, engine, run.state, cohort, train_data,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
       if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
-      run.advance(state, _floats(released), _not_private(outcome.not_private), outcome.failed,
+      run.advance(state, _floats(released), outcome.exact(), outcome.failed,
                   time.monotonic() - start)
       clients += len(cohort)
       total_seconds += time.monotonic() - start
@@ -237,14 +237,3 @@ def _answering(
 
 def _floats(tree: Any) -> Dict[str, float]:
   return {name: float(value) for name, value in tree.items()}
-
-
-def _not_private(calls: Any) -> Dict[str, Any]:
-  """Exact metrics of a round: integers add up, others are means over the calls' clients."""
-  clients = sum(count for count, _ in calls)
-  merged: Dict[str, Any] = {}
-  for count, metrics in calls:
-    for name, value in metrics.items():
-      weight = 1 if np.issubdtype(np.asarray(value).dtype, np.integer) else count / clients
-      merged[name] = merged.get(name, 0.0) + weight * float(value)
-  return merged

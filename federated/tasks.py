@@ -17,7 +17,6 @@ from tfdp_adaptive.data import next_word as next_word_lib
 from tfdp_adaptive.data import tag_prediction as tags_lib
 from tfdp_adaptive.estimates import vocabulary as vocabulary_lib
 
-from . import tff
 from . import users as users_lib
 
 Words = Union[Sequence[str], vocabulary_lib.PrivateVocabulary]
@@ -28,14 +27,18 @@ class Task(NamedTuple):
 
     users: Training data; what `simulate` takes.
     held_out: `tf.data.Dataset` of batches of other users.
-    model_fn: What `build_private_fed_avg` takes.
+    model_fn: What `build_private_fed_avg` takes, and so are `loss` and `metrics`.
     items: Sizes: ids of words, or words and tags.
+    loss: Of a Keras model; None where `model_fn` makes a TFF model, which has its own.
+    metrics: Of a Keras model.
   """
 
   users: Any
   held_out: tf.data.Dataset
   model_fn: Callable
   items: Tuple[int, ...]
+  loss: Any = None
+  metrics: Tuple[Any, ...] = ()
 
 
 def next_word(
@@ -61,12 +64,8 @@ def next_word(
        for client, mine in corpus.by_client(parts.train).items()},
       batch_size=batch_size, max_examples=max_examples, epochs=epochs)
 
-  def model_fn() -> Any:
-    return tff.model_from_keras(
-        build_model(num_ids), loss=_WordLoss(), input_spec=users.element_type_structure,
-        metrics=[_WordAccuracy(), _WordCrossEntropy()])
-
-  return Task(users, held_out_sentences(parts.test, vocabulary), model_fn, (num_ids,))
+  return Task(users, held_out_sentences(parts.test, vocabulary), lambda: build_model(num_ids),
+              (num_ids,), WordLoss(), (_WordAccuracy, _WordCrossEntropy))
 
 
 def held_out_sentences(
@@ -99,16 +98,14 @@ def tag_prediction(
   held_out = [q for client, mine in by_user.items() if parts[client] == 'test' for q in mine]
 
   def model_fn() -> Any:
-    model = tf.keras.Sequential([
-        tf.keras.layers.InputLayer((len(words),)),
+    return tf.keras.Sequential([
+        tf.keras.layers.Input((len(words),)),
         tf.keras.layers.Dense(len(tags), kernel_initializer='zeros')])
-    return tff.model_from_keras(
-        model, loss=_TagLoss(), input_spec=users.element_type_structure,
-        metrics=[tf.keras.metrics.Recall(top_k=5, name='recall_at_5'),
-                 tf.keras.metrics.Precision(top_k=1, name='precision_at_1')])
 
   return Task(users, tf.data.Dataset.from_tensor_slices(shape(held_out)).batch(256), model_fn,
-              (len(words), len(tags)))
+              (len(words), len(tags)), TagLoss(),
+              (tf.keras.metrics.Recall(top_k=5, name='recall_at_5'),
+               tf.keras.metrics.Precision(top_k=1, name='precision_at_1')))
 
 
 def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
@@ -147,7 +144,7 @@ def _part(client: Optional[str]) -> Optional[str]:
   return next(name for name, sentences in parts._asdict().items() if sentences)
 
 
-class _WordLoss(tf.keras.losses.Loss):
+class WordLoss(tf.keras.losses.Loss):
   """Mean cross-entropy over the words of a sentence, then over sentences."""
 
   def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -155,7 +152,7 @@ class _WordLoss(tf.keras.losses.Loss):
     return tf.math.divide_no_nan(tf.reduce_sum(losses, -1), tf.reduce_sum(words, -1))
 
 
-class _TagLoss(tf.keras.losses.Loss):
+class TagLoss(tf.keras.losses.Loss):
   """Sum over the tags of the binary cross-entropy."""
 
   def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:

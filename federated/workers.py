@@ -33,6 +33,7 @@ import grpc
 from tfdp_adaptive import errors
 
 from . import isolated_worker
+from . import rounds
 from . import tff
 
 _START_SECONDS, _ANSWER_SECONDS = 60, 10  # For a worker started here, and elsewhere.
@@ -49,10 +50,6 @@ import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 """
-
-
-class WorkerLostError(ConnectionError):
-  """A worker did not answer. Nothing of the round was released."""
 
 
 class Workers:
@@ -146,7 +143,7 @@ class Workers:
     while not _answers(channel):
       ended = [p.returncode for p in self.processes if p.poll() is not None]
       if ended or time.monotonic() > deadline:
-        raise WorkerLostError(
+        raise rounds.WorkerLostError(
             f'No TFF worker answers at {address}. Start one there with `python -m '
             'tfdp_adaptive.federated.isolated_worker` and `ssh -L` (README, "More machines"), '
             'and check that the tunnel is open. '
@@ -196,7 +193,7 @@ def _cause(error: Any) -> str:
 
 
 class _Stub(tff.RemoteExecutorGrpcStub):
-  """Turns what TFF would retry for ever into `WorkerLostError`."""
+  """Turns what TFF would retry for ever into `rounds.WorkerLostError`."""
 
   def __init__(self, channel: grpc.Channel, address: str) -> None:
     # Not TFF's own initializer: it subscribes to the channel, and the thread behind
@@ -217,7 +214,7 @@ def _fail_fast(name: str) -> Any:
     try:
       return base_method(self, request)
     except tff.RetryableError as error:
-      raise WorkerLostError(
+      raise rounds.WorkerLostError(
           f'The TFF worker at {self.address} was lost. The round was not released; start the '
           f'worker again and resume from the last saved state. Cause: {_cause(error)}') from error
 

@@ -14,10 +14,9 @@ import tfdp_adaptive
 
 pytest_plugins = ['costs', 'selection']
 ROOT = pathlib.Path(__file__).parent.parent
-# Folders of tests that need a library which not every environment can have.
-NEEDS = {folder: library for folder, library in [
-    ('federated', 'tensorflow_federated'), ('queries', 'tensorflow_privacy')]
-    if importlib.util.find_spec(library) is None}
+# Libraries which not every environment can have; a module of tests that imports one is skipped.
+MISSING = [library for library in ('tensorflow_federated', 'tensorflow_privacy')
+           if importlib.util.find_spec(library) is None]
 
 # `federated/` becomes `tfdp_adaptive.federated` by installation; a bare checkout
 # finds it through the package's path.
@@ -32,7 +31,7 @@ class _Skipped(pytest.Module):
   """A test module that cannot even be imported here."""
 
   def collect(self):
-    pytest.skip(f'needs {NEEDS[self.path.parent.name]}, which this environment does not have',
+    pytest.skip(f'needs one of {MISSING}, which this environment does not have',
                 allow_module_level=True)
 
 
@@ -45,7 +44,9 @@ def pytest_configure(config):
 
 
 def pytest_pycollect_makemodule(module_path, parent):
-  if module_path.parent.name in NEEDS:
+  text = module_path.read_text(encoding='utf-8')
+  if any(f'\nimport {library}' in text for library in MISSING) or (
+      MISSING and module_path.parent.name == 'queries'):
     return _Skipped.from_parent(parent, path=module_path)
   return None
 
@@ -55,7 +56,7 @@ def pytest_collection_modifyitems(items):
     if ' at 0x' in item.nodeid:
       raise pytest.UsageError('The names of tests must be the same in every process. Received one '
                               f'with an address, {item.nodeid}: give `parametrize` its `ids`.')
-    if 'federated' in item.keywords and 'federated' in NEEDS:
+    if item.get_closest_marker('federated') and 'tensorflow_federated' in MISSING:
       item.add_marker(pytest.mark.skip(reason='needs tensorflow_federated'))
 
 

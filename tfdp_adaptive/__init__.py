@@ -2,8 +2,7 @@
 """Differentially private adaptive optimizers for TensorFlow, Keras and TFF.
 
 Public names are imported when they are first used: the NumPy parts (mechanisms,
-accounting) do not wait for Keras, and `federated` needs TensorFlow Federated
-only when it is touched. Where TensorFlow was imported before, Keras' loaders know
+accounting) do not wait for Keras. Where TensorFlow was imported before, Keras' loaders know
 the models and optimizers at once.
 """
 
@@ -109,14 +108,10 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.tuning import tune as tune
 
 # Without what needs a library that not every environment can have.
-__all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'federated', 'queries'})
+__all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'queries'})
 
 
 def __getattr__(name: str) -> Any:
-  if name == 'federated' and importlib.util.find_spec('tensorflow_federated') is None:
-    raise ModuleNotFoundError(
-        '`tfdp_adaptive.federated` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
-        'with TensorFlow 2.14. Install requirements/federated.lock, see README.md.')
   if name in _SUBPACKAGES:
     return importlib.import_module(f'{__name__}.{name}')
   if name not in _EXPORTS:

@@ -227,6 +227,11 @@ def raw_variable(variable: Variable) -> tf.Variable:
   return variable._value if KERAS_3 and hasattr(variable, '_value') else variable
 
 
+def seeds(model: Model) -> List[tf.Variable]:
+  """The seeds that a model's layers draw by; none where they draw without."""
+  return [raw_variable(v) for v in model.variables if 'seed_generator_state' in v.name]
+
+
 def variable_key(variable: Variable) -> int:
   """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
   raw = raw_variable(variable)

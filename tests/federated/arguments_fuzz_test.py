@@ -2,7 +2,6 @@
 """Whatever a person passes to the federated part works, or is refused in our own words."""
 
 import os
-import types
 
 import hypothesis
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ import regression
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.federated import processes
+from tfdp_adaptive.federated import in_process
 from tfdp_adaptive.federated import run
 
 federated = tfdp.federated
@@ -26,7 +25,7 @@ ODD = st.one_of(
     st.integers(-3, 5), st.floats())
 PLAN = regression.make_plan(steps=3)
 USERS = dict(examples={'a': np.zeros([3, 2])}, batch_size=2, epochs=1, max_examples=None)
-BUILD = dict(model_fn=regression.model_fn, server_rule=rules.dp_adam(), plan=PLAN,
+BUILD = dict(**regression.of_engine('in_process'), server_rule=rules.dp_adam(), plan=PLAN,
              server_learning_rate=.5, client_optimizer_fn=regression.client_optimizer,
              client_weighting='uniform', max_examples_per_client=None, quantile_clip=None,
              private_metrics=None, seed=None)
@@ -78,7 +77,7 @@ def test_examples_that_are_none(examples):
 
 
 def test_processes(monkeypatch):
-  monkeypatch.setattr(processes, 'initial_weights', reach)
+  monkeypatch.setattr(in_process, 'InProcess', reach)
   fuzz(federated.build_private_fed_avg, BUILD)
 
 
@@ -90,11 +89,11 @@ def test_ranges(ranges):
         **{**BUILD, 'private_metrics': federated.PrivateMetrics(ranges)})
 
 
-def test_simulations(worker, monkeypatch, tmp_path):
+def test_simulations(monkeypatch, tmp_path):
   """Up to the first round."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(run, 'Run', reach)
-  process = types.SimpleNamespace(plan=PLAN, rule=rules.dp_adam(), client_sums=reach)
-  fuzz(lambda **given: federated.simulate(process, workers=worker, **given), SIMULATE)
+  process = federated.build_private_fed_avg(**BUILD)
+  fuzz(lambda **given: federated.simulate(process, **given), SIMULATE)
   with pytest.raises(ValueError, match='`process` must be'):
     federated.simulate(3, **SIMULATE)

@@ -15,6 +15,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
 from tfdp_adaptive.federated import groups
 from tfdp_adaptive.federated import rounds
+from tfdp_adaptive.federated import tff_process
 
 METRICS = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}, share=0.1)
 
@@ -23,7 +24,7 @@ class _Remembering:
   """A regression that counts all the examples that it ever saw, and learns from the count."""
 
   def __init__(self, table=False):
-    self._model = regression.model_fn()
+    self._model = regression.tff_model_fn()
     self.seen = tf.Variable(0.0, trainable=False)
     self._table = table and tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
@@ -79,7 +80,7 @@ def functional_model():
       tf.keras.losses.MeanSquaredError(), regression.SPEC)
 
 
-def fed_avg(model_fn=regression.model_fn, optimizer=None, rule=rules.dp_adam, **kwargs):
+def fed_avg(model_fn=regression.tff_model_fn, optimizer=None, rule=rules.dp_adam, **kwargs):
   return tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=rule(), plan=regression.make_plan(), server_learning_rate=0.5, seed=7,
       client_optimizer_fn=optimizer or tff.learning.optimizers.build_sgdm(0.1), **kwargs)
@@ -95,7 +96,7 @@ PROCESSES = {
     'normalization': lambda: fed_avg(normalized_model_fn, exact_metrics=True),
     'remembering': lambda: fed_avg(Remembering),
     'gradients': lambda: tfdp.federated.build_private_fed_sgd(
-        regression.model_fn, server_rule=rules.dp_sgd(), plan=regression.make_plan(),
+        regression.tff_model_fn, server_rule=rules.dp_sgd(), plan=regression.make_plan(),
         server_learning_rate=0.5, private_metrics=METRICS, exact_metrics=True, seed=7),
 }
 
@@ -114,7 +115,8 @@ def make_users():
 
 def leaves(process, workers, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  outcome = rounds.run(process, workers, state, cohort, users)
+  with process.engine(workers) as engine:
+    outcome = rounds.run(process, engine, state, cohort, users)
   assert not outcome.failed
   exact = [value for _, metrics in outcome.not_private for value in metrics.values()]
   return [np.asarray(x, np.float64) for x in tf.nest.flatten([outcome.answers, exact])]
@@ -146,7 +148,7 @@ def test_a_model_that_keeps_clients_elsewhere_is_trained_one_by_one(worker):
 def test_no_client_sees_what_another_left(worker, monkeypatch):
   """Of a model that counts its examples: one group, in which clients follow each other."""
   process, users = PROCESSES['remembering'](), make_users()
-  monkeypatch.setattr(rounds, 'GROUPS', 1)
+  monkeypatch.setattr(tff_process, 'GROUPS', 1)
   both = leaves(process, worker, users, ['user2', 'user4'])
   parts = [leaves(process, worker, users, [client]) for client in ('user2', 'user4')]
   for i, value in enumerate(both):
@@ -174,8 +176,9 @@ def test_data_that_break_the_model_are_left_out_alone(worker):
   process = fed_avg(model_fn)
   state = tf.nest.map_structure(tf.constant, process.initialize())
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
-  outcome = rounds.run(process, worker, state, users.client_ids, users)
-  expected = rounds.run(process, worker, state, list(good), users)
+  with process.engine(worker) as engine:
+    outcome = rounds.run(process, engine, state, users.client_ids, users)
+    expected = rounds.run(process, engine, state, list(good), users)
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed
   for one, other in zip(tf.nest.flatten(outcome.answers), tf.nest.flatten(expected.answers)):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

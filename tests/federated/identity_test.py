@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import regression
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
@@ -53,12 +52,12 @@ RULES = {
     'clipped': lambda: rules.dp_sgd()._replace(asks=(rules.Ask('euclidean'),)),
 }
 OPTIMIZERS = {
-    'sgd': lambda: tff.learning.optimizers.build_sgdm(0.1),
-    'rate': lambda: tff.learning.optimizers.build_sgdm(0.2),
-    'momentum': lambda: tff.learning.optimizers.build_sgdm(0.1, momentum=0.9),
-    'adam': lambda: tff.learning.optimizers.build_adam(0.1),
-    'scheduled': lambda: tff.learning.optimizers.schedule_learning_rate(
-        tff.learning.optimizers.build_sgdm(0.1), named_rate),
+    'sgd': lambda: tf.keras.optimizers.SGD(0.1),
+    'rate': lambda: tf.keras.optimizers.SGD(0.2),
+    'momentum': lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+    'adam': lambda: tf.keras.optimizers.Adam(0.1),
+    'scheduled': lambda: tf.keras.optimizers.SGD(
+        tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)),
 }
 
 
@@ -124,8 +123,9 @@ def test_clients_are_known_by_place(ids, random):
 
 def make(rule=rules.dp_adam, rate=0.5, optimizer='sgd', plan=None, **kwargs):
   return tfdp.federated.build_private_fed_avg(
-      regression.model_fn, server_rule=rule(), plan=plan or regression.make_plan(steps=6),
-      server_learning_rate=rate, client_optimizer_fn=OPTIMIZERS[optimizer], seed=1, **kwargs)
+      server_rule=rule(), plan=plan or regression.make_plan(steps=6), server_learning_rate=rate,
+      client_optimizer_fn=OPTIMIZERS[optimizer], seed=1, **regression.of_engine('in_process'),
+      **kwargs)
 
 
 def users(batch_size=4, names=None, add=0.0, **kwargs):
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
       (r"\['data'\].*'max_examples': 5", make(rate=rate()), users(max_examples=5)),
       (r"\['server_rule'\].*'first': \{'update': \{'beta': 0.8\}",
        make(rate=rate(), rule=RULES['adam beta']), users()),
-      (r"\['client_optimizer'\].*'_lr': 0.2", make(rate=rate(), optimizer='rate'), users()),
+      (r"\['client_optimizer'\].*'learning_rate': 0.2", make(rate=rate(), optimizer='rate'), users()),
       (r"\['server_learning_rate'\].*PiecewiseConstantDecay", make(rate=RATES['piecewise']()),
        users()),
       (r"\['plan'\].*'batch_size': 2", make(
@@ -171,12 +171,12 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
 @pytest.mark.pitfall(
     'A run goes on with its clients in another order, so that groups are others.',
     severity='critical', stops='refused: a fingerprint of clients and their order is saved')
-def test_groups_would_break_for_clients_in_another_order(tmp_path, worker):
+def test_groups_would_break_for_clients_in_another_order(tmp_path):
   """The defect itself: separated groups go by position, and the run refuses."""
   plan = regression.make_plan(steps=6, batch_size=2, sampling=tfdp.sampling.BallsInBins(cycle=3),
                               mechanism=tfdp.mechanisms.BandedToeplitz(bands=2, steps=6))
   simulate = functools.partial(
-      tfdp.federated.simulate, make(plan=plan), out=tmp_path, workers=worker, progress=False)
+      tfdp.federated.simulate, make(plan=plan), out=tmp_path, progress=False)
   simulate(users(), rounds=1)
   with pytest.raises(tfdp.federated.SavedRunError, match='client_ids'):
     simulate(users(names=[f'user{i}' for i in range(5, -1, -1)]))

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""build_private_fed_avg equals float64 NumPy over per-user deltas, and refuses the rest."""
+"""Every engine equals float64 NumPy over per-user deltas, and refuses the rest."""
 
 import numpy as np
 import pytest
 import regression
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive import queries
 from tfdp_adaptive import rules
 
 COHORTS = [[0, 1, 2], [3, 4, 5, 0, 2], [], [1], [5, 3]]
@@ -79,11 +77,11 @@ def run(process, examples):
 
 
 @pytest.mark.parametrize('name', RULES)
-def test_equals_numpy_over_user_deltas(name):
+def test_equals_numpy_over_user_deltas(name, engine):
   examples = regression.make_users()
   for sigma in (0.0, 0.5):
     plan = regression.make_plan(noise_multiplier=sigma)
-    actual = run(regression.build(RULES[name](), plan), examples)
+    actual = run(regression.build(RULES[name](), plan, engine), examples)
     expected, flipped = (
         np.asarray([oracle.next([examples[f'user{i}'] for i in cohort]) for cohort in COHORTS])
         for oracle in (Oracle(name, plan), Oracle(name, plan, sign=-1.0)))
@@ -94,12 +92,12 @@ def test_equals_numpy_over_user_deltas(name):
 
 @pytest.mark.parametrize('mechanism', [
     tfdp.mechanisms.BandedToeplitz(bands=3, steps=10), tfdp.mechanisms.BLT(buffers=2, steps=10)])
-def test_correlated_noise_equals_numpy_too(mechanism):
+def test_correlated_noise_equals_numpy_too(mechanism, engine):
   examples = regression.make_users()
   plan = regression.make_plan(mechanism=mechanism, sampling=tfdp.sampling.FixedOrder())
   oracle = Oracle('dp_sgd', plan)
   np.testing.assert_allclose(
-      run(regression.build(RULES['dp_sgd'](), plan), examples),
+      run(regression.build(RULES['dp_sgd'](), plan, engine), examples),
       [oracle.next([examples[f'user{i}'] for i in cohort]) for cohort in COHORTS],
       rtol=2e-4, atol=1e-5)
 
@@ -108,12 +106,14 @@ def test_correlated_noise_equals_numpy_too(mechanism):
     rules.dp_adam_ime, lambda: rules.dp_soap(refresh_every=2),
     lambda: rules.dp_shampoo(refresh_every=2), rules.dp_muon],
                          ids=['two releases', 'soap', 'shampoo', 'singular values'])
-def test_equals_the_query_and_the_rule_by_hand(make):
-  """rule loop = DPQuery loop = TFF process."""
+def test_equals_the_query_and_the_rule_by_hand(make, engine):
+  """rule loop = DPQuery loop = rounds of clients."""
+  pytest.importorskip('tensorflow_privacy')
+  from tfdp_adaptive import queries  # pylint: disable=g-import-not-at-top
   examples = regression.make_users()
   plan = regression.make_plan()
   rule = make()
-  process = regression.build(rule, plan)
+  process = regression.build(rule, plan, engine)
   query = queries.RuleQuery(rule, [tf.TensorSpec([3, 1]), tf.TensorSpec([1])], plan=plan,
                             seed=regression.SEED)
   state, weights, trajectory = query.initial_global_state(), np.zeros(4), []
@@ -129,24 +129,11 @@ def test_equals_the_query_and_the_rule_by_hand(make):
   np.testing.assert_allclose(run(process, examples), trajectory, rtol=2e-3, atol=1e-4)
 
 
-def test_the_query_works_in_tffs_own_factory():
-  """Whoever composes processes from TFF's parts gets the same weights from `RuleQuery`."""
-  examples, plan, rule = regression.make_users(), regression.make_plan(), rules.dp_adam()
-  query = queries.RuleQuery(rule, [tf.TensorSpec([3, 1]), tf.TensorSpec([1])], plan=plan,
-                            seed=regression.SEED)
-  process = tff.learning.algorithms.build_unweighted_fed_avg(
-      regression.model_fn, tff.learning.optimizers.build_sgdm(regression.CLIENT_RATE),
-      tff.learning.optimizers.build_sgdm(0.5), model_aggregator=(
-          tff.aggregators.DifferentiallyPrivateFactory(query)))
-  np.testing.assert_allclose(
-      run(process, examples), run(regression.build(rule, plan), examples), rtol=1e-5, atol=1e-6)
-
-
-def test_weights_by_number_of_examples_are_capped():
+def test_weights_by_number_of_examples_are_capped(engine):
   """The heaviest user has weight one, whatever the clip norm, which is out of reach here."""
   examples = regression.make_users()
   plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=100.0)
-  process = regression.build(rules.dp_sgd(), plan, client_weighting='num_examples',
+  process = regression.build(rules.dp_sgd(), plan, engine, client_weighting='num_examples',
                              max_examples_per_client=8)
   cohort, total = [0, 1, 2, 4], np.zeros(4)
   users = tfdp.federated.Users(examples, batch_size=4)
@@ -159,13 +146,13 @@ def test_weights_by_number_of_examples_are_capped():
       regression.flat(process.get_model_weights(state)), -0.5 * total / 3, rtol=1e-4)
 
 
-def test_federated_sgd_answers_with_the_gradient():
+def test_federated_sgd_answers_with_the_gradient(engine):
   examples = regression.make_users()
   plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=100.0)
   metrics = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)})
   process = tfdp.federated.build_private_fed_sgd(
-      regression.model_fn, server_rule=rules.dp_sgd(), plan=plan, server_learning_rate=0.5,
-      private_metrics=metrics)
+      server_rule=rules.dp_sgd(), plan=plan, server_learning_rate=0.5, private_metrics=metrics,
+      **regression.of_engine(engine))
   users = tfdp.federated.Users(examples, batch_size=2)
   total, losses = np.zeros(4), []
   for i in (1, 2, 5):
@@ -181,26 +168,10 @@ def test_federated_sgd_answers_with_the_gradient():
   assert float(metrics['released']['loss']) == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-def test_a_functional_model_gives_the_same_weights():
-  examples = regression.make_users()
-  plan = regression.make_plan()
-  keras = lambda: tf.keras.Sequential([
-      tf.keras.layers.InputLayer((3,)), tf.keras.layers.Dense(1, kernel_initializer='zeros')])
-  functional = tff.learning.models.functional_model_from_keras(
-      keras, tf.keras.losses.MeanSquaredError(), regression.SPEC)
-  process = tfdp.federated.build_private_fed_avg(
-      functional, server_rule=rules.dp_adam(), plan=plan, server_learning_rate=0.5,
-      seed=regression.SEED, client_optimizer_fn=lambda: tff.learning.optimizers.build_sgdm(
-          regression.CLIENT_RATE))
-  np.testing.assert_allclose(
-      run(process, examples), run(regression.build(rules.dp_adam(), plan), examples),
-      rtol=1e-5, atol=1e-6)
-
-
-def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most():
+def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most(engine):
   """One user gone, without data, with non-finite data and with a huge update."""
   plan = regression.make_plan(noise_multiplier=0.0)
-  process = regression.build(rules.dp_sgd(), plan)
+  process = regression.build(rules.dp_sgd(), plan, engine)
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
   cohort = [users.create_tf_dataset_for_client(f'user{i}') for i in (0, 2, 3)]
   batch = next(iter(users.create_tf_dataset_for_client('user4')))
@@ -226,44 +197,24 @@ def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most():
 @pytest.mark.pitfall(
     'Exact sums or counts of clients are in a round\'s result.',
     severity='critical', stops='left out, unless asked for as `not_private/`')
-def test_nothing_exact_about_the_clients_comes_out_unless_asked_for():
+def test_nothing_exact_about_the_clients_comes_out_unless_asked_for(engine):
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
   cohort = [users.create_tf_dataset_for_client('user3')]
   for exact in (False, True):
-    process = regression.build(rules.dp_sgd(), regression.make_plan(), exact_metrics=exact)
+    process = regression.build(rules.dp_sgd(), regression.make_plan(), engine, exact_metrics=exact)
     _, metrics = process.next(process.initialize(), cohort)
     assert bool(metrics['not_private']) == exact
 
 
-def test_models_made_before_go_on_working():
-  """TFF makes models in graphs, for which Keras changes the classes of all others."""
-  class Mine(tf.keras.Model):
-
-    def __init__(self):
-      super().__init__()
-      self.dense = tf.keras.layers.Dense(1)
-
-    def call(self, x):
-      return self.dense(x)
-
-  models = [tf.keras.Sequential([tf.keras.layers.Dense(1)]), Mine()]
-  process = regression.build(rules.dp_sgd(), regression.make_plan())
-  assert [model(np.ones([2, 3])).shape for model in models] == [(2, 1), (2, 1)]
-  assert process.in_groups() is not None
-  for model in models:
-    model.compile('sgd', 'mse')
-    model.fit(np.ones([2, 3]), np.ones([2, 1]), verbose=0)
-
-
-def test_refusals():
+def test_refusals(engine):
   rule, plan = rules.dp_sgd(), regression.make_plan()
   with pytest.raises(ValueError, match="unit='user'"):
-    regression.build(rule, regression.make_plan(unit='example'))
+    regression.build(rule, regression.make_plan(unit='example'), engine)
   with pytest.raises(ValueError, match='multiply the sensitivity'):
-    regression.build(rule, plan, client_weighting='num_examples')
+    regression.build(rule, plan, engine, client_weighting='num_examples')
   with pytest.raises(ValueError, match=r"one of \('uniform', 'num_examples'\)"):
-    regression.build(rule, plan, client_weighting='num_tokens')
+    regression.build(rule, plan, engine, client_weighting='num_tokens')
   with pytest.raises(ValueError, match='taken at the server'):
-    regression.build(rule._replace(public='mean'), plan)
+    regression.build(rule._replace(public='mean'), plan, engine)
   with pytest.raises(ValueError, match='dp_kfc does: they would have to be taken at the server'):
-    regression.build(rules.dp_kfc(), plan)
+    regression.build(rules.dp_kfc(), plan, engine)

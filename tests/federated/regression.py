@@ -2,10 +2,10 @@
 """A federated regression that is small enough for NumPy."""
 
 import collections
+import importlib
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import noise as noise_lib
@@ -19,10 +19,29 @@ SPEC = collections.OrderedDict(
 
 def model_fn():
   """Linear regression from zero weights."""
-  model = tf.keras.Sequential([
-      tf.keras.layers.InputLayer((3,)), tf.keras.layers.Dense(1, kernel_initializer='zeros')])
-  return tff.learning.models.from_keras_model(
-      model, loss=tf.keras.losses.MeanSquaredError(), input_spec=SPEC)
+  return tf.keras.Sequential([
+      tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1, kernel_initializer='zeros')])
+
+
+def tff_model_fn():
+  return importlib.import_module('tensorflow_federated').learning.models.from_keras_model(
+      model_fn(), loss=tf.keras.losses.MeanSquaredError(), input_spec=SPEC)
+
+
+def client_optimizer():
+  return tf.keras.optimizers.SGD(CLIENT_RATE)
+
+
+def tff_client_optimizer():
+  optimizers = importlib.import_module('tensorflow_federated').learning.optimizers
+  return optimizers.build_sgdm(CLIENT_RATE)
+
+
+def of_engine(engine):
+  """What the regression is given as to an engine."""
+  if engine == 'tff':
+    return dict(model_fn=tff_model_fn)
+  return dict(model_fn=model_fn, loss=tf.keras.losses.MeanSquaredError())
 
 
 def make_users(count=6, seed=0):
@@ -43,10 +62,11 @@ def make_plan(**kwargs):
   return tfdp.PrivacyPlan(**arguments)
 
 
-def build(rule, plan, **kwargs):
+def build(rule, plan, engine='in_process', **kwargs):
   return tfdp.federated.build_private_fed_avg(
-      model_fn, server_rule=rule, plan=plan, server_learning_rate=0.5, seed=SEED,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(CLIENT_RATE), **kwargs)
+      server_rule=rule, plan=plan, server_learning_rate=0.5, seed=SEED,
+      client_optimizer_fn=tff_client_optimizer if engine == 'tff' else client_optimizer,
+      **{**of_engine(engine), **kwargs})
 
 
 def delta(weights, examples, batch_size=4):
@@ -72,7 +92,3 @@ def noise_rows(count, mechanism=independent.IndependentGaussian()):
 
 def flat(weights):
   return np.concatenate([np.ravel(w) for w in weights.trainable]).astype(np.float64)
-
-
-def client_optimizer():
-  return tff.learning.optimizers.build_sgdm(CLIENT_RATE)

@@ -7,7 +7,6 @@ import pytest
 import regression
 from scipy import stats
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
@@ -26,7 +25,7 @@ def make_server(rule=None, quantile_clip=None, private_metrics=None, learning_ra
 
 
 def zero_weights():
-  return tff.learning.models.ModelWeights([tf.zeros([3, 1]), tf.zeros([1])], [])
+  return server_lib.ModelWeights([tf.zeros([3, 1]), tf.zeros([1])], [])
 
 
 def update_of(vector):

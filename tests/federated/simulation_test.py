@@ -4,17 +4,19 @@
 import numpy as np
 import pytest
 import regression
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
 from tfdp_adaptive.federated import rounds
 
 
-def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
+def test_simulate_is_the_process_on_the_cohorts_of_the_plan(engine):
   plan = regression.make_plan(steps=4)
-  process = regression.build(rules.dp_adam(), plan)
+  process = regression.build(rules.dp_adam(), plan, engine)
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
-  evaluate = tfdp.federated.evaluator(regression.model_fn, users.all_examples())
+  evaluate = tfdp.federated.evaluator(
+      regression.model_fn, users.all_examples(), loss=tf.keras.losses.MeanSquaredError())
   result = tfdp.federated.simulate(
       process, users, rounds=3, evaluate=evaluate, rounds_per_evaluation=2, progress=False)
   state = process.initialize()
@@ -42,7 +44,7 @@ def test_simulate_is_the_process_on_the_cohorts_of_the_plan():
 @pytest.mark.parametrize('sampling, batch_size, participation', [
     (tfdp.sampling.FixedOrder(), 3, (2, 3)), (tfdp.sampling.CyclicPoisson(cycle=2), 2, None)])
 def test_nobody_takes_part_more_often_than_was_accounted_for(
-    sampling, batch_size, participation, worker, monkeypatch):
+    sampling, batch_size, participation, monkeypatch):
   """What the plan says of separation and participations is what the cohorts keep to."""
   mechanism = tfdp.mechanisms.BandedToeplitz(bands=2, steps=5)
   plan = regression.make_plan(
@@ -57,7 +59,7 @@ def test_nobody_takes_part_more_often_than_was_accounted_for(
 
   monkeypatch.setattr(rounds, 'run', spy)
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
-  tfdp.federated.simulate(process, users, workers=worker, progress=False)
+  tfdp.federated.simulate(process, users, progress=False)
   assert len(cohorts) == 5 and any(cohorts)
   for user in users.client_ids:
     steps = [step for step, cohort in enumerate(cohorts) if user in cohort]
@@ -67,9 +69,10 @@ def test_nobody_takes_part_more_often_than_was_accounted_for(
       assert 1 <= len(steps) <= participation[1] and min(np.diff(steps)) >= participation[0]
 
 
-def test_a_round_without_answers_is_noise_and_a_warning(worker):
+def test_a_round_without_answers_is_noise_and_a_warning():
   class OnlyOnce:
     client_ids = [f'user{i}' for i in range(6)]
+    element_type_structure = regression.SPEC
     gone = ()
 
     def create_tf_dataset_for_client(self, client_id):
@@ -89,7 +92,7 @@ def test_a_round_without_answers_is_noise_and_a_warning(worker):
     return {}
 
   with pytest.warns(UserWarning, match='No client of round 2 could be trained'):
-    result = tfdp.federated.simulate(process, data, workers=worker, progress=False,
+    result = tfdp.federated.simulate(process, data, progress=False,
                                      evaluate=evaluate, rounds_per_evaluation=1)
   noise = 0.5 * 0.2 * regression.noise_rows(2)[1] / 3
   np.testing.assert_allclose(seen[1] - seen[0], -0.5 * noise, rtol=1e-4)
@@ -97,12 +100,12 @@ def test_a_round_without_answers_is_noise_and_a_warning(worker):
 
 
 @pytest.mark.parametrize('name', ['round', 'private/loss', 'not_private/seconds'])
-def test_what_evaluate_may_not_call_its_numbers(name, worker):
+def test_what_evaluate_may_not_call_its_numbers(name):
   process = regression.build(rules.dp_sgd(), regression.make_plan(steps=1))
   with pytest.raises(ValueError, match='say what is private'):
     tfdp.federated.simulate(
-        process, tfdp.federated.Users(regression.make_users(), batch_size=4), workers=worker,
-        progress=False, evaluate=lambda weights: {name: 0.0})
+        process, tfdp.federated.Users(regression.make_users(), batch_size=4), progress=False,
+        evaluate=lambda weights: {name: 0.0})
 
 
 def test_refusals():

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rounds need of a way to reach clients, whichever it is."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Type, TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
+  from tfdp_adaptive import privacy
+
+  from . import server as server_lib
+
+
+class Engine(NamedTuple):
+  """How the clients of a round are trained.
+
+  Attributes:
+    lanes: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
+      clients that are trained side by side.
+    read: `(users, client id) -> data of that client`, as a lane takes it.
+    calls: `iterable of (client id, data) -> iterable of lists of them`, one for each call.
+    failures: Exceptions by which a call says that one of its clients could not be trained.
+  """
+
+  lanes: Sequence[Callable[..., server_lib.Sums]]
+  read: Callable[[Any, Any], Any]
+  calls: Callable[[Any], Any]
+  failures: Tuple[Type[Exception], ...]
+
+
+class PrivateFedAvg(abc.ABC):
+  """Rounds of federated averaging; it knows what it promises.
+
+  Its state is SECRET: it holds the noise still to come. Only `get_model_weights(state)` and
+  `metrics['released']` may be published.
+
+  Whoever calls `next` answers for the cohort: it must be drawn as the plan says, and
+  every client must be in it once at most. A data set does not say whose it is, so
+  `next` takes one client five times, and one user then moves five clip norms;
+  `simulate` draws and checks.
+
+  Attributes:
+    plan: The `tfdp.PrivacyPlan` of the run.
+    rule: The server's rule.
+    model_fn: What the process was built from.
+    server: The `Server`.
+    settings: {argument: value}, for the statement and to recognize a saved run.
+    seed: The seed of a test, or None.
+  """
+
+  def __init__(
+      self, *, plan: privacy.PrivacyPlan, rule: contract.Rule, model_fn: Any,
+      server: server_lib.Server, settings: Dict[str, Any], seed: Optional[int]) -> None:
+    self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
+    self.settings, self.seed = settings, seed
+
+  @abc.abstractmethod
+  def initialize(self) -> server_lib.State:
+    """The state before the first round, with keys of its own."""
+
+  @abc.abstractmethod
+  def next(self, state: Any, client_data: Any) -> Any:
+    """`state` and `metrics` after a round of these clients' data sets."""
+
+  @abc.abstractmethod
+  def engine(self, workers: Any) -> contextlib.AbstractContextManager[Engine]:
+    """The `Engine`, for as long as the context lasts; `workers` as `simulate` takes them."""
+
+  def get_model_weights(self, state: Any) -> Any:
+    return state.global_model_weights

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients trained in this process, of a Keras model, on any stack: one traced function.
+
+A simulation on one machine: no networking. Its rounds are those of the TFF engine.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import compat
+
+from . import engines
+from . import groups
+from . import local_training
+from . import rounds
+from . import server as server_lib
+
+
+class Output(NamedTuple):
+  """Of a batch: [] loss, predictions, [] number of examples."""
+
+  loss: Any
+  predictions: Any
+  num_examples: Any
+
+
+class KerasModel:
+  """A built Keras model with a loss and metrics; the methods are those of a TFF model.
+
+  Args:
+    make: `() -> Keras model`, built.
+    loss: Keras loss, its name, or a function `(y_true, y_pred) -> losses`.
+    metrics: Keras metrics, copied; or functions that make them.
+  """
+
+  def __init__(self, make: Callable[[], Any], loss: Any, metrics: Sequence[Any] = ()) -> None:
+    self.keras = make()
+    if not getattr(self.keras, 'built', False) or not hasattr(self.keras, 'trainable_weights'):
+      raise ValueError('`model_fn` must make a Keras model that has its weights: begin it with '
+                       f'`tf.keras.Input`, or call it once. Received: {self.keras!r}.')
+    self.trainable_variables = [
+        compat.raw_variable(v) for v in self.keras.trainable_weights]
+    self.non_trainable_variables = [
+        compat.raw_variable(v) for v in self.keras.non_trainable_weights]
+    self._loss = _loss(loss)
+    self._metrics = {metric.name: metric for metric in map(_copied, metrics)}
+    self._loss_mean = tf.keras.metrics.Mean(name='loss')
+    self._counts = tf.Variable(tf.zeros([2], tf.int64), trainable=False)  # Examples, batches.
+
+  def forward_pass(self, batch: Any, training: bool = True) -> Output:
+    x, y = (batch['x'], batch['y']) if hasattr(batch, 'keys') else batch
+    predictions = self.keras(x, training=training)
+    loss = tf.reduce_mean(self._loss(y, predictions))
+    size = tf.shape(tf.nest.flatten(x)[0])[0]
+    for metric in self._metrics.values():
+      metric.update_state(y, predictions)
+    self._loss_mean.update_state(loss, size)
+    self._counts.assign_add(tf.cast(tf.stack([size, 1]), tf.int64))
+    return Output(tf.add_n([loss, *self.keras.losses]), predictions, size)
+
+  def report_local_unfinalized_metrics(self) -> Any:
+    """{metric: its variables' values}; those of several clients add up."""
+    values = collections.OrderedDict(
+        (name, [compat.raw_variable(v).read_value() for v in metric.variables])
+        for name, metric in (*self._metrics.items(), ('loss', self._loss_mean)))
+    values['num_examples'], values['num_batches'] = tf.unstack(self._counts)
+    return values
+
+  def metric_finalizers(self) -> Dict[str, Callable[[Any], Any]]:
+    """{metric: function of its values}; it writes them into the metric's variables."""
+    finalizers = {name: _finalizer(metric) for name, metric in (
+        *self._metrics.items(), ('loss', self._loss_mean))}
+    return {**finalizers, 'num_examples': lambda count: count, 'num_batches': lambda count: count}
+
+  def reset_metrics(self) -> None:
+    for metric in (*self._metrics.values(), self._loss_mean):
+      metric.reset_state()
+    self._counts.assign(tf.zeros_like(self._counts))
+
+
+class KerasOptimizer:
+  """A Keras optimizer; its variables are set back with the model's."""
+
+  def __init__(self, optimizer: Any, model: Any) -> None:
+    self._optimizer = type(optimizer).from_config(optimizer.get_config())
+    self._variables = model.trainable_weights
+    self._optimizer.build(self._variables)
+
+  def start(self, variables: Any) -> Any:
+    del variables  # `local_training.loop` does it.
+    return ()
+
+  def apply(self, state: Any, gradients: Sequence[Any], variables: Any) -> Any:
+    del variables
+    self._optimizer.apply_gradients(list(zip(gradients, self._variables)))
+    return state
+
+
+class InProcess(engines.PrivateFedAvg):
+  """Federated averaging of clients that are trained here.
+
+  Args:
+    make_model: `() -> KerasModel`.
+    client_optimizer: As `build_private_fed_avg` takes it.
+    as_one: Whether all examples of a client make one batch.
+    full_weight: Number of examples from which on a client counts fully, or None.
+    exact_metrics: Whether sums of the clients' metrics are returned.
+    **kwargs: Of `PrivateFedAvg`.
+  """
+
+  def __init__(
+      self, *, make_model: Callable[[], KerasModel], client_optimizer: Any, as_one: bool,
+      full_weight: Optional[int], exact_metrics: bool, **kwargs: Any) -> None:
+    super().__init__(**kwargs)
+    self.make_model, self.client_optimizer = make_model, client_optimizer
+    self.full_weight, self.exact_metrics = full_weight, exact_metrics
+    self._as_one = as_one
+    self._lanes: Dict[Any, _Lane] = {}
+    self._step = tf.function(self.server.step)
+    self._tracing = threading.Lock()
+
+  def initialize(self) -> server_lib.State:
+    model = self.make_model()
+    return self.server.init(server_lib.ModelWeights(
+        [tf.identity(v) for v in model.trainable_variables],
+        [tf.identity(v) for v in model.non_trainable_variables]))
+
+  def next(self, state: Any, client_data: Sequence[tf.data.Dataset]) -> Any:
+    """`(state, metrics)` after a round of these data sets."""
+    with self.engine(()) as engine:
+      outcome = rounds.run(self, engine, state, range(len(client_data)), _Given(client_data))
+    state, released = self._step(state, outcome.answers)
+    return RoundOutput(state, collections.OrderedDict(
+        released=released, not_private=outcome.exact()))
+
+  @contextlib.contextmanager
+  def engine(self, workers: Any) -> Iterator[engines.Engine]:
+    count = 1 if isinstance(workers, (tuple, list)) and not workers else workers
+    if not isinstance(count, int):
+      raise ValueError('`workers` must be a number of clients to train side by side: a Keras model '
+                       'is trained in process. TFF workers take TFF models. '
+                       f'Received: workers={workers!r}.')
+    checks.whole(workers=count)
+    spec: List[Any] = []
+
+    def read(users: Any, client: Any) -> Any:
+      if not spec:
+        spec.append(_spec_of(users))
+      return groups.batches_of(users, client, spec[0], self._as_one)
+
+    def lane(number: int) -> Any:
+      return lambda *arguments: self._lane(number, spec[0])(*arguments)
+
+    yield engines.Engine([lane(i) for i in range(count)], read, groups.calls,
+                         (tf.errors.OpError, TypeError, ValueError))
+
+  def _lane(self, number: int, spec: Any) -> Any:
+    key = number, str(spec)
+    with self._tracing:
+      if key not in self._lanes:
+        self._lanes[key] = _Lane(self, spec)
+    return self._lanes[key]
+
+
+class RoundOutput(NamedTuple):
+  """SECRET state, and `metrics` of which `released` may be published."""
+
+  state: Any
+  metrics: Any
+
+
+class _Lane:
+  """A model of its own and the function that trains clients with it.
+
+  Raises:
+    ValueError: Batches or the model do not allow for it.
+  """
+
+  def __init__(self, process: InProcess, input_spec: Any) -> None:
+    self._process = process
+    made: List[Any] = []  # (variable, its first value)
+
+    def record(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+      variable = next_creator(**kwargs)
+      with tf.init_scope():
+        made.append((variable, tf.identity(variable)))
+      return variable
+
+    self._specs = groups.specs(input_spec)
+    with tf.variable_creator_scope(record):
+      self._model = model = process.make_model()
+      optimizer: Any = process.client_optimizer
+      optimizer = (local_training.FunctionalOptimizer(optimizer) if hasattr(optimizer, 'next')
+                   else KerasOptimizer(optimizer, model.keras))
+      model.forward_pass(tf.nest.map_structure(_example, input_spec))  # Makes what is made late.
+      weights = server_lib.ModelWeights(model.trainable_variables, model.non_trainable_variables)
+      mine = {id(v) for v in tf.nest.flatten(weights)}
+      others = [(v, first) for v, first in made if id(v) not in mine]
+      seeds = compat.seeds(model.keras)
+      train = local_training.loop(
+          model, input_spec, optimizer, self._answer, process.server.zero,
+          [v for v, _ in others], [first for _, first in others], lambda: _draw_anew(seeds))
+      spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
+      broadcast = process.server.broadcast(process.server.init(weights))
+      self._train = train.get_concrete_function(
+          *tf.nest.map_structure(spec_of, (weights, broadcast)), self._specs._asdict())
+    local_training.check_memory(self._train.graph, [v for v, _ in made])
+
+  def _answer(self, broadcast: Any, update: Any, examples: Any, metrics: Any) -> Any:
+    process, bounded = self._process, ()
+    update = local_training.weighted(update, examples, process.full_weight)
+    if process.settings['private_metrics'] is not None:
+      bounded = process.server.bounded_metrics(
+          local_training.finalized(self._model.metric_finalizers(), metrics))
+    return process.server.record(broadcast, update, bounded)
+
+  def __call__(self, weights: Any, broadcast: Any, clients: Any) -> server_lib.Sums:
+    answers, metrics = self._train(*tf.nest.map_structure(
+        tf.constant, (weights, broadcast, groups.pack(clients, self._specs)._asdict())))
+    exact = {}
+    if self._process.exact_metrics:
+      exact = local_training.finalized(self._model.metric_finalizers(), metrics)
+    return server_lib.Sums(answers, exact)
+
+
+class _Given:
+  """Data sets as the users of a round, by their position."""
+
+  def __init__(self, datasets: Sequence[tf.data.Dataset]) -> None:
+    self._datasets = datasets
+    self.element_type_structure = datasets[0].element_spec if datasets else None
+
+  def create_tf_dataset_for_client(self, index: int) -> tf.data.Dataset:
+    return self._datasets[index]
+
+
+def _spec_of(users: Any) -> Any:
+  """Of a batch; not from the data of a client, who would decide whether others fit."""
+  try:
+    return users.element_type_structure
+  except AttributeError:
+    raise ValueError('`train_data` must have `element_type_structure`, the `tf.TensorSpec`s of a '
+                     f'batch, as `Users` has. Received: {users!r:.60}.') from None
+
+
+def _loss(loss: Any) -> Callable[..., Any]:
+  try:
+    return tf.keras.losses.get(loss)
+  except ValueError as error:
+    raise ValueError('`loss` must be a Keras loss, its name, or a function of labels and '
+                     f'predictions. Received: loss={loss!r}.') from error
+
+
+def _copied(metric: Any) -> Any:
+  if isinstance(metric, tf.keras.metrics.Metric):
+    return type(metric).from_config(metric.get_config())
+  made = metric() if callable(metric) else None
+  if not isinstance(made, tf.keras.metrics.Metric):
+    raise ValueError('`metrics` must be Keras metrics, or functions that make them. '
+                     f'Received: {metric!r}.')
+  return made
+
+
+def _finalizer(metric: Any) -> Callable[[Any], Any]:
+  def finalize(values: Any) -> Any:
+    for variable, value in zip(metric.variables, values):
+      variable.assign(value)
+    return metric.result()
+
+  return finalize
+
+
+def _example(spec: tf.TensorSpec) -> tf.Tensor:
+  return tf.zeros([1, *spec.shape[1:]], spec.dtype)
+
+
+def _draw_anew(seeds: Sequence[tf.Variable]) -> None:
+  """Else all clients would have the same dropout, or one that tells of the client before."""
+  for seed in seeds:
+    seed.assign(tf.cast(tf.random.uniform(seed.shape, 0, np.iinfo(np.int32).max, tf.int64),
+                        seed.dtype))

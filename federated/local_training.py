@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training of a group's clients, one after another, in a loop inside TensorFlow.
+
+The same steps as `tff.learning`'s client work, which stays the definition. A group's answer
+is the sum of its clients' clipped answers, so memory is that of one client.
+
+No client may see another. So whatever variables the model has are set back to their first
+values before every client, and a model that keeps anything in a place that is no variable
+is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from . import groups
+
+# What an operation can remember a client in, besides variables.
+_MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
+                     'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')
+
+
+class FunctionalOptimizer:
+  """A `tff.learning.optimizers.Optimizer` as the loop uses it."""
+
+  def __init__(self, optimizer: Any) -> None:
+    self._optimizer = optimizer
+
+  def start(self, variables: Sequence[tf.Variable]) -> Any:
+    """The state before a client's first step."""
+    return tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(
+        tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)))
+
+  def apply(self, state: Any, gradients: Sequence[Any], variables: Sequence[tf.Variable]) -> Any:
+    """Moves the variables; returns the next state."""
+    state, values = self._optimizer.next(state, tuple(variables), tuple(gradients))
+    _assign(variables, values)
+    return state
+
+
+def loop(
+    model: Any, input_spec: Any, optimizer: Any, answer: Callable[..., Any],
+    zero: Callable[[], Any], others: Sequence[tf.Variable],
+    initial: Optional[Sequence[tf.Tensor]] = None,
+    begin_client: Callable[[], None] = lambda: None) -> Any:
+  """`(weights, broadcast, group) -> (answers, metrics)` summed over the clients of a group.
+
+  Args:
+    model: A `tff.learning.models.VariableModel`, or what has its methods.
+    input_spec: Nest of `tf.TensorSpec` of a batch.
+    optimizer: The clients' optimizer: `FunctionalOptimizer`, or what has its methods.
+    answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
+      client`; the update is a flat list, metrics are not finalized.
+    zero: `() -> the sum of no answers`.
+    others: The variables besides the model's weights, to be set back before every client.
+    initial: Their first values; None where they are new at every call.
+    begin_client: Called in the graph before every client.
+  """
+  trainable = tf.nest.flatten(model.trainable_variables)
+  non_trainable = tf.nest.flatten(model.non_trainable_variables)
+
+  def batch_of(group: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
+    leaves = [tf.ensure_shape(rows[start:end], spec.shape)
+              for rows, spec in zip(group['rows'], tf.nest.flatten(input_spec))]
+    return tf.nest.pack_sequence_as(input_spec, leaves)
+
+  def step(group: Any, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: Any) -> Any:
+    start, end = _bounds(group['batch_ends'], batch)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(trainable)
+      output = model.forward_pass(batch_of(group, start, end), training=True)
+    optimizer_state = optimizer.apply(
+        optimizer_state, tape.gradient(output.loss, trainable), trainable)
+    count = tf.shape(output.predictions)[0] if output.num_examples is None else output.num_examples
+    return batch + 1, examples + tf.cast(count, tf.int64), optimizer_state
+
+  def client(
+      weights: Any, broadcast: Any, group: Any, index: tf.Tensor, first: Any) -> Tuple[Any, Any]:
+    _assign([*trainable, *non_trainable, *others], [*tf.nest.flatten(weights), *first])
+    begin_client()
+    start, end = _bounds(group['client_ends'], index)
+    _, examples, _ = tf.while_loop(
+        lambda batch, *_: batch < end,
+        lambda batch, examples, state: step(group, batch, examples, state),
+        (start, tf.zeros([], tf.int64), optimizer.start(trainable)), parallel_iterations=1)
+    update = [before - after for before, after in zip(
+        tf.nest.flatten(weights.trainable), trainable)]
+    # As in `tff.learning`: an update that is not finite counts as none at all.
+    finite = _is_finite(update)
+    update = tf.cond(finite, lambda: update, lambda: _nothing(model, update))
+    metrics = model.report_local_unfinalized_metrics()
+    return answer(broadcast, update, tf.where(finite, examples, 0), metrics), metrics
+
+  @tf.function(autograph=False)
+  def train_all(weights: Any, broadcast: Any, group: Any) -> Any:
+    first = [v.read_value() for v in others] if initial is None else initial
+    _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
+    no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
+
+    def body(index: tf.Tensor, total: Any) -> Tuple[tf.Tensor, Any]:
+      one = client(weights, broadcast, group, index, first)
+      return index + 1, tf.nest.map_structure(tf.add, total, one)
+
+    _, total = tf.while_loop(
+        lambda index, _: index < tf.shape(group['client_ends'], tf.int64)[0], body,
+        (tf.zeros([], tf.int64), (zero(), no_metrics)), parallel_iterations=1)
+    return total
+
+  return train_all
+
+
+def weighted(update: Any, examples: Any, full_weight: Optional[int]) -> Any:
+  """An update that counts in proportion to its examples, up to a weight of one."""
+  if full_weight is None:
+    return update
+  weight = tf.minimum(tf.cast(examples, tf.float32) / full_weight, 1.0)
+  return tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
+
+
+def finalized(finalizers: Any, values: Any) -> Any:
+  """{metric: value} of sums that are not finalized."""
+  if callable(finalizers):
+    return finalizers(values)
+  return {name: finalize(values[name]) for name, finalize in finalizers.items()}
+
+
+def check_memory(graph: Any, variables: Sequence[tf.Variable]) -> None:
+  """Raises unless all that the graph remembers is in variables that are known.
+
+  Raises:
+    NotInGroupsError: It names the operations that remember.
+  """
+  definition = graph.as_graph_def()
+  operations = [node.op for node in definition.node] + [
+      node.op for function in definition.library.function for node in function.node_def]
+  kept = {op for op in operations if _MEMORY.search(op)}
+  known = {id(variable.handle) for variable in variables}
+  kept |= {getattr(getattr(outer, 'op', None), 'type', 'a resource') if tf.is_symbolic_tensor(outer)
+           else 'a resource' for outer, _ in graph.captures
+           if outer.dtype == tf.resource and id(outer) not in known}
+  if kept:
+    raise groups.NotInGroupsError(f'The model may keep one client\'s data for the next: {sorted(kept)}.')
+
+
+def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Start and end of part `index`."""
+  return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
+  for variable, value in zip(variables, values):
+    variable.assign(value)
+
+
+def _is_finite(update: Sequence[tf.Tensor]) -> tf.Tensor:
+  """[] bool; every element is looked at only where the sum of squares overflows or is NaN."""
+  squares = tf.add_n([tf.cast(tf.nn.l2_loss(u), tf.float64) for u in update])
+  return tf.cond(
+      tf.math.is_finite(squares), lambda: tf.constant(True),
+      lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update]))
+
+
+def _nothing(model: Any, update: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+  model.reset_metrics()
+  return [tf.zeros_like(u) for u in update]
