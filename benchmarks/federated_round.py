@@ -29,7 +29,7 @@ import tensorflow_federated as tff
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
-from tfdp_adaptive.federated import processes
+from tfdp_adaptive.federated import tff_process
 from tfdp_adaptive.federated import rounds as rounds_lib
 
 FEATURES, CLASSES, EXAMPLES, STEPS = 100, 10, 20, 1000
@@ -90,14 +90,15 @@ def contestants(model_fn, clients, users, workers):
     step = tf.function(process.server.step)
 
     def run():
-      outcome = rounds_lib.run(process, workers, state[0], cohort, users)
+      with process.reach(workers) as engine:
+        outcome = rounds_lib.run(process, engine, state[0], cohort, users)
       state[0], _ = step(state[0], outcome.answers)
     return run, state_bytes(state[0])
 
   build = lambda mechanism=None, rule=None: tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=rule or rules.dp_adam(), plan=make_plan(clients, mechanism),
       server_learning_rate=0.01, client_optimizer_fn=optimizer)
-  query = queries.RuleQuery(rules.dp_adam(), processes.trainable_specs(model_fn),
+  query = queries.RuleQuery(rules.dp_adam(), tff_process.trainable_specs(model_fn),
                             plan=make_plan(clients))
   independent, blt = build(), build(tfdp.mechanisms.BLT(3, STEPS))
   return {
@@ -135,7 +136,7 @@ def main():
         start = time.perf_counter()
         run()
         seconds[name].append(time.perf_counter() - start)
-  count = sum(spec.shape.num_elements() for spec in processes.trainable_specs(model_fn))
+  count = sum(spec.shape.num_elements() for spec in tff_process.trainable_specs(model_fn))
   print(f'{count:,} parameters, {arguments.clients} clients, {arguments.rounds} rounds each after '
         f'one to warm up, {os.cpu_count()} cores\n')
   print(f'{"round":50} {"seconds":>8} {"ratio":>6} {"clients/s":>9} {"state MB":>9}')

@@ -23,7 +23,6 @@ import tempfile
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
-import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
@@ -81,11 +80,12 @@ def train(task, held_out, method, settings, noise, arguments, folder=None, round
   rate = settings.pop('server_learning_rate')
   process = tfdp.federated.build_private_fed_avg(
       task.model_fn, server_rule=getattr(rules, method.optimizer)(**settings), plan=plan,
-      server_learning_rate=rate,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(CLIENT_RATE))
+      server_learning_rate=rate, loss=task.loss, metrics=task.metrics,
+      client_optimizer_fn=tf.keras.optimizers.SGD(CLIENT_RATE))
   result = tfdp.federated.simulate(
       process, task.users, rounds=rounds, out=folder, rounds_per_evaluation=10**9,
-      evaluate=tfdp.federated.evaluator(task.model_fn, held_out))
+      evaluate=tfdp.federated.evaluator(
+          task.model_fn, held_out, loss=task.loss, metrics=task.metrics))
   seconds = sorted(row['not_private/seconds'] for row in result.history)
   return result.history[-1], seconds[len(seconds) // 2], plan
 

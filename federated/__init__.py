@@ -5,6 +5,7 @@ Names are imported when they are first used: `isolated_worker` must run without 
 """
 
 import importlib
+import importlib.util
 from typing import Any, List, TYPE_CHECKING
 
 # Where each public name lives, after a dot; a module is its own name.
@@ -52,6 +53,11 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
 def __getattr__(name: str) -> Any:
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  if _EXPORTS[name] == 'workers' and importlib.util.find_spec('tensorflow_federated') is None:
+    raise ModuleNotFoundError(
+        f'`tfdp.federated.{name}` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
+        'with TensorFlow 2.14: install requirements/federated.lock, see README.md. Without it '
+        'clients are trained in process.')
   module = importlib.import_module(f'.{_EXPORTS[name]}', __name__)
   value = module if _EXPORTS[name].rpartition('.')[2] == name else getattr(module, name)
   globals()[name] = value

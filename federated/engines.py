@@ -66,7 +66,7 @@ class PrivateFedAvg(abc.ABC):
     """`state` and `metrics` after a round of these clients' data sets."""
 
   @abc.abstractmethod
-  def engine(self, workers: Any) -> contextlib.AbstractContextManager[Engine]:
+  def reach(self, workers: Any) -> contextlib.AbstractContextManager[Engine]:
     """The `Engine`, for as long as the context lasts; `workers` as `simulate` takes them."""
 
   def get_model_weights(self, state: Any) -> Any:

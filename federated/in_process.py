@@ -135,14 +135,14 @@ class InProcess(engines.PrivateFedAvg):
 
   def next(self, state: Any, client_data: Sequence[tf.data.Dataset]) -> Any:
     """`(state, metrics)` after a round of these data sets."""
-    with self.engine(()) as engine:
+    with self.reach(()) as engine:
       outcome = rounds.run(self, engine, state, range(len(client_data)), _Given(client_data))
     state, released = self._step(state, outcome.answers)
     return RoundOutput(state, collections.OrderedDict(
         released=released, not_private=outcome.exact()))
 
   @contextlib.contextmanager
-  def engine(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any) -> Iterator[engines.Engine]:
     count = 1 if isinstance(workers, (tuple, list)) and not workers else workers
     if not isinstance(count, int):
       raise ValueError('`workers` must be a number of clients to train side by side: a Keras model '

@@ -142,7 +142,8 @@ def check_memory(graph: Any, variables: Sequence[tf.Variable]) -> None:
            else 'a resource' for outer, _ in graph.captures
            if outer.dtype == tf.resource and id(outer) not in known}
   if kept:
-    raise groups.NotInGroupsError(f'The model may keep one client\'s data for the next: {sorted(kept)}.')
+    raise groups.NotInGroupsError(
+        f'The model may keep one client\'s data for the next: {sorted(kept)}.')
 
 
 def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:

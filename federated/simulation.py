@@ -124,7 +124,7 @@ def simulate(
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    engine = stack.enter_context(process.engine(workers))
+    engine = stack.enter_context(process.reach(workers))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(

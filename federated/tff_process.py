@@ -61,7 +61,7 @@ class FedAvg(engines.PrivateFedAvg, tff.LearningProcess):
       tff.LearningProcess.get_model_weights)
 
   @contextlib.contextmanager
-  def engine(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any) -> Iterator[engines.Engine]:
     with contextlib.ExitStack() as stack:
       if not isinstance(workers, workers_lib.Workers):  # Else they are the caller's to close.
         workers = stack.enter_context(contextlib.closing(workers_lib.Workers(workers)))

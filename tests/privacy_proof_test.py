@@ -23,6 +23,7 @@ NOISE = {
     'the score of a run among many, of which the best is released': {
         'accounting.private_search.noisy_score'},
     'which records take part': {'accounting.scheme.bernoulli'},
+    'the dropout of a client, which is its own': {'federated.in_process._draw_anew'},
     'made-up inputs, which are public': {'data.synthetic.pink_noise'},
     'the draws of an accountant': {
         'accounting.monte_carlo.BallsInBinsDpEvent.losses',

@@ -50,8 +50,7 @@ def test_names_that_are_not_there():
     tfdp.nothing  # pylint: disable=pointless-statement  # noqa: B018
 
 
-@pytest.mark.parametrize('name, needs', [
-    ('federated', 'tensorflow_federated'), ('queries', 'tensorflow_privacy')])
+@pytest.mark.parametrize('name, needs', [('queries', 'tensorflow_privacy')])
 def test_parts_that_need_more_say_what(name, needs):
   assert name not in tfdp.__all__  # `import *` works everywhere.
   if importlib.util.find_spec(needs) is not None:

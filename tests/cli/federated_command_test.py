@@ -40,7 +40,6 @@ def results(path):
   return json.loads((path / 'results.json').read_text(encoding='utf-8'))
 
 
-@pytest.mark.federated
 def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
   monkeypatch.setattr(settings, 'CENTRALIZED', few)
@@ -68,13 +67,12 @@ def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
       5 / content['clients'], dp_accounting.GaussianDpEvent(sigma))
   expected = pld.PLDAccountant().compose(event, 2).get_epsilon(1e-2)
   assert private['federated', 'DP-Adam']['epsilon'] == pytest.approx(expected, rel=1e-3)
-  assert 'the unit of privacy is one user' in federated
+  assert 'at the level of one user' in federated
   assert (out / 'curves.png').stat().st_size > 10_000
   printed = capsys.readouterr().out
   assert ' client ' in printed and ' sentence ' in printed and str(out / 'privacy.txt') in printed
 
 
-@pytest.mark.federated
 @pytest.mark.parametrize('text, message', [
     ('{"text": "one two three"}', 'line 1: `client` is missing'),
     ('one two three', 'plain text does not say whose it is'),
@@ -85,19 +83,19 @@ def test_text_without_users_is_refused(tmp_path, text, message, capsys):
   assert message in capsys.readouterr().err
 
 
-@pytest.mark.federated
 def test_too_many_clients_per_round(folder, capsys):
   assert main.main(arguments('federated', folder, '--clients-per-round', '31')) == 2
   assert 'at most the number of training clients' in capsys.readouterr().err
 
 
-def test_without_tensorflow_federated_it_says_what_to_install(folder, capsys, monkeypatch):
+def test_workers_without_tensorflow_federated(folder, capsys, monkeypatch):
   find_spec = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name, package=None: (
       None if name == 'tensorflow_federated' else find_spec(name, package)))
-  monkeypatch.delitem(vars(tfdp), 'federated', raising=False)
-  assert main.main(arguments('federated', folder)) == 2
-  assert 'needs tensorflow_federated' in capsys.readouterr().err
+  monkeypatch.delitem(vars(tfdp.federated), 'check_address', raising=False)
+  for command in ('federated', 'demo'):
+    assert main.main(arguments(command, folder, '--workers', 'host:80')) == 2
+    assert 'needs tensorflow_federated' in capsys.readouterr().err
 
 
 @pytest.mark.federated
@@ -111,23 +109,6 @@ def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
       encoding='utf-8')
 
 
-@pytest.mark.skipif(importlib.util.find_spec('tensorflow_federated') is not None,
-                    reason='for where there is no tensorflow_federated')
-def test_without_tensorflow_federated_the_demo_is_its_centralized_part(folder, capsys, monkeypatch):
-  few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
-  monkeypatch.setattr(settings, 'CENTRALIZED', few)
-  shown = []
-  monkeypatch.setattr(showcases, 'run', lambda case, report, tune: shown.append(case.part))
-  out = folder / 'alone'
-  assert main.main(arguments(
-      'demo', folder, '--steps', '2', '--batch-size', '16', '--out', str(out))) == 0
-  assert {row['part'] for row in results(out)['rows']} == {'centralized'}
-  reason = 'The federated part is missing: TensorFlow Federated is not installed here.'
-  assert capsys.readouterr().err.count(reason) == 2  # Before all work, and after it.
-  assert reason in (out / 'privacy.txt').read_text(encoding='utf-8')
-  assert main.main(arguments('demo', folder, '--workers', 'host:80')) == 2  # It was asked for.
-
-
 @pytest.mark.federated
 @pytest.mark.parametrize('address', ['', 'nowhere', 'host:', ':80', 'host:0', 'host:65536'])
 def test_what_is_no_address_of_a_worker(folder, capsys, address):
@@ -138,7 +119,6 @@ def test_what_is_no_address_of_a_worker(folder, capsys, address):
   assert not out.exists()
 
 
-@pytest.mark.federated
 def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys, monkeypatch):
   from tfdp_adaptive.federated import releases  # pylint: disable=import-outside-toplevel
 
@@ -171,7 +151,6 @@ def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys,
   assert main.main(command) == 0
 
 
-@pytest.mark.federated
 def test_a_run_that_lost_its_worker_goes_on(folder, capsys, monkeypatch):
   from tfdp_adaptive.federated import rounds  # pylint: disable=import-outside-toplevel
   run, taken = rounds.run, []

@@ -115,7 +115,7 @@ def make_users():
 
 def leaves(process, workers, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.engine(workers) as engine:
+  with process.reach(workers) as engine:
     outcome = rounds.run(process, engine, state, cohort, users)
   assert not outcome.failed
   exact = [value for _, metrics in outcome.not_private for value in metrics.values()]
@@ -176,7 +176,7 @@ def test_data_that_break_the_model_are_left_out_alone(worker):
   process = fed_avg(model_fn)
   state = tf.nest.map_structure(tf.constant, process.initialize())
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
-  with process.engine(worker) as engine:
+  with process.reach(worker) as engine:
     outcome = rounds.run(process, engine, state, users.client_ids, users)
     expected = rounds.run(process, engine, state, list(good), users)
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed

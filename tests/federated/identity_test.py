@@ -157,7 +157,8 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
       (r"\['data'\].*'max_examples': 5", make(rate=rate()), users(max_examples=5)),
       (r"\['server_rule'\].*'first': \{'update': \{'beta': 0.8\}",
        make(rate=rate(), rule=RULES['adam beta']), users()),
-      (r"\['client_optimizer'\].*'learning_rate': 0.2", make(rate=rate(), optimizer='rate'), users()),
+      (r"\['client_optimizer'\].*'learning_rate': 0.2",
+       make(rate=rate(), optimizer='rate'), users()),
       (r"\['server_learning_rate'\].*PiecewiseConstantDecay", make(rate=RATES['piecewise']()),
        users()),
       (r"\['plan'\].*'batch_size': 2", make(

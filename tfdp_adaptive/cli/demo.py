@@ -4,14 +4,10 @@
 `tfdp compare` and `tfdp federated` on one text, and two tasks of seconds on data made
 up for them: inputs of very different scale, where the noise must have the geometry of
 the optimizer, and rare classes, where the noise of the steps must cancel.
-Where TensorFlow Federated is not installed its part is missing, and that is said.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import platform
-import sys
 from typing import Any, TYPE_CHECKING
 
 from tfdp_adaptive.cli import compare
@@ -25,12 +21,6 @@ from tfdp_adaptive.cli import tasks
 if TYPE_CHECKING:
   import argparse
 
-_LEFT_OUT = (
-    'The federated part is missing: TensorFlow Federated is not installed here. It runs on Python '
-    f'3.9 to 3.11 (this is {platform.python_version()}) with TensorFlow 2.14. Install such a '
-    'Python and requirements/federated.lock, as README.md says under "Installing".')
-
-
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('demo', description=__doc__)
   compare.add_arguments(parser)
@@ -43,12 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  has_federated = importlib.util.find_spec('tensorflow_federated') is not None
-  if has_federated or arguments.workers:
-    federated.require(arguments.workers)
-  if not has_federated:  # Said again at the end, after all that comes between.
-    print(_LEFT_OUT, file=sys.stderr)
-  with report_lib.Report(arguments.out, federated.PART if has_federated else '') as report:
+  federated.require(arguments.workers)
+  with report_lib.Report(arguments.out, federated.PART) as report:
     task = tasks.load(arguments, need_client=True)
     by_sentence = compare.make_plan(arguments, task)
     by_client = federated.make_plan(arguments, task)
@@ -58,12 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     for case in (showcases.SCALES, showcases.NOISE):
       showcases.run(case, report, arguments.tune)
     report.state('The parts "scales" and "noise" used data made up for them.')
-    if has_federated:
-      federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-      report.state('Both parts on text used the same. The models of the centralized part promise '
-                   'nothing for a client as a whole, so neither do both parts together.')
-    else:
-      report.state(_LEFT_OUT)
+    federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
+    report.state('Both parts on text used the same. The models of the centralized part promise '
+                 'nothing for a client as a whole, so neither do both parts together.')
     report.finish(arguments.json)
-  if not has_federated:
-    print(_LEFT_OUT, file=sys.stderr)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument('--workers', type=lambda text: text.split(','), default=[],
                      metavar='HOST:PORT,HOST:PORT',
                      help='running TFF workers to train on, through a tunnel, see README '
-                          '(default: one, started here, that no network reaches)')
+                          '(default: clients are trained in this process)')
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -67,12 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
     report.finish(arguments.json)
 
 
-def require(workers: Sequence[str]) -> Any:
-  """Raises where TensorFlow Federated cannot be had, or not at these addresses."""
+def require(workers: Sequence[str]) -> None:
+  """Raises where there can be no workers at these addresses."""
   try:
     for address in workers:
       tfdp.federated.check_address(address)
-    return tfdp.federated
   except (ImportError, ValueError) as error:
     raise options.UsageError(str(error)) from error
 
@@ -138,7 +137,6 @@ def train(
     held_out: Any, workers: Optional[Sequence[str]], points: int = training.POINTS,
     out: Optional[pathlib.Path] = None) -> Tuple[training.Run, Any, Any]:
   """One run; returns its `training.Run`, the simulation and the process."""
-  from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
   settings = dict(settings)
   plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
   rates = settings.pop('server_learning_rate'), settings.pop('client_learning_rate')
@@ -151,16 +149,20 @@ def train(
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
       return language_model.sentence_loss(y_true, y_pred)
 
-  def model_fn() -> Any:
-    return tff.model_from_keras(
-        language_model.build(task.num_ids, log_frequencies=task.log_frequencies),
-        loss=SentenceLoss(), input_spec=users.element_type_structure)
+  def make_model() -> Any:
+    return language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
 
+  of_engine = dict(model_fn=make_model, loss=SentenceLoss(),
+                   client_optimizer_fn=lambda: tf.keras.optimizers.SGD(rates[1]))
+  if workers:
+    from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
+    of_engine = dict(client_optimizer_fn=tff.build_sgdm(rates[1]), model_fn=lambda: (
+        tff.model_from_keras(make_model(), loss=SentenceLoss(),
+                             input_spec=users.element_type_structure)))
   process = tfdp.federated.build_private_fed_avg(
-      model_fn, server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
-      server_learning_rate=rates[0],
-      client_optimizer_fn=tff.build_sgdm(rates[1]))
-  model = language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
+      server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
+      server_learning_rate=rates[0], **of_engine)
+  model = make_model()
   evaluator = language_model.Evaluator(model, held_out)
   start = evaluator()
 
@@ -170,5 +172,5 @@ def train(
 
   simulation = tfdp.federated.simulate(
       process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points),
-      workers=workers, out=out)
+      workers=workers or (), out=out)
   return training.from_history(start, simulation.history), simulation, process
