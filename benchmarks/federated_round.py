@@ -29,8 +29,8 @@ import tensorflow_federated as tff
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
-from tfdp_adaptive.federated import tff_process
 from tfdp_adaptive.federated import rounds as rounds_lib
+from tfdp_adaptive.federated import tff_process
 
 FEATURES, CLASSES, EXAMPLES, STEPS = 100, 10, 20, 1000
 

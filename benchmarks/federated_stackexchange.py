@@ -23,6 +23,7 @@ import tempfile
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules

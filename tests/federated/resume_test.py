@@ -237,7 +237,7 @@ def test_what_no_run_saved_is_told_apart(tmp_path):
     path = tmp_path / 'state.npz'
     saved = path.read_bytes()
     for broken in (b'', b'broken', saved[:len(saved) // 2], saved[:-100] + bytes(100),
-                   saved.replace(b'leaf1', b'left1'), saved.replace(b'"', b'{')):
+                   saved.replace(b'record', b'report'), saved.replace(b'"', b'{')):
       path.write_bytes(broken)
       with pytest.raises(tfdp.federated.SavedRunError, match='state.npz must be what a run saved'):
         folder.load(tree)
