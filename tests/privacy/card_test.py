@@ -19,6 +19,7 @@ from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import card_checks
 from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.privacy import card_page
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 
@@ -271,7 +272,9 @@ def test_a_damaged_card_is_refused_or_read_never_a_defect(data):
   damaged = data.draw(st.sampled_from([json.dumps(content), text[:data.draw(
       st.integers(0, len(text)))]]))
   try:
-    card_checks.check(card_json.from_json(damaged))
+    card = card_json.from_json(damaged)
+    card_checks.check(card)
+    assert card_page.html(card) and card_page.markdown(card) and statement.of(card)
   except (card_json.UnreadableCard, card_json.WrongCard) as error:
     assert len(str(error)) < 1000
 

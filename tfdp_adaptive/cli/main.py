@@ -53,6 +53,13 @@ COMMANDS = {
         ('tfdp privacy --population-size 20000 --batch-size 500 --steps 1000 --epsilon 3',
          'tfdp privacy --population-size 20000 --batch-size 500 --steps 1000 '
          '--noise-multiplier 1.1 --json')),
+    'card': (
+        'the privacy card of a run or of a saved model, for people and for programs',
+        ('tfdp card runs/mine --out card', 'tfdp card model.keras --words "the data=one review '
+         'a person"')),
+    'verify': (
+        'check a privacy card: epsilon again, by another accountant, and all else that follows',
+        ('tfdp verify card.json --weights model.keras',)),
     'explain-clipping': (
         'which way each layer of a model is clipped, and what that costs',
         ('tfdp explain-clipping model.keras',

@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
       print(f'\nGive the same command with --out {report.path("")} to go on.', file=sys.stderr)
       raise
     report.state(*report_lib.preamble(task, arguments), optimizer.statement())
+    report.card(model.privacy_card(words={'the data': ' '.join(task.notes)}))
     report.add(report_lib.Row('public word frequencies', compare.PART, *task.baseline))
     report.add(report_lib.Row(
         method.label, compare.PART, measured.loss, measured.accuracy, steps=plan.steps,

@@ -5,6 +5,7 @@ docs/callbacks.md says what those of Keras cost.
 """
 
 import math
+import pathlib
 from typing import Any, List, Optional
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
 from tfdp_adaptive.keras.divergence import StopIfDiverged as StopIfDiverged
+from tfdp_adaptive.privacy import card_page
 
 _BINS = 30
 Callback: Any = compat.keras.callbacks.Callback
@@ -30,13 +32,16 @@ class PrivacyReport(Callback):
   Args:
     target_delta: The delta; by default the largest of the plans.
     name: Of the entry in the logs.
+    card: A folder that the privacy card is written to when training ends.
   """
 
-  def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon') -> None:
+  def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon',
+               card: Any = None) -> None:
     super().__init__()
     if target_delta is not None:
       checks.probability(target_delta=target_delta)
     self._target_delta, self._name = target_delta, name
+    self._card = None if card is None else pathlib.Path(card)
 
   def on_train_begin(self, logs: Any = None) -> None:
     _check_plan(self)
@@ -44,6 +49,11 @@ class PrivacyReport(Callback):
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
     if logs is not None:
       logs[self._name] = self.model.ledger.epsilon(self._target_delta)
+
+  def on_train_end(self, logs: Any = None) -> None:
+    if self._card is not None:
+      self._card.mkdir(parents=True, exist_ok=True)
+      card_page.write(self.model.privacy_card(), self._card)
 
 
 class StopAtBudget(Callback):

@@ -131,6 +131,10 @@ class Card:
   versions: Tuple[Tuple[str, str], ...] = ()
   weights: Tuple[str, ...] = ()
 
+  def with_words(self, words: Sequence[Words]) -> Card:
+    """A copy that says more in the trainer's own words."""
+    return dataclasses.replace(self, words=self.words + tuple(words))
+
   @property
   def done(self) -> int:
     """Steps taken, over all runs."""
@@ -204,7 +208,7 @@ def _claims(
       card.delta, accountant)
   drawn = any(getattr(plan.sampling, 'draws', 0) for plan in card.plans)  # Each point: minutes.
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
-            for steps in _marks(card.done, len(card.runs))] if plots and not drawn else [])
+            for steps in _marks(card)] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
   shares = _SHARES if plots and not drawn else meaning.SHARES
   profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
@@ -216,9 +220,13 @@ def _claims(
       profile=tuple(profile))
 
 
-def _marks(done: int, runs: int) -> List[int]:
-  count = _POINTS + runs
-  return sorted({done * i // count for i in range(1, count)} | {min(1, done)} - {0})
+def _marks(card: Card) -> List[int]:
+  """Steps at which epsilon is plotted: about ten, the first, and the ends of a few runs."""
+  ends, end = set(), 0
+  for run in card.runs[:_POINTS // 2]:
+    end += run.entry.steps
+    ends.add(end)
+  return sorted({card.done * i // _POINTS for i in range(1, _POINTS)} | {min(1, card.done), *ends} - {0})
 
 
 def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:

@@ -19,13 +19,16 @@ from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 FORMAT, VERSION = 'tfdp_adaptive.card', 1
+NAME = 'card.json'
 LARGEST = 4 << 20  # Bytes of a file.
 _MOST_RUNS = 1000
 # The largest numbers that terms may have, so that whatever follows from them can be computed.
 _MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
 _MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
 _ROWS = 1 << 17  # Of all other mechanisms.
-_LARGEST_NUMBER = 1e300
+_LARGEST_NUMBER, _LARGEST_COUNT = 1e300, 10**15
+_KNOWN = {'unit': ('example', 'user'), 'adjacency': ('zero_out', 'add_remove', 'replace'),
+          'trust': ('central', 'federated'), 'accountant': ('pld', 'rdp')}
 _CLASSES = (card_lib.Card, card_lib.Run, card_lib.Words, card_lib.Audit, card_lib.Part)
 
 
@@ -75,7 +78,12 @@ def from_json(text: str) -> card_lib.Card:
     raise UnreadableCard(f'`runs` must be a list of at most {_MOST_RUNS} runs. '
                          f'Received: {_short(runs)}.')
   runs = [_run_from_dict(run) for run in runs]
-  return _decode(card_lib.Card, {**fields, 'runs': runs}, 'card')
+  card = _decode(card_lib.Card, {**fields, 'runs': runs}, 'card')
+  for name, known in _KNOWN.items():
+    if getattr(card, name) not in known:
+      raise UnreadableCard(f'`{name}` of a card must be one of {known}. '
+                           f'Received: {getattr(card, name)[:20]!r}.')
+  return card
 
 
 def _run_to_dict(run: card_lib.Run) -> Dict[str, Any]:
@@ -150,10 +158,13 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if len(value) == len(arguments):
       return tuple(_decode(hint, item, where) for hint, item in zip(arguments, value))
   if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-    if abs(value) <= _LARGEST_NUMBER:
+    if 0 <= value <= _LARGEST_NUMBER:  # No number on a card is below zero.
       return float(value)
   elif kind is str and isinstance(value, str):
     if len(value) <= card_lib.LONGEST and all(map(card_lib.printable, value)):
+      return value
+  elif kind is int and not isinstance(value, bool) and isinstance(value, int):
+    if 0 <= value <= _LARGEST_COUNT:
       return value
   elif kind is Any or isinstance(value, kind if origin is None else ()) and (
       kind is bool or not isinstance(value, bool)):

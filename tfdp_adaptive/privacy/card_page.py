@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import html as html_lib
+import pathlib
 import re
 from typing import Iterator, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
+from tfdp_adaptive import runfolder
+from tfdp_adaptive.privacy import card_json
 from tfdp_adaptive.privacy import card_plots
 from tfdp_adaptive.privacy import card_points
 from tfdp_adaptive.privacy import statement
@@ -49,7 +52,7 @@ svg text{font:11px system-ui,sans-serif;fill:var(--soft)}.grid{stroke:var(--rule
 @media print{:root{--ink:#000;--soft:#444;--page:#fff;--box:#fff;--rule:#bbb;--accent:#0b62c4}
 @page{size:A4;margin:11mm}body{font-size:7.8pt;line-height:1.25}main{padding:0;max-width:none}table{font-size:7.6pt}
 .tiles{grid-template-columns:repeat(4,1fr);margin:.4rem 0}.plots{grid-template-columns:1fr 1fr;margin:.4rem 0}
-h1{font-size:14pt}h2{font-size:10pt;margin:.5rem 0 .15rem;break-after:avoid}.lead,.formula{font-size:9pt}
+h1{font-size:14pt}h2{font-size:10pt;margin:.5rem 0 .15rem;break-after:avoid}.lead,.formula{font-size:9pt}.tile b{font-size:12pt}.tile span,figcaption{font-size:7.6pt}
 p{margin:.25rem 0}th,td{padding:.08rem .3rem}tr,figure,.tile{break-inside:avoid}
 figure svg{max-height:40mm}}
 '''
@@ -69,6 +72,16 @@ def markdown(card: card_lib.Card) -> str:
     lines += [f'### {table.title}', '', '| | | |', '|---|---|---|']
     lines += [f'| {" | ".join(map(_marked, row))} |' for row in table.rows] + ['']
   return '\n'.join(lines + [_HOW])
+
+
+def write(
+    card: card_lib.Card, folder: pathlib.Path, stem: str = 'card') -> List[pathlib.Path]:
+  """Writes card.json, card.md and card.html into a folder; returns their paths."""
+  texts = {f'{stem}.json': card_json.to_json(card), f'{stem}.md': markdown(card),
+           f'{stem}.html': html(card)}
+  for name, text in texts.items():
+    runfolder.replace(folder / name, text.encode(), 0o666)
+  return [folder / name for name in texts]
 
 
 def html(card: card_lib.Card) -> str:
@@ -161,4 +174,4 @@ def _escaped(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-  return re.sub(r'([\\`*_{}\[\]()#+!|~$-])', r'\\\1', html_lib.escape(text, quote=False))
+  return re.sub(r'([\\`*_\[\]#!|~$])', r'\\\1', html_lib.escape(text, quote=False))

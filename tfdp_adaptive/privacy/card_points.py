@@ -65,7 +65,7 @@ def points(card: card_lib.Card) -> Iterator[Point]:
               'data that are public or held out for it.', UNKNOWN)
   section, caveats = '4. Deployment', statement.caveats(card)
   yield Point(section, 'Query model', 'Data release: the number of steps was fixed before training; '
-              'the weights of all steps may be released.', CHECKED)
+              'the weights of all steps may be released.', WORD)
   yield Point(section, 'Trust model', {
       'central': 'Central: the curator has the records, the random keys and the noise state.',
       'federated': 'Central: the server sees the update of every user. There is no local noise and '

@@ -15,16 +15,18 @@ import zipfile
 
 import numpy as np
 
-_BESIDE = ('optimizer', 'metrics', '_tfdp_ledger')  # Parts of a Keras file that are no weights.
+_LEDGER = '_tfdp_ledger'
+_BESIDE = ('optimizer', 'metrics', _LEDGER)  # Parts of a Keras file that are no weights.
 _IN_KERAS = 'model.weights.h5'
 
 
 class File(NamedTuple):
-  """The digests in a file, and how many arrays an optimizer and metrics left there."""
+  """The digests in a file, how many arrays an optimizer and metrics left, and a ledger."""
 
   weights: Tuple[str, ...]
   of_optimizer: int
   of_metrics: int
+  ledger: str = ''
 
 
 def of(arrays: Iterable[Any]) -> Tuple[str, ...]:
@@ -72,14 +74,17 @@ def of_file(path: Union[str, os.PathLike]) -> File:
 
 def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
   weights: List[Any] = []
+  ledger = ''
   beside: Dict[str, int] = dict.fromkeys(_BESIDE, 0)
   for name, value in arrays:
     first = name.strip('/').split('/')[0]
     if first in beside:
       beside[first] += 1
+      if first == _LEDGER and value.dtype == np.uint8:
+        ledger = value.tobytes().decode(errors='replace')
     else:
       weights.append(value)
-  return File(of(weights), beside['optimizer'], beside['metrics'])
+  return File(of(weights), beside['optimizer'], beside['metrics'], ledger)
 
 
 def _datasets(group: Any) -> Iterator[Tuple[str, Any]]:

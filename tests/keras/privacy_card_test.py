@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The card of a trained model: its statement, its weights in every file, no secret."""
+
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.cli import main
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import card_checks
+from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.privacy import statement
+from tfdp_adaptive.privacy import weight_digests
+
+keras = compat.keras
+
+
+@pytest.fixture(scope='module', name='trained')
+def make_trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('run')
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((64, 3)).astype(np.float32)
+  y = (x[:, :1] > 0).astype(np.float32)
+  plan = tfdp.PrivacyPlan(batch_size=8, steps=6, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=64)
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input([3]), keras.layers.Dense(4, 'relu'), keras.layers.Dense(1)]))
+  model.compile(tfdp.DPAdam(0.1, plan=plan), 'mse')
+  model.fit(plan.batches((x, y)), steps_per_epoch=4, verbose=0,
+            callbacks=[tfdp.callbacks.PrivacyReport(card=folder)])
+  return model, folder
+
+
+def test_a_model_its_optimizer_and_its_report_say_one_thing(trained):
+  model, folder = trained
+  card = model.privacy_card()
+  assert card.done == 4 and card.epsilon == model.ledger.epsilon()
+  assert card.planned_epsilon == model.optimizer.epsilon()
+  assert statement.of(card) == model.optimizer.statement(4)
+  assert card_json.read(folder / 'card.json') == card
+  assert not [one for one in card_checks.check(card) if one.kind == card_checks.WRONG]
+
+
+def test_words_and_an_audit_are_on_the_card(trained):
+  model, _ = trained
+
+  class Report:
+    name, violated = 'mine', False
+
+  card = model.privacy_card(words={'the data': 'made up'}, audits=[Report()])
+  assert [own.text for own in card.words] == ['made up'] and not card.audits[0].refuted
+
+
+@pytest.mark.parametrize('name', ['model.keras', 'model.weights.h5', 'weights.npz'])
+def test_verify_knows_the_file_of_the_model_and_no_other(trained, tmp_path, capsys, name):
+  model, folder = trained
+  path = tmp_path / name
+  if name == 'weights.npz':
+    np.savez(path, *model.get_weights())
+  else:
+    (model.save if name == 'model.keras' else model.save_weights)(path)
+  assert main.main(['verify', str(folder / 'card.json'), '--weights', str(path)]) == 0
+  assert 'are those of the card' in capsys.readouterr().out
+  other = keras.Sequential([
+      keras.layers.Input([3]), keras.layers.Dense(4, 'relu'), keras.layers.Dense(1)])
+  other.save(tmp_path / 'other.keras')
+  assert main.main(['verify', str(folder / 'card.json'), '--weights',
+                    str(tmp_path / 'other.keras')]) == 3
+
+
+def test_a_saved_model_gives_a_card_of_its_ledger(trained, tmp_path, capsys):
+  model, _ = trained
+  model.save(tmp_path / 'model.keras')
+  assert main.main(['card', str(tmp_path / 'model.keras'), '--json']) == 0
+  card = card_json.from_json(capsys.readouterr().out)
+  assert card.epsilon == model.ledger.epsilon() and card.weights == model.privacy_card().weights
+
+
+def test_a_card_is_made_of_ledger_and_weights_alone(trained):
+  """No key, no state of the noise and nothing of the data can be in it."""
+  model, _ = trained
+  card = model.privacy_card()
+  assert card == card_lib.of(
+      tfdp.Ledger(model.ledger.entries), weights=weight_digests.of(model.get_weights()),
+      facts=card.facts, details=statement.details(model.optimizer.rule))

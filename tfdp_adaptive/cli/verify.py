@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tfdp verify`: what can be checked of a privacy card, what is the trainer's word, what is not known.
+
+Epsilon is computed again from the card's terms, by dp_accounting's own accountant. The exit
+status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import Any, Iterator, List, TYPE_CHECKING
+
+from tfdp_adaptive.cli import options
+
+if TYPE_CHECKING:
+  import argparse
+
+WRONG = 3  # Exit status.
+_SECONDS = 600
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+  parser = subparsers.add_parser('verify', description=__doc__)
+  add = parser.add_argument
+  add('card', metavar='CARD', type=options.path, help='the JSON of a card')
+  add('--weights', type=options.path, metavar='FILE',
+      help='the .keras, .weights.h5 or .npz file that the card is said to be about')
+  add('--seconds', type=options.positive_int, default=_SECONDS, metavar='N',
+      help='stop a card that takes longer to check (default: %(default)s)')
+  add('--json', action='store_true', help='print JSON')
+  return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+  from tfdp_adaptive.privacy import card_checks  # It is slow. pylint: disable=import-outside-toplevel
+  with _limit(arguments.seconds):
+    findings = _findings(arguments)
+  wrong = sum(one.kind == card_checks.WRONG for one in findings)
+  if arguments.json:
+    print(options.to_json({'wrong': wrong, 'findings': [one._asdict() for one in findings]}))
+  else:
+    order = (card_checks.WRONG, card_checks.VERIFIED, card_checks.WORD, card_checks.UNKNOWN)
+    for kind in order:
+      for one in findings:
+        if one.kind == kind:
+          print(f'{kind + ":":17} {one.text}')
+    print(f'\nThe card is wrong in {wrong} point(s).' if wrong else
+          '\nNothing that can be checked on this card is wrong.')
+  return WRONG if wrong else 0
+
+
+def _findings(arguments: argparse.Namespace) -> List[Any]:
+  from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
+  try:
+    return card_checks.check(card_json.read(arguments.card), arguments.weights)
+  except card_json.WrongCard as error:
+    return [card_checks.Finding(card_checks.WRONG, str(error))]
+  except ValueError as error:
+    raise options.UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+  """A card of a stranger may ask for any amount of work."""
+  if threading.current_thread() is not threading.main_thread():
+    yield  # Signals belong to the main thread.
+    return
+
+  def stop(number: int, frame: Any) -> None:
+    raise options.UsageError(f'The card takes more than {seconds} seconds to check. '
+                             'Give --seconds for more.')
+
+  before = signal.signal(signal.SIGALRM, stop)
+  signal.alarm(min(seconds, 10**8))
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
