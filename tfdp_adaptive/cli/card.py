@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  from tfdp_adaptive.privacy import card_json  # It is slow. pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
   card = load(arguments.source, arguments.words)
   if arguments.out is not None:

@@ -186,20 +186,20 @@ class Report:
 
   def card(self, card: Any, name: str = 'card') -> None:
     """Writes the privacy card of the model beside the statement, for people and for programs."""
-    from tfdp_adaptive.privacy import card_page  # It is slow. pylint: disable=import-outside-toplevel
+    from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
     self._claim()
     self._files += card_page.write(card, self._folder, name)
 
   def state_together(self, part: str, plan: tfdp.PrivacyPlan, runs: int) -> None:
     """States what `runs` models of one part cost when all of them are released."""
     if runs:
-      from tfdp_adaptive.privacy import card  # It is slow. pylint: disable=import-outside-toplevel
+      from tfdp_adaptive.privacy import card  # pylint: disable=import-outside-toplevel
       from tfdp_adaptive.privacy import ledger  # pylint: disable=import-outside-toplevel
       together = card.of(ledger.Ledger((ledger.Entry(plan, plan.steps),) * runs))
       self.card(together, f'card_{part}')
       self.state(
           f'All {runs} private models of the {part} part together, trained on the same records: '
-          f'({_rounded_up(together.epsilon)}, {plan.target_delta:g})-differential privacy.')
+          f'({_rounded_up(together.epsilon or 0.0)}, {plan.target_delta:g})-differential privacy.')
 
   def json(self) -> str:
     return options.to_json(dict(self._about, rows=[row._asdict() for row in self._rows]))

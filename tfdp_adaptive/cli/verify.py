@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp verify`: what can be checked of a privacy card, what is the trainer's word, what is not known.
+"""`tfdp verify`: what of a privacy card can be checked, what is the trainer's word, what is neither.
 
 Epsilon is computed again from the card's terms, by dp_accounting's own accountant. The exit
 status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be read.
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-  from tfdp_adaptive.privacy import card_checks  # It is slow. pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
   with _limit(arguments.seconds):
     findings = _findings(arguments)
   wrong = sum(one.kind == card_checks.WRONG for one in findings)

@@ -216,7 +216,7 @@ def _claims(
   return dataclasses.replace(
       card, epsilon=epsilon, planned_epsilon=planned,
       mu=meaning.gaussian_mu(epsilon, card.delta) if card.delta else 0.0,
-      curve=tuple(dict([*curve, (card.done, epsilon), (last, planned)]).items()),
+      curve=tuple(sorted({**dict(curve), last: planned, card.done: epsilon}.items())),
       profile=tuple(profile))
 
 
@@ -226,7 +226,8 @@ def _marks(card: Card) -> List[int]:
   for run in card.runs[:_POINTS // 2]:
     end += run.entry.steps
     ends.add(end)
-  return sorted({card.done * i // _POINTS for i in range(1, _POINTS)} | {min(1, card.done), *ends} - {0})
+  marks = {card.done * i // _POINTS for i in range(1, _POINTS)}
+  return sorted((marks | {min(1, card.done), *ends}) - {0})
 
 
 def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:

@@ -18,7 +18,7 @@ Curve = Sequence[Tuple[float, float]]
 
 
 def epsilon_over_steps(card: card_lib.Card) -> str:
-  """Epsilon at the card's delta, over the steps of all runs; dashed where steps are only planned."""
+  """Epsilon at the card's delta, over the steps of all runs; dashed where they are planned."""
   curve = sorted({(0, 0.0), *card.curve})
   done = [point for point in curve if point[0] <= card.done]
   planned = [point for point in curve if point[0] >= card.done]

@@ -33,13 +33,14 @@ def points(card: card_lib.Card) -> Iterator[Point]:
   if card.epsilon is None:
     parameters = 'No guarantee: epsilon is infinite.'
   else:
-    parameters = (f'Approximate differential privacy: epsilon {statement.rounded_up(card.epsilon)}, '
-                  f'delta {card.delta:g}, after {card.done} steps.')
+    parameters = ('Approximate differential privacy: epsilon '
+                  f'{statement.rounded_up(card.epsilon)}, delta {card.delta:g}, after '
+                  f'{card.done} steps.')
   yield Point(section, 'Privacy parameters', parameters, CHECKED)
   yield Point(section, 'Variants, and comparison of guarantees', (
       'No guarantee to compare.' if card.mu is None or not card.epsilon else
-      f'Gaussian differential privacy with mu = {statement.rounded_up(card.mu)} has this epsilon at '
-      'this delta. The terms of all runs are on the card, so any other variant can be computed.'),
+      f'Gaussian differential privacy with mu = {statement.rounded_up(card.mu)} has this epsilon '
+      'at this delta. Any other variant can be computed from the terms of the runs below.'),
               CHECKED)
   yield Point(section, 'Unit of privacy', f'{statement.UNITS[card.unit].capitalize()}. Whether one '
               'person is one unit depends on the data.', WORD)
@@ -49,23 +50,24 @@ def points(card: card_lib.Card) -> Iterator[Point]:
       'replace': 'Bounded: one unit is replaced; the number of units is public.',
   }[card.adjacency], CHECKED)
   yield Point(section, 'Other releases of the same data', (
-      f'{len(card.runs)} run(s) on these weights are counted; what is not covered is listed below.'),
+      f'{len(card.runs)} run(s) on these weights are counted. What is not covered is listed '
+      'below.'),
               WORD)
   yield Point(section, 'Audits', '; '.join(
       f'{audit.name}: {audit.text}' for audit in card.audits) or 'None was put on this card.', WORD)
   section = '3. Algorithms'
   yield Point(section, 'Algorithms and correctness', ' '.join(
-      f'{len(card.runs)} run(s) of clipped sums with Gaussian noise.' if not number else
-      f'Run {number}: sensitivity {run.sensitivity:.6g} clip norms, noise multiplier '
-      f'{run.entry.plan.noise_multiplier:.6g}.' for number, run in enumerate([None, *card.runs])
-      if run is None or run.entry.plan is not None), CHECKED)
+      ['Clipped sums with Gaussian noise.', *(
+          f'Run {number}: sensitivity {run.sensitivity:.6g} clip norms, noise multiplier '
+          f'{run.entry.plan.noise_multiplier:.6g}.' for number, run in enumerate(card.runs, 1)
+          if run.entry.plan is not None)]), CHECKED)
   yield Point(section, 'Utility', 'Accuracy is an exact number of the data. Report it only on '
               'public data, or as a private statistic.', UNKNOWN)
   yield Point(section, 'Bias', 'Clipping and noise cost small groups more. Measure it by group, on '
               'data that are public or held out for it.', UNKNOWN)
   section, caveats = '4. Deployment', statement.caveats(card)
-  yield Point(section, 'Query model', 'Data release: the number of steps was fixed before training; '
-              'the weights of all steps may be released.', WORD)
+  yield Point(section, 'Query model', 'Data release: the number of steps was fixed before '
+              'training; the weights of all steps may be released.', WORD)
   yield Point(section, 'Trust model', {
       'central': 'Central: the curator has the records, the random keys and the noise state.',
       'federated': 'Central: the server sees the update of every user. There is no local noise and '
@@ -76,7 +78,7 @@ def points(card: card_lib.Card) -> Iterator[Point]:
       'Chosen by a private search, which is part of the guarantee.' if any(
           plan.search is not None for plan in card.plans) else
       'Covered only if no other settings were tried on the same data.'), WORD)
-  yield Point(section, 'Data security and access control', 'Records, checkpoints that resume a run, '
-              'and logs of training are not released and must be kept safe.', WORD)
+  yield Point(section, 'Data security and access control', 'Records, checkpoints that resume a '
+              'run, and logs of training are not released and must be kept safe.', WORD)
   yield Point(section, 'Data collection exposure', 'No guarantee covers the records while they are '
               'collected and stored.', UNKNOWN)
