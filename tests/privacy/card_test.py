@@ -72,6 +72,14 @@ def test_every_plan_has_a_card_that_a_second_accountant_confirms(changes):
   assert any('do not give epsilon' in text for text in wrong(less))
 
 
+@pytest.mark.parametrize('scheme', [sampling.BallsInBins(20), sampling.RandomAllocation(20)])
+def test_where_there_is_no_second_accountant_the_first_one_is_asked_again(scheme):
+  card = card_lib.of(make_ledger(dict(sampling=scheme)), plots=False)
+  findings = card_checks.check(card)
+  assert not wrong(card) and any('No second accountant' in one.text for one in findings)
+  assert wrong(dataclasses.replace(card, epsilon=card.epsilon * 0.99))
+
+
 def test_a_card_says_what_its_ledger_says(card):
   ledger = make_ledger({'steps': 8}, {'steps': 4})
   assert card.epsilon == card.planned_epsilon == ledger.epsilon()
