@@ -144,7 +144,7 @@ def _tff_process() -> Any:
 def _check(
     rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
     max_examples: Optional[int], seed: Optional[int]) -> None:
-  if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user':
+  if not isinstance(plan, privacy.PrivacyPlan) or not plan.whole_users:
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user': what is clipped and "
                      f'noised here is the update of a whole user. Received: plan={plan!r}.')
   if not isinstance(rule, contract.Rule):

@@ -31,3 +31,8 @@ class Terms:
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
   search: Any = None  # A `accounting.private_search.Search`.
+
+  @property
+  def whole_users(self) -> bool:
+    """Whether what is drawn and clipped is a user, with several examples."""
+    return self.unit == 'user' and not getattr(self.sampling, 'by_example', False)

@@ -21,13 +21,12 @@ every single mass, however small, and there is no draw and no Fourier transform.
 import dataclasses
 import functools
 import math
-from typing import NamedTuple, Tuple
+from typing import ClassVar, NamedTuple, Tuple
 
 import dp_accounting
 import numpy as np
 from scipy import special
 
-MOST_SHIFT = 10.0  # Of one bin, in units of its noise: an epsilon beyond 50.
 _CHUNK = 1 << 18
 
 
@@ -78,6 +77,8 @@ class AllocationDpEvent(dp_accounting.DpEvent):
     return _mean(tuple((count, size / self.noise_multiplier) for count, size in self.bins if count),
                  precision)
 
+  most_shift: ClassVar[float] = 10.0  # An epsilon beyond 50.
+
   @property
   def largest_shift(self) -> float:
     """Of all bins."""
@@ -120,7 +121,7 @@ def lognormal(shift: float, precision: Precision) -> Ratio:
   z = np.linspace(-size, size + shift, 2 + math.ceil((2 * size + shift) / precision.tail))
   edges = np.concatenate([[-np.inf], z, [np.inf]])
   grid = np.concatenate([[0.0], np.exp(shift * z - shift**2 / 2)])
-  return _rounded(grid, normal_cells(edges), normal_cells(edges - shift), 0.0, precision)
+  return rounded(grid, normal_cells(edges), normal_cells(edges - shift), 0.0, precision)
 
 
 def normal_cells(edges: np.ndarray) -> np.ndarray:
@@ -161,7 +162,7 @@ def _sum(one: Ratio, two: Ratio, step: float, precision: Precision) -> Ratio:
     mass += np.bincount(cell, masses, len(grid))
     first += np.bincount(cell, masses * sums, len(grid))
   infinite = one.infinite + two.infinite
-  return _trimmed(_rounded(grid, mass, first, infinite, precision), precision)
+  return _trimmed(rounded(grid, mass, first, infinite, precision), precision)
 
 
 def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarray:
@@ -185,7 +186,7 @@ def _quantiles(law: Ratio) -> np.ndarray:
   return law.points[np.minimum(at, len(law.points) - 1)]
 
 
-def _rounded(
+def rounded(
     grid: np.ndarray, mass: np.ndarray, first: np.ndarray, infinite: float, precision: Precision
     ) -> Ratio:
   """The law of numbers whose mass and first moment in each cell are given.

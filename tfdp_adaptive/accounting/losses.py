@@ -19,6 +19,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive.accounting import allocation
+from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
 _CELL = 0.03  # Width of z over which four nodes integrate a normal density to 1e-13.
@@ -212,6 +213,7 @@ class Listed(NamedTuple):
     yield np.floor(loss / interval).astype(np.int64), loss, np.exp(log_mass)
 
 
+_LISTED = (allocation.AllocationDpEvent, user_examples.UserExamplesDpEvent)
 Mixture = Sequence[Tuple[float, Any]]  # Weights and pairs; which one it is may be known.
 Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is composed.
 
@@ -281,8 +283,8 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
     return ((1.0, Pair(kind, event.sampling_probability, 1 / sigma)),), count
   if truncated and isinstance(event, truncated):
     return _truncated(event, kind), count
-  if isinstance(event, allocation.AllocationDpEvent) and kind != 'replace':
-    if event.largest_shift > allocation.MOST_SHIFT:
+  if isinstance(event, _LISTED) and kind != 'replace':
+    if event.largest_shift > event.most_shift:  # Not worth it.
       return _step(event.unamplified, count, kind)
     return ((1.0, Listed(kind, event)),), count
   raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, sampled by '

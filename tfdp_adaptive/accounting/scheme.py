@@ -28,6 +28,7 @@ class Sampling(abc.ABC):
     fixed_order: Whether all participations of a record are multiples of the
       least distance apart: it has one place in every epoch.
     amplifies: For which noise, in words.
+    by_example: Whether single examples are drawn and clipped where the unit is a user.
     renyi: Whether Renyi divergences of its amplification are known.
   """
 
@@ -37,6 +38,7 @@ class Sampling(abc.ABC):
   fixed_order: ClassVar[bool] = False
   amplifies: ClassVar[str] = 'none'
   renyi: ClassVar[bool] = True
+  by_example: ClassVar[bool] = False
 
   def check(self, plan: terms_lib.Terms) -> None:
     """Raises unless `plan`'s population and batch size fit this scheme."""

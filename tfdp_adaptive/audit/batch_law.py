@@ -64,8 +64,9 @@ def check(
 
 def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
   """The record indices that a model is fed, padding taken off."""
-  users: Dict[str, Any] = {} if plan.unit == 'example' else dict(
-      users=np.arange(population), examples_per_user=1)
+  users: Dict[str, Any] = {} if plan.unit == 'example' else dict(users=np.arange(population))
+  if plan.whole_users:
+    users['examples_per_user'] = 1
   batches = plan.batches((np.arange(population), np.zeros(population)), **users)
   return [x[weight != 0] for x, _, weight in batches.as_numpy_iterator()]
 

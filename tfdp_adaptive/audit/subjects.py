@@ -249,7 +249,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     watched.seen = ()
     for variable, value in zip(variables, tensors):
       variable.assign(value)
-    if optimizer.plan is not None and optimizer.plan.unit == 'user':
+    if optimizer.plan is not None and optimizer.plan.whole_users:
       records = records[:, tf.newaxis] * tf.constant(_PARTS)[:, tf.newaxis]
       weights = weights[:, tf.newaxis] * tf.constant(_THERE, weights.dtype)
     targets = tf.fill(tf.concat([tf.shape(records)[:-1], [1]], 0), _FAR)

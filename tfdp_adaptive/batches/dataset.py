@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Any, Callable, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import indices as indices_lib
@@ -39,7 +41,8 @@ def of_plan(
       (`PyDataset`) that gives batches of them: no more of it is read than a batch
       needs. Or a finite, unbatched `tf.data.Dataset` of records, see `cache`.
     users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
-      [users, examples_per_user, ...], and a user is one record.
+      [users, examples_per_user, ...], and a user is one record. With `PoissonExamples`
+      batches are of examples, and ids may be [n, owners], -1 for none.
     examples_per_user: How many of a user's examples a step takes at most, drawn again at
       every step from the user's own.
     record: What of a user is clipped: the 'mean' or the 'sum' of the examples' gradients.
@@ -81,7 +84,10 @@ def of_plan(
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.of(data)
   records: Union[users_lib.Examples, users_lib.Users] = users_lib.Examples(source)
-  if users is not None and examples_per_user is not None:
+  chosen = None
+  if plan.sampling.by_example:
+    chosen = _chosen(plan, users, len(source))
+  elif users is not None and examples_per_user is not None:
     records = users_lib.Users(source, users, examples_per_user, record, plan.seed)
   if pad_to is not None:
     checks.whole(pad_to=pad_to)
@@ -100,6 +106,7 @@ def of_plan(
     start = start_step() if callable(start_step) else now
     indices_of_steps = draw(start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
+      indices = indices if chosen is None else indices[chosen[indices]]
       yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step,
                    class_weight)
 
@@ -124,7 +131,23 @@ def of_plan(
   return result
 
 
+def _chosen(plan: terms_lib.Terms, users: Any, size: int) -> np.ndarray:
+  """Which examples are used at all, where users are protected by their examples."""
+  ids = np.asarray(users)
+  if ids.ndim != 2 or len(ids) != size:
+    ids = users_lib.checked(users, size)
+  rng = np.random.default_rng(secrets.randbits(256) if plan.seed is None else plan.seed)
+  return user_examples.kept(ids, plan.sampling.examples_per_user, rng)
+
+
 def _check_unit(plan: terms_lib.Terms, users: Any, examples_per_user: Optional[int]) -> None:
+  if plan.sampling.by_example:
+    if users is None or examples_per_user not in (None, plan.sampling.examples_per_user):
+      raise ValueError(
+          'A plan that samples the examples of users needs to know whose each one is: '
+          '`plan.batches(data, users=ids)`, with as many of a user as its sampling says. Received: '
+          f'users={users!r:.60}, examples_per_user={examples_per_user!r}.')
+    return
   if plan.unit == 'user' and (users is None or examples_per_user is None):
     raise ValueError(
         'A plan with unit="user" needs to know whose each example is, and how many of a user a '

@@ -19,6 +19,21 @@ _SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read t
 RECORDS = ('mean', 'sum')
 
 
+def checked(ids: Any, size: int) -> np.ndarray:
+  """The ids of users of `size` examples, as an array; raises unless each has one."""
+  ids = np.asarray(ids)
+  if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
+    raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
+                     f'example. Received: shape {ids.shape} of {ids.dtype} for {size} '
+                     'examples.')
+  if ids.dtype == object and not any(
+      all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
+    raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
+                     f'{sorted({type(one).__name__ for one in ids})}; a user without id would be '
+                     'no record, and one with two would be two.')
+  return ids
+
+
 class Users:
   """The users of some examples, in the order of their ids.
 
@@ -35,16 +50,7 @@ class Users:
       seed: Optional[int] = None) -> None:
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
-    ids = np.asarray(ids)
-    if ids.shape != (len(examples),) or ids.dtype.kind not in 'iuSUO':
-      raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
-                       f'example. Received: shape {ids.shape} of {ids.dtype} for {len(examples)} '
-                       'examples.')
-    if ids.dtype == object and not any(
-        all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
-      raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
-                       f'{sorted({type(one).__name__ for one in ids})}; a user without id would be '
-                       'no record, and one with two would be two.')
+    ids = checked(ids, len(examples))
     self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])

@@ -36,7 +36,7 @@ def unpack(data: Any, plan: Any = None) -> interface.Batch:
   data = tf.nest.map_structure(
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
-  if plan is not None and plan.unit == 'user':
+  if plan is not None and plan.whole_users:
     return _of_users(x, y, sample_weight)
   first = tf.nest.flatten(x)[0]
   if sample_weight is None:

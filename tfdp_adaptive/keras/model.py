@@ -159,7 +159,7 @@ class DPModel(_Mixin):
     x, self._first_shapes = habits.first_shapes(x)
     kwargs['callbacks'] = divergence.watched(kwargs.get('callbacks'))
     if self.distribute_strategy.num_replicas_in_sync > 1:
-      if self.optimizer.plan is not None and self.optimizer.plan.unit == 'user':
+      if self.optimizer.plan is not None and self.optimizer.plan.whole_users:
         raise NotImplementedError(
             'Users are records on one device only. Received: a plan with unit="user" and '
             f'{self.distribute_strategy.num_replicas_in_sync} replicas. Train without the '

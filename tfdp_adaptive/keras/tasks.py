@@ -102,7 +102,7 @@ class DPTask(model_lib.DPFunctional):
   def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """One batch of what the plan protects: examples, or users of several each."""
     plan = self.optimizer.plan
-    if plan is None or plan.unit != 'user':
+    if plan is None or not plan.whole_users:
       return self._preprocess(x, y, sample_weight)
     tensors = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), (x, y, sample_weight))

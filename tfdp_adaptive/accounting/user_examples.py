@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users whose examples are sampled one by one, and each clipped by itself.
+
+Of a user's at most m examples, k ~ Binomial(m, q) are in a batch and move the sum by at most k
+clip norms. With independent noise sigma, the pair P = sum_k P(k) N(k, sigma^2), Q = N(0, sigma^2)
+dominates a step, whatever directions the examples have (Charles et al., arXiv 2407.07737).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, Tuple
+
+import dp_accounting
+import numpy as np
+from scipy import special
+from scipy import stats
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import allocation
+from tfdp_adaptive.accounting import poisson
+from tfdp_adaptive.accounting import rounds
+
+_NODES = 20_000
+_LARGEST = 600.0  # log R, beyond which a loss counts as one without bound.
+
+
+@dataclasses.dataclass(frozen=True)
+class UserExamplesDpEvent(dp_accounting.DpEvent):
+  """One step that takes each of a user's examples by a coin of its own.
+
+  Attributes:
+    noise_multiplier: Noise on the sum, in clip norms of one example.
+    sampling_probability: q of an example.
+    examples_per_user: m, the most that a user has.
+  """
+
+  noise_multiplier: float
+  sampling_probability: float
+  examples_per_user: int
+
+  most_shift: ClassVar[float] = 20.0  # An epsilon far beyond 100.
+
+  @property
+  def largest_shift(self) -> float:
+    """Of all numbers of examples that are ever taken together."""
+    return float(stats.binom.isf(
+        1e-30, self.examples_per_user, self.sampling_probability)) / self.noise_multiplier
+
+  @property
+  def unamplified(self) -> dp_accounting.DpEvent:
+    """The Gaussian of a user all of whose examples are taken."""
+    return dp_accounting.GaussianDpEvent(self.noise_multiplier / self.examples_per_user)
+
+  def ratio(self, precision: allocation.Precision) -> allocation.Ratio:
+    """An upper law of dP/dQ; see `allocation`."""
+    return _ratio(self, precision)
+
+
+@functools.lru_cache(maxsize=32)
+def _ratio(event: UserExamplesDpEvent, precision: allocation.Precision) -> allocation.Ratio:
+  least = math.exp(-precision.reach)
+  taken = np.arange(event.examples_per_user + 1)
+  chances = stats.binom.pmf(taken, event.examples_per_user, event.sampling_probability)
+  more = stats.binom.sf(taken, event.examples_per_user, event.sampling_probability)
+  most = 1 + int(np.argmax(more <= least))  # More than that count as a loss without bound.
+  beyond = float(more[most - 1]) * (1 + 1e-9)
+  chances, shifts = chances[:most], taken[:most] / event.noise_multiplier
+  size = math.sqrt(2 * precision.reach)
+  z = np.linspace(-size, size + shifts[-1], _NODES)
+  with np.errstate(divide='ignore'):
+    log_ratio = special.logsumexp(
+        np.log(chances)[:, None] + shifts[:, None] * z - shifts[:, None]**2 / 2, axis=0)
+  kept = log_ratio <= _LARGEST
+  edges = np.concatenate([[-np.inf], z[kept], [np.inf]])
+  first = sum(chance * allocation.normal_cells(edges - shift)
+              for chance, shift in zip(chances, shifts))
+  # What the cut takes from P is lost, not moved: it goes to R = infinity.
+  return allocation.rounded(
+      np.concatenate([[0.0], np.exp(log_ratio[kept])]), allocation.normal_cells(edges),
+      np.asarray(first), beyond, precision)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonExamples(poisson.Poisson):
+  """Examples are sampled and clipped one by one, and the guarantee is for their users.
+
+  For a plan with `unit='user'`; `batch_size` and `population_size` count examples. The guarantee
+  holds for everything that one user gave, of which at most `examples_per_user` examples are ever
+  used. It needs less noise than sampling whole users where a user's examples are alike; users
+  are better sampled whole (`Poisson`) where their examples point in different directions.
+
+  Attributes:
+    examples_per_user: m, the most examples of a user that take part at all. Of a user with more,
+      m are drawn from the user's own, whenever batches are made. Where examples have several owners
+      (`plan.batches(data, users=ids)` with [n, owners] ids), examples are left out until no
+      user owns more; who owns what is then taken as public.
+  """
+
+  adjacencies: ClassVar[Tuple[str, ...]] = ('add_remove', 'zero_out')
+  renyi: ClassVar = False
+  by_example: ClassVar = True
+  amplifies: ClassVar = 'independent noise that is not rounded; use FixedOrder for any other.'
+  examples_per_user: int = 1
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    checks.whole(examples_per_user=self.examples_per_user)
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    if plan.unit != 'user':
+      raise ValueError('`PoissonExamples` protects users: give the plan unit="user", and the '
+                       'number of examples as population_size. '
+                       f'Received: unit={plan.unit!r}.')
+
+  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
+    return rounds.independent(mechanism)
+
+  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
+            sensitivity: float) -> dp_accounting.DpEvent:
+    return dp_accounting.SelfComposedDpEvent(UserExamplesDpEvent(
+        noise_multiplier, float(self.probability(plan)), self.examples_per_user), steps)
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return ('Poisson sampling of examples: at every step each example takes part independently '
+            f'with probability {self.probability(plan):.6g} and is clipped by itself. At most '
+            f'{self.examples_per_user} examples of a user are ever used, all of which the '
+            'guarantee covers together. Where examples have several owners, who owns which '
+            'example is taken as public.')
+
+
+def kept(ids: Any, most: int, rng: np.random.Generator) -> np.ndarray:
+  """Which examples are used, so that no user owns more than `most` of them.
+
+  Args:
+    ids: [n] ids of users, integers or strings; or [n, owners] integers, -1 for none.
+    most: Examples of a user.
+    rng: Draws which of a user's examples are used, where each has one owner.
+
+  Returns:
+    [n] booleans.
+  """
+  ids = np.asarray(ids)
+  if ids.ndim == 2:
+    return _of_several_owners(ids, most)
+  _, user_of = np.unique(ids, return_inverse=True)
+  # An example's number is its own, so that which are kept depends on their user alone.
+  order = np.lexsort([rng.random(len(ids)), user_of])
+  first = np.searchsorted(user_of[order], user_of[order])
+  result = np.zeros(len(ids), bool)
+  result[order] = np.arange(len(ids)) - first < most
+  return result
+
+
+def _of_several_owners(ids: np.ndarray, most: int) -> np.ndarray:
+  """Examples of few owners first; the others if none of their owners has enough (2503.03622)."""
+  if ids.dtype.kind not in 'iu' or np.any(np.all(ids < 0, axis=1)):
+    raise ValueError('`users` of shape [n, owners] must be integers, -1 for none, and every '
+                     'example must have an owner. Received: '
+                     f'{ids.dtype}, {int(np.sum(np.all(ids < 0, axis=1)))} examples without one.')
+  owners, numbers = np.unique(ids, return_inverse=True)
+  numbers = numbers.reshape(ids.shape)
+  left = np.full(len(owners), most)
+  left[owners < 0] = len(ids) * ids.shape[1] + 1
+  result = np.zeros(len(ids), bool)
+  for example in np.argsort(np.sum(ids >= 0, axis=1), kind='stable'):
+    mine = np.unique(numbers[example])
+    if np.all(left[mine] > 0):
+      left[mine] -= 1
+      result[example] = True
+  return result
