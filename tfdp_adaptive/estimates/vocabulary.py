@@ -46,7 +46,7 @@ class PrivateVocabulary(NamedTuple):
     if not 0 < self.delta < plan.target_delta:
       raise ValueError('`delta` of the vocabulary must be below the target delta of the plan, '
                        f'{plan.target_delta:g}. Received: delta={self.delta:g}.')
-    if plan.unit != 'user' or plan.adjacency == 'replace':
+    if not plan.whole_users or plan.adjacency == 'replace':
       raise ValueError('A private vocabulary is accounted for users under add_remove or zero_out. '
                        f'Received: unit={plan.unit!r}, adjacency={plan.adjacency!r}.')
     if rule is not None and not plan.check_rule(rule):
