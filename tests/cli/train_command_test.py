@@ -51,11 +51,13 @@ def test_the_saved_model_is_the_one_reported_and_holds_no_secret(folder, capsys)
   assert main.main(command(folder, 'whole', '--set', 'learning_rate=0.25')) == 0
   out = folder / 'whole'
   assert sorted(p.name for p in out.iterdir()) == [
-      'curves.png', 'model.keras', 'privacy.txt', 'results.json', 'vocabulary.txt']
+      'card.html', 'card.json', 'card.md', 'curves.png', 'model.keras', 'privacy.txt',
+      'results.json', 'vocabulary.txt']
   assert str(out / 'model.keras') in capsys.readouterr().out
   row = results(folder, 'whole')
   assert row['settings']['learning_rate'] == .25 and row['steps'] == 6
   assert 3.9 <= row['epsilon'] <= 4
+  assert main.main(['verify', str(out / 'card.json'), '--weights', str(out / 'model.keras')]) == 0
   assert 'Guarantee: (' in (out / 'privacy.txt').read_text(encoding='utf-8')
   model = tf.keras.models.load_model(out / 'model.keras', compile=True)
   assert getattr(model, 'optimizer', None) is None

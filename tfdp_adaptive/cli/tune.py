@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         directory=report.unfinished / 'search')
     train.publish(best.model, task, report)
     report.state(*report_lib.preamble(task, arguments, _CHOSEN), best.statement())
+    report.card(best.model.privacy_card(words={'the data': ' '.join(task.notes)}))
     report.add(report_lib.Row('public word frequencies', compare.PART, *task.baseline))
     loss, accuracy = language_model.Evaluator(best.model, task.test)()
     report.add(report_lib.Row(
