@@ -46,7 +46,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock
+.PHONY: help demo test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -122,6 +122,17 @@ $(FULL)/installed $(CURRENT)/installed:
 docs: build/docs-env/installed
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
+
+# Flower with real processes on loopback, in an environment of its own.
+test-flower: build/flower/installed
+	build/flower/bin/python -m pytest -q -p no:cacheprovider tests/federated/flower_test.py \
+	  tests/federated/flower_processes_test.py $(TEST_FLAGS)
+
+build/flower/installed: requirements/flower.lock setup.py pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-compile -r $<
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
 
 build/docs-env/installed: requirements/docs.lock
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
@@ -204,7 +215,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs lint peers-hub peers-jax peers-torch peers-pfl; do \
+	@set -e; for list in docs flower lint peers-hub peers-jax peers-torch peers-pfl; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

@@ -24,6 +24,7 @@ _EXPORTS = {
     'build_private_fed_sgd': 'processes',
     'check_address': 'workers',
     'evaluator': 'evaluation',
+    'flower': 'flower',
     'simulate': 'simulation',
     'tasks': 'tasks',
     'vocabulary': '.estimates.vocabulary',

@@ -69,5 +69,9 @@ class PrivateFedAvg(abc.ABC):
   def reach(self, workers: Any) -> contextlib.AbstractContextManager[Engine]:
     """The `Engine`, for as long as the context lasts; `workers` as `simulate` takes them."""
 
+  def broadcast(self, state: Any) -> Any:
+    """What the lanes of a round need beside the weights."""
+    return self.server.broadcast(state)
+
   def get_model_weights(self, state: Any) -> Any:
     return state.global_model_weights

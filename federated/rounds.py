@@ -71,7 +71,7 @@ def run(
   if len(set(cohort)) != len(cohort):
     raise ValueError('`cohort` must have every client once at most: the noise is for one update '
                      f'of a user in a round. Received: {len(cohort) - len(set(cohort))} repeated.')
-  broadcast = tf.nest.map_structure(_numpy, process.server.broadcast(state))
+  broadcast = tf.nest.map_structure(_numpy, process.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
   failed: Dict[Any, Exception] = {}
   reading = threading.Lock()  # Whoever's `users` these are need not know of threads.

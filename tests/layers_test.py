@@ -29,6 +29,7 @@ NUMPY_ONLY = ('mechanisms', 'accounting')
 ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
+    'flwr': ('tfdp_adaptive.federated.flower',),
     'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
 }
 VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')

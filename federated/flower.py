@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-level privacy over Flower: its nodes are the users, everything else is `simulate`'s.
+
+Flower carries messages. Which nodes a round asks, how far an answer may move the model, what noise
+is added and what is kept on disk are those of the plan, and the same code as in a simulation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pathlib
+import secrets
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import contract
+from tfdp_adaptive import privacy
+from tfdp_adaptive import runfolder
+
+from . import engines
+from . import server as server_lib
+from . import simulation
+from . import storage
+
+try:
+  from flwr import app as flwr_app
+  from flwr.serverapp import strategy as flwr_strategy
+except ImportError as error:
+  raise ModuleNotFoundError(
+      '`tfdp_adaptive.federated.flower` needs Flower 1.41 or later, on Python 3.10 to 3.13. '
+      "Install it with `pip install 'tfdp-adaptive[flower]'`.") from error
+
+_NODES = 'nodes.json'
+_POLL_SECONDS = 0.2
+_log = logging.getLogger('flwr')
+
+
+class AnswerError(ValueError):
+  """A node's answer cannot be used: it counts as none at all."""
+
+
+class PrivateStrategy(flwr_strategy.Strategy):
+  """A strategy of Flower with user-level differential privacy; a node is a user.
+
+  Nodes are ordinary Flower ClientApps: they train from the arrays they are sent and answer with
+  one ArrayRecord like it, in the same order, and with a MetricRecord if `private_metrics` are
+  wanted. Cohorts are drawn as the plan says among `plan.population_size` places. A node takes the
+  next free place when it is seen first and keeps it; places that are free or whose node is
+  offline answer nothing. Every answer is clipped at the server, whatever the node did. One that
+  is late, comes twice, is not finite or has other shapes is none. The state is on disk before
+  anything that depends on it is sent.
+
+  Args:
+    model: A built Keras model, or a list of arrays (all of them trained): the first weights.
+    plan: A `tfdp.PrivacyPlan` with unit='user', a population size, and `batch_size` the expected
+      number of nodes per round.
+    rule: A `tfdp.rules` rule that needs no public gradients.
+    server_learning_rate: Step size of the server, or a function of the number of rounds done.
+    quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
+    private_metrics: `PrivateMetrics` of numbers in the nodes' MetricRecords, or None.
+    evaluate: `ModelWeights -> {metric: value}` on the server's own data, or None.
+    out: Folder for the SECRET state, the nodes' places, `metrics.csv` and `tensorboard/`; a
+      ServerApp that was killed goes on from there. None keeps nothing.
+    settings: More arguments of `simulate`: `rounds_per_evaluation`, `max_epsilon`, `facts`.
+    seed: For tests only: fixed noise protects nobody.
+
+  Attributes:
+    result: The `Simulation` of the last `start`: weights, history and statement; its `state` is
+      SECRET.
+  """
+
+  def __init__(
+      self, model: Any, *, plan: privacy.PrivacyPlan, rule: contract.Rule,
+      server_learning_rate: Any = 1.0, quantile_clip: Optional[server_lib.QuantileClip] = None,
+      private_metrics: Optional[server_lib.PrivateMetrics] = None,
+      evaluate: Optional[Callable[[Any], Dict[str, float]]] = None, out: Any = None,
+      settings: Optional[Mapping[str, Any]] = None, seed: Optional[int] = None) -> None:
+    if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user' or not plan.population_size:
+      raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' and the number of "
+                       f'nodes as its population size. Received: plan={plan!r}.')
+    if not callable(server_learning_rate):
+      checks.positive(server_learning_rate=server_learning_rate)
+    self._arrays, self._trained = _arrays_of(model)
+    specs = [tf.TensorSpec(array.shape, array.dtype)
+             for array, trained in zip(self._arrays, self._trained) if trained]
+    self._server = server_lib.Server(
+        rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
+    self._process: Dict[str, Any] = dict(
+        plan=plan, rule=rule, model_fn=None, server=self._server, seed=seed, settings=dict(
+            server_rule=rule, server_learning_rate=server_learning_rate,
+            quantile_clip=quantile_clip, private_metrics=private_metrics))
+    self._metrics = list(private_metrics.ranges) if private_metrics else []
+    self._record = tf.function(self._server.record)
+    self._out = None if out is None else pathlib.Path(out)
+    self._size, self._evaluate, self._settings = (
+        plan.population_size, evaluate, dict(settings or {}))
+    self.result: Optional[simulation.Simulation] = None
+
+  def start(
+      self, grid: Any, initial_arrays: Any = None, num_rounds: Optional[int] = None,
+      timeout: float = 3600, train_config: Any = None, evaluate_config: Any = None,
+      evaluate_fn: Any = None) -> Any:
+    """Trains until `num_rounds` rounds of the plan are used up, those of earlier calls included.
+
+    Args:
+      grid: Flower's grid.
+      initial_arrays: ArrayRecord to begin with instead of the model's weights.
+      num_rounds: Of the plan; all by default.
+      timeout: Seconds to wait for the answers of a round. Later ones are none.
+      train_config: ConfigRecord for the nodes; 'server-round' is added.
+      evaluate_config: Must be None: what nodes measure by themselves is not private.
+      evaluate_fn: Must be None; `evaluate` of the strategy takes its place.
+
+    Returns:
+      Flower's `Result`: the last arrays, what was released in every round as metrics of the
+      ClientApps, and what `evaluate` returned as metrics of the ServerApp.
+    """
+    if evaluate_config is not None or evaluate_fn is not None:
+      raise ValueError('`evaluate_config` and `evaluate_fn` must be None: give `evaluate` to the '
+                       'strategy, and `private_metrics` for what nodes measure. '
+                       f'Received: {evaluate_config!r:.40}, {evaluate_fn!r:.40}.')
+    checks.positive(timeout=timeout)
+    if initial_arrays is not None:
+      self._arrays = [*self._answered(initial_arrays.to_numpy_ndarrays(), trained_only=False)]
+    ask = lambda arrays, server_round, nodes: _replies(
+        grid, arrays, {**(train_config or {}), 'server-round': server_round}, nodes, timeout)
+    nodes = Nodes(self._size, grid, self._out)
+    self.result = simulation.simulate(
+        _Process(self, nodes, ask, **self._process), nodes, rounds=num_rounds, out=self._out,
+        evaluate=self._evaluate, progress=False, **self._settings)
+    _log.info(self.result.statement)
+    result = flwr_strategy.Result(arrays=_array_record(self._in_order(self.result.weights)))
+    for row in self.result.history:
+      for private, metrics in ((True, result.train_metrics_clientapp),
+                               (False, result.evaluate_metrics_serverapp)):
+        metrics[row['round']] = flwr_app.MetricRecord({
+            name: value for name, value in row.items()
+            if name != 'round' and not name.startswith('not_private/')
+            and name.startswith('private/') == private})
+    return result
+
+  def _only_by_start(self, *unused: Any, **also_unused: Any) -> Any:
+    raise NotImplementedError('A round cannot be taken in parts: its cohort, noise and saved state '
+                              'belong together. Call `start`.')
+
+  configure_train = aggregate_train = _only_by_start
+  configure_evaluate = aggregate_evaluate = _only_by_start
+
+  def summary(self) -> None:
+    """Logs what is promised."""
+    _log.info(self._process['plan'].statement(rule=self._process['rule']))
+
+  def initial_weights(self) -> server_lib.ModelWeights:
+    """Returns the weights that a run begins with."""
+    both = [[tf.constant(array) for array, trained in zip(self._arrays, self._trained)
+             if trained == wanted] for wanted in (True, False)]
+    return server_lib.ModelWeights(*both)
+
+  def answers_of(
+      self, ask: Callable[..., Iterable[Any]], weights: Any, broadcast: Any, server_round: int,
+      nodes: Sequence[int]) -> server_lib.Answer:
+    """Returns the sum of the clipped answers of some nodes, each of which counts once at most."""
+    sent = self._in_order(weights)
+    total, waiting = self._server.zero(), set(nodes)
+    for node, content in ask(sent, server_round, nodes) if waiting else ():
+      if node not in waiting:
+        continue
+      waiting.remove(node)
+      try:
+        answer = self._answer(broadcast, weights, content)
+      except Exception as error:  # pylint: disable=broad-except
+        # Whatever Flower or NumPy find wrong with bytes that anybody may have written.
+        _log.warning('No answer of node %s: %s (not private)', node, error)
+      else:
+        total = tf.nest.map_structure(tf.add, total, answer)
+    if waiting:
+      _log.warning('No answer of nodes %s in time (not private)', sorted(waiting))
+    return total
+
+  def _answer(self, broadcast: Any, weights: Any, content: Any) -> server_lib.Answer:
+    """One node's clipped `Answer`."""
+    if isinstance(content, Exception):
+      raise content
+    record, = content.array_records.values()
+    end = self._answered(record.to_numpy_ndarrays(), trained_only=True)
+    with np.errstate(over='ignore'):
+      update = [start - array for start, array in zip(weights.trainable, end)]
+    if not all(np.all(np.isfinite(u)) for u in update):
+      raise AnswerError('its arrays must be finite.')
+    bounded: Any = ()
+    if self._metrics:
+      values = {name: value for one in content.metric_records.values()
+                for name, value in one.items() if checks.is_number(value)}
+      bounded = self._server.bounded_metrics(
+          {name: float(values.get(name, np.nan)) for name in self._metrics})
+    return self._record(broadcast, [tf.constant(u) for u in update], bounded)
+
+  def _answered(self, arrays: Sequence[np.ndarray], trained_only: bool) -> Iterator[np.ndarray]:
+    """Yields arrays like the model's, in its types."""
+    if len(arrays) != len(self._arrays):
+      raise AnswerError(f'it must have {len(self._arrays)} arrays. Received: {len(arrays)}.')
+    for array, mine, trained in zip(arrays, self._arrays, self._trained):
+      if trained or not trained_only:
+        if array.shape != mine.shape or array.dtype.kind not in 'fiu':
+          raise AnswerError(f'its arrays must be numbers of shape {mine.shape}. '
+                            f'Received: {array.dtype} of {array.shape}.')
+        with np.errstate(over='ignore'):
+          converted = array.astype(mine.dtype)
+        yield converted
+
+  def _in_order(self, weights: Any) -> List[np.ndarray]:
+    """The model's arrays in its own order."""
+    parts = {True: iter(weights.trainable), False: iter(weights.non_trainable)}
+    return [np.asarray(next(parts[trained])) for trained in self._trained]
+
+
+class Nodes:
+  """Places of the population, and whose they are: given in order of appearance, for good.
+
+  Args:
+    size: Number of places.
+    grid: Flower's.
+    folder: Where the places are kept, or None.
+  """
+
+  def __init__(self, size: int, grid: Any, folder: Optional[pathlib.Path]) -> None:
+    self.client_ids = list(range(size))
+    self._grid, self._path = grid, None if folder is None else folder / _NODES
+    self._places: List[str] = []
+    self._online: Dict[str, int] = {}
+
+  def read(self) -> None:
+    """Goes on with the places that were given.
+
+    Raises:
+      SavedRunError: There is a run, but not who takes part in it.
+    """
+    if self._path is None:
+      return
+    if self._path.exists():
+      self._places = json.loads(self._path.read_text(encoding='utf-8'))
+    elif self._path.with_name('state.npz').exists():
+      raise storage.SavedRunError(
+          f'{self._path} is gone: nodes would take new places, and take part more often than the '
+          'plan allows for. Put it back, or give another folder.')
+    self._write()
+
+  def meet(self) -> None:
+    """Looks who is online, and gives places to those who have none."""
+    # A key outlives its node: registered again, it is the same user.
+    self._online = {node.public_key.hex() or str(node.node_id): node.node_id
+                    for node in self._grid.get_nodes()}
+    new = sorted(set(self._online) - set(self._places))
+    free = len(self.client_ids) - len(self._places)
+    if len(new) > free:
+      _log.warning('%d nodes are too many for the plan and take no part.', len(new) - free)
+    if new[:free]:
+      self._places.extend(new[:free])
+      self._write()
+
+  def at(self, place: int) -> Optional[int]:
+    """The node at a place, or None if there is none online."""
+    return self._online.get(self._places[place]) if place < len(self._places) else None
+
+  def _write(self) -> None:
+    if self._path is not None:
+      runfolder.replace(self._path, json.dumps(self._places).encode())
+
+
+class _Process(engines.PrivateFedAvg):
+  """Rounds whose clients are nodes."""
+
+  def __init__(
+      self, strategy: PrivateStrategy, nodes: Nodes, ask: Callable[..., Iterable[Any]],
+      **kwargs: Any) -> None:
+    super().__init__(**kwargs)
+    self._strategy, self._nodes, self._ask = strategy, nodes, ask
+
+  def initialize(self) -> server_lib.State:
+    return self.server.init(self._strategy.initial_weights())
+
+  def next(self, state: Any, client_data: Any) -> Any:
+    raise NotImplementedError('Rounds are taken by `PrivateStrategy.start`.')
+
+  def broadcast(self, state: Any) -> Any:
+    return int(state.round) + 1, super().broadcast(state)
+
+  @contextlib.contextmanager
+  def engine(self, workers: Any) -> Iterator[engines.Engine]:
+    del workers
+    self._nodes.read()
+
+    def all_at_once(clients: Iterable[Any]) -> List[List[Any]]:
+      self._nodes.meet()
+      return [list(clients)]
+
+    def lane(weights: Any, numbered: Tuple[int, Any], nodes: Sequence[Any]) -> server_lib.Sums:
+      server_round, broadcast = numbered
+      return server_lib.Sums(self._strategy.answers_of(
+          self._ask, weights, broadcast, server_round, [n for n in nodes if n is not None]), {})
+
+    yield engines.Engine([lane], lambda nodes, place: nodes.at(place), all_at_once, ())
+
+
+def _replies(
+    grid: Any, arrays: Sequence[np.ndarray], config: Mapping[str, Any], nodes: Sequence[int],
+    timeout: float) -> Iterator[Tuple[int, Any]]:
+  """Yields `(node, content or error)` as answers to THESE messages come in, until the timeout."""
+  tag = secrets.token_hex(16)
+  content = flwr_app.RecordDict({
+      'arrays': _array_record(arrays), 'config': flwr_app.ConfigRecord(dict(config))})
+  messages = [flwr_app.Message(
+      content, dst_node_id=node, message_type=flwr_app.MessageType.TRAIN, ttl=timeout,
+      group_id=tag) for node in nodes]
+  deadline = time.monotonic() + timeout
+  waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+  while waiting and time.monotonic() < deadline:
+    for reply in grid.pull_messages(waiting):
+      waiting.discard(reply.metadata.reply_to_message_id)
+      if reply.has_error():
+        _log.warning('A node failed: %s (not private)', reply.error.reason)
+      elif reply.metadata.group_id == tag:
+        yield reply.metadata.src_node_id, reply.content
+    if waiting:
+      time.sleep(_POLL_SECONDS)
+
+
+def _array_record(arrays: Sequence[np.ndarray]) -> Any:
+  return flwr_app.ArrayRecord(list(arrays))
+
+
+def _arrays_of(model: Any) -> Tuple[List[np.ndarray], List[bool]]:
+  """The arrays of a model in its order, and which of them are trained."""
+  if hasattr(model, 'trainable_weights'):
+    trained = {id(weight) for weight in model.trainable_weights}
+    arrays, kinds = model.get_weights(), [id(weight) in trained for weight in model.weights]
+  else:
+    arrays = [np.asarray(array) for array in model]
+    kinds = [True] * len(arrays)
+  if not any(kinds):
+    raise ValueError('`model` must be a Keras model that is built, or a list of arrays. '
+                     f'Received: {model!r:.60}, which has nothing to train.')
+  return arrays, kinds
