@@ -8,8 +8,10 @@ or chosen privately from the users' own words.
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.data import corpus
@@ -17,8 +19,10 @@ from tfdp_adaptive.data import next_word as next_word_lib
 from tfdp_adaptive.data import tag_prediction as tags_lib
 from tfdp_adaptive.estimates import vocabulary as vocabulary_lib
 
+from . import sources
 from . import users as users_lib
 
+_TOKENS = {'tokens': tf.io.FixedLenFeature([], tf.string)}
 Words = Union[Sequence[str], vocabulary_lib.PrivateVocabulary]
 
 
@@ -108,6 +112,56 @@ def tag_prediction(
                tf.keras.metrics.Precision(top_k=1, name='precision_at_1')))
 
 
+def stackoverflow(
+    path: sources.Path, vocabulary: Words, build_model: Optional[Callable[[int], Any]] = None, *,
+    batch_size: int = 16, max_examples: int = 128, epochs: int = 1, length: int = 20,
+    held_out: str = 'heldout', held_out_users: int = 100) -> Task:
+  """Next words of StackOverflow, from TFF's SQLite file, read user by user without TFF.
+
+  Word ids are those of `tff.simulation.baselines.stackoverflow`: 0 pads, the vocabulary follows,
+  then a word that is not in it, the beginning and the end of a sentence.
+
+  Args:
+    path: `stackoverflow.sqlite`, decompressed.
+    vocabulary: Words; PUBLIC, or a `PrivateVocabulary` of `stackoverflow_words(path)`.
+    build_model: `number of ids -> Keras model` from [n, length] ids to [n, length, number of
+      ids] logits; by default the usual LSTM, of 4,050,748 parameters for 10,000 words.
+    batch_size: Sentences per local step.
+    max_examples: Sentences of one user that a round uses at most.
+    epochs: Local epochs.
+    length: Ids of a sentence that are used.
+    held_out: Split to evaluate on. Users of 'heldout' are in no other; most users of 'test'
+      are also trained on, so what is measured on it is exact for them.
+    held_out_users: Number of its users to evaluate on, the first ones.
+  """
+  words = _words(vocabulary)
+  ids = {word.encode(): number for number, word in enumerate(words, 1)}
+
+  def encode(columns: Any) -> Any:
+    return collections.OrderedDict(zip('xy', _sequences(columns['tokens'], ids, length)))
+
+  def users(split: str) -> sources.Database:
+    return sources.Database(path, split, sources.protos(_TOKENS), encode)
+
+  evaluated = users(held_out)
+  first = {user: evaluated[user] for user, _ in zip(evaluated, range(held_out_users))}
+  num_ids = len(words) + 4
+  return Task(
+      users_lib.Users(users('train'), batch_size=batch_size, max_examples=max_examples,
+                      epochs=epochs),
+      users_lib.Users(first, batch_size=batch_size).all_examples(),
+      lambda: (build_model or _usual_lstm)(num_ids), (num_ids,), WordLoss(),
+      (functools.partial(_WordAccuracy, known=len(words)), _WordCrossEntropy))
+
+
+def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Source:
+  """Returns `{user: all words}` of TFF's file, for `vocabulary.private_vocabulary`."""
+  return sources.Database(
+      path, split, sources.protos(_TOKENS),
+      lambda columns: np.array([word.decode() for text in columns['tokens']
+                                for word in text.split()]))
+
+
 def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
   """A `Task` of one of TFF's own, such as those in `tff.simulation.baselines.stackoverflow`.
 
@@ -126,6 +180,25 @@ def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
     dataset = test.create_tf_dataset_for_client(client)
     held_out = dataset if held_out is None else held_out.concatenate(dataset)
   return Task(users, held_out, task.model_fn, ())
+
+
+def _sequences(
+    texts: Sequence[bytes], ids: Mapping[bytes, int], length: int) -> Tuple[np.ndarray, np.ndarray]:
+  """Inputs and the ids that follow them, both [n, length] int32."""
+  unknown, begin, end = len(ids) + 1, len(ids) + 2, len(ids) + 3
+  tokens = np.zeros([len(texts), length + 1], np.int32)
+  for row, text in zip(tokens, texts):
+    found = [ids.get(word, unknown) for word in text.split(b' ')[:length]]
+    sentence = [begin, *found, end][:length + 1]
+    row[:len(sentence)] = sentence
+  return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def _usual_lstm(num_ids: int) -> Any:
+  layers = tf.keras.layers
+  return tf.keras.Sequential([
+      layers.Input([None], dtype=tf.int32), layers.Embedding(num_ids, 96),
+      layers.LSTM(670, return_sequences=True), layers.Dense(96), layers.Dense(num_ids)])
 
 
 def _words(vocabulary: Words) -> Sequence[str]:
@@ -161,15 +234,23 @@ class TagLoss(tf.keras.losses.Loss):
 
 
 class _WordAccuracy(tf.keras.metrics.Mean):
-  """Share of the words that are predicted."""
+  """Share of the words that are predicted; with `known`, of those with an id up to it."""
 
-  def __init__(self, name: str = 'accuracy', **kwargs: Any) -> None:
+  def __init__(
+      self, name: str = 'accuracy', known: Optional[int] = None, **kwargs: Any) -> None:
     super().__init__(name=name, **kwargs)
+    self._known = known
+
+  def get_config(self) -> Dict[str, Any]:
+    return {**super().get_config(), 'known': self._known}
 
   def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
     del sample_weight
     right = tf.equal(tf.argmax(y_pred, -1, y_true.dtype), y_true)
-    return super().update_state(tf.cast(right, y_pred.dtype), _word_losses(y_true, y_pred)[1])
+    words = _word_losses(y_true, y_pred)[1]
+    if self._known is not None:
+      words *= tf.cast(y_true <= self._known, words.dtype)
+    return super().update_state(tf.cast(right, y_pred.dtype), words)
 
 
 class _WordCrossEntropy(tf.keras.metrics.Mean):

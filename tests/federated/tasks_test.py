@@ -7,6 +7,7 @@ import importlib
 import numpy as np
 import pytest
 import tensorflow as tf
+import user_sources_test
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
@@ -79,6 +80,67 @@ def test_stackoverflow_of_tff(kind, worker):
   start, end = train(
       task, rounds=1, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5))
   assert np.isfinite(end['loss']) and end['loss'] != start['loss']
+
+
+SENTENCES = {'ann': ['the cat sat', 'the dog'], 'bob': ['a cat'], 'cem': ['sat the sat zebra the']}
+
+
+@pytest.fixture(name='file')
+def _file(tmp_path):
+  """As TFF's: with features that are not used."""
+  feature = lambda text: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+  path = tmp_path / 'stackoverflow.sqlite'
+  user_sources_test.write(path, [
+      (split, user + split[:1], tf.train.Example(features=tf.train.Features(feature={
+          'tokens': feature(text), 'title': feature('none')})).SerializeToString())
+      for split in ('train', 'heldout') for user, mine in SENTENCES.items() for text in mine])
+  return path
+
+
+def test_stackoverflow(file):
+  task = tasks.stackoverflow(file, ('the', 'cat', 'sat'), length=4, max_examples=2,
+                             build_model=lambda num_ids: tf.keras.Sequential([
+                                 tf.keras.layers.Input([4], dtype=tf.int32),
+                                 tf.keras.layers.Embedding(num_ids, 8),
+                                 tf.keras.layers.Dense(num_ids, kernel_initializer='zeros')]))
+  assert task.users.client_ids == ['annt', 'bobt', 'cemt'] and task.items == (7,)
+  (ann,), (cem,) = task.users.batches('annt'), task.users.batches('cemt')
+  # 1 the, 2 cat, 3 sat; 4 another word, 5 the beginning, 6 the end.
+  np.testing.assert_array_equal(ann['x'], [[5, 1, 2, 3], [5, 1, 4, 6]])
+  np.testing.assert_array_equal(ann['y'], [[1, 2, 3, 6], [1, 4, 6, 0]])
+  np.testing.assert_array_equal(cem['y'], [[3, 1, 3, 4]])
+  assert sum(len(batch['x']) for batch in task.held_out) == 4
+  start, end = train(task, rounds=6)
+  assert start['word_loss'] == pytest.approx(np.log(7), rel=1e-5)
+  assert end['word_loss'] < start['word_loss'] - 0.1
+  # The first of equal logits is 0: padding. Then: all words are predicted to be 1.
+  accuracy = task.metrics[0]()
+  accuracy.update_state(ann['y'], tf.one_hot(np.ones_like(ann['y']), 7))
+  assert float(accuracy.result()) == pytest.approx(2 / 4)  # 1 2 3 . | 1 . . .
+  words = tasks.stackoverflow_words(file)
+  assert {user: list(mine) for user, mine in words.items()}['annt'] == [
+      'the', 'cat', 'sat', 'the', 'dog']
+  chosen = tfdp.federated.vocabulary.private_vocabulary(
+      words, 3, noise_multiplier=0.01, delta=1e-3, seed=0)
+  assert tasks.stackoverflow(file, chosen, length=4).items[0] == len(chosen.words) + 4
+
+
+def test_the_usual_model_of_stackoverflow(file):
+  model = tasks.stackoverflow(file, [f'word{i}' for i in range(10_000)]).model_fn()
+  assert model.count_params() == 4_050_748
+
+
+@pytest.mark.federated
+def test_ids_of_stackoverflow_are_those_of_tff(file):
+  constants = importlib.import_module('tensorflow_federated.python.simulation.baselines')
+  prepare = constants.stackoverflow.word_prediction_preprocessing.create_preprocess_fn(
+      constants.ClientSpec(num_epochs=1, batch_size=9), ['the', 'cat', 'sat'], sequence_length=4)
+  task = tasks.stackoverflow(file, ('the', 'cat', 'sat'), length=4)
+  for user, mine in SENTENCES.items():
+    ((x, y),) = prepare(tf.data.Dataset.from_tensor_slices({'tokens': mine})).as_numpy_iterator()
+    (batch,) = task.users.batches(user + 't')
+    ours = sorted(map(tuple, np.concatenate([batch['x'], batch['y']], axis=1).tolist()))
+    assert ours == sorted(map(tuple, np.concatenate([x, y], axis=1).tolist()))
 
 
 def test_users_cap_shuffle_and_repeat():
