@@ -80,7 +80,7 @@ def main():
             evaluate=lambda weights, u=users, s=sizes: s.append(len(u.drawn)) or {})
         memory = peak_memory(workers.processes[0])
       counts = np.diff([0] + sizes)[1:]
-      seconds = [row['not_private/seconds'] for row in result.history][1:]
+      seconds = result.speed['seconds'][1:]
       print(f'{np.median(counts):8.0f} {cap or "none":>6} {sum(users.drawn) / len(sizes):9.0f} '
             f'{np.median(seconds):8.2f} {np.sum(counts) / np.sum(seconds):9.1f} {memory:9.0f}',
             flush=True)

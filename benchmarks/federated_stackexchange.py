@@ -87,7 +87,7 @@ def train(task, held_out, method, settings, noise, arguments, folder=None, round
       process, task.users, rounds=rounds, out=folder, rounds_per_evaluation=10**9,
       evaluate=tfdp.federated.evaluator(
           task.model_fn, held_out, loss=task.loss, metrics=task.metrics))
-  seconds = sorted(row['not_private/seconds'] for row in result.history)
+  seconds = sorted(result.speed['seconds'])
   return result.history[-1], seconds[len(seconds) // 2], plan
 
 

@@ -292,7 +292,7 @@ class _Process(engines.PrivateFedAvg):
     return int(state.round) + 1, super().broadcast(state)
 
   @contextlib.contextmanager
-  def engine(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any) -> Iterator[engines.Engine]:
     del workers
     self._nodes.read()
 

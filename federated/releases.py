@@ -15,7 +15,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
-SECONDS = 'not_private/seconds'  # Of a round: tells how much data its clients have.
 _METRICS, _KEY = 'metrics.csv', 'round'
 
 
@@ -30,8 +29,8 @@ def managers(path: pathlib.Path) -> List[Any]:
 
 
 def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
-  """Hands a row of numbers, without times, to every release manager."""
-  values = {name: value for name, value in row.items() if name not in (_KEY, SECONDS)}
+  """Hands a row of numbers to every release manager."""
+  values = {name: value for name, value in row.items() if name != _KEY}
 
   async def to_all() -> None:
     await asyncio.gather(*(manager.release(values, row[_KEY]) for manager in release_managers))

@@ -83,12 +83,12 @@ class Run:
     weights = self.state.global_model_weights
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
 
-  def advance(self, state: Any, released: Any, exact: Any, failed: Any, seconds: float) -> None:
+  def advance(self, state: Any, released: Any, exact: Any, failed: Any) -> None:
     """Takes over the next state and saves it, before anything of it is released."""
     self.state = state
-    # The size of the cohort is left out: under add_remove it is private.
+    # The size of the cohort is left out: under add_remove it is private. So is its time.
     self.pending = releases.together(
-        round_={'round': self.done}, time={releases.SECONDS: seconds},
+        round_={'round': self.done},
         released={f'private/{name}': value for name, value in released.items()},
         exact_metrics={f'not_private/{name}': value for name, value in exact.items()})
     for client in failed:

@@ -44,8 +44,8 @@ class Simulation(NamedTuple):
     statement: The privacy statement, for the rounds that were run.
     state: SECRET server state, noise still to come included.
     failed: {client: rounds in which it failed}; not private.
-    speed: Rounds and clients per second of this call (the latter is exact: not
-      private), and the bytes of the server's state.
+    speed: NOT private: seconds of every round of this call, rounds and clients per second; and
+      the bytes of the server's state.
     made_of: What `card` is made of.
   """
 
@@ -55,7 +55,7 @@ class Simulation(NamedTuple):
   statement: str
   state: Any
   failed: Dict[str, int]
-  speed: Dict[str, float]
+  speed: Dict[str, Any]
   made_of: Any = None
 
   def card(self) -> Any:
@@ -138,13 +138,13 @@ def simulate(
         row = releases.together(round_=row, evaluate=_evaluated(evaluate(run.weights())))
       releases.release(release_managers, row)
       run.history.append(row)
-      shown = {k: v for k, v in row.items() if k not in ('round', releases.SECONDS)}
+      shown = {k: v for k, v in row.items() if k != 'round'}
       if shown:
         bar.set_postfix({k: f'{v:.4g}' for k, v in shown.items()})
 
     if run.pending:
       report()  # Saved, but perhaps not released when the run ended.
-    clients, total_seconds, first = 0, 0.0, run.done
+    clients, seconds = 0, []
     # What a run released is saved before: one that begins again has released nothing.
     kept = coins_lib.Coins(plan, None if folder is None else folder.path / 'coins', replace=True)
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=kept)
@@ -159,15 +159,14 @@ def simulate(
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
-      run.advance(state, _floats(released), outcome.exact(), outcome.failed,
-                  time.monotonic() - start)
+      run.advance(state, _floats(released), outcome.exact(), outcome.failed)
       clients += len(cohort)
-      total_seconds += time.monotonic() - start
+      seconds.append(time.monotonic() - start)
       report()
       bar.update()
   return Simulation(run.weights(), run.done, run.history,
                     privacy_statement.of(statement_lib.card(process, run.done, facts, plots=False)),
-                    run.state, run.failed, _speed(run, run.done - first, clients, total_seconds),
+                    run.state, run.failed, _speed(run, clients, seconds),
                     (process, tuple(facts)))
 
 
@@ -197,11 +196,11 @@ def _evaluated(metrics: Dict[str, Any]) -> Dict[str, Any]:
   return metrics
 
 
-def _speed(run: run_lib.Run, rounds: int, clients: int, seconds: float) -> Dict[str, float]:
+def _speed(run: run_lib.Run, clients: int, seconds: List[float]) -> Dict[str, Any]:
   state_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(run.state))
-  per_second = (lambda count: count / seconds) if seconds else (lambda count: 0.0)
-  return {'rounds_per_second': per_second(rounds), 'clients_per_second': per_second(clients),
-          'state_bytes': state_bytes}
+  per_second = lambda count: count / sum(seconds) if seconds else 0.0
+  return {'seconds': seconds, 'rounds_per_second': per_second(len(seconds)),
+          'clients_per_second': per_second(clients), 'state_bytes': state_bytes}
 
 
 def _number_of_rounds(

@@ -22,7 +22,8 @@ ORDER = {
         'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/flower.md',
-        'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md', 'callbacks.md'),
+        'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
+        'callbacks.md'),
     'Trust': ('pitfalls.md', 'independence.md', 'accounting.md', 'audit.md', 'faults.md',
               'scale.md', 'architecture.md'),
 }

@@ -3,17 +3,21 @@
 
 import contextlib
 import csv
+import itertools
 import os
 import stat
 
 import hypothesis
 from hypothesis import strategies
 import pytest
+import regression
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import rules
 from tfdp_adaptive.federated import releases
 from tfdp_adaptive.federated import run as run_lib
+from tfdp_adaptive.federated import simulation
 from tfdp_adaptive.federated import storage
 
 TREE = (tf.range(3), tf.ones([2]))
@@ -163,22 +167,28 @@ def test_no_number_overwrites_another(a, b, c):
 
 @pytest.mark.pitfall(
     'The time of a round tells a heavy user apart.',
-    severity='high', stops='named `not_private/`, kept out of what is released')
-def test_no_time_of_a_round_is_in_what_is_released(tmp_path):
-  """Neither as a number nor as the time of an event."""
-  contents = []
+    severity='high', stops='it is in `speed` alone, and neither in the history nor in a file')
+def test_no_time_of_a_round_is_in_what_is_released(tmp_path, monkeypatch):
+  """Neither as a number nor as the time of an event: clocks differ, and no file does."""
+  process = regression.build(rules.dp_sgd(), regression.make_plan(steps=2))
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  contents, results = [], []
   for seconds in (0.25, 33.0):
-    path = tmp_path / str(seconds)
-    path.mkdir()
-    managers = releases.managers(path)
-    for round_ in (1, 2):
-      releases.release(managers, {'round': round_, releases.SECONDS: seconds, 'loss': 0.5})
-    contents.append({file.relative_to(path): file.read_bytes()
-                     for file in path.rglob('*') if file.is_file()})
-  assert contents[0] == contents[1] and len(contents[0]) == 2
-  with open(path / 'metrics.csv', encoding='utf-8') as file:
+    ticks = itertools.count(0, seconds)
+    out = tmp_path / str(seconds)
+    with monkeypatch.context() as patch:
+      patch.setattr(simulation.time, 'monotonic', lambda t=ticks: next(t))
+      results.append(tfdp.federated.simulate(
+          process, users, out=out, progress=False, rounds_per_evaluation=1,
+          evaluate=lambda weights: {'loss': 0.5}))
+    assert set(results[-1].speed['seconds']) == {seconds}
+    contents.append({file.relative_to(out): file.read_bytes()
+                     for file in out.rglob('*') if file.is_file()})
+  assert results[0].history == results[1].history
+  assert contents[0] == contents[1] and len(contents[0]) == 3
+  with open(out / 'metrics.csv', encoding='utf-8') as file:
     assert next(csv.reader(file)) == ['round', 'loss']
-  (events,) = (path / 'tensorboard').iterdir()
+  (events,) = (out / 'tensorboard').iterdir()
   records = [tf.compat.v1.Event.FromString(record.numpy())
              for record in tf.data.TFRecordDataset(str(events))]
   assert [(record.step, value.tag, value.simple_value) for record in records

@@ -173,4 +173,4 @@ def train(
   simulation = tfdp.federated.simulate(
       process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points),
       workers=workers or (), out=out)
-  return training.from_history(start, simulation.history), simulation, process
+  return training.from_history(start, simulation), simulation, process

@@ -105,9 +105,8 @@ def fit(model: compat.Model, batches: Any, recorder: Recorder) -> Run:
   return recorder.result()
 
 
-def from_history(start: Any, history: Any) -> Run:
-  """The `Run` of a `tfdp.federated.simulate` history, evaluated at `start` as well."""
+def from_history(start: Any, simulation: Any) -> Run:
+  """The `Run` of a `tfdp.federated.Simulation`, evaluated at `start` as well."""
   curve = [(0, *start)] + [(row['round'], row['loss'], row['accuracy'])
-                           for row in history if 'loss' in row]
-  return Run(tuple(curve), statistics.median(
-      row['not_private/seconds'] for row in history))
+                           for row in simulation.history if 'loss' in row]
+  return Run(tuple(curve), statistics.median(simulation.speed['seconds'] or [0.0]))
