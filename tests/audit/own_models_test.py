@@ -39,7 +39,8 @@ def test_a_right_model_passes_and_is_left_as_it_was():
   before = model.get_weights()
   report = tfdp.audit.white_box(model, data=DATA, seed=1)
   assert not report.violated, str(report)
-  assert [look.name for look in report.looks] == ['changes', 'noise', 'batches', 'writes']
+  assert [look.name for look in report.looks] == [
+      'changes', 'noise', 'accounting', 'batches', 'writes']
   assert 0.9 < report.change.size < 1.001 and 0.9 < report.noise.size < 1.1
   assert 'DPAdamSTP' in str(report) and json.dumps(report.to_dict(), allow_nan=False)
   assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0

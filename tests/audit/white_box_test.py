@@ -35,7 +35,7 @@ def test_a_correct_class_is_not_refuted(name):
   report = tfdp.audit.white_box(optimizer(name), canaries=128, seed=1)
   assert not report.violated, str(report)
   assert [look.name for look in report.looks] == [
-      'changes', 'noise', 'batches', 'canaries', 'writes']
+      'changes', 'noise', 'accounting', 'batches', 'canaries', 'writes']
   assert 0.999 < report.change.size < 1.001  # The bound is attained: the search is no formality.
   assert 0.95 < report.noise.size < 1.05 and report.claimed == pytest.approx(4, rel=0.01)
   assert 'violated' not in str(report).lower() and 'Not refuted' in str(report)

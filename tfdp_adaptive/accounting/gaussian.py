@@ -7,10 +7,12 @@ import numpy as np
 from scipy import optimize
 from scipy import special
 
+_LARGEST_MU = 1e150  # Whose square a float holds.
+
 
 def delta(noise_multiplier: float, target_epsilon: float) -> float:
   """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
-  if not noise_multiplier:
+  if not noise_multiplier or 1 / float(noise_multiplier) > _LARGEST_MU:
     return 1.0
   mu = 1 / noise_multiplier
   first = special.log_ndtr(mu / 2 - target_epsilon / mu)
@@ -25,12 +27,14 @@ def delta(noise_multiplier: float, target_epsilon: float) -> float:
 
 def epsilon(noise_multiplier: float, target_delta: float) -> float:
   """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
-  if not noise_multiplier:
+  if not noise_multiplier or 1 / float(noise_multiplier) > _LARGEST_MU:
     return math.inf
   gap = lambda e: delta(noise_multiplier, e) - target_delta
   if gap(0.0) <= 0:
     return 0.0
   mu = 1 / noise_multiplier
   upper = mu * (mu / 2 + math.sqrt(-2 * math.log(target_delta)))  # Phi(-x) <= exp(-x^2 / 2)
+  if not gap(upper) < 0:  # So large that rounding is all there is to see of delta.
+    return upper * (1 + 1e-12)
   root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
   return float(root * (1 + 1e-12))

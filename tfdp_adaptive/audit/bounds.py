@@ -94,6 +94,18 @@ def one_run_gaussian_epsilon(
   return cost.gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
+def sides(canaries: int) -> Tuple[int, ...]:
+  """How many canaries are called "in", and as many "out", in attempts that share the confidence.
+
+  Halves, quarters and so on, as long as 32 are left: with many canaries the surest few prove
+  more than all of them.
+  """
+  attempts = [max(1, canaries // 2)]
+  while attempts[-1] // 2 >= 32:
+    attempts.append(attempts[-1] // 2)
+  return tuple(attempts)
+
+
 def provable_epsilon(
     canaries: int, delta: float = 0.0, confidence: float = 0.95, attempts: int = 1) -> float:
   """The most that `one_run_epsilon` can say of so many canaries, all guessed rightly.

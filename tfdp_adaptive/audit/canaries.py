@@ -197,7 +197,7 @@ def report(
                      f'shapes {scores.shape} and {included.shape}.')
   count = len(scores)
   order = np.argsort(scores, kind='stable')
-  attempts = sorted({max(1, count // share) for share in (2, 4, 8, 16)})  # Guesses per side.
+  attempts = bounds.sides(count)
   best: Tuple[float, int, int] = (-math.inf, 0, 0)
   provable = 0.0
   for side in attempts:

@@ -205,6 +205,34 @@ def _pairs(
     batch[-1] *= -1
     replaced, _ = subject.step(state, batch, present)
     search.compare(with_it, replaced, f'{name}, against its opposite')
+    inside = _just_inside(subject, state, -target)
+    if inside is not None:  # What rides along counts who is inside.
+      batch[-1] = inside
+      replaced, _ = subject.step(state, batch, present)
+      search.compare(with_it, replaced, f'{name}, against an opposite that is not clipped')
+
+
+def _just_inside(
+    subject: subjects.Subject, state: Any, target: np.ndarray) -> Optional[np.ndarray]:
+  """The longest record along `target` that is not clipped; None where nothing rides along."""
+  if not subject.rides:
+    return None
+  direction = target / np.linalg.norm(target)
+
+  def moved(length: float) -> float:
+    """How far a record of this length moves the mean, in its scaled units over B."""
+    records = length * direction[np.newaxis]
+    (there, *_), _ = subject.step(state, records)
+    (gone, *_), _ = subject.step(state, records, np.zeros(1))
+    return float(np.linalg.norm(there.value - gone.value))
+
+  length, longest = _SMALL, moved(_HUGE)
+  for share in (0.5, 1 - 5e-4):  # The second time from a length that rounding matters less to.
+    change = moved(length)
+    if not 0 < change < longest < math.inf:
+      return None
+    length *= share * longest / change
+  return length * direction
 
 
 def _with_memory(subject: subjects.Subject, search: _Search, seed: Optional[int]) -> None:

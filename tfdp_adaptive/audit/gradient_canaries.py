@@ -23,7 +23,6 @@ if TYPE_CHECKING:
   from tfdp_adaptive.audit import subjects
   from tfdp_adaptive.privacy import plan as plan_lib
 
-ATTEMPTS = (2, 8)  # Guesses of each side are one of these parts of all canaries.
 _HUGE = 1e12
 
 
@@ -145,7 +144,7 @@ def guess(scores: np.ndarray, included: np.ndarray, delta: float, confidence: fl
   """
   count = len(scores)
   order = np.argsort(scores, kind='stable')
-  sides = sorted({max(1, count // share) for share in ATTEMPTS})
+  sides = bounds.sides(count)
   level = 1 - (1 - confidence) / len(sides)
   best, gaussian = (-1.0, 0, 0), 0.0
   for side in sides:

@@ -128,6 +128,11 @@ class Subject:
     return tuple(parts), (tensors, row + 1)
 
   @property
+  def rides(self) -> bool:
+    """Whether numbers of the records' norms ride on the noise of a mean."""
+    return any(ask.rider is not None for ask in self._asks)
+
+  @property
   def writes(self) -> bool:
     """Whether a step leaves anything but releases and the noise's state."""
     return self._run.written is not None

@@ -5,12 +5,13 @@ Looks at what really runs, each of which refutes the claim or does not:
 
     changes     no record moves a step's releases by more than the claim allows
     noise       the noise is as large, and as new at every step, as announced
+    accounting  dp_accounting's own accountant finds no larger epsilon
     batches     the batches follow the law that is accounted for
     canaries    what an attacker guesses from all releases of one run
     writes      all that a step of a model leaves follows from its releases
 
-The first and the last are exact; the others are wrong with a stated probability at most. What none
-of them refutes is not proven: other records, models and seeds may refute it.
+Changes, accounting and writes are exact; the others are wrong with a stated probability at most.
+What none of them refutes is not proven: other records, models and seeds may refute it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any, Dict, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Dict, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
@@ -164,6 +166,7 @@ def white_box(
                     batches, seed, start)
 
 
+@np.errstate(all='ignore')  # What is not finite is convicted, not warned of.
 def _looked_at(
     subject: subjects.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
@@ -183,6 +186,8 @@ def _looked_at(
     looks.append(_look_at_changes(change))
     noise = noise_rows.measure(subject, seed)
     looks.append(_look_at_noise(noise, allowed))
+    looks.append(_look_at_accounting(
+        plan, claimed, plan.target_delta if epsilon is None else delta))
     if own is not None or batches is not None:
       law = batch_law.check(plan, batches, plan.population_size or canaries or subject.count // 2)
       looks.append(Look('batches', law.p_value <= allowed, (
@@ -228,6 +233,24 @@ def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:
       f'numbers; the weakest: {noise.what}, probability {noise.p_value:.2g})'))
 
 
+class _Run(NamedTuple):
+  """A run as accountants see it."""
+
+  plan: plan_lib.PrivacyPlan
+  steps: int
+
+
+def _look_at_accounting(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Look:
+  if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
+    return Look('accounting', False, 'not repeated: it rests on what the plan is told')
+  accounted = second_accountant.answer([_Run(plan, plan.steps)], delta)
+  if accounted.epsilon is None:
+    return Look('accounting', False, f'not repeated: {accounted.method}')
+  allowed = claimed * (1 + accounted.tolerance) + 1e-6
+  return Look('accounting', accounted.epsilon > allowed, (
+      f'{accounted.method} give epsilon = {accounted.epsilon:.4g} for the steps of the plan'))
+
+
 def _look_at_canaries(
     guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
   """The bounds beside the claim; one of Gaussian shape counts if the claim is of that shape."""
@@ -239,7 +262,7 @@ def _look_at_canaries(
           f'{guessed.estimate.epsilon:.3g}')
   if not gaussian and guessed.provable <= claimed:
     needed = bounds.canaries_to_refute(
-        claimed, delta, guessed.confidence, len(gradient_canaries.ATTEMPTS))
+        claimed, delta, guessed.confidence, len(bounds.sides(guessed.canaries)))
     text += (f'; so few canaries can prove nothing: even perfect guesses prove only '
              f'{guessed.provable:.3g}. It would take '
              + ('another attack: up to 65536 canaries do not do it'

@@ -152,13 +152,15 @@ def settings(method: settings_lib.Method, changes: Any) -> Dict[str, Any]:
   return changed(method.settings, changes)
 
 
-def changed(values: Mapping[str, Any], changes: Any) -> Dict[str, Any]:
-  """`values` with the `NAME=VALUE` of the command line put in."""
+def changed(
+    values: Mapping[str, Any], changes: Any, more: Sequence[str] = ()) -> Dict[str, Any]:
+  """`values` with the `NAME=VALUE` of the command line put in, of their names or `more`."""
   result = dict(values)
   for change in changes:
     name, _, value = change.partition('=')
-    if name not in result:
-      raise UsageError(f'--set must name one of {", ".join(result)}. Received: {change}')
+    if name not in result and name not in more:
+      raise UsageError(
+          f'--set must name one of {", ".join((*values, *more))}. Received: {change}')
     try:
       result[name] = positive_float(value)
     except argparse.ArgumentTypeError as error:

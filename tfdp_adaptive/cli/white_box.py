@@ -30,6 +30,7 @@ METHODS: Dict[str, Dict[str, Any]] = {
     'NoisyAdaGrad': dict(diagonal=True),
     'NonPrivateNoiselessAdam': dict(allow_non_private=True),
 }
+_FOLLOWED = ('quantile_clip', 'slack_clip')  # Arguments of every class.
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
 
 
@@ -58,8 +59,11 @@ def report(
   optimizer = make(
       method, changes, epsilon or compare.EPSILON, delta or DELTA, canaries, steps, batch_size,
       seed, unit)
-  return tfdp.audit.white_box(
-      optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
+  try:
+    return tfdp.audit.white_box(
+        optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
+  except ValueError as error:  # Settings that do not go together.
+    raise options.UsageError(str(error)) from error
 
 
 def make(
@@ -72,7 +76,7 @@ def make(
   else:
     name = settings_lib.CENTRALIZED[method].optimizer
     settings = dict(settings_lib.CENTRALIZED[method].settings)
-  settings = options.changed(settings, changes)
+  settings = options.changed(settings, changes, _FOLLOWED)
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
               l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed, unit=unit)
   if name in _FULL:
