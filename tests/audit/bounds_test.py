@@ -101,3 +101,22 @@ def test_public_names():
   for name in ('canaries_to_refute', 'epsilon_from_rates', 'gaussian_estimate', 'mu_from_rates',
                'one_run_epsilon', 'one_run_gaussian_epsilon', 'provable_epsilon'):
     assert getattr(audit, name) is getattr(bounds, name)
+
+
+def test_fewer_guesses_where_there_are_many_canaries():
+  """Of 5,000 canaries of mu = 1/2 the surest prove more than two fixed parts of all of them."""
+  assert [bounds.sides(n) for n in (1, 2, 63, 127, 128, 512)] == [
+      (1,), (1,), (31,), (63,), (64, 32), (256, 128, 64, 32)]
+  assert bounds.sides(5000)[-1] == 39
+  rng = np.random.default_rng(0)
+  found = {'ours': [], 'two parts': []}
+  for _ in range(10):
+    included = rng.random(5000) < 0.5
+    order = np.argsort(rng.standard_normal(5000) + 0.5 * included)
+    for name, sides in (('ours', bounds.sides(5000)), ('two parts', (2500, 625))):
+      found[name].append(max(bounds.one_run_epsilon(
+          int(included[order[-side:]].sum() + (~included[order[:side]]).sum()), 2 * side, 5000,
+          1e-6, 1 - 0.05 / len(sides)) for side in sides))
+  assert np.mean(found['ours']) > np.mean(found['two parts'])
+  truth = cost.gaussian_epsilon(2.0, 1e-6)
+  assert max(found['ours']) < truth

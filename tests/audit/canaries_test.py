@@ -227,3 +227,21 @@ def test_user_level_plans_are_not_audited_by_examples():
                           noise_multiplier=1.0, target_delta=1e-5, unit='user')
   with pytest.raises(ValueError, match='`plan` must be example-level'):
     audit.run(None, (np.zeros((10, 1)), np.zeros(10)), plan)
+
+
+def test_what_can_be_proven_is_said_before_training(caplog):
+  from tfdp_adaptive.audit import canaries  # pylint: disable=g-import-not-at-top
+  assert 'prove NOTHING' in canaries.foresight(64, 8.0, 1e-5)
+  assert 'would prove epsilon' in canaries.foresight(1000, 1.0, 1e-5)
+  included = np.arange(64) % 2 == 0
+  most = audit.report(included * 1.0, included, 8.0, 1e-5).provable
+  assert f'{most:.3g}' in canaries.foresight(64, 8.0, 1e-5)
+
+  def build():
+    assert 'prove' in caplog.text  # Before the model is even made.
+    raise KeyboardInterrupt
+
+  plan = tfdp.PrivacyPlan(population_size=64, batch_size=8, steps=4, l2_norm_clip=1.0,
+                          noise_multiplier=1.0, target_delta=1e-5)
+  with pytest.raises(KeyboardInterrupt):
+    audit.run(build, (np.zeros([64, 2]), np.arange(64) % 2), plan)

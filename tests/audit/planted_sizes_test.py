@@ -9,9 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
-from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.audit import bounds

@@ -16,5 +16,8 @@ from tfdp_adaptive.audit.canaries import loss_scores as loss_scores
 from tfdp_adaptive.audit.canaries import Report as Report
 from tfdp_adaptive.audit.canaries import report as report
 from tfdp_adaptive.audit.canaries import run as run
+from tfdp_adaptive.audit.shadow_models import logit_scores as logit_scores
+from tfdp_adaptive.audit.shadow_models import shadow_models as shadow_models
+from tfdp_adaptive.audit.shadow_models import ShadowReport as ShadowReport
 from tfdp_adaptive.audit.white_box import white_box as white_box
 from tfdp_adaptive.audit.white_box import WhiteBoxReport as WhiteBoxReport

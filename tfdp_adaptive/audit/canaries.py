@@ -14,6 +14,7 @@ little: `white_box` sees every step, and convicts.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
 
@@ -84,17 +85,38 @@ class Report:
         if self.violated else
         'Consistent with the claim; an audit cannot prove it, only refute it.')
     if self.provable <= self.claimed:
-      needed = bounds.canaries_to_refute(self.claimed, self.delta, self.confidence)
-      verdict += (
-          f' This one can prove NOTHING: even perfect guesses at {self.canaries} canaries prove '
-          f'epsilon >= {self.provable:.3g} only. It would take '
-          + ('another attack: up to 65536 canaries do not do it.' if needed is None else
-             f'{max(needed, 2 * self.canaries)} canaries or more.')
-          + ' `tfdp.audit.white_box` sees every step.')
+      verdict += ' ' + foresight(self.canaries, self.claimed, self.delta, self.confidence)
     return (f'Audit with {self.canaries} canaries in one run: of {self.guesses} guesses '
             f'{self.correct} were right (AUC {self.auc:.3f}).\n'
             f'epsilon >= {self.epsilon_lower:.3g} at delta = {self.delta:g}, with confidence '
             f'{self.confidence:g}; claimed: epsilon <= {self.claimed:.4g}.\n{verdict}')
+
+
+def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0.95) -> str:
+  """What perfect guesses could prove, in words: known before anything is trained.
+
+  Args:
+    canaries: How many.
+    claimed: Epsilon.
+    delta: Where it is claimed.
+    confidence: Of the bound.
+  """
+  most = _provable(canaries, delta, confidence)
+  if most > claimed:
+    return f'Perfect guesses at {canaries} canaries would prove epsilon >= {most:.3g}.'
+  needed = bounds.canaries_to_refute(claimed, delta, confidence)
+  return (f'This audit can prove NOTHING: even perfect guesses at {canaries} canaries prove '
+          f'epsilon >= {most:.3g} only, and {claimed:.3g} is claimed. It would take '
+          + ('another attack: up to 65536 canaries do not do it.' if needed is None else
+             f'{max(needed, 2 * canaries)} canaries or more.')
+          + ' `tfdp.audit.white_box` sees every step.')
+
+
+def _provable(canaries: int, delta: float, confidence: float) -> float:
+  attempts = bounds.sides(canaries)
+  level = 1 - (1 - confidence) / len(attempts)
+  return max((bounds.one_run_epsilon(2 * side, 2 * side, canaries, delta, level)
+              for side in attempts if 2 * side <= canaries), default=0.0)
 
 
 def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] = None) -> Canaries:
@@ -172,6 +194,8 @@ def run(
     size = len(data[1])
     indices = np.random.default_rng(seed).permutation(size)[:1000]
   canaries = insert(data, indices, labels=labels, seed=seed)
+  logging.getLogger(__name__).warning(
+      '%s', foresight(len(canaries.indices), plan.epsilon(), plan.target_delta, confidence))
   x, y, _ = canaries.data
   chosen = _take(x, canaries.indices), y[canaries.indices]
   model = build_model()
@@ -199,16 +223,14 @@ def report(
   order = np.argsort(scores, kind='stable')
   attempts = bounds.sides(count)
   best: Tuple[float, int, int] = (-math.inf, 0, 0)
-  provable = 0.0
   for side in attempts:
     correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
     bound = bounds.one_run_epsilon(
         correct, 2 * side, count, delta, 1 - (1 - confidence) / len(attempts))
-    provable = max(provable, bounds.one_run_epsilon(
-        2 * side, 2 * side, count, delta, 1 - (1 - confidence) / len(attempts)))
     if bound > best[0]:
       best = bound, 2 * side, correct
-  return Report(best[0], delta, confidence, claimed, count, best[1], best[2], provable,
+  return Report(best[0], delta, confidence, claimed, count, best[1], best[2],
+                _provable(count, delta, confidence),
                 _auc(scores, included), scores, included)
 
 

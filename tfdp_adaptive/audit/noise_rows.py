@@ -62,7 +62,8 @@ def _whitened(
       rows.append(part.value / part.unit if part.unit else 0 * part.value)
   covariance = subject.covariance(steps)
   return [(name, linalg.solve_triangular(
-      np.linalg.cholesky(covariance[np.ix_(when, when)]), np.array(rows), lower=True, check_finite=False))
+      np.linalg.cholesky(covariance[np.ix_(when, when)]), np.array(rows), lower=True,
+      check_finite=False))
           for name, (when, rows) in by_name.items()]
 
 
