@@ -18,7 +18,7 @@ def remembering(gap, seed=0):
 
 @pytest.mark.parametrize('gap', [0.0, 1.0, 3.0])
 def test_the_curve_is_that_of_two_normals(gap):
-  """With many models: TPR = Phi(Phi^-1(FPR) + gap), AUC = Phi(gap / sqrt 2), whatever the places."""
+  """With many models: TPR = Phi(Phi^-1(FPR) + gap), AUC = Phi(gap / sqrt 2), places or none."""
   report = audit.shadow_models(remembering(gap), 400, models=80)
   assert report.auc == pytest.approx(stats.norm.cdf(gap / np.sqrt(2)), abs=0.02)
   for rate in (0.01, 0.1, 0.5):

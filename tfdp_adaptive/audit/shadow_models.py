@@ -60,8 +60,8 @@ def shadow_models(
   Args:
     train: `members -> scores`: trains a model from scratch on the records where `members`,
       [records] bool, is true, and returns the score [records] of every record, high where the
-      model knows it. `logit_scores` makes scores that are close to normal. The models are for the attack:
-      their privacy costs add up, and none is released.
+      model knows it. `logit_scores` makes scores that are close to normal. The models are for
+      the attack: their privacy costs add up, and none is released.
     records: How many records there are.
     models: How many models to train, at least 4.
     seed: Of the halves.
