@@ -108,7 +108,7 @@ class WhiteBoxReport:
     if self.vacuous:
       return (f'{head}\nNo guarantee is claimed, so this audit can prove nothing. It would take a '
               'rule and a noise multiplier whose epsilon is finite.')
-    lines = [f'  {look.name:10}{"VIOLATED: " if look.violated else ""}{look.text}'
+    lines = [f'  {look.name:11}{"VIOLATED: " if look.violated else ""}{look.text}'
              for look in self.looks]
     verdict = (
         'The claim is violated: what runs is not what is accounted for.' if self.violated else
