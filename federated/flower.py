@@ -8,7 +8,6 @@ is added and what is kept on disk are those of the plan, and the same code as in
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import pathlib
 import secrets
@@ -21,12 +20,11 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
-from tfdp_adaptive import runfolder
 
 from . import engines
+from . import nodes as nodes_lib
 from . import server as server_lib
 from . import simulation
-from . import storage
 
 try:
   from flwr import app as flwr_app
@@ -36,7 +34,6 @@ except ImportError as error:
       '`tfdp_adaptive.federated.flower` needs Flower 1.41 or later, on Python 3.10 to 3.13. '
       "Install it with `pip install 'tfdp-adaptive[flower]'`.") from error
 
-_NODES = 'nodes.json'
 _POLL_SECONDS = 0.2
 _log = logging.getLogger('flwr')
 
@@ -130,7 +127,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
       self._arrays = [*self._answered(initial_arrays.to_numpy_ndarrays(), trained_only=False)]
     ask = lambda arrays, server_round, nodes: _replies(
         grid, arrays, {**(train_config or {}), 'server-round': server_round}, nodes, timeout)
-    nodes = Nodes(self._size, grid, self._out)
+    nodes = nodes_lib.Nodes(self._size, grid, self._out)
     self.result = simulation.simulate(
         _Process(self, nodes, ask, **self._process), nodes, rounds=num_rounds, out=self._out,
         evaluate=self._evaluate, progress=False, **self._settings)
@@ -220,64 +217,11 @@ class PrivateStrategy(flwr_strategy.Strategy):
     return [np.asarray(next(parts[trained])) for trained in self._trained]
 
 
-class Nodes:
-  """Places of the population, and whose they are: given in order of appearance, for good.
-
-  Args:
-    size: Number of places.
-    grid: Flower's.
-    folder: Where the places are kept, or None.
-  """
-
-  def __init__(self, size: int, grid: Any, folder: Optional[pathlib.Path]) -> None:
-    self.client_ids = list(range(size))
-    self._grid, self._path = grid, None if folder is None else folder / _NODES
-    self._places: List[str] = []
-    self._online: Dict[str, int] = {}
-
-  def read(self) -> None:
-    """Goes on with the places that were given.
-
-    Raises:
-      SavedRunError: There is a run, but not who takes part in it.
-    """
-    if self._path is None:
-      return
-    if self._path.exists():
-      self._places = json.loads(self._path.read_text(encoding='utf-8'))
-    elif self._path.with_name('state.npz').exists():
-      raise storage.SavedRunError(
-          f'{self._path} is gone: nodes would take new places, and take part more often than the '
-          'plan allows for. Put it back, or give another folder.')
-    self._write()
-
-  def meet(self) -> None:
-    """Looks who is online, and gives places to those who have none."""
-    # A key outlives its node: registered again, it is the same user.
-    self._online = {node.public_key.hex() or str(node.node_id): node.node_id
-                    for node in self._grid.get_nodes()}
-    new = sorted(set(self._online) - set(self._places))
-    free = len(self.client_ids) - len(self._places)
-    if len(new) > free:
-      _log.warning('%d nodes are too many for the plan and take no part.', len(new) - free)
-    if new[:free]:
-      self._places.extend(new[:free])
-      self._write()
-
-  def at(self, place: int) -> Optional[int]:
-    """The node at a place, or None if there is none online."""
-    return self._online.get(self._places[place]) if place < len(self._places) else None
-
-  def _write(self) -> None:
-    if self._path is not None:
-      runfolder.replace(self._path, json.dumps(self._places).encode())
-
-
 class _Process(engines.PrivateFedAvg):
   """Rounds whose clients are nodes."""
 
   def __init__(
-      self, strategy: PrivateStrategy, nodes: Nodes, ask: Callable[..., Iterable[Any]],
+      self, strategy: PrivateStrategy, nodes: nodes_lib.Nodes, ask: Callable[..., Iterable[Any]],
       **kwargs: Any) -> None:
     super().__init__(**kwargs)
     self._strategy, self._nodes, self._ask = strategy, nodes, ask
