@@ -179,6 +179,13 @@ def test_a_lie_is_found(card, lie):
   assert wrong(card_json.from_json(json.dumps(content)))
 
 
+def test_the_numbers_of_another_run_are_found_by_epsilon_alone():
+  mine, other = (card_lib.of(make_ledger({'steps': 4, 'noise_multiplier': noise}), plots=False)
+                 for noise in (1.45, 1.5))
+  found = wrong(dataclasses.replace(other, runs=mine.runs, profile=(), curve=()))
+  assert len(found) == 1 and 'do not give epsilon' in found[0]
+
+
 @pytest.mark.parametrize('changes', [
     dict(sampling={'kind': 'FixedOrder', 'config': {}}, adjacency='add_remove'),
     dict(max_participations=3),
@@ -210,6 +217,13 @@ NOT_CARDS = {
     'no runs': '{"format": "tfdp_adaptive.card", "version": 1, "card": {"runs": 3}}',
     'a string of runs': '{"format": "tfdp_adaptive.card", "version": 1, "card": {"runs": ["a"]}}',
 }
+
+
+@pytest.mark.parametrize('number', ['NaN', 'Infinity', '-Infinity', '1e999'])
+def test_numbers_that_are_not_finite_are_named(number):
+  text = card_json.to_json(SMALL).replace(f'"epsilon": {SMALL.epsilon!r}', f'"epsilon": {number}')
+  with pytest.raises(card_json.UnreadableCard, match='not finite'):
+    card_json.from_json(text)
 
 
 @pytest.mark.parametrize('text', NOT_CARDS.values(), ids=NOT_CARDS)
