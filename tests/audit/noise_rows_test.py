@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise that is as announced passes as often as stated; noise that is not is caught."""
 
+import importlib
 import math
 
 import numpy as np
@@ -48,3 +49,12 @@ def test_less_noise_is_caught(named_rows):
 def test_the_weakest_point_is_named():
   assert 'two steps share' in noise_rows.weakest([('mean', np.tile(rows(steps=1), (8, 1)))]).what
   assert 'elements' in noise_rows.weakest([('mean', np.tile(rows(length=1), (1, 400)))]).what
+
+
+def test_what_is_added_after_the_noise_is_told():
+  """By a penalty 1,619 times as large as the noise; no verdict, since it may read weights only."""
+  white_box = importlib.import_module('tfdp_adaptive.audit.white_box')  # Not the function.
+  rows = np.random.default_rng(0).standard_normal((24, 64))
+  for shift, told in ((0.0, False), (1.0, True), (1619.0, True)):
+    look = white_box._look_at_noise(noise_rows.weakest([('mean', rows + shift)]), 1e-3)
+    assert ('added after it' in look.text) == told and not look.violated
