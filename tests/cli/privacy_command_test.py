@@ -45,12 +45,15 @@ def test_fixed_order_is_not_amplified(capsys):
   assert 'No amplification' in fixed['statement']
 
 
-@pytest.mark.parametrize('scheme', [['balls-in-bins'], ['min-separation', '--min-sep', '3']])
-def test_secret_patterns_are_bounded_by_draws(scheme, capsys):
+@pytest.mark.parametrize('scheme, method', [
+    (['balls-in-bins'], 'privacy loss distributions'),
+    (['random-allocation'], 'privacy loss distributions'),
+    (['min-separation', '--min-sep', '3'], '100000 draws of the privacy loss')], ids=str)
+def test_secret_patterns_are_amplified(scheme, method, capsys):
   same = ['--noise-multiplier', '2', '--delta', '4e-4', '--steps', '3', '--draws', '100000',
           '--population-size', '2048', '--sampling']
   content = answer(capsys, *same, *scheme)
-  assert '100000 draws of the privacy loss' in content['statement']
+  assert method in content['statement']
   assert 0 < content['epsilon'] < answer(capsys, *same, 'fixed-order')['epsilon']
 
 
@@ -87,3 +90,12 @@ def test_advice_is_that_of_the_library(capsys):
   assert str(advice) in capsys.readouterr().out
   main.main(arguments + ['--json'])
   assert json.loads(capsys.readouterr().out)['advice'] == advice.to_dict()
+
+
+def test_a_budget_proposes_batch_size_and_steps(capsys):
+  budget = ['privacy', '--population-size', '256', '--epsilon', '2', '--budget', '4096']
+  assert main.main([*budget, '--advise', '100']) == 0
+  assert 'proposed' in capsys.readouterr().out
+  for wrong in ([*budget, '--steps', '3'], budget[:5], budget[:3] + budget[5:]):
+    assert main.main(wrong) == 2
+    assert '--budget' in capsys.readouterr().err

@@ -19,6 +19,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.advice import advice
+from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import choice
 from tfdp_adaptive.advice import evidence
 from tfdp_adaptive.advice import task_facts
@@ -126,8 +127,9 @@ def best_of(facts: task_facts.Facts, expected: Dict[Tuple[str, bool], float]) ->
 
 
 def recommend(
-    *, population_size: int, batch_size: float, steps: int, target_epsilon: float,
-    parameters: int, target_delta: Optional[float] = None,
+    *, population_size: int, batch_size: Optional[float] = None, steps: Optional[int] = None,
+    target_epsilon: float, parameters: int, examples: Optional[float] = None,
+    target_delta: Optional[float] = None,
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None,
     gradients: Optional[npt.ArrayLike] = None, gradient_norm: Optional[float] = None,
@@ -138,10 +140,12 @@ def recommend(
 
   Args:
     population_size: Number N of records (users), public.
-    batch_size: Expected batch size B.
-    steps: Number of steps.
+    batch_size: Expected batch size B; None, with `examples`, to have it proposed.
+    steps: Number of steps; None, with `examples`, to have it proposed.
     target_epsilon: Of the plan.
     parameters: Number m of trainable parameters.
+    examples: A budget of examples to process, batch size times steps, in the place of both
+      (`batch_and_steps` has the table of choices).
     target_delta: None for the largest power of ten below 1 / N.
     sampling: How records are drawn, if that is not free: as in `PrivacyPlan`.
     mechanism: The noise, if that is not free.
@@ -157,6 +161,15 @@ def recommend(
   Returns:
     A `Recommendation`. It costs no privacy unless what it is given does.
   """
+  budgeted = ''
+  if batch_size is None and steps is None and examples is not None:
+    table = budget.batch_and_steps(
+        population_size=population_size, target_epsilon=target_epsilon, examples=examples,
+        target_delta=target_delta, parameters=parameters, **fields)
+    batch_size, steps, budgeted = table.best.batch_size, table.best.steps, table.reason
+  elif batch_size is None or steps is None or examples is not None:
+    raise ValueError('Give `batch_size` and `steps`, or neither and `examples`, the budget. '
+                     f'Received: batch_size={batch_size}, steps={steps}, examples={examples}.')
   checks.whole(population_size=population_size, steps=steps, parameters=parameters)
   checks.positive(batch_size=batch_size, target_epsilon=target_epsilon)
   if epsilon is not None:
@@ -204,8 +217,10 @@ def recommend(
   if unstable:
     warnings.append('Scale-then-privatize is left out where its noise would feed itself: clip norm '
                     'sqrt(m) x noise multiplier / B is near 1 or above. Larger batches help.')
-  return _described(
+  result = _described(
       best, plans[best[1]], facts, norm, expected, weighted, parameters, warnings, epsilon)
+  return dataclasses.replace(
+      result, reasons=(budgeted, *result.reasons)) if budgeted else result
 
 
 def _noise(plan: plan_lib.PrivacyPlan) -> float:

@@ -28,10 +28,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add = parser.add_argument
   add('--population-size', type=options.positive_int, required=True, metavar='N',
       help='number of records (of users, with --unit user); taken to be public')
-  add('--batch-size', type=options.positive_int, required=True, metavar='B',
+  add('--batch-size', type=options.positive_int, metavar='B',
       help='expected number of records in a step')
-  add('--steps', type=options.positive_int, required=True, metavar='T',
-      help='number of steps (rounds)')
+  add('--steps', type=options.positive_int, metavar='T', help='number of steps (rounds)')
+  add('--budget', type=options.positive_float, metavar='C',
+      help='examples to process in all, instead of --batch-size and --steps: prints the table of '
+      'choices and proposes both; needs --epsilon')
   wanted = parser.add_mutually_exclusive_group(required=True)
   wanted.add_argument('--noise-multiplier', type=options.noise_multiplier, metavar='S',
                       help='noise in clip norms; answers with epsilon')
@@ -60,6 +62,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
+  if arguments.budget is not None:
+    _print_choices(arguments)
+    return
   plan = make_plan(arguments)
   result = {
       'epsilon': plan.epsilon(accountant=arguments.accountant), 'delta': plan.target_delta,
@@ -85,7 +90,20 @@ def run(arguments: argparse.Namespace) -> None:
       print(f'\n{advice}')
 
 
+def _print_choices(arguments: argparse.Namespace) -> None:
+  if arguments.epsilon is None or arguments.batch_size or arguments.steps:
+    raise options.UsageError('--budget takes the place of --batch-size and --steps, and needs '
+                             '--epsilon.')
+  choices = tfdp.advice.batch_and_steps(
+      population_size=arguments.population_size, target_epsilon=arguments.epsilon,
+      target_delta=arguments.delta, examples=arguments.budget, parameters=arguments.advise or 1,
+      adjacency=arguments.adjacency, unit=arguments.unit, population_is_public=True)
+  print(options.to_json(choices.to_dict()) if arguments.json else choices)
+
+
 def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
+  if not arguments.batch_size or not arguments.steps:
+    raise options.UsageError('Give --batch-size and --steps, or --budget.')
   fields = dict(
       target_delta=arguments.delta or options.default_delta(arguments.population_size),
       population_size=arguments.population_size, population_is_public=True,
