@@ -46,7 +46,7 @@ def main():
   parser.add_argument('--seconds', type=float, default=math.inf, help='stop after so many')
   parser.add_argument('--found', type=pathlib.Path)
   parser.add_argument('--out', type=pathlib.Path,
-                      default=pathlib.Path(__file__).parents[2] / 'docs' / 'cost.md')
+                      default=pathlib.Path(__file__).parents[2] / 'docs' / 'accounting.md')
   arguments = parser.parse_args()
   rows = {}
   if arguments.found is not None and arguments.found.exists():
