@@ -185,8 +185,8 @@ bench-edges: $(FULL)/installed $(CURRENT)/installed
 	  $(if $(QUICK),Tree))
 
 # Rounds of clients beside pfl-research.
-bench-federated: $(FULL)/installed build/peers/pfl/installed
-	$(call table,federated_pfl,$(FULL)/bin/python benchmarks/federated_pfl.py \
+bench-federated: $(CURRENT)/installed build/peers/pfl/installed
+	$(call table,federated_pfl,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
 	  --pfl build/peers/pfl/bin/python $(if $(QUICK),--rows 2))
 
 bench-peers: $(FULL)/installed $(foreach peer,jax torch pfl hub,build/peers/$(peer)/installed)

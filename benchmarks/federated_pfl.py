@@ -5,13 +5,12 @@
 
 PYTHON has pfl and PyTorch, and runs this file as well. Every client has 20 examples and takes
 one SGD step on them; its update is clipped, summed and noised. Both sides hold the clients in
-memory and take turns, round by round. Counted is the CPU time of all processes and threads of a
+memory and take turns, round by round. Counted is the CPU time of all threads of a
 side, which work of others on the machine changes little; PyTorch has one thread, since more make
 steps this small slower and simulations are spread over processes.
 """
 
 import argparse
-import os
 import pathlib
 import subprocess
 import sys
@@ -94,41 +93,37 @@ class Theirs:
 
 
 class Ours:
-  """What `simulate` does: clients in TFF, the private server beside it."""
+  """What `simulate` does: clients trained in process, the private server beside it."""
 
   def __init__(self, clients, parameters):
     # pylint: disable=g-import-not-at-top
-    import federated_round
     import tensorflow as tf
-    import tensorflow_federated as tff
 
     import tfdp_adaptive as tfdp
     from tfdp_adaptive import rules
     from tfdp_adaptive.federated import rounds as rounds_lib
     xs, ys = data(clients)
+    layers = tf.keras.layers
     self._users = tfdp.federated.Users(
         {str(i): dict(x=x, y=y.astype(np.int32)) for i, (x, y) in enumerate(zip(xs, ys))},
         batch_size=EXAMPLES)
     self._process = tfdp.federated.build_private_fed_avg(
-        federated_round.model(parameters), server_rule=rules.dp_adam(),
-        plan=federated_round.make_plan(clients), server_learning_rate=0.01,
-        client_optimizer_fn=tff.learning.optimizers.build_sgdm(RATE))
+        lambda: tf.keras.Sequential([
+            layers.Input((FEATURES,)), layers.Dense(width(parameters), activation='relu'),
+            layers.Dense(CLASSES)]),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        server_rule=rules.dp_adam(), server_learning_rate=0.01, plan=tfdp.PrivacyPlan(
+            batch_size=clients, steps=1000, l2_norm_clip=CLIP, noise_multiplier=NOISE,
+            target_delta=1e-6, population_size=10_000, unit='user'),
+        client_optimizer_fn=lambda: tf.keras.optimizers.SGD(RATE))
     self._state = tf.nest.map_structure(tf.constant, self._process.initialize())
     self._step = tf.function(self._process.server.step)
-    self._workers = tfdp.federated.Workers()
-    self._running = self._workers.__enter__()
     self._run = rounds_lib.run
 
   def round(self):
-    outcome = self._run(self._process, self._running, self._state, self._users.client_ids,
-                        self._users)
+    with self._process.reach(()) as engine:
+      outcome = self._run(self._process, engine, self._state, self._users.client_ids, self._users)
     self._state, _ = self._step(self._state, outcome.answers)
-
-  def seconds(self):
-    return time.process_time() + sum(cpu_seconds(one.pid) for one in self._running.processes)
-
-  def close(self):
-    self._workers.__exit__(None, None, None)
 
 
 def serve(clients, parameters):
@@ -138,15 +133,6 @@ def serve(clients, parameters):
     start = time.process_time()
     side.round()
     print(time.process_time() - start, flush=True)
-
-
-def cpu_seconds(pid):
-  """Of a process and all that it started."""
-  with open(f'/proc/{pid}/stat', encoding='ascii') as file:
-    ticks = sum(map(int, file.read().rpartition(')')[2].split()[11:13]))
-  with open(f'/proc/{pid}/task/{pid}/children', encoding='ascii') as file:
-    children = file.read().split()
-  return ticks / os.sysconf('SC_CLK_TCK') + sum(map(cpu_seconds, children))
 
 
 def main():
@@ -171,14 +157,13 @@ def main():
     seconds = []
     try:
       for _ in range(arguments.rounds + 1):
-        start = ours.seconds()
+        start = time.process_time()
         ours.round()
-        mine = ours.seconds() - start
+        mine = time.process_time() - start
         theirs.stdin.write('round\n')
         theirs.stdin.flush()
         seconds.append((mine, float(theirs.stdout.readline())))
     finally:
-      ours.close()
       theirs.stdin.close()
       theirs.wait()
     mine, other = np.array(seconds[1:]).T

@@ -63,10 +63,10 @@ def make_plan(**kwargs):
 
 
 def build(rule, plan, engine='in_process', **kwargs):
-  return tfdp.federated.build_private_fed_avg(
-      server_rule=rule, plan=plan, server_learning_rate=0.5, seed=SEED,
-      client_optimizer_fn=tff_client_optimizer if engine == 'tff' else client_optimizer,
-      **{**of_engine(engine), **kwargs})
+  optimizer = tff_client_optimizer if engine == 'tff' else client_optimizer
+  return tfdp.federated.build_private_fed_avg(**{
+      **of_engine(engine), **dict(client_optimizer_fn=optimizer, server_rule=rule, plan=plan,
+                                  server_learning_rate=0.5, seed=SEED), **kwargs})
 
 
 def delta(weights, examples, batch_size=4):
