@@ -84,15 +84,55 @@ def has_replicas() -> bool:
   return tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def check_strategy(model: Model) -> None:
-  """Refuses a strategy whose batches the `fit` of Keras 3 cannot read, of any model (3.15)."""
-  strategy = getattr(model, 'distribute_strategy', None)
-  if KERAS_3 and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-    raise NotImplementedError(
-        'The `fit` of Keras 3 does not work under MultiWorkerMirroredStrategy. Take the steps '
-        'yourself: call `tfdp.validate_model(model)`, then for each `batch` of '
-        '`strategy.experimental_distribute_dataset(batches)` call '
-        '`strategy.run(model.train_step, args=(batch,))` in a tf.function.')
+def has_workers(strategy: Any = None) -> bool:
+  """Whether some replicas are in other processes."""
+  strategy = strategy or tf.distribute.get_strategy()
+  replicas = strategy.num_replicas_in_sync
+  return replicas > 1 and replicas > len(strategy.extended.worker_devices)
+
+
+def keras_distribution() -> Any:
+  """What was given to `keras.distribution.set_distribution`, or None."""
+  return keras.distribution.distribution() if hasattr(keras, 'distribution') else None
+
+
+def logs_of_replica(logs: Dict[str, Any]) -> Dict[str, Any]:
+  """What a step returns on several workers: Keras 3 takes the mean along their first axis."""
+  if not (KERAS_3 and has_workers()):
+    return logs
+  return {name: tf.reshape(value, [1]) for name, value in logs.items()}
+
+
+def build_symbolically(model: Model, iterator: Any, specs: Any = None) -> None:
+  """Makes the weights and metrics of a Keras 3 model under a strategy, which reads no batch.
+
+  Args:
+    model: The model.
+    iterator: What Keras would read one from.
+    specs: Nest of the specs of a batch, if its data set does not tell them.
+  """
+  if model._distribute_strategy is None:
+    return
+  if specs is None:
+    specs = iterator.data_adapter.get_tf_dataset().element_spec
+  specs = tf.nest.map_structure(lambda s: s if isinstance(s, tf.TensorSpec) else None, specs)
+  with model._distribute_strategy.scope():
+    model._symbolic_build(data_batch=specs)
+
+
+def read(variable: Variable) -> Any:
+  """The value of a variable, which may be on several replicas, as a NumPy array."""
+  return tf.convert_to_tensor(variable).numpy()
+
+
+def gather_replicas(vector: tf.Tensor) -> tf.Tensor:
+  """[replicas, n]: the vectors [n] of all replicas, on each of them."""
+  context = tf.distribute.get_replica_context()
+  if not has_replicas() or context is None:
+    return vector[tf.newaxis]
+  mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync,
+                    dtype=vector.dtype)
+  return sum_over_replicas(mine[:, tf.newaxis] * vector)
 
 
 def sum_over_replicas(tree: Any) -> Any:

@@ -199,20 +199,20 @@ def _batches(draw):
   return planted
 
 
-def _cyclic(self, plan, size, start_step=0):
+def _cyclic(self, plan, size, start_step=0, coins=None):
   order, whole = np.random.default_rng(0).permutation(size), int(plan.batch_size)
   for step in range(start_step, plan.steps):
     yield np.take(order, range(step * whole, (step + 1) * whole), mode='wrap')
 
 
-def _shuffled(self, plan, size, start_step=0):
+def _shuffled(self, plan, size, start_step=0, coins=None):
   rng, whole = np.random.default_rng(0), int(plan.batch_size)
   steps = plan.steps - start_step
   epochs = np.stack([rng.permutation(size) for _ in range(-(-steps * whole // size))])
   yield from epochs.reshape(-1)[:steps * whole].reshape(steps, whole)
 
 
-def _same(self, plan, size, start_step=0):
+def _same(self, plan, size, start_step=0, coins=None):
   batch = np.random.default_rng(0).permutation(size)[:int(plan.batch_size)]
   for _ in range(start_step, plan.steps):
     yield batch

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which examples stand for a user: the user's own, at most so many, each once."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,12 @@ IDS = np.random.default_rng(0).permutation(np.repeat(['ann', 'bo', 'cy', 'di'], 
 N = len(IDS)
 
 
+def coins(seed):
+  return types.SimpleNamespace(of_users=lambda: seed)
+
+
 def of(record='mean', most=4, ids=IDS, seed=0):
-  return users.Users(sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, seed)
+  return users.Users(sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, coins(seed))
 
 
 @pytest.mark.parametrize('ids', [IDS, np.unique(IDS, return_inverse=True)[1], IDS.astype(object)],
@@ -74,7 +80,7 @@ def test_refusals(arguments, message):
 
 def test_what_is_taken_of_a_user_depends_on_no_other_user():
   ids = np.repeat(np.arange(4), 6)
-  records = users.Users(sources.of(np.arange(24.0)), ids, 2, seed=3)
+  records = users.Users(sources.of(np.arange(24.0)), ids, 2, coins=coins(3))
   together, _ = records.take(np.array([0, 1, 2, 3]), 5)
   for user in range(4):
     alone, _ = records.take(np.array([user]), 5)

@@ -1,113 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes under MultiWorkerMirroredStrategy: one sum, one noise, one device's steps."""
+"""Two processes under MultiWorkerMirroredStrategy: one draw of everything, one process' steps."""
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-
+import cluster
 import numpy as np
+import pytest
 
-# Devices and the cluster are fixed when TensorFlow starts, hence processes of their own.
-_PROGRAM = '''
-import sys
-import numpy as np
-import tensorflow as tf
-alone = sys.argv[2] == 'alone'
-# Before anything else touches TensorFlow: it starts the collectives.
-strategy = tf.distribute.get_strategy() if alone else tf.distribute.MultiWorkerMirroredStrategy()
-import tfdp_adaptive as tfdp
-from tfdp_adaptive import compat
-keras = compat.keras
-assert strategy.num_replicas_in_sync == (1 if alone else 2)
-rng = np.random.default_rng(0)
-x, y = rng.normal(size=(32, 3)).astype('float32'), rng.normal(size=(32, 1)).astype('float32')
+# Records are unit vectors and the loss is an output, so a step of DP-SGD tells who took part in it.
+_WHO = '''
+N, sampling = 21, tfdp.sampling
+records = np.eye(N, dtype='float32'), np.zeros((N, 1), 'float32')
 
-def fit(model, batches):
-  if alone or not compat.KERAS_3:
-    model.fit(batches, verbose=0)
-    return
-  try:  # The `fit` of Keras 3 does not know several workers; its pieces do.
-    model.fit(batches, verbose=0)
-  except NotImplementedError as error:
-    assert 'model.train_step' in str(error), error
-  else:
-    raise AssertionError('fit went on')
-  stepper = lambda: tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
-  for i, batch in enumerate(strategy.experimental_distribute_dataset(batches)):
-    if not i:
-      try:
-        stepper()(batch)
-      except tfdp.PrivacyError as error:
-        assert 'tfdp.validate_model' in str(error), error
-      else:
-        raise AssertionError('a model that nobody has validated was trained')
-      tfdp.validate_model(model)
-      step = stepper()
-    step(batch)
+class Look(keras.callbacks.Callback):
+  def on_train_begin(self, logs=None):
+    self.last, self.steps, self.done = np.zeros(N), [], []
+  def on_train_batch_end(self, batch, logs=None):
+    now = self.model.get_weights()[0][:, 0]
+    self.steps.append(self.last - now)
+    self.done.append(self.model.optimizer.steps_done)
+    self.last = now
 
-def train(optimizer, x, y, width):
+def who(data=records, users=None, **kwargs):
+  plan = tfdp.PrivacyPlan(**{**dict(
+      population_size=N, batch_size=7, steps=3, l2_norm_clip=1.0, noise_multiplier=0.0,
+      target_delta=1e-6, population_is_public=True), **kwargs})
   with strategy.scope():
-    keras.utils.set_random_seed(1)
-    model = tfdp.DPSequential([keras.layers.Input((x.shape[1],)), keras.layers.Dense(width),
-                               keras.layers.Dense(1)])
-    model.compile(optimizer=optimizer(), loss='mse')
-  start = model.get_weights()
-  fit(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
-  assert model.optimizer.steps_done == len(x) // 8, model.optimizer.steps_done
-  return model.get_weights(), start
+    model = tfdp.DPSequential([keras.layers.Input((N,)), keras.layers.Dense(
+        1, use_bias=False, kernel_initializer='zeros')])
+    model.compile(tfdp.DPSGD(float(plan.batch_size), plan=plan), loss=lambda y, outputs: outputs[:, 0])
+  look = Look()
+  model.fit(plan.batches(data, **({} if users is None else dict(
+      users=users, examples_per_user=2))), verbose=0, callbacks=[look])
+  assert look.done == list(range(1, plan.steps + 1)), look.done
+  return plan, np.array(look.steps)
 
-private = dict(l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8)
-seeded, _ = train(lambda: tfdp.DPAdam(0.1, seed=5, **private), x, y, 40)
-# Fresh noise, on no gradients at all: the step of DP-SGD is the noise.
-after, start = train(lambda: tfdp.DPSGD(1.0, **private), 0 * x[:8], 0 * y[:8], 2000)
-np.savez(sys.argv[1], *seeded, noise=after[0] - start[0])
+'''
+
+_COINS = _WHO + '''
+drawn = {}
+for name, kwargs in {
+    'poisson': {},
+    'cyclic': dict(sampling=sampling.CyclicPoisson(cycle=2), adjacency='add_remove'),
+    'separated': dict(sampling=sampling.MinSeparation(min_sep=2, draws=0)),
+    'bins': dict(sampling=sampling.BallsInBins(cycle=3, draws=0), adjacency='add_remove'),
+}.items():
+  _, drawn[name] = who(**kwargs)
+# Of 7 users, with 3 records each, 2 are taken; a record weighs half.
+_, drawn['users'] = who(users=np.arange(N) // 3, unit='user', population_size=7, batch_size=3)
+np.savez(f'{sys.argv[1]}/drawn{worker}', **drawn)
+try:
+  who((np.ascontiguousarray(records[0][::-1 if worker else 1]), records[1]))
+except tfdp.PrivacyError as error:
+  assert 'same order' in str(error) and ("['records']" in str(error)) == bool(worker), error
+else:
+  raise AssertionError('workers with other records went on')
 '''
 
 
-def _ports(count):
-  sockets = [socket.socket() for _ in range(count)]
-  try:
-    for one in sockets:
-      one.bind(('127.0.0.1', 0))
-    return [one.getsockname()[1] for one in sockets]
-  finally:
-    for one in sockets:
-      one.close()
+def test_every_record_takes_part_once_at_most_and_all_workers_agree(folder):
+  first, second = (dict(np.load(folder / f'drawn{worker}.npz')) for worker in (0, 1))
+  assert len(first) == 5
+  for name, took in first.items():
+    np.testing.assert_array_equal(took, second[name])
+    weight = 2 if name == 'users' else 1  # Two of a user, who is their mean.
+    part = np.round(took * weight, 5)
+    assert np.isin(part, [0, 1]).all(), (name, part)
+    assert 0 < part.sum() < part.size, name
+  assert np.all(first['separated'][:-1] + first['separated'][1:] <= 1 + 1e-6)
+  assert np.all(first['bins'].sum(0) < 1 + 1e-6) and np.isclose(first['bins'].sum(), 21)
+  assert np.all((first['users'].reshape(3, 7, 3) > 0.5).sum(2) % 2 == 0)  # Two of a user, or none.
 
 
-def test_two_workers_equal_one_device(tmp_path):
-  workers = [f'127.0.0.1:{port}' for port in _ports(2)]
-  started = {}
-  try:
-    for name in ('alone', '0', '1'):
-      environment = {key: value for key, value in os.environ.items() if key != 'TF_CONFIG'}
-      environment.update(TF_CPP_MIN_LOG_LEVEL='2', CUDA_VISIBLE_DEVICES='')
-      if name != 'alone':
-        environment['TF_CONFIG'] = json.dumps({
-            'cluster': {'worker': workers}, 'task': {'type': 'worker', 'index': int(name)}})
-      with open(tmp_path / f'{name}.log', 'wb') as log:
-        started[name] = subprocess.Popen(
-            [sys.executable, '-c', _PROGRAM, tmp_path / f'{name}.npz', name], env=environment,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    for name, process in started.items():
-      assert process.wait(400) == 0, (name, (tmp_path / f'{name}.log').read_text()[-3000:])
-  finally:
-    for process in started.values():
-      if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+_FIT = '''
+import contextlib, os
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(32, 3)).astype('float32'), rng.normal(size=(32, 1)).astype('float32')
+user_of = np.repeat(np.arange(8), 4)
 
-  results = {name: dict(np.load(tmp_path / f'{name}.npz')) for name in started}
-  trained = [key for key in results['alone'] if key.startswith('arr_')]
-  assert len(trained) == 4
-  for key in trained:
-    np.testing.assert_allclose(results['0'][key], results['alone'][key], rtol=1e-4, atol=1e-5)
-  for key in results['0']:  # Every worker has drawn the same noise.
-    np.testing.assert_array_equal(results['0'][key], results['1'][key])
-  noise = results['0']['noise']
-  assert noise.size == 6000
-  assert abs(np.std(noise) / (2.0 * 0.5 / 8) - 1) < 0.05  # Drawn once: not sqrt(2) of it.
-  assert np.abs(noise - results['alone']['noise']).max() > 0.1  # Nor twice in two runs.
+def train(scope, users=False, **kwargs):
+  plan = tfdp.PrivacyPlan(
+      population_size=8 if users else 32, batch_size=3 if users else 9, steps=6, l2_norm_clip=0.5,
+      noise_multiplier=1.0, target_delta=1e-3, seed=3, unit='user' if users else 'example')
+  with scope():
+    keras.utils.set_random_seed(1)
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(8, 'tanh'),
+                               keras.layers.Dense(1)])
+    model.compile(tfdp.DPAdam(0.1, plan=plan, seed=5, **kwargs), loss='mse', metrics=['mae'])
+  own = dict(users=user_of, examples_per_user=3) if users else {}
+  folder = os.path.join(sys.argv[1], 'backups')
+  history = model.fit(
+      plan.batches((x, y), **own), steps_per_epoch=2, epochs=3, verbose=0,
+      validation_data=(x[:8], y[:8]),
+      callbacks=[tfdp.callbacks.PrivacyReport(), tfdp.callbacks.BackupAndRestore(folder)]).history
+  return model, history
+
+for kwargs in ({}, dict(users=True)):
+  model, history = train(strategy.scope, **kwargs)
+  alone, expected = train(contextlib.nullcontext, **kwargs) if not worker else (None, {})
+  if alone:
+    for a, b in zip(model.get_weights(), alone.get_weights()):
+      np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    assert set(history) == set(expected)
+    for name in expected:
+      np.testing.assert_allclose(history[name], expected[name], rtol=2e-5, err_msg=name)
+    assert model.ledger == alone.ledger and len(model.ledger.entries) == 1
+  assert model.optimizer.steps_done == 6 and model.ledger.epsilon(1e-3) == history['epsilon'][-1]
+
+# A loop of one's own on what every worker has drawn for itself.
+plan = tfdp.PrivacyPlan(population_size=32, batch_size=9, steps=6, l2_norm_clip=0.5,
+                        noise_multiplier=1.0, target_delta=1e-3)
+with strategy.scope():
+  model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+  model.compile(tfdp.DPSGD(0.1, plan=plan), loss='mse')
+tfdp.validate_model(model)
+step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
+try:
+  for batch in strategy.experimental_distribute_dataset(plan.batches((x, y), pad_to=20)):
+    step(batch)
+except Exception as error:
+  assert 'of other coins' in str(error), error
+else:
+  raise AssertionError('workers took steps on coins of their own')
+
+# Without a plan: the same noise everywhere, drawn once, and not again in another run.
+noises = []
+for _ in range(2):
+  with strategy.scope():
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(2000)])
+    model.compile(tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8), loss='mse')
+  start = model.get_weights()
+  zeros = tf.data.Dataset.from_tensors((np.zeros((8, 3), 'float32'), np.zeros((8, 2000), 'float32')))
+  model.fit(zeros, verbose=0)
+  assert model.optimizer.steps_done == 1
+  noises.append(model.get_weights()[0] - start[0])
+np.save(os.path.join(sys.argv[1], f'noise{worker}'), noises)
+'''
+
+
+@pytest.fixture(name='folder', scope='module')
+def _folder(tmp_path_factory):
+  """Of one run of two workers, in which all that can be compared there was compared."""
+  folder = tmp_path_factory.mktemp('workers')
+  cluster.run(_COINS + _FIT, folder, folder)
+  return folder
+
+
+def test_noise_is_drawn_once_for_all_workers(folder):
+  first, second = (np.load(folder / f'noise{worker}.npy') for worker in (0, 1))
+  np.testing.assert_array_equal(first, second)
+  assert abs(np.std(first) / (2.0 * 0.5 / 8) - 1) < 0.05  # Drawn once: not sqrt(2) of it.
+  assert np.abs(first[0] - first[1]).max() > 0.1

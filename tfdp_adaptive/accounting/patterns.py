@@ -89,7 +89,7 @@ class CyclicPoisson(_Groups):
       self, plan: terms_lib.Terms, size: int, start_step: int = 0,
       coins: Any = None) -> Iterator[np.ndarray]:
     groups = self._groups(plan, size, start_step, coins)
-    rngs = scheme.step_generators(plan.seed, start_step, plan.steps)
+    rngs = scheme.step_generators(coins, start_step, plan.steps)
     for step, rng in enumerate(rngs, start_step):
       group = groups[step % self.cycle]
       yield group[scheme.bernoulli(rng, len(group), self.probability(plan))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Iterator, Optional, Tuple
+from typing import Any, ClassVar, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -61,8 +61,9 @@ class Poisson(scheme.Sampling):
     return 1, steps
 
   def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0) -> Iterator[np.ndarray]:
-    for rng in scheme.step_generators(plan.seed, start_step, plan.steps):
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    for rng in scheme.step_generators(coins, start_step, plan.steps):
       yield scheme.bernoulli(rng, size, self.probability(plan))
 
   def describe(self, plan: terms_lib.Terms) -> str:
@@ -94,8 +95,9 @@ class TruncatedPoisson(Poisson):
           f'max_batch_size={self.max_batch_size}, batch_size={plan.batch_size}.')
 
   def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0) -> Iterator[np.ndarray]:
-    for rng in scheme.step_generators(plan.seed, start_step, plan.steps):
+      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
+      coins: Any = None) -> Iterator[np.ndarray]:
+    for rng in scheme.step_generators(coins, start_step, plan.steps):
       batch = scheme.bernoulli(rng, size, self.probability(plan))
       yield rng.permutation(batch)[:self.max_batch_size]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import secrets
-from typing import ClassVar, Iterator, Optional, Tuple
+from typing import Any, ClassVar, Iterator, Optional, Tuple
 
 import dp_accounting
 import numpy as np
@@ -117,10 +116,9 @@ def whole_bins(plan: terms_lib.Terms, cycle: int) -> None:
         f'cycle={cycle}, population_size={plan.population_size}.')
 
 
-def step_generators(
-    seed: Optional[int], start_step: int, steps: int) -> Iterator[np.random.Generator]:
-  """One NumPy generator per step, from fresh entropy unless a test fixes it."""
-  key = secrets.randbits(256) if seed is None else seed
+def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.random.Generator]:
+  """One NumPy generator per step, from the coins of this pass."""
+  key = coins.of_pass()
   return (np.random.default_rng([key, step]) for step in range(start_step, steps))
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import secrets
-from typing import Any, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import marks
@@ -30,6 +30,8 @@ class Coins:
       that wrote it was or will be released.
   """
 
+  tag = 0
+
   def __init__(self, plan: Any, path: Union[str, 'os.PathLike[str]', None] = None,
                replace: bool = False):
     try:
@@ -39,6 +41,7 @@ class Coins:
                        f'Received: coins={path!r}.') from error
     self._plan, self._replace = plan, replace
     self._key: Optional[int] = None
+    self._of_users: Optional[int] = None
     self._records: Optional[str] = None
 
   @property
@@ -53,6 +56,16 @@ class Coins:
     if self._key is None:
       self._key = self._read(start_step) if start_step else self._begin()
     return self._key
+
+  def of_pass(self) -> int:
+    """The key of one pass over the batches, for coins that are drawn at every step."""
+    return secrets.randbits(_BITS) if self._plan.seed is None else self._plan.seed
+
+  def of_users(self) -> int:
+    """The key by which a user's examples are chosen."""
+    if self._of_users is None:
+      self._of_users = self.of_pass()
+    return self._of_users
 
   def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
     """Sees to it that a run goes on with the records, in the order, that it began with.
@@ -115,6 +128,53 @@ class Coins:
           f'places they would take part too soon. {wanted}Received: the file of a run on other '
           'records, or in another order.')
     return key
+
+
+class Dealt(Coins):
+  """Coins that the chief of a strategy drew for all of its workers; see `workers`.
+
+  Attributes:
+    tag: By which a step knows batches of one draw; zero for batches of one process.
+  """
+
+  def __init__(self, plan: Any) -> None:
+    super().__init__(plan)
+    self._pass = -1
+
+  def take(self, dealt: Dict[str, Any]) -> None:
+    """Takes what `deal` gave."""
+    self._key, self._pass, self._of_users = dealt['key'], dealt['pass'], dealt['of_users']
+    self.tag = _tag(self._pass)
+
+  def key(self, start_step: int) -> int:
+    assert self._key is not None  # The chief has needed it, too.
+    return self._key
+
+  def of_pass(self) -> int:
+    now, self.tag = self._pass, _tag(self._pass)
+    if self._plan.seed is None:  # Later passes have others. A worker that makes more is found out.
+      self._pass += 1
+    return now
+
+  def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
+    return drawn  # The chief has looked.
+
+
+def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
+  """What `Dealt.take` takes: SECRET numbers of one pass, for JSON.
+
+  Args:
+    kept: The coins of the chief.
+    draw: Draws the batches of the pass by them; what refuses to go on does it here.
+  """
+  next(draw())
+  seed = kept._plan.seed
+  return {'key': kept._key if seed is None else seed, 'pass': kept.of_pass(),
+          'of_users': kept.of_users()}
+
+
+def _tag(key: int) -> int:
+  return 1 + int(_digest({'key': key}), 16) % (marks.TAGS - 1)
 
 
 def _digest(fields: Dict[str, Any]) -> str:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import secrets
 from typing import Any, Callable, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -19,13 +19,15 @@ from tfdp_adaptive.batches import indices as indices_lib
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users as users_lib
+from tfdp_adaptive.batches import workers
 
 
 def of_plan(
     plan: terms_lib.Terms, data: Any, *, users: Any = None,
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
-    coins: Any = None, class_weight: Optional[Mapping[int, float]] = None) -> tf.data.Dataset:
+    coins: Any = None, class_weight: Optional[Mapping[int, float]] = None,
+    share: workers.Share = workers.Share()) -> tf.data.Dataset:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -62,6 +64,7 @@ def of_plan(
       by another process. One file, one run. Other schemes without coins at every step, such
       as `FixedOrder`, need none; with one, records in another order are refused.
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
+    share: The replicas whose rows are given, one batch for each; see `workers.distributed`.
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
@@ -83,18 +86,18 @@ def of_plan(
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.of(data)
+  kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
   records: Union[users_lib.Examples, users_lib.Users] = users_lib.Examples(source)
-  chosen = None
+  chosen: Optional[Callable[[], np.ndarray]] = None
   if plan.sampling.by_example:
-    chosen = _chosen(plan, users, len(source))
+    chosen = _chosen(plan, users, len(source), kept)
   elif users is not None and examples_per_user is not None:
-    records = users_lib.Users(source, users, examples_per_user, record, plan.seed)
+    records = users_lib.Users(source, users, examples_per_user, record, kept)
   if pad_to is not None:
     checks.whole(pad_to=pad_to)
   later = callable(start_step)  # Known when a pass begins: a run may be restored before.
   now = start_step() if callable(start_step) else start_step
   size = len(records)
-  kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
 
   def draw(start: int) -> Iterator[np.ndarray]:
     drawn = indices_lib.drawn(plan, size, start, kept)
@@ -106,12 +109,15 @@ def of_plan(
     start = start_step() if callable(start_step) else now
     indices_of_steps = draw(start) if later else next(passes)
     for step, indices in enumerate(indices_of_steps, start):
-      indices = indices if chosen is None else indices[chosen[indices]]
-      yield _batch(records, indices, _rows(plan, len(indices), pad_to), plan, step,
-                   class_weight)
+      indices = indices if chosen is None else indices[chosen()[indices]]
+      rows = share.rows(_rows(plan, len(indices), pad_to))
+      for first in share.firsts(rows):
+        yield _batch(records, indices[first:first + rows], rows, plan, step, class_weight,
+                     first, kept.tag)
 
   none = _batch(records, np.zeros([0], np.int64), 1, plan, now, class_weight)
-  rows = _largest(plan) if pad_to is None else None
+  largest = _largest(plan) if pad_to is None else None
+  rows = None if largest is None else share.rows(largest)
   signature = sources.map_structure(
       lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
   result = tf.data.Dataset.from_generator(generate, output_signature=signature)
@@ -124,20 +130,23 @@ def of_plan(
   result.tfdp_start_step = now
   result.tfdp_coins = kept
   result.tfdp_records = lambda: None if plan.sampling.coins else records.fingerprint()
-  result.tfdp_from = lambda step, weights=None: of_plan(
+  result.tfdp_digest = records.fingerprint
+  result.tfdp_draw = draw
+  result.tfdp_from = lambda step, weights=None, coins=kept, share=share: of_plan(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
-      start_step=step, pad_to=pad_to, coins=kept,
-      class_weight=weights or class_weight)
+      start_step=step, pad_to=pad_to, coins=coins, class_weight=weights or class_weight,
+      share=share)
   return result
 
 
-def _chosen(plan: terms_lib.Terms, users: Any, size: int) -> np.ndarray:
-  """Which examples are used at all, where users are protected by their examples."""
+def _chosen(plan: terms_lib.Terms, users: Any, size: int, coins: coins_lib.Coins
+            ) -> Callable[[], np.ndarray]:
+  """Says, in a pass, which examples are used at all, where users are protected by theirs."""
   ids = np.asarray(users)
   if ids.ndim != 2 or len(ids) != size:
     ids = users_lib.checked(users, size)
-  rng = np.random.default_rng(secrets.randbits(256) if plan.seed is None else plan.seed)
-  return user_examples.kept(ids, plan.sampling.examples_per_user, rng)
+  return functools.lru_cache(1)(lambda: user_examples.kept(
+      ids, plan.sampling.examples_per_user, np.random.default_rng(coins.of_users())))
 
 
 def _check_unit(plan: terms_lib.Terms, users: Any, examples_per_user: Optional[int]) -> None:
@@ -169,9 +178,9 @@ def _passes(first: Any, again: Callable[[], Any]) -> Iterator[Any]:
 
 def _batch(
     records: Union[users_lib.Examples, users_lib.Users], indices: np.ndarray, rows: int,
-    plan: terms_lib.Terms, step: int, class_weight: Optional[Mapping[int, float]]
-    ) -> Tuple[Any, ...]:
-  """`(x, y, weight)`, or `(x, weight)`, padded to `rows` records and marked."""
+    plan: terms_lib.Terms, step: int, class_weight: Optional[Mapping[int, float]],
+    first: int = 0, tag: int = 0) -> Tuple[Any, ...]:
+  """`(x, y, weight)`, or `(x, weight)`, padded to `rows` records and marked from `first` on."""
   taken, used = records.take(indices, step)
 
   def padded(array: np.ndarray) -> np.ndarray:
@@ -183,7 +192,7 @@ def _batch(
 
   *batch, weight = _with_weights(
       sources.map_structure(padded, taken), padded(used), class_weight)
-  weight = sources.map_structure(lambda w: marks.write(w, plan, step), weight)
+  weight = sources.map_structure(lambda w: marks.write(w, plan, step, first, tag), weight)
   return (*batch, weight)
 
 

@@ -25,5 +25,4 @@ def drawn(terms: terms_lib.Terms, size: Optional[int] = None, start_step: int = 
         f'The plan is for population_size={terms.population_size} records, and the data has '
         f'{size}. The sampling probability is a public constant of the plan: make the plan for '
         'this data, or pass the data it was made for (a tf.data set must be unbatched).')
-  kept = () if terms.sampling.coins else (coins_lib.of(terms, coins),)
-  return terms.sampling.index_batches(terms, size, start_step, *kept)
+  return terms.sampling.index_batches(terms, size, start_step, coins_lib.of(terms, coins))

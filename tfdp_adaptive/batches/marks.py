@@ -17,6 +17,8 @@ import numpy as np
 
 _PRIME = 2**28 - 57  # Marks fit into the 29 digits that float64 has more, without rounding up.
 _DIGITS = 2**28 - 1
+# Numbers of rows beyond the most that a batch may have tell of one draw for several workers.
+MOST_ROWS, TAGS = 2**17, 2**11 - 1
 # What a plan says of batches; the noise may differ without making them others.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
 
@@ -41,10 +43,19 @@ def row_of(marked: Any, plan: Any, step: Any) -> Any:
   return (marked - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
 
 
-def write(weights: np.ndarray, plan: Any, step: int) -> np.ndarray:
-  """Float32 weights as float64 that carry the marks of a step and their rows; zero stays zero."""
+def write(
+    weights: np.ndarray, plan: Any, step: int, first: int = 0, tag: int = 0) -> np.ndarray:
+  """Float32 weights as float64 that carry the marks of a step and their rows; zero stays zero.
+
+  Args:
+    weights: [n, ...].
+    plan: The `PrivacyPlan`.
+    step: The step.
+    first: The row of the batch that the first of them is.
+    tag: Of the coins that all workers share.
+  """
   wide = np.asarray(weights, np.float32).astype(np.float64)
-  rows = np.arange(len(wide)).reshape([-1] + [1] * (wide.ndim - 1))
+  rows = tag * MOST_ROWS + first + np.arange(len(wide)).reshape([-1] + [1] * (wide.ndim - 1))
   bits = wide.view(np.int64) | mark(plan, step, rows)
   return np.where(wide == 0, 0.0, bits.view(np.float64))
 

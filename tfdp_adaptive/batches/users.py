@@ -7,8 +7,7 @@ there are, drawn again at every step. A user with fewer is filled up with exampl
 weight zero: one of the user's own, whose gradient is as finite as the others.
 """
 
-import secrets
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import numpy as np
 
@@ -42,12 +41,12 @@ class Users:
     ids: [n] integers or strings: whose each example is.
     examples_per_user: m, how many of a user a step takes at most.
     record: 'mean' or 'sum' of a user's examples, which is then clipped.
-    seed: Fixes which examples are taken, for tests.
+    coins: Of the run; they choose which examples are taken.
   """
 
   def __init__(
       self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
-      seed: Optional[int] = None) -> None:
+      coins: Any = None) -> None:
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
     ids = checked(ids, len(examples))
@@ -55,7 +54,7 @@ class Users:
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
     self._examples, self._most, self._record = examples, int(examples_per_user), record
-    self._key = secrets.randbits(256) if seed is None else seed
+    self._coins = coins
     self.specs = examples.specs
 
   def __len__(self) -> int:
@@ -72,7 +71,7 @@ class Users:
     for row, user in enumerate(users):
       own = self._of_user[self._first[user]:self._first[user + 1]]
       if len(own) > self._most:
-        coins = np.random.default_rng([self._key, step, int(user)])  # No other user's.
+        coins = np.random.default_rng([self._coins.of_users(), step, int(user)])  # No other user's.
         own = coins.permutation(own)[:self._most]
       numbers[row] = own[0]
       numbers[row, :len(own)] = own

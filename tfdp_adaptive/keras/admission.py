@@ -13,6 +13,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import workers
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.keras import same_records
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -106,10 +107,7 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tupl
   """`([] bool, assertion)`: whether all weights have the marks of this step and of their rows."""
   if trees.absent(weights) or any(w.dtype != tf.float64 for w in tf.nest.flatten(weights)):
     raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
-  count = tf.shape(tf.nest.flatten(weights)[0])[0]
-  # A replica has some rows of all, one after another.
-  others = tf.cast(compat.sum_over_replicas(tf.cast(count, tf.float32)), tf.int64) - tf.cast(
-      count, tf.int64)
+  count = tf.shape(tf.nest.flatten(weights)[0], tf.int64)[0]
   least, most = tf.constant(tf.int64.max), tf.constant(tf.int64.min)
   for weight in tf.nest.flatten(weights):
     rows = marks.row_of(marks.read(tf.bitcast(weight, tf.int64)), plan, tf.cast(step, tf.int64))
@@ -118,9 +116,11 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tupl
     used = weight != 0
     least = tf.minimum(least, tf.reduce_min(tf.where(used, skipped, tf.int64.max)))
     most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
-  drawn = (least > most) | ((least == most) & (least >= 0) & (most <= others))
+  drawn = workers.in_place(
+      compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
   return drawn, tf.debugging.assert_equal(drawn, True, message=_DRAWN.format(
-      'a batch of another step or plan, used before, or with rows repeated, moved or left out'))
+      'a batch of another step or plan, used before, with rows repeated, moved or left out, or '
+      'of other coins than those of another worker'))
 
 
 def check_size(

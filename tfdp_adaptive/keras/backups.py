@@ -7,16 +7,18 @@ not be read: the run has to begin again, and its steps are paid for twice.
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
 import shutil
+import tarfile
+import tempfile
 from typing import Any, Callable, Dict, List, Union
-
-import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.batches import workers
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import same_records
@@ -30,6 +32,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   A backup is written beside the last one, and takes its place at once, when it is on disk.
   It holds the optimizer's state, which is SECRET: the folder is made for its owner only.
+  Of several workers of a strategy the chief alone writes and reads the folder, and the others
+  get what it restores through the strategy.
 
   Args:
     backup_dir: Folder of this run alone.
@@ -38,8 +42,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     **kwargs: As of Keras' class.
 
   Raises:
-    ValueError: From `fit`, under a strategy of several workers, for a model that is not built, if
-      another process uses the folder, or if a file of the backup was changed.
+    ValueError: From `fit`, for a model that is not built, if another process uses the folder, or
+      if a file of the backup was changed.
     PrivacyError: From `fit`, if the backup is of a run by another plan, or on other records where
       their order counts.
   """
@@ -50,15 +54,17 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       raise ValueError('`backup_dir` must be the path of a folder of this run alone. Received: '
                        f'backup_dir={backup_dir!r}.')
     self._folder = pathlib.Path(backup_dir)
-    self._working = self._folder / _WRITING
-    super().__init__(str(self._working), save_freq=save_freq,
-                     delete_checkpoint=delete_checkpoint, **kwargs)
+    self._arguments = dict(kwargs, save_freq=save_freq, delete_checkpoint=delete_checkpoint)
+    self._work_in(self._folder / _WRITING)
+
+  def _work_in(self, folder: pathlib.Path) -> None:
+    model = getattr(self, 'model', None)
+    self._working = folder
+    super().__init__(str(folder), **self._arguments)
+    if model is not None:
+      self.set_model(model)
 
   def on_train_begin(self, logs: Any = None) -> None:
-    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
-      raise ValueError('`tfdp.callbacks.BackupAndRestore` keeps the backups of one process. '
-                       'Received: a MultiWorkerMirroredStrategy. Use '
-                       '`keras.callbacks.BackupAndRestore`.')
     if not self.model.built:
       raise ValueError('`BackupAndRestore` needs a model that is built before `fit`, or there is '
                        f'nothing to restore into. Received: {self.model.name}, which is not. Give '
@@ -68,18 +74,33 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if private:  # What is not there yet is restored too late, or not at all.
       with self.model.distribute_strategy.scope():
         optimizer.build(self.model.trainable_variables)
+    strategy = self.model.distribute_strategy
+    self._writes = strategy.extended.should_checkpoint
+    if not self._writes:
+      self._work_in(pathlib.Path(tempfile.mkdtemp()) / _WRITING)
+    packed = workers.from_chief(strategy, self._take_last)
+    if not self._writes and packed:
+      with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(self._working)
+    super().on_train_begin(logs)
+    if private:
+      admission.refuse_foreign(optimizer)
+      same_records.restore(optimizer, self._working)
+    shutil.rmtree(self._working, ignore_errors=True)
+
+  def _take_last(self) -> bytes:
+    """Puts the last backup where Keras restores it from; returns it for other workers."""
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     self._hold()
     shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
+    packed = io.BytesIO()
     for whole in self._wholes()[-1:]:
       _check(whole)
       shutil.copytree(whole, self._working)
-    super().on_train_begin(logs)
-    shutil.rmtree(self._working, ignore_errors=True)
-    if private:
-      admission.refuse_foreign(optimizer)
-      for whole in self._wholes()[-1:]:
-        same_records.restore(optimizer, whole)
+      if compat.has_workers(self.model.distribute_strategy):
+        with tarfile.open(fileobj=packed, mode='w') as archive:
+          archive.add(whole, '.')
+    return packed.getvalue()
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
     self._keep(super().on_train_batch_end, batch, logs)
@@ -89,6 +110,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   def on_train_end(self, logs: Any = None) -> None:
     super().on_train_end(logs)
+    if not self._writes:
+      shutil.rmtree(self._working.parent, ignore_errors=True)
+      return
     if self.delete_checkpoint:
       for whole in self._wholes():
         shutil.rmtree(whole)
@@ -116,6 +140,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     """Lets Keras save if it will; what it has written becomes the backup."""
     save(*arguments)
     if not self._working.exists():
+      return
+    if not self._writes:  # It took part where Keras reads what is spread over workers.
+      shutil.rmtree(self._working)
       return
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
       same_records.keep(self.model.optimizer, self._working)

@@ -43,7 +43,7 @@ class Run:
   @property
   def steps(self) -> int:
     if self._row is not None:
-      return int(np.asarray(self._row))
+      return int(compat.read(self._row))
     assert self._entry is not None  # A run has one or the other.
     return self._entry.steps
 
@@ -55,13 +55,13 @@ class Run:
   @property
   def foreign(self) -> bool:
     """Whether its steps were restored from a checkpoint of another plan."""
-    return self.mark is not None and not np.array_equal(np.asarray(self.mark), self.own_mark)
+    return self.mark is not None and not np.array_equal(compat.read(self.mark), self.own_mark)
 
   def undone(self) -> List[ledger_lib.Entry]:
     """What was trained before older steps were put back, from above: all steps there ever were."""
     if self.watched is None:
       return []
-    last, most, times = np.asarray(self.watched).tolist()
+    last, most, times = compat.read(self.watched).tolist()
     unknown = [ledger_lib.Entry(None, max(1, self.steps))] if self.foreign else []
     return unknown + (times + (self.steps < last)) * [self.entry(most)]
 

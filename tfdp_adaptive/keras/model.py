@@ -22,6 +22,7 @@ from tfdp_adaptive.keras import habits
 from tfdp_adaptive.keras import history
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import padding
+from tfdp_adaptive.keras import replicas
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
@@ -149,7 +150,7 @@ class DPModel(_Mixin):
     Weights that are no longer finite end it, with a warning.
     """
     kwargs = habits.by_name(keras.Model.fit, 3, args, kwargs)
-    compat.check_strategy(self)
+    replicas.check()
     habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
@@ -158,25 +159,26 @@ class DPModel(_Mixin):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     x, self._first_shapes = habits.first_shapes(x)
     kwargs['callbacks'] = divergence.watched(kwargs.get('callbacks'))
+    self._batch_specs: Any = None
     if self.distribute_strategy.num_replicas_in_sync > 1:
-      if self.optimizer.plan is not None and self.optimizer.plan.whole_users:
-        raise NotImplementedError(
-            'Users are records on one device only. Received: a plan with unit="user" and '
-            f'{self.distribute_strategy.num_replicas_in_sync} replicas. Train without the '
-            'strategy, or use `tfdp.federated`.')
       # Here and now: replicas cannot probe themselves.
-      specs = None if validation.tells_inputs(self) else _specs(x)
+      specs = None if validation.tells_inputs(self) else _specs(x, self.optimizer.plan)
       if not self.built:
         with self.distribute_strategy.scope():
           validation.build(self, specs)
       validation.validate_model(self, specs)
-    x, y = self.prepare_data(x, y, kwargs)
+      self._batch_specs = _batch_specs(x, self.optimizer.plan)
+    x, y = self.prepare_data(replicas.fed(self, x, kwargs), y, kwargs)
     return super().fit(x, y, **kwargs)
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     """What Keras is to be given for `fit(x, y, **kwargs)`, which was admitted."""
     del kwargs
     return x, y
+
+  def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    del data_batch  # Of Keras 3, which would read a batch, and cannot on several workers.
+    compat.build_symbolically(self, iterator, getattr(self, '_batch_specs', None))
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """As in Keras, which keeps the function: what trains must be what it was made for."""
@@ -197,11 +199,15 @@ class DPModel(_Mixin):
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     try:
-      return step.train_step(self, habits.with_shapes(self, data))
+      return compat.logs_of_replica(step.train_step(self, habits.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.
       self.train_function = None
       raise
+
+  @compat.unconverted
+  def test_step(self, data: Any) -> Dict[str, tf.Tensor]:
+    return compat.logs_of_replica(super().test_step(data))
 
   def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
@@ -345,10 +351,21 @@ def _refuse_own(model: compat.Model, *methods: str) -> None:
           '`call` and the compiled `loss`.')
 
 
-def _specs(x: Any) -> Any:
+def _batch_specs(x: Any, plan: Any) -> Any:
+  """Specs of the elements of a data set, of users the examples; None for other data."""
+  specs = getattr(x, 'element_spec', None)
+  if specs is None or plan is None or not plan.whole_users:
+    return specs
+  return tf.nest.map_structure(
+      lambda s: tf.TensorSpec([None, *s.shape[2:]], s.dtype) if isinstance(s, tf.TensorSpec)
+      else s, specs)
+
+
+def _specs(x: Any, plan: Any) -> Any:
   """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
-  if isinstance(x, tf.data.Dataset):
-    return x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+  specs = _batch_specs(x, plan)
+  if specs is not None:
+    return specs[0] if isinstance(specs, tuple) else specs
   if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):
     raise errors.PrivacyError(
         'With several replicas the model is validated before `fit` begins, but neither the model '

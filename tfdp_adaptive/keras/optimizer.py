@@ -339,7 +339,8 @@ class DPOptimizer(guard.GuardedOptimizer):
   @property
   def steps_done(self) -> int:
     """Number of noised steps taken so far (a Python int; eager only)."""
-    return 0 if self._hidden.state is None else int(np.asarray(self._hidden.state[1].noise.row))
+    return 0 if self._hidden.state is None else int(
+        compat.read(self._hidden.state[1].noise.row))
 
   # The step, see `step.py`.
 

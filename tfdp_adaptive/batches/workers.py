@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches of one run for all replicas and workers of a `tf.distribute` strategy.
+
+A step has one batch, whoever works on it. The chief draws the coins of the run, and the other
+workers get them through the strategy, never by a file. Every worker then draws the same
+indices, pads the same batch, and reads the rows of its own replicas, which nobody else reads.
+"""
+
+import json
+from typing import Any, Callable, Iterator, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.batches import coins as coins_lib
+
+
+class Share(NamedTuple):
+  """Which rows of a batch are given; all of them, as one, by default.
+
+  Attributes:
+    replicas: How many there are in all; each has equally many rows, one after another.
+    first: The number of the first replica whose rows are given.
+    count: Of how many replicas they are given, a batch for each.
+  """
+
+  replicas: int = 1
+  first: int = 0
+  count: int = 1
+
+  def rows(self, all_rows: int) -> int:
+    """Rows of one replica, of a batch that is padded to at least `all_rows`."""
+    return -(-all_rows // self.replicas)
+
+  def firsts(self, rows: int) -> Iterator[int]:
+    """The first row of each replica that has `rows`."""
+    return iter(range(self.first * rows, (self.first + self.count) * rows, rows))
+
+
+class Distributed:
+  """The batches of a plan on the replicas of a strategy.
+
+  Attributes:
+    batches: The `tf.distribute.DistributedDataset`. It may be iterated when `begin` was called.
+  """
+
+  def __init__(self, strategy: Any, drawn: tf.data.Dataset) -> None:
+    """
+    Args:
+      strategy: A `tf.distribute.Strategy`.
+      drawn: What `plan.batches` returns.
+    """
+    self._strategy, self._drawn, self._start = strategy, drawn, drawn.tfdp_start_step
+    several = compat.has_workers(strategy)
+    self._coins = coins_lib.Dealt(drawn.tfdp_plan) if several else drawn.tfdp_coins
+
+    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+      here = context.num_replicas_in_sync // context.num_input_pipelines
+      share = Share(context.num_replicas_in_sync, context.input_pipeline_id * here, here)
+      return drawn.tfdp_from(lambda: self._start, coins=self._coins, share=share)
+
+    self.batches = strategy.distribute_datasets_from_function(of_worker)
+
+  def begin(self, start_step: int, **facts: str) -> None:
+    """Shares the coins of a pass from `start_step` on; all workers call it.
+
+    Args:
+      start_step: Steps done so far.
+      **facts: Digests of what all workers must have alike, beside plan and records.
+
+    Raises:
+      PrivacyError: If they do not.
+    """
+    self._start = start_step
+    if not compat.has_workers(self._strategy):
+      return
+    drawn = self._drawn
+    agree(self._strategy, plan=repr(drawn.tfdp_plan), records=drawn.tfdp_digest(),
+          start_step=str(start_step), **facts)
+    dealt = from_chief(self._strategy, lambda: json.dumps(coins_lib.deal(
+        drawn.tfdp_coins, lambda: drawn.tfdp_draw(start_step))).encode())
+    self._coins.take(json.loads(dealt))
+
+
+def agree(strategy: Any, **facts: str) -> None:
+  """Raises `PrivacyError` on all workers unless all have the same `facts`; they stay secret."""
+  chiefs = json.loads(from_chief(strategy, lambda: json.dumps(facts).encode()))
+  other = sorted(name for name in facts if facts[name] != chiefs[name])
+  wrong = int(_sum(strategy, np.array([bool(other)], np.int32), everybody=True)[0])
+  if wrong:
+    raise errors.PrivacyError(
+        'All workers take rows of one batch of one run, so each needs the same plan, weights and '
+        'steps, and all records in the same order (not a part of them: every worker reads the '
+        f'rows it needs). Received: {other or "what is the same here"}, which differ from the '
+        f"chief's on {wrong} replica(s). Run one script with the same data everywhere.")
+
+
+def from_chief(strategy: Any, make: Callable[[], bytes]) -> bytes:
+  """What the chief makes, on every worker; where it cannot, all raise."""
+  if not compat.has_workers(strategy):
+    return make()
+  error, content = None, b''
+  if strategy.extended.should_checkpoint:
+    try:
+      content = b'1' + make()
+    except (ValueError, OSError, StopIteration, errors.PrivacyError) as failure:
+      error, content = failure, b'0' + repr(failure).encode()
+  size = int(_sum(strategy, np.array([len(content)], np.int32))[0])
+  padded = np.zeros([-(-size // 4)], np.int32)
+  padded.view(np.uint8)[:len(content)] = np.frombuffer(content, np.uint8)
+  content = _sum(strategy, padded).tobytes()[:size]
+  if error is not None:
+    raise error
+  if content[:1] == b'0':
+    raise errors.PrivacyError(f'The chief cannot go on: {content[1:].decode()}')
+  return content[1:]
+
+
+def _sum(strategy: Any, value: np.ndarray, everybody: bool = False) -> np.ndarray:
+  """The sum of integers over all replicas; of the chief's first one alone by default."""
+  def of_replica(context: Any) -> tf.Tensor:
+    return tf.constant(
+        value if everybody or context.replica_id_in_sync_group == 0 else np.zeros_like(value))
+
+  values = strategy.experimental_distribute_values_from_function(of_replica)
+  return np.asarray(strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None))
+
+
+def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
+  """[] bool: whether all replicas have the rows of one batch that are theirs, and nobody else's.
+
+  Args:
+    counted: [replicas, 3] int64: rows, and the least and the largest number by which the marked
+      rows of records come after their places; the largest is below the least where none is.
+    several: Whether workers drew the batch, whose coins must be one draw.
+  """
+  count, least, most = tf.unstack(counted, axis=1)
+  used = least <= most
+  begin = least - tf.cumsum(count, exclusive=True)
+  low = tf.reduce_min(tf.where(used, begin, tf.int64.max))
+  high = tf.reduce_max(tf.where(used, begin, tf.int64.min))
+  whole = tf.reduce_all((least == most) | ~used)
+  tagged = ((low > 0) & (low % coins_lib.marks.MOST_ROWS == 0)) if several else (low == 0)
+  return (low > high) | (whole & (low == high) & tagged)
