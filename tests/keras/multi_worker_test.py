@@ -26,7 +26,7 @@ def who(data=records, users=None, **kwargs):
   with strategy.scope():
     model = tfdp.DPSequential([keras.layers.Input((N,)), keras.layers.Dense(
         1, use_bias=False, kernel_initializer='zeros')])
-    model.compile(tfdp.DPSGD(float(plan.batch_size), plan=plan), loss=lambda y, outputs: outputs[:, 0])
+    model.compile(tfdp.DPSGD(float(plan.batch_size), plan=plan), loss=lambda y, out: out[:, 0])
   look = Look()
   model.fit(plan.batches(data, **({} if users is None else dict(
       users=users, examples_per_user=2))), verbose=0, callbacks=[look])
@@ -122,13 +122,13 @@ else:
   raise AssertionError('workers took steps on coins of their own')
 
 # Without a plan: the same noise everywhere, drawn once, and not again in another run.
-noises = []
+noises, WIDTH = [], 2000
 for _ in range(2):
   with strategy.scope():
-    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(2000)])
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(WIDTH)])
     model.compile(tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8), loss='mse')
   start = model.get_weights()
-  zeros = tf.data.Dataset.from_tensors((np.zeros((8, 3), 'float32'), np.zeros((8, 2000), 'float32')))
+  zeros = tf.data.Dataset.from_tensors((0 * x[:8], np.zeros((8, WIDTH), 'float32')))
   model.fit(zeros, verbose=0)
   assert model.optimizer.steps_done == 1
   noises.append(model.get_weights()[0] - start[0])

@@ -23,12 +23,12 @@ class Share(NamedTuple):
   Attributes:
     replicas: How many there are in all; each has equally many rows, one after another.
     first: The number of the first replica whose rows are given.
-    count: Of how many replicas they are given, a batch for each.
+    here: Of how many replicas they are given, a batch for each.
   """
 
   replicas: int = 1
   first: int = 0
-  count: int = 1
+  here: int = 1
 
   def rows(self, all_rows: int) -> int:
     """Rows of one replica, of a batch that is padded to at least `all_rows`."""
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
   def firsts(self, rows: int) -> Iterator[int]:
     """The first row of each replica that has `rows`."""
-    return iter(range(self.first * rows, (self.first + self.count) * rows, rows))
+    return iter(range(self.first * rows, (self.first + self.here) * rows, rows))
 
 
 class Distributed:
