@@ -193,6 +193,7 @@ class DPModel(_Mixin):
         optimizer.build(self.trainable_variables)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    replicas.check()
     habits.refuse_changed(self)
     return super().train_on_batch(*args, **kwargs)
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose rows a replica may have, and which ways of spreading a model are refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.batches import coins
+from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import workers
+from tfdp_adaptive.keras import replicas
+
+PLAN = tfdp.PrivacyPlan(
+    population_size=40, batch_size=10, steps=5, l2_norm_clip=1.0, noise_multiplier=1.0,
+    target_delta=1e-6)
+SCHEMES = [
+    tfdp.sampling.Poisson(), tfdp.sampling.TruncatedPoisson(max_batch_size=13),
+    tfdp.sampling.CyclicPoisson(cycle=2), tfdp.sampling.BallsInBins(cycle=4, draws=0),
+    tfdp.sampling.MinSeparation(min_sep=2, draws=0), tfdp.sampling.FixedOrder(),
+    tfdp.sampling.RandomAllocation(cycle=4)]
+
+
+def dealt(plan, drawn, start=0):
+  """What two workers get of one draw of the chief's."""
+  told = coins.deal(drawn.tfdp_coins, lambda: drawn.tfdp_draw(start))
+  both = [coins.Dealt(plan) for _ in range(2)]
+  for one in both:
+    one.take(told)
+  return both
+
+
+@pytest.mark.parametrize('scheme', SCHEMES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize('adjacency', ['zero_out', 'add_remove'])
+def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
+  if adjacency not in scheme.adjacencies:
+    pytest.skip('the scheme has no such neighbours')
+  plan = dataclasses.replace(
+      PLAN, sampling=scheme, adjacency=adjacency, population_is_public=True)
+  drawn = plan.batches((np.arange(1, 41), np.arange(1, 41)))
+  shares = [drawn.tfdp_from(lambda: 0, coins=one, share=workers.Share(3, first, here))
+            for one, first, here in zip(dealt(plan, drawn), (0, 2), (2, 1))]
+  first, second = (list(share.as_numpy_iterator()) for share in shares)
+  assert (len(first), len(second)) == (10, 5)
+  for step in range(5):
+    parts = [*first[2 * step:2 * step + 2], second[step]]
+    assert len({part[0].shape for part in parts}) == 1  # They divide by the replicas.
+    there = np.concatenate([part[0] for part in parts])
+    records = there[there > 0]
+    assert len(set(records)) == len(records) and not np.any(there[len(records):])
+    counted = [skipped(plan, step, part[-1]) for part in parts]
+    assert workers.in_place(tf.constant(counted, tf.int64), several=True)
+    assert not workers.in_place(tf.constant(counted, tf.int64), several=False)
+  assert max(part[0].max() for part in first + second) > 0
+
+
+def skipped(plan, step, weights):
+  """What a replica counts of its rows."""
+  rows = marks.row_of(marks.read(weights.view(np.int64)), plan, step) - np.arange(len(weights))
+  used = rows[weights != 0]
+  return [len(weights), *((used.min(), used.max()) if len(used) else (2**63 - 1, -2**63))]
+
+
+TAG = 5 * marks.MOST_ROWS
+NONE = [4, 2**63 - 1, -2**63]
+
+
+@pytest.mark.parametrize('counted, several, alone', [
+    ([[4, 0, 0], [4, 4, 4]], False, True),
+    ([[4, TAG, TAG], [4, TAG + 4, TAG + 4]], True, False),
+    ([[4, TAG, TAG], NONE], True, False),
+    ([NONE, NONE], True, True),
+    ([[4, 0, 0], [4, 0, 0]], False, False),  # Everybody has the same rows.
+    ([[4, TAG, TAG], [4, TAG, TAG]], False, False),
+    ([[4, TAG, TAG], [4, 2 * TAG + 4, 2 * TAG + 4]], False, False),  # Of two draws.
+    ([[4, 4, 4], [4, 0, 0]], False, False),  # Exchanged.
+    ([[4, 1, 1], [4, 5, 5]], False, False),  # The first is left out.
+    ([[4, 0, 1], [4, 4, 4]], False, False),  # Moved within.
+    ([[4, 77, 77], [4, 81, 81]], False, False),  # Of another step.
+])
+def test_rows_are_those_of_their_replica(counted, several, alone):
+  counted = tf.constant(counted, tf.int64)
+  assert bool(workers.in_place(counted, several=True)) == several
+  assert bool(workers.in_place(counted, several=False)) == alone
+
+
+def test_two_draws_differ_and_one_is_the_same_for_all():
+  drawn = PLAN.batches((np.arange(40), np.arange(40)))
+  one, same = dealt(PLAN, drawn)
+  other, _ = dealt(PLAN, drawn)
+  assert one.of_pass() == same.of_pass() != other.of_pass()
+  assert one.of_users() == same.of_users()
+  assert one.tag == same.tag != 0
+  later = one.tag
+  assert one.of_pass() == same.of_pass() and one.tag != later  # The next pass.
+
+
+class ParameterServerStrategyV2(tf.distribute.OneDeviceStrategy):
+  pass
+
+
+def test_what_was_not_tried_is_refused(monkeypatch):
+  replicas.check()
+  with tf.distribute.OneDeviceStrategy('CPU:0').scope():
+    replicas.check()
+  monkeypatch.setattr(replicas, '_TRIED', (tf.distribute.MirroredStrategy,))
+  for strategy, why in ((ParameterServerStrategyV2('CPU:0'), 'at different times'),
+                        (tf.distribute.OneDeviceStrategy('CPU:0'), 'not tried')):
+    with strategy.scope(), pytest.raises(tfdp.PrivacyError, match=why + '.*MultiWorkerMirrored'):
+      replicas.check()
+
+
+def test_a_distribution_of_keras_is_refused_by_fit():
+  if not hasattr(compat.keras, 'distribution'):
+    pytest.skip('Keras 2 has none')
+  keras, distribution = compat.keras, compat.keras.distribution
+  model = tfdp.DPSequential([keras.Input([1]), keras.layers.Dense(1)])
+  model.compile(tfdp.DPSGD(0.1, plan=PLAN), loss='mse')
+  batches = PLAN.batches((np.ones([40, 1], np.float32), np.ones([40, 1], np.float32)))
+  distribution.set_distribution(distribution.DataParallel(devices=['cpu:0']))
+  try:
+    with pytest.raises(tfdp.PrivacyError, match='one device.*set_distribution'):
+      model.fit(batches, verbose=0)
+    with pytest.raises(tfdp.PrivacyError, match='set_distribution'):
+      model.train_on_batch(*next(iter(batches)))
+  finally:
+    distribution.set_distribution(None)
+  assert model.optimizer.steps_done == 0
