@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -16,7 +17,7 @@ N = len(IDS)
 
 
 def coins(seed):
-  return types.SimpleNamespace(of_users=lambda: seed)
+  return coins_lib.Coins(types.SimpleNamespace(seed=seed))
 
 
 def of(record='mean', most=4, ids=IDS, seed=0):
