@@ -62,7 +62,7 @@ def test_table_and_statement(capsys):
   assert main.main([*PLAN, '--noise-multiplier', '1', '--unit', 'user']) == 0
   out = capsys.readouterr().out
   assert 'noise multiplier  1\n' in out and 'unit              user' in out
-  assert 'Unit and adjacency: the unit of privacy is one user' in out
+  assert 'Unit and adjacency: The unit of privacy is one user' in out
 
 
 def test_what_cannot_be_accounted_for_is_refused(capsys):
@@ -81,7 +81,8 @@ def test_wrong_numbers_are_usage_errors(arguments, capsys):
   with pytest.raises(SystemExit) as error:
     main.main([*PLAN, *arguments])
   assert error.value.code == 2
-  assert 'usage: tfdp privacy' in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert said.startswith('tfdp privacy: error: ') and said.count('\n') == 1
 
 
 def test_advice_is_that_of_the_library(capsys):

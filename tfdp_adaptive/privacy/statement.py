@@ -129,13 +129,13 @@ def _large_delta(card: card_lib.Card) -> str:
 
 
 def _in_words(card: card_lib.Card) -> str:
-  """What it means to people; nothing before the first step."""
+  """Explains the guarantee by an attacker's rates; returns nothing before the first step."""
   if not card.epsilon or card.mu is None:
     return ''
-  return (f' In words: whoever knows everything but whether one {card.unit} took part, and may '
-          'suspect 1% of those who did not, finds at most '
-          f'{percent(card.rate):.4g}% of those who did (1% by guessing). At this epsilon and '
-          f'delta it protects like one Gaussian mechanism of mu = {rounded_up(card.mu)}.')
+  return (f' In words: an attacker who knows everything except whether one {card.unit} was used '
+          f'detects it with probability at most {percent(card.rate):.4g}% at a 1% false-positive '
+          'rate. At this epsilon and delta the protection is that of one Gaussian mechanism with '
+          f'mu = {rounded_up(card.mu)}.')
 
 
 def percent(rate: float) -> float:
