@@ -104,8 +104,9 @@ def train_all(
       raise options.UsageError(str(error)) from error
     private_runs += 1
     report.state(f'== {method.label} ({PART}) ==', simulation.statement)
-    print('{}: {:.2f} rounds/s, {:.1f} clients/s, {:,} bytes of server state'.format(
-        method.label, *simulation.speed.values()), file=sys.stderr)
+    print('{}: {rounds_per_second:.2f} rounds/s, {clients_per_second:.1f} clients/s, '
+          '{state_bytes:,} bytes of server state'.format(method.label, **simulation.speed),
+          file=sys.stderr)
     report.add(report_lib.Row(
         method.label, PART, measured.loss, measured.accuracy,
         epsilon=process.plan.epsilon(rule=process.rule), delta=plan.target_delta, unit='client',
