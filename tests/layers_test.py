@@ -18,9 +18,9 @@ LAYERS = (
     ('noise', 'accounting', 'clipping'),
     ('batches', 'independence'),
     ('privacy',),
-    ('privatizer', 'estimates', 'advice'),
+    ('privatizer', 'advice'),
     ('keras', 'queries'),
-    ('audit', 'tuning'),
+    ('audit', 'estimates', 'tuning'),
     ('federated',),
     ('cli',),
 )

@@ -21,7 +21,7 @@ AREAS = {
     'independence': 'Models that mix examples', 'batches': 'Batches',
     'privacy': 'Plans and ledgers', 'accounting': 'Accounting', 'cli': 'Command line',
     'faults': 'Interrupted runs',
-    'federated': 'Federated users'}
+    'estimates': 'Estimates before training', 'federated': 'Federated users'}
 TEXT = '''# What can go wrong
 
 Made by `python tests/pitfalls.py` from the tests of misuse: each line is a mistake that was tried,

@@ -4,8 +4,12 @@
 Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 """
 
+import contextlib
+import functools
+import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
+import threading
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -15,6 +19,7 @@ if KERAS_3:
 else:
   _keras = tf.keras
 keras: Any = _keras
+_KERAS = 'keras.src'  # Where Keras keeps what is private to it.
 
 # Of Keras, which has no types that a checker could read.
 Model = Any
@@ -203,18 +208,103 @@ def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
-# Whether the batches of generators have shapes, not only ranks; and whether models are saved as
-# folders of TensorFlow.
-TELLS_SHAPES, SAVES_FOLDERS = KERAS_3, not KERAS_3
+# Whether the batches of generators have shapes, not only ranks; whether Keras' own backups of a
+# `fit` are files of weights.
+TELLS_SHAPES = BACKUPS_ARE_WEIGHTS = KERAS_3
 
 
-def saves_legacy(model: Any) -> bool:
-  """Whether Keras is writing a legacy format (`.h5`, folders), by whatever function."""
-  if not KERAS_3:
-    from keras.src.saving.legacy.saved_model import utils  # pylint: disable=g-import-not-at-top
-    return bool(getattr(model, 'use_legacy_config', False)) or utils.in_tf_saved_model_scope()
-  from keras.src.backend.common import global_state  # pylint: disable=g-import-not-at-top
-  return bool(global_state.get_global_attribute('use_legacy_config', False))
+def words_of(layer: Layer, data: Any) -> List[List[str]]:
+  """The words that a `TextVectorization` or `StringLookup` looks up, of each record of `data`."""
+  texts = tf.convert_to_tensor(data, tf.string)
+  words = layer._preprocess(texts) if hasattr(layer, '_lookup_layer') else texts
+  rows = words.to_list() if isinstance(words, tf.RaggedTensor) else words.numpy().tolist()
+  rows = [row if isinstance(row, list) else [row] for row in rows]
+  flat = [tf.nest.flatten(row) for row in rows]
+  return [[word.decode('utf-8', 'replace') for word in row if word] for row in flat]
+
+
+def is_model(value: Any) -> bool:
+  return isinstance(value, keras.Model)
+
+
+def all_layers(model: Any) -> List[Any]:
+  """A model or layer, and every layer inside."""
+  return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+@contextlib.contextmanager
+def owner_only(path: str) -> Iterator[None]:
+  """Lets nobody but the owner read what is written to a path."""
+  mask = os.umask(0o077)
+  try:
+    yield
+  finally:
+    os.umask(mask)
+    if os.path.exists(path):
+      os.chmod(path, 0o700 if os.path.isdir(path) else 0o600)
+
+
+def on_files(
+    writing: Callable[..., Any], read: Callable[..., Any], whole: Callable[..., Any],
+    legacy: Callable[..., Any]) -> None:
+  """Has every file of weights that Keras writes or reads, of whatever model, pass by a caller.
+
+  Args:
+    writing: `(saved, store) -> context` while weights are written to a store of Keras.
+    read: `(saved, store, partly)`, after they were read.
+    whole: `(model, path) -> context` while a `.keras` file is written.
+    legacy: `(model, wanted suffix)`, before another format is written.
+  """
+  # pylint: disable=g-import-not-at-top
+  from importlib import import_module
+  lib: Any = import_module(f'{_KERAS}.saving.saving_lib')
+  copying = threading.local()
+
+  def around(module: Any, name: str, wrap: Callable[..., Any]) -> None:
+    own = getattr(module, name)
+    setattr(module, name, functools.wraps(own)(functools.partial(wrap, own)))
+
+  def save_state(own: Any, saved: Any, weights_store: Any, assets_store: Any, inner_path: str,
+                 *args: Any, **kwargs: Any) -> Any:
+    outermost = weights_store is not None and not inner_path
+    with writing(saved, weights_store) if outermost else contextlib.nullcontext():
+      return own(saved, weights_store, assets_store, inner_path, *args, **kwargs)
+
+  def load_state(own: Any, saved: Any, weights_store: Any, assets_store: Any, inner_path: str,
+                 skip_mismatch: bool = False, *args: Any, **kwargs: Any) -> Any:
+    result = own(saved, weights_store, assets_store, inner_path, skip_mismatch, *args, **kwargs)
+    if weights_store is not None and not inner_path:
+      read(saved, weights_store, skip_mismatch)
+    return result
+
+  def save_model(own: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    temporary = getattr(copying, 'now', False)
+    with contextlib.nullcontext() if temporary else whole(model, os.fspath(filepath)):
+      return own(model, filepath, *args, **kwargs)
+
+  def save_legacy(wanted: str, own: Any, *args: Any, **kwargs: Any) -> Any:
+    legacy(next(a for a in (*args, *kwargs.values()) if is_model(a)), wanted)
+    return own(*args, **kwargs)
+
+  def pickled(own: Any, model: Any) -> Any:
+    copying.now = True
+    try:
+      return own(model)
+    finally:
+      copying.now = False
+
+  around(lib, '_save_state', save_state)
+  around(lib, '_load_state', load_state)
+  around(lib, 'save_model', save_model)
+  if KERAS_3:
+    module: Any = import_module(f'{_KERAS}.legacy.saving.legacy_h5_format')
+    around(module, 'save_model_to_hdf5', functools.partial(save_legacy, '.keras'))
+    around(module, 'save_weights_to_hdf5_group', functools.partial(save_legacy, '.weights.h5'))
+  else:
+    module = import_module(f'{_KERAS}.saving.legacy.save')
+    around(module, 'save_model', functools.partial(save_legacy, '.keras'))
+    around(module, 'save_weights', functools.partial(save_legacy, '.weights.h5'))
+    around(import_module(f'{_KERAS}.saving.pickle_utils'), 'serialize_model_as_bytecode', pickled)
 
 
 # Arguments of `compile` for losses to stay as they are.

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import private_search
-from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -186,7 +186,7 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: A
   for variable, value in zip(_values(model), weights):
     variable.assign(value)
   entry = ledger_lib.Ledger().begin(plan, model.optimizer.rule).done(plan.steps).entries[0]
-  history.begin(model.trainable_variables, history.Run(plan, None, entry=entry))
+  lines.hang(model.trainable_variables, [entry])
   return model
 
 

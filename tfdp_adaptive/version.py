@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """The version of the library, for the package's metadata, statements and saved results."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'

@@ -52,7 +52,7 @@ class Ledger:
     scheme.index_batches = index_batches
 
   def step(self, model):
-    key = model.optimizer._hidden.state[1].noise.key
+    key = model.optimizer.run.state[1].noise.key
     self._write(row=model.optimizer.steps_done, key=fingerprint(np.asarray(key)),
                 weights=fingerprint(*model.get_weights()))
 

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import lines
+from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger
 
 keras = compat.keras
@@ -38,7 +39,7 @@ def spent(plan, steps=2):
   """A private model whose weights went through steps of a run that has ended."""
   model = tfdp.make_private(plain())
   entry = ledger.Entry(plan, steps, rule='dp_adam')
-  history.begin(model.trainable_variables, history.Run(plan, None, entry=entry))
+  lines.hang(model.trainable_variables, [entry])
   return model
 
 
@@ -112,7 +113,7 @@ def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
     return model
 
   plan, (first, checkpoint) = make_plan(), made()
-  first.optimizer._hidden.state[1].noise.row.assign(2)
+  first.optimizer.run.state[1].noise.row.assign(2)
   path = checkpoint.save(str(tmp_path / 'c'))
   for more in ({}, dict(l2_norm_clip=3.0)):  # Noise comes in units of the clip norm.
     same = restored(**more)
@@ -124,18 +125,6 @@ def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
     assert 'Epsilon is infinite' in other.optimizer.statement()
     with pytest.raises(tfdp.PrivacyError, match='a checkpoint of another plan'):
       other.fit(other.optimizer.plan.batches((X, Y), start_step=2), verbose=0)
-
-
-def test_a_run_that_chose_its_records_itself_is_no_part_of_one_that_did_not():
-  plan = make_plan()
-  read = tfdp.Ledger().begin(plan, 'dp_adam', 'as they came').done(2)
-  weight = tf.Variable(0.0)
-  history.load([weight], np.frombuffer(read.to_json().encode(), np.uint8))
-  run = history.Run(plan, tfdp.rules.dp_adam(), row=np.int64(2))
-  run.restored = True
-  history.begin([weight], run)
-  assert [entry.own_sampler for entry in history.ledger([weight], run).entries] == [
-      'as they came', '']
 
 
 def test_spent_is_less_than_planned():
@@ -228,7 +217,7 @@ def test_checkpoints_of_the_model_carry_it(tmp_path):
     assert other.ledger == model.ledger != tfdp.Ledger()
   private.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse')  # Another run of the same plan.
   private.optimizer.build(private.trainable_variables)
-  private.optimizer._hidden.state[1].noise.row.assign(3)
+  private.optimizer.run.state[1].noise.row.assign(3)
   assert [entry.steps for entry in private.ledger.entries] == [2, 3]
   tf.train.Checkpoint(private).write(path)  # That run, too, is told of twice, and counted once.
   for compiled_first in (True, False):
@@ -252,7 +241,7 @@ def test_a_plain_model_reads_the_weights_and_shares_what_was_spent(tmp_path):
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   inner = plain()
   private = tfdp.make_private(inner)
-  history.load(private.variables, np.frombuffer(model.ledger.to_json().encode(), np.uint8))
+  lines.hang(private.variables, model.ledger.entries)
   inner.save_weights(path)
   again = tfdp.make_private(plain())
   again.load_weights(path)
@@ -273,15 +262,12 @@ def test_fit_goes_on_with_a_checkpoint_that_is_restored_before_the_optimizer_is_
 
 def test_a_run_restored_knows_what_the_file_says_of_users():
   plan = make_plan(unit='user')
-  read = tfdp.Ledger((ledger.Entry(plan, 2, examples_per_user=3),))
-  weight = tf.Variable(0.0)
-  history.load([weight], np.frombuffer(read.to_json().encode(), np.uint8))
-  run = history.Run(plan, None, row=np.int64(2))
-  run.restored = True
-  history.begin([weight], run)
-  assert history.ledger([weight], run) == read  # Once, and as it was.
+  run = run_lib.Run(plan, tfdp.rules.dp_adam())
+  read = ledger.Entry(plan, 2, run='other.0', examples_per_user=3)
+  run.deserialize(tfdp.Ledger((read,)).to_json().encode())
+  assert run.entries(2)[-1].examples_per_user == 3
   run.examples_per_user = 5  # Since then.
-  assert history.ledger([weight], run).entries[0].examples_per_user == 5
+  assert ledger.distinct([read, *run.entries(2)]).entries[0].examples_per_user == 5
   with pytest.raises(ValueError, match='examples_per_user'):
     ledger.Entry(plan, 2, examples_per_user=-1)
 
@@ -294,7 +280,7 @@ def test_a_run_restored_knows_what_the_file_says_of_users():
 def test_a_run_in_a_file_is_only_that_of_an_optimizer_with_steps(tmp_path):
   plan, path = make_plan(), tmp_path / 'model.keras'
   model = tfdp.make_private(plain())
-  steps = lambda one: one.optimizer._hidden.state[1].noise.row
+  steps = lambda one: one.optimizer.run.state[1].noise.row
   done = []
   for saved, taken in ((0, 2), (0, 3), (1, 2)):  # The last goes on with a step that it had.
     model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')

@@ -113,7 +113,7 @@ def test_the_key_is_not_saved():
   _steps(model, 1)
   names = [getattr(v, 'path', v.name) for v in model.optimizer.variables]
   assert not any('key' in name for name in names)
-  key = np.asarray(model.optimizer._hidden.state[1].noise.key)
+  key = np.asarray(model.optimizer.run.state[1].noise.key)
   for variable in model.optimizer.variables:
     assert not np.array_equal(np.asarray(variable), key)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import same_records
+from tfdp_adaptive.keras import run as run_lib
 
 keras = compat.keras
 N = 16
@@ -31,11 +31,12 @@ def make_plan(scheme=ORDERED[0], **changes):
 
 def resumed(first, second, steps=2):
   """Whether a run on batches `first` may go on with `second`."""
-  optimizer = types.SimpleNamespace(steps_done=0, records=None, plan=first.tfdp_plan)
-  same_records.check(optimizer, first)
-  optimizer.steps_done = steps
+  run = run_lib.Run(first.tfdp_plan, None)
+  run.same_records(first.tfdp_records())
+  noise = types.SimpleNamespace(row=steps)
+  run.state = None, types.SimpleNamespace(noise=noise)
   try:
-    same_records.check(optimizer, second)
+    run.same_records(second.tfdp_records())
     return True
   except tfdp.PrivacyError as error:
     assert 'in the same order' in str(error) and 'after 2 steps' in str(error)
@@ -151,8 +152,8 @@ def test_fits_backups_and_saved_models(tmp_path):
     model.fit(left, epochs=2, steps_per_epoch=2, verbose=0, callbacks=list(callbacks))
 
   def another_process():
-    model.optimizer._hidden.records = None
-    model.optimizer._hidden.state[1].noise.row.assign(0)
+    model.optimizer.run.records = None
+    model.optimizer.run.state[1].noise.row.assign(0)
 
   backup = lambda: tfdp.callbacks.BackupAndRestore(tmp_path / 'backup')
   with pytest.raises(KeyboardInterrupt):
@@ -170,11 +171,11 @@ def test_fits_backups_and_saved_models(tmp_path):
     fit(wrong)
   path = tmp_path / 'model.keras'
   model.save(path)
-  digest = model.optimizer.records.encode()
+  digest = model.optimizer.run.records.encode()
   with zipfile.ZipFile(path) as file:  # A digest tells of records, and this may be published.
     assert not any(digest in file.read(name) for name in file.namelist())
   loaded = keras.models.load_model(path)
-  assert loaded.optimizer.records is None
+  assert loaded.optimizer.run.records is None
   again = lambda data: admission.check_fit(
       loaded.optimizer, plan.batches(data, start_step=4), None, {})
   with pytest.warns(tfdp.Caution, match='The 4 steps so far were taken elsewhere'):
@@ -182,6 +183,6 @@ def test_fits_backups_and_saved_models(tmp_path):
   again(right)
   with pytest.raises(tfdp.PrivacyError, match='after 4 steps, other records'):
     again(wrong)
-  loaded.optimizer._hidden.records = None
+  loaded.optimizer.run.records = None
   with_coins = plan.batches(right, start_step=4, coins=tmp_path / 'coins')
   admission.check_fit(loaded.optimizer, with_coins, None, {})  # The file knows.

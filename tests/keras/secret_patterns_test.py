@@ -50,8 +50,8 @@ def test_backups_go_on_with_the_coins_of_the_run(tmp_path):
 
     model.fit(plan.batches((x, x), coins=tmp_path / 'coins'), epochs=3, steps_per_epoch=2,
               verbose=0, callbacks=[
-                  keras.callbacks.BackupAndRestore(str(tmp_path / 'backup'),
-                                                   delete_checkpoint=False),
+                  tfdp.callbacks.BackupAndRestore(tmp_path / 'backup',
+                                                  delete_checkpoint=False),
                   keras.callbacks.LambdaCallback(on_train_batch_end=end)])
 
   with pytest.raises(Killed):

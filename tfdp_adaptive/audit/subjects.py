@@ -190,7 +190,7 @@ def of(subject: Any, size: int) -> Subject:
 
 def claims_of(optimizer: Any) -> Claims:
   """What a built optimizer says, not what it gave to whoever adds the noise."""
-  claims = _claims(type(optimizer).__name__, optimizer._hidden.privatizer, optimizer.mechanism,
+  claims = _claims(type(optimizer).__name__, optimizer.run.privatizer, optimizer.mechanism,
                    optimizer.rule, optimizer.plan)
   return claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
                          batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
@@ -220,7 +220,7 @@ class Run(NamedTuple):
 
 
 def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
-  if optimizer._hidden.state is not None:
+  if optimizer.run.state is not None:
     raise ValueError('`subject` must be an optimizer that no model has used yet: the audit trains '
                      f'a model of its own with it. Received: {optimizer.name}, which is built.')
   if optimizer.rule.public is not None and optimizer.public_data is None:

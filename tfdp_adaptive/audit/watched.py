@@ -64,7 +64,7 @@ class Watched:
       self.held.assign(False)
       left = [*zip(variables, after), *((v, tf.convert_to_tensor(v)) for v, _ in others)]
       private = {id(compat.raw_variable(v)) for v in (
-          self.held, *tf.nest.flatten(optimizer._hidden.state[1].secret),
+          self.held, *tf.nest.flatten(optimizer.run.state[1].secret),
           *(v for metric in model.metrics for v in metric.variables))}
       return {f'{getattr(v, "path", v.name)} ({i})': np.asarray(value)
               for i, (v, value) in enumerate(left) if id(compat.raw_variable(v)) not in private}

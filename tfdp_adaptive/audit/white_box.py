@@ -162,7 +162,10 @@ def white_box(
                        f'Received: batches={batches!r}.') from error
   if data is not None:
     with own_models.of(subject, data) as own_model:
-      return _looked_at(own_model, plan, epsilon, delta, confidence, None, batches, seed, start)
+      report = _looked_at(own_model, plan, epsilon, delta, confidence, None, batches, seed, start)
+    if not report.violated and not report.vacuous:
+      own_models.passed(subject)
+    return report
   return _looked_at(subjects.of(subject, canaries), plan, epsilon, delta, confidence, canaries,
                     batches, seed, start)
 

@@ -15,6 +15,7 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import copies
 from tfdp_adaptive.batches import indices as indices_lib
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
@@ -27,7 +28,7 @@ def of_plan(
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
     coins: Any = None, class_weight: Optional[Mapping[int, float]] = None,
-    share: workers.Share = workers.Share()) -> tf.data.Dataset:
+    changing: Optional[str] = None, share: workers.Share = workers.Share()) -> tf.data.Dataset:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -64,6 +65,8 @@ def of_plan(
       by another process. One file, one run. Other schemes without coins at every step, such
       as `FixedOrder`, need none; with one, records in another order are refused.
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
+    changing: How a record may differ whenever it is read, where a source augments each record by
+      itself. The statement repeats it. By default such a source is refused.
     share: The replicas whose rows are given, one batch for each; see `workers.distributed`.
 
   Returns:
@@ -86,6 +89,8 @@ def of_plan(
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.of(data)
+  if not isinstance(source, copies.Watched):
+    source = copies.Watched(source, changing, counts=plan.unit != 'user')
   kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
   records: Union[users_lib.Examples, users_lib.Users] = users_lib.Examples(source)
   chosen: Optional[Callable[[], np.ndarray]] = None
@@ -129,6 +134,7 @@ def of_plan(
   result.tfdp_plan = plan
   result.tfdp_start_step = now
   result.tfdp_coins = kept
+  result.tfdp_notes = source.notes
   result.tfdp_records = lambda: None if plan.sampling.coins else records.fingerprint()
   result.tfdp_digest = records.fingerprint
   result.tfdp_draw = draw

@@ -5,5 +5,6 @@ Besides the privatizer these are the only places that add noise to what they saw
 records: their cost comes on top of that of training.
 """
 
+from tfdp_adaptive.estimates.adaptation import adapt as adapt
 from tfdp_adaptive.estimates.stddevs import private_stddevs as private_stddevs
 from tfdp_adaptive.estimates.vocabulary import private_vocabulary as private_vocabulary

@@ -23,6 +23,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.independence import changes
+from tfdp_adaptive.independence import constants as constants_lib
 from tfdp_adaptive.independence import differences
 from tfdp_adaptive.independence import draws
 from tfdp_adaptive.independence import probes
@@ -42,7 +43,7 @@ _ROUNDING_OF_SIZES = 1e-2
 
 def check(
     model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Optional[int],
-    after_call: Callable[..., Any]) -> None:
+    after_call: Callable[..., Any]) -> constants_lib.Held:
   """Raises `PrivacyError` where an example depends on others, or a step keeps data.
 
   Args:
@@ -51,6 +52,9 @@ def check(
     structure: The nest of these inputs.
     static: The size of a batch, where training knows it when it is traced.
     after_call: Called after the model, while it is traced.
+
+  Returns:
+    What the model holds besides its inputs.
   """
   n = len(leaves[0])
   traces = _Traces(model, leaves, structure, static is not None, after_call)
@@ -62,8 +66,9 @@ def check(
         'Layers write statistics of the data into what outlives the step, around clipping and '
         f'noise. Received: {"; ".join(written)}. Freeze these layers, or leave them out.')
   _check_repeats(traces, leaves)
+  held = constants_lib.find(first.concrete)
   if not bookkeeping.supports(model, traces.nest(leaves))[0]:
-    return  # Another engine runs every example by itself.
+    return held  # Another engine runs every example by itself.
   random = draws.has_draws(first.concrete)
   constants = thresholds.find(first.concrete)
   _check_contents(traces, leaves)
@@ -78,6 +83,7 @@ def check(
       _check_contents(traces, leaves, rate=1.1 * c)
   _check_constants(traces, leaves, constants)
   _check_sizes(traces, leaves, random, static, constants.integers)
+  return held
 
 
 class _Traces:

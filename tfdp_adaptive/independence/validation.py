@@ -2,7 +2,7 @@
 """Finds what would let one example change the gradients of another."""
 
 from concurrent import futures
-from typing import Any, Dict, Iterator, List, MutableSet, Sequence
+from typing import Any, Dict, Iterator, List, MutableMapping, Sequence
 import weakref
 
 import numpy as np
@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.independence import constants
 from tfdp_adaptive.independence import independence
 
 # Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
 _LENGTHS = (8, 64, 32, 16, 4, 2, 1)
 _NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
 _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
-_PROBED: MutableSet[Any] = weakref.WeakSet()  # Models that passed.
+_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
@@ -95,14 +96,52 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
   examples = _accepted(model, x)
   _check_inference(model, examples)
-  independence.check(model, tf.nest.flatten(examples), examples, static,
-                     lambda: _refuse_data_losses(model))
-  _PROBED.add(model)
+  _SEEN[model] = independence.check(
+      model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
+
+
+def seen(model: compat.Model) -> constants.Held:
+  """What a model that was validated was seen to hold; nothing of one that was not."""
+  return _SEEN.get(model, constants.Held([], ()))
+
+
+def copy_seen(model: compat.Model, private: compat.Model) -> None:
+  """Has a model that shares all layers of a validated one hold what that one does."""
+  _SEEN[private] = seen(model)
+
+
+def check_penalties(model: compat.Model, public: Any = None) -> None:
+  """Raises `PrivacyError` for penalties and constraints of weights that hold arrays.
+
+  A penalty is added after the noise, and a constraint follows it: they may read weights, and plain
+  numbers.
+
+  Args:
+    model: A built model.
+    public: Where arrays in them come from, if the caller says that they are public.
+  """
+  def penalties() -> Any:
+    constraints = [v.constraint for v in model.trainable_variables]
+    return compat.weight_regularization(model), [
+        constraint(tf.convert_to_tensor(v)) for v, constraint in zip(
+            model.trainable_variables, constraints) if constraint is not None]
+
+  if public is not None:
+    return
+  held = constants.find(tf.function(penalties, autograph=False).get_concrete_function())
+  own = {id(compat.raw_variable(v)) for v in model.variables}
+  others = [v.name for v in held.variables if id(v) not in own]
+  if held.shapes or others:
+    raise errors.PrivacyError(
+        'A penalty or constraint of weights acts after the noise, so it may read weights and plain '
+        f'numbers only. Received: one that holds arrays of shapes {held.shapes} and variables '
+        f'{others}. If they come from public data, say so: `model.compile(..., '
+        "public_penalty='where they come from')`; the statement repeats it.")
 
 
 def check_probed(model: compat.Model) -> None:
   """Raises `PrivacyError` for a model that has not passed the probes of `validate_model`."""
-  if model not in _PROBED:
+  if model not in _SEEN:
     raise errors.PrivacyError(
         'With several replicas the model must be validated before its first step, which cannot do '
         'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two '

@@ -15,7 +15,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.keras import same_records
 from tfdp_adaptive.privacy import plan as plan_lib
 
 if TYPE_CHECKING:  # It imports this.
@@ -158,16 +157,6 @@ def refuse_unseen(optimizer: optimizer_lib.DPOptimizer) -> None:
         + errors.FIX))
 
 
-def refuse_foreign(optimizer: optimizer_lib.DPOptimizer) -> None:
-  """For steps that were restored from a checkpoint of another plan."""
-  if optimizer.run is not None and optimizer.run.foreign:
-    raise errors.PrivacyError(
-        'A run goes on by the plan that it began with: what its first steps cost follows from that '
-        f'one. Received: {optimizer.steps_done} steps restored from a checkpoint of another plan. '
-        'Give the optimizer the plan of the checkpoint; for another plan begin anew, in another '
-        'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
-
-
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
   """Refuses data whose sampling is not what the plan accounts for, before anything is read.
 
@@ -175,7 +164,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     `x`, or its batches from the step on that comes next.
   """
   plan = optimizer.plan
-  refuse_foreign(optimizer)
+  optimizer.run.refuse_foreign()
   if plan is not None and optimizer.own_sampler is None:
     if getattr(x, 'tfdp_plan', None) != plan:
       raise errors.PrivacyError(
@@ -203,7 +192,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
           'plan, '
           + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
           + 'or plan more steps.')
-    same_records.check(optimizer, x)
+    optimizer.run.same_records(x.tfdp_records(), x.tfdp_coins.in_file)
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
       return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.

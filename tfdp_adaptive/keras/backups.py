@@ -19,12 +19,11 @@ from typing import Any, Callable, Dict, List, Union
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.keras import same_records
 
 _HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
-_WRITING, _WHOLE, _DIGESTS = 'writing', 'whole-', 'digests.json'
+_WRITING, _WHOLE, _DIGESTS, _RECORDS = 'writing', 'whole-', 'digests.json', 'records'
 
 
 class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
@@ -84,8 +83,11 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
         archive.extractall(self._working)
     super().on_train_begin(logs)
     if private:
-      admission.refuse_foreign(optimizer)
-      same_records.restore(optimizer, self._working)
+      optimizer.run.refuse_foreign()
+      kept, found = self._working / _RECORDS, optimizer.run.records
+      if found is not None and kept.exists():
+        optimizer.run.records = kept.read_text(encoding='utf-8')
+        optimizer.run.same_records(found)
     shutil.rmtree(self._working, ignore_errors=True)
 
   def _take_last(self) -> bytes:
@@ -138,14 +140,16 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
     """Lets Keras save if it will; what it has written becomes the backup."""
-    save(*arguments)
+    with files.resuming():
+      save(*arguments)
     if not self._working.exists():
       return
     if not self._writes:  # It took part where Keras reads what is spread over workers.
       shutil.rmtree(self._working)
       return
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
-      same_records.keep(self.model.optimizer, self._working)
+      if self.model.optimizer.run.records is not None:
+        (self._working / _RECORDS).write_text(self.model.optimizer.run.records, encoding='utf-8')
     (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
     before = self._wholes()
     number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1

@@ -79,6 +79,11 @@ class StopAtBudget(Callback):
     self._last: Optional[float] = None
     self.reason = ''  # Why training was stopped.
 
+  @property
+  def affordable(self) -> Optional[float]:
+    """The largest number of this run's steps that the budget covers; None before the first."""
+    return self._last
+
   def on_train_begin(self, logs: Any = None) -> None:
     self._last, self.reason = None, ''
     _check_plan(self)
@@ -107,7 +112,7 @@ class StopAtBudget(Callback):
     """The largest number of this run's steps that the budget covers."""
     optimizer = self.model.optimizer
     delta = optimizer.plan.target_delta if self._delta is None else self._delta
-    spent = lambda steps: optimizer.ledger_after(steps, self.model.variables).epsilon(delta)
+    spent = lambda steps: optimizer.ledger_after(steps).epsilon(delta)
     least, most = -1, optimizer.plan.steps
     if spent(most) <= self._epsilon:
       return math.inf  # The plan itself ends it, and says so.

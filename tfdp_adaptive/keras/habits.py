@@ -2,10 +2,8 @@
 """What Keras users do every day: taken as Keras takes it, or refused in one sentence."""
 
 import dis
-import functools
 import inspect
 import itertools
-import os
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import warnings
 
@@ -14,10 +12,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 
-_LEGACY_LOSES = (
-    'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
-    'Received: {}. Save to a path that ends in {!r}')
-_LEGACY = ('.h5', '.hdf5', '.hdf')
 Shapes = Optional[Callable[[], Any]]  # Of a nest; hidden from Keras, which tracks attributes.
 
 
@@ -85,40 +79,6 @@ def refuse_ragged(*data: Any) -> None:
             'A private step needs dense tensors: the gradient of each example is its own. '
             f'Received: a {type(leaf).__name__}. Pad ragged data with `.to_tensor()` (and let '
             'the model mask the padding), or densify sparse data with `tf.sparse.to_dense`.')
-
-
-def check_format(filepath: Any, wanted: str, kwargs: Dict[str, Any]) -> None:
-  """Raises ValueError for a format that would lose what the weights have cost."""
-  name = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ''
-  whole = wanted == '.keras'
-  if name.endswith(wanted):
-    lost = kwargs.get('save_format') not in (None, 'keras' if whole else 'h5')
-  else:
-    lost = name.endswith(_LEGACY) or kwargs.get('save_format') == 'h5' or (
-        whole and compat.SAVES_FOLDERS)
-  if lost:
-    raise ValueError(_LEGACY_LOSES.format(repr(name), wanted) + (
-        '; `model.export(folder)` makes a SavedModel for serving.' if whole else '.'))
-
-
-def refuse_legacy(saved: Any = None) -> None:
-  """Raises ValueError while Keras writes a legacy file: `keras.models.save_model` does not ask.
-
-  Args:
-    saved: What Keras asks for its config.
-  """
-  if compat.saves_legacy(saved):
-    raise ValueError(_LEGACY_LOSES.format('a file of HDF5', '.keras') + '.')
-
-
-def in_kept_formats(get_config: Callable[..., Any]) -> Callable[..., Any]:
-  """A model's own `get_config` that refuses to be part of a legacy file."""
-  @functools.wraps(get_config)
-  def asked(self: Any) -> Any:
-    refuse_legacy(self)
-    return get_config(self)
-
-  return asked
 
 
 def refuse_plain_clone(model: Any) -> None:

@@ -3,8 +3,9 @@
 
 from concurrent import futures
 import json
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
 import warnings
+import weakref
 
 import tensorflow as tf
 
@@ -14,19 +15,26 @@ from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import adapted
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import carried
-from tfdp_adaptive.keras import claims
+from tfdp_adaptive.keras import decisions
 from tfdp_adaptive.keras import divergence
 from tfdp_adaptive.keras import habits
-from tfdp_adaptive.keras import history
+from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import padding
 from tfdp_adaptive.keras import replicas
+from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 keras: Any = compat.keras
+
+# Models whose own step an audit has passed, or is looking at.
+AUDITED: MutableSet[Any] = weakref.WeakSet()
+# What decides what a private step does with a batch.
+_STEP = ('train_step', 'prepare_step', 'regularization_gradients', 'make_train_function',
+         '_validate', '_validate_eagerly')
 
 _Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
 
@@ -46,21 +54,19 @@ class DPModel(_Mixin):
   and those that do not read it are warned of.
   """
 
-  def __init_subclass__(cls, **kwargs: Any) -> None:
-    super().__init_subclass__(**kwargs)
-    if 'get_config' in vars(cls):
-      own = habits.in_kept_formats(vars(cls)['get_config'])
-      type.__setattr__(cls, 'get_config', own)
-
-  @property
-  def get_config(self) -> Any:
-    """As in Keras, in the formats that keep the ledger."""
-    habits.refuse_legacy(self)
-    return super().get_config  # Keras asks whether it is its own.
-
   def compile(
-      self, optimizer: Any = None, loss: Any = None, *args: Any, **kwargs: Any) -> None:
-    """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples."""
+      self, optimizer: Any = None, loss: Any = None, *args: Any,
+      public_penalty: Optional[str] = None, **kwargs: Any) -> None:
+    """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples.
+
+    Args:
+      optimizer: A private optimizer.
+      loss: As in Keras.
+      *args: As in Keras.
+      public_penalty: Where the arrays come from that a regularizer or constraint of weights holds,
+        if they are public. Such arrays are refused by default. The statement repeats the text.
+      **kwargs: As in Keras.
+    """
     kwargs = habits.by_name(keras.Model.compile, 3, args, kwargs)
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
     loss_weights = habits.loss_weights(kwargs.pop('loss_weights', None))
@@ -71,6 +77,8 @@ class DPModel(_Mixin):
     kwargs = habits.on_host(optimizer, kwargs)
     _refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
+    AUDITED.discard(self)
+    self._public_penalty = public_penalty
     step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
@@ -83,7 +91,12 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
-    carried.of(self)
+    run = self.optimizer.run
+    run.of(self)
+    lines.follow(self)
+    if public_penalty is not None:
+      run.note('A regularizer or constraint holds arrays that are public in the words of whoever '
+               f'trained the model: {public_penalty!r}.')
 
   @property
   def layers(self) -> Any:
@@ -101,30 +114,14 @@ class DPModel(_Mixin):
       config['class_name'] = keras.saving.get_registered_name(type(self))
     return json.dumps(config, **kwargs)
 
-  def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """As in Keras, in the formats that keep the ledger: `.keras`."""
-    habits.check_format(filepath, '.keras', kwargs)
-    return super().save(filepath, *args, **kwargs)
-
-  def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """As in Keras, to `.weights.h5`, which keeps the ledger, and which a plain model reads, too."""
-    habits.check_format(filepath, '.weights.h5', kwargs)
-    return super().save_weights(filepath, *args, **kwargs)
-
-  @property
-  def _tfdp_ledger(self) -> carried.Carried:
-    return carried.of(self)  # Keras asks every model for what it has to save,
-
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
-    carried.of(self)  # and TensorFlow does.
+    lines.follow(self)  # Before TensorFlow asks what there is to save.
     return super()._trackable_children(*args, **kwargs)
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
-    carried.of(self)
-    optimizer = getattr(self, 'optimizer', None)
-    return history.ledger(self.variables, getattr(optimizer, 'run', None))
+    return lines.ledger(self)
 
   def privacy_card(
       self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None) -> Any:
@@ -137,7 +134,7 @@ class DPModel(_Mixin):
       audits: Reports of `tfdp.audit` on this model.
       words: What only you know of the training, such as `{'the data': 'one review a person'}`.
     """
-    return claims.of_model(self, audits, words)
+    return run_lib.card(self, audits, words)
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))
@@ -154,7 +151,9 @@ class DPModel(_Mixin):
     habits.refuse_changed(self)
     habits.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
-    x = padding.cropped(self, admission.check_fit(self.optimizer, x, y, kwargs))
+    x = admission.check_fit(self.optimizer, x, y, kwargs)
+    notes = getattr(x, 'tfdp_notes', list)
+    x = padding.cropped(self, x)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     x, self._first_shapes = habits.first_shapes(x)
@@ -167,9 +166,16 @@ class DPModel(_Mixin):
         with self.distribute_strategy.scope():
           validation.build(self, specs)
       validation.validate_model(self, specs)
+      validation.check_penalties(self, self._public_penalty)
+      self.optimizer.run.note_model(self)
+      adapted.check(self, self.optimizer.run)
       self._batch_specs = _batch_specs(x, self.optimizer.plan)
+    decisions.foresee(self, kwargs['callbacks'], notes())
     x, y = self.prepare_data(replicas.fed(self, x, kwargs), y, kwargs)
-    return super().fit(x, y, **kwargs)
+    try:
+      return super().fit(x, y, **kwargs)
+    finally:
+      decisions.look_back(self, kwargs['callbacks'], notes())
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     """What Keras is to be given for `fit(x, y, **kwargs)`, which was admitted."""
@@ -199,6 +205,8 @@ class DPModel(_Mixin):
 
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
+    _refuse_own_step(self)
+    _private_optimizer(self)
     try:
       return compat.logs_of_replica(step.train_step(self, habits.with_shapes(self, data)))
     except Exception:
@@ -243,8 +251,14 @@ class DPModel(_Mixin):
     if signature not in validated:
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(validation.validate_model, self, specs).result()
+        thread.submit(self._validate_eagerly, specs).result()
       self._validated = validated | {signature}
+
+  def _validate_eagerly(self, specs: Any) -> None:
+    validation.validate_model(self, specs)
+    validation.check_penalties(self, self._public_penalty)
+    self.optimizer.run.note_model(self)
+    adapted.check(self, self.optimizer.run)
 
   def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
@@ -308,7 +322,7 @@ def make_private(model: compat.Model) -> compat.Model:
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  carried.of(model)
+  lines.follow(model)
   _refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
              if compat.overrides(model, method)]
@@ -325,6 +339,7 @@ def make_private(model: compat.Model) -> compat.Model:
     private = DPSequential(model.layers, name=model.name)
     if model.built and not private.built:
       private.build(model.input_shape)
+    validation.copy_seen(model, private)
     return private
   if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
     return DPFunctional(
@@ -339,6 +354,7 @@ def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
     raise errors.PrivacyError(
         f'A private model trains by a private optimizer only. Received: {optimizer!r}. Compile it '
         'with one, such as tfdp.DPAdam.')
+  optimizer.run.of(model)
   return optimizer
 
 
@@ -350,6 +366,20 @@ def _refuse_own(model: compat.Model, *methods: str) -> None:
           f'A private step computes the compiled loss of every single example itself. Received: a '
           f'model with a `{method}` of its own, {type(model).__name__}. Put what it computes into '
           '`call` and the compiled `loss`.')
+
+
+def _refuse_own_step(model: compat.Model) -> None:
+  """Refuses a subclass that replaces a part of the private step, until an audit has passed it."""
+  own = [name for name in _STEP if any(
+      name in vars(one) for one in type(model).__mro__[:type(model).__mro__.index(DPModel)]
+      if not one.__module__.startswith(__name__.split('.', maxsplit=1)[0]))
+         or name in vars(model)]
+  if own and model not in AUDITED:
+    raise errors.PrivacyError(
+        f'{type(model).__name__} replaces a part of the private step, {own}: it may mix examples, '
+        'or write data into weights, which nothing here can see. Compile a new model, pass it to '
+        '`tfdp.audit.white_box(model, data=(x, y))`, and train once the audit passes; or put the '
+        'code into `call`, the `loss` or `plan.batches(data)`.')
 
 
 def _batch_specs(x: Any, plan: Any) -> Any:

@@ -13,7 +13,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras import arguments
-from tfdp_adaptive.keras import habits
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import signatures
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -44,7 +43,6 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     self._hidden.rule_config = rule_config
 
   def get_config(self) -> Dict[str, Any]:
-    habits.refuse_legacy()
     config = compat.base_config(self)
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
     config.update(self._hidden.private, clipping=arguments.to_config(self.clipping),

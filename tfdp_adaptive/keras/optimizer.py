@@ -22,19 +22,19 @@ from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.keras import arguments
-from tfdp_adaptive.keras import carried
-from tfdp_adaptive.keras import claims
+from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import guard
-from tfdp_adaptive.keras import history
 from tfdp_adaptive.keras import plain_models
+from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
 from tfdp_adaptive.rules import record_weights
 
-_DIGEST = 'digest'  # Of the state, in files.
+_DIGEST, _RUN = 'digest', 'run'  # Of the state, and whose it is, in files.
 
 
 class DPOptimizer(guard.GuardedOptimizer):
@@ -130,9 +130,10 @@ class DPOptimizer(guard.GuardedOptimizer):
     rule = privatizer_lib.bound(rule, private['mechanism'])
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    self._hidden = _Hidden(rule=rule, plan=plan, private=private, rule_config=None, update=None,
-                           privatizer=None, state=None, average=None, public_data=None,
-                           run=None, moved=(), records=None)
+    self._hidden = _Hidden(private=private, rule_config=None, update=None, average=None,
+                           public_data=None)
+    self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
+        plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
     self._take_rule(rule)
     self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
     self.groups = groups
@@ -152,11 +153,11 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   @property
   def rule(self) -> contract.Rule:
-    return self._hidden.rule
+    return self.run.rule
 
   @property
   def plan(self) -> Optional[plan_lib.PrivacyPlan]:
-    return self._hidden.plan
+    return self.run.plan
 
   @property
   def batch_size(self) -> float:
@@ -210,33 +211,13 @@ class DPOptimizer(guard.GuardedOptimizer):
   # What may be said.
 
   @property
-  def run(self) -> Optional[history.Run]:
-    """Its line in the history of the weights; None before it is built."""
-    return self._hidden.run
-
-  @property
-  def records(self) -> Optional[str]:
-    """SECRET digest of some records, by which the next `fit` knows them; see `same_records`."""
-    return self._hidden.records
-
-  @records.setter
-  def records(self, digest: str) -> None:
-    self._hidden.records = digest
-
-  @property
   def ledger(self) -> ledger_lib.Ledger:
-    """The `tfdp.Ledger` of the weights that it moves: all runs they went through, so far."""
-    return history.ledger(self._hidden.moved, self._hidden.run)
+    """The `tfdp.Ledger` of its model's weights: all runs they went through, so far."""
+    return self.run.ledger()
 
-  def ledger_after(self, steps: int, variables: Sequence[Any] = ()) -> ledger_lib.Ledger:
-    """The `tfdp.Ledger` of the weights when this run has done `steps` steps, and earlier runs.
-
-    Args:
-      steps: In all, those done already included.
-      variables: The weights, for an optimizer that is not built yet.
-    """
-    before = history.before(self._hidden.moved or tuple(variables), self._hidden.run)
-    return claims.ledger(self, before, steps)
+  def ledger_after(self, steps: int) -> ledger_lib.Ledger:
+    """The `tfdp.Ledger` of the weights when this run has done `steps` steps in all."""
+    return self.run.ledger(steps)
 
   def epsilon(self, steps: Optional[int] = None) -> float:
     """Epsilon at the plan's delta after `steps` steps (default: all planned).
@@ -247,21 +228,23 @@ class DPOptimizer(guard.GuardedOptimizer):
     Raises:
       ValueError: Without a plan, since nothing is accounted for.
     """
-    return claims.epsilon(self, self._before(), steps)
+    return self.run.epsilon(steps)
 
   def statement(self, steps: Optional[int] = None) -> str:
     """What may honestly be said of a model trained with this optimizer, in plain text."""
-    return claims.statement(self, self._before(), steps)
-
-  def _before(self) -> ledger_lib.Ledger:
-    return history.before(self._hidden.moved, self._hidden.run)
+    planned = getattr(self.plan, 'steps', self.run.steps) if steps is None else steps
+    text = '' if self.plan is not None else (
+        f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
+        f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. There is '
+        'no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor steps are known.\n\n')
+    return text + statement_lib.of(self.run.card(planned, plots=False))
 
   # State.
 
   @tf.autograph.experimental.do_not_convert
   def build(self, var_list: Any) -> None:
     """Creates the rule's and the privatizer's variables, once."""
-    if self._hidden.state is not None:
+    if self.run.state is not None:
       return
     empty = [getattr(v, 'path', v.name) for v in var_list if 0 in tuple(v.shape)]
     if empty:
@@ -280,34 +263,26 @@ class DPOptimizer(guard.GuardedOptimizer):
       # The key is saved only where it is no secret (a test's seed): a restored or
       # copied optimizer then continues with fresh noise, and never repeats any.
       fresh = self._hidden.private['seed'] is None
-      self._hidden.state = trees.map(
+      state = trees.map(
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
-      self._hidden.privatizer = privatizer
-      self._hidden.moved = tuple(var_list)
-      self._hidden.run = history.Run(
-          self.plan, self.rule, self._hidden.state[1].noise.row, self.own_sampler or '')
-      self._hidden.run.watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
-      self.plan_mark = self._hidden.run.mark = compat.replicated_variable(
-          self._hidden.run.own_mark, 'plan_mark')  # Tracked: it is part of checkpoints.
-      self.resumed = carried.Resumed(self._hidden.run)  # The same.
-      history.begin(var_list, self._hidden.run)
+      self.run.begin(privatizer, state, var_list)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     compat.mark_built(self)
 
   def _take_rule(self, rule: contract.Rule) -> None:
-    self._hidden.rule = rule
+    self.run.rule = rule
     self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
 
   def check_variables(self, variables: Sequence[Any]) -> None:
     """Refuses other trainable variables than those that a built optimizer moves."""
     keys = [[id(compat.raw_variable(v)) for v in some]
-            for some in (self._hidden.moved, variables)]
-    if self._hidden.moved and keys[0] != keys[1]:
+            for some in (self.run.moved, variables)]
+    if self.run.moved and keys[0] != keys[1]:
       raise errors.PrivacyError(
           'The trainable weights must stay those that the optimizer was built for. Received: '
-          f'{len(variables)} variables, built for {len(self._hidden.moved)}; layers were frozen, '
+          f'{len(variables)} variables, built for {len(self.run.moved)}; layers were frozen, '
           'thawed or added since. Compile again with a new optimizer (and plan): what was spent '
           'stays in `model.ledger`, and the new run adds to it.')
 
@@ -323,31 +298,29 @@ class DPOptimizer(guard.GuardedOptimizer):
 
   def read_state(self) -> Tuple[trees.Tree, privatizer_lib.State]:
     """`(rule's, privatizer's)` state; the second is SECRET."""
-    return trees.map(tf.convert_to_tensor, self._hidden.state)
+    return trees.map(tf.convert_to_tensor, self.run.state)
 
   def write_state(self, rule_state: trees.Tree, private_state: privatizer_lib.State) -> None:
-    trees.map(lambda variable, value: variable.assign(value), self._hidden.state,
+    trees.map(lambda variable, value: variable.assign(value), self.run.state,
               (rule_state, private_state))
-    watched = self._hidden.run.watched
-    watched.assign(history.watch(tf.convert_to_tensor(watched), private_state.noise.row))
+    self.run.watch(private_state.noise.row)
 
   @property
   def rule_state(self) -> trees.Tree:
     """State of the rule, after the last step; public, being made of releases."""
-    return trees.map(tf.convert_to_tensor, self._hidden.state[0])
+    return trees.map(tf.convert_to_tensor, self.run.state[0])
 
   @property
   def steps_done(self) -> int:
     """Number of noised steps taken so far (a Python int; eager only)."""
-    return 0 if self._hidden.state is None else int(
-        compat.read(self._hidden.state[1].noise.row))
+    return self.run.steps
 
   # The step, see `step.py`.
 
   @property
   def privatizer(self) -> privatizer_lib.Privatizer:
     """The `Privatizer` of a built optimizer."""
-    return self._hidden.privatizer
+    return self.run.privatizer
 
   def update_rule(
       self, state: trees.Tree, releases: contract.Releases,
@@ -405,23 +378,32 @@ class DPOptimizer(guard.GuardedOptimizer):
   # Saving.
 
   def save_own_variables(self, store: Any) -> None:
+    if not files.writes_state():  # A file of weights, which anybody may read.
+      return
     super().save_own_variables(store)
-    store[_DIGEST] = self._digest()
+    store[_RUN] = np.frombuffer(self.run.serialize(), np.uint8)
+    store[_DIGEST] = self._digest(store[_RUN])
 
   def load_own_variables(self, store: Any) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}
-    digest = saved.pop(_DIGEST, None)
+    if not saved:  # Of a file of weights.
+      return
+    digest, run = saved.pop(_DIGEST, None), saved.pop(_RUN, np.zeros([0], np.uint8))
     super().load_own_variables(saved)
     if digest is not None and len(saved) == len(self.variables) and not np.array_equal(
-        digest, self._digest()):
+        digest, self._digest(run)):
       raise errors.PrivacyError(
           'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
           'Received: a file with other numbers than were written to it. Take another copy.')
-    if self._hidden.run is not None and self.steps_done:  # Else the history is all of others.
-      self._hidden.run.restored = True
+    self.run.deserialize(run.tobytes())
 
-  def _digest(self) -> np.ndarray:
-    text = sources.fingerprint(tuple(v.numpy() for v in self.variables))
+  def _trackable_children(self, save_type: Any = 'checkpoint', **kwargs: Any) -> Any:
+    if save_type == 'savedmodel':  # For serving: nothing that is secret.
+      return {}
+    return super()._trackable_children(save_type, **kwargs)
+
+  def _digest(self, run: Any) -> np.ndarray:
+    text = sources.fingerprint((np.asarray(run), *(v.numpy() for v in self.variables)))
     return np.frombuffer(bytes.fromhex(text), np.uint8)
 
   def get_config(self) -> Dict[str, Any]:

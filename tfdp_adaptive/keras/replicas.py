@@ -72,7 +72,7 @@ class _Begin(compat.keras.callbacks.Callback):
   def on_train_begin(self, logs: Any = None) -> None:
     optimizer = self.model.optimizer
     state = [*self.model.trainable_variables]
-    if optimizer.run is not None:
+    if optimizer.run.state is not None:
       state += tf.nest.flatten(optimizer.rule_state)
     self._distributed.begin(optimizer.steps_done, weights=sources.fingerprint(
         tuple(compat.read(v) for v in state)))

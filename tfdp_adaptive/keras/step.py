@@ -9,9 +9,20 @@ the other, and the rule sees releases only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  Iterator,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Tuple,
+  TYPE_CHECKING,
+)
 import weakref
 
 import tensorflow as tf
@@ -178,13 +189,26 @@ def observe(
       losses, sample_weight=tf.cast(batch.mask, tf.float32))
   # As in Keras, metrics get no weights where nothing is left out.
   present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
-  logs = dict(model.compute_metrics(
-      examples.x, _targets(examples.y, outputs), outputs, present) or {})
+  with _kept(model):
+    logs = dict(model.compute_metrics(
+        examples.x, _targets(examples.y, outputs), outputs, present) or {})
   optimizer = model.optimizer
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(
         clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
   return logs
+
+
+@contextlib.contextmanager
+def _kept(model: compat.Model) -> Iterator[None]:
+  """Undoes whatever a `compute_metrics` of the model's own writes into weights."""
+  metrics = {id(v) for metric in model.metrics for v in metric.variables}
+  weights = [v for v in model.variables if id(v) not in metrics] if compat.overrides(
+      model, 'compute_metrics') else []
+  before = [tf.identity(v) for v in weights]
+  yield
+  for weight, value in zip(weights, before):
+    weight.assign(value)
 
 
 def _targets(y: Any, outputs: Any) -> Any:

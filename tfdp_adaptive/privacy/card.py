@@ -105,7 +105,7 @@ class Card:
     trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
       the updates).
     words: The trainer's own.
-    facts: What the library noticed, in sentences.
+    facts: What the library noticed, in sentences; the notes of runs come first.
     audits: That were run.
     parts: That were used.
     versions: (library, version).
@@ -183,7 +183,9 @@ def of(
   card = Card(
       runs=tuple(runs), accountant=accountant, trust=trust,
       words=tuple(Words(clean(one.about), clean(one.text)) for one in [*own, *words]),
-      facts=tuple(map(clean, facts)), audits=tuple(map(_audit, audits)),
+      facts=tuple(map(clean, [
+          *dict.fromkeys(note for entry in ledger.entries for note in entry.notes), *facts])),
+      audits=tuple(map(_audit, audits)),
       parts=tuple(_parts(plans, ledger.entries, trust)), versions=versions(),
       weights=tuple(sorted(weights)),
       delta=(ledger.target_delta or 0.0) if delta is None else delta)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any, Dict, List, Optional, Tuple, Union
+import secrets
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import dp_accounting
 
@@ -62,6 +63,11 @@ class Entry:
     own_sampler: Where the plan did not draw the batches: how the caller says they were.
     examples_per_user: Where users are records: how many of one a step took at most; 0 if
       that is not known.
+    run: Identifier of the run, the same wherever its weights are; '' if it has none.
+    resumed: `(run, steps)` of the runs that this run continues: their first steps are among
+      the steps of this entry.
+    notes: Sentences that the statement repeats.
+    delta: Probability of what `plan` does not account for; part of the ledger's delta.
   """
 
   plan: Optional[Accounted]
@@ -70,9 +76,15 @@ class Entry:
   private: bool = True
   own_sampler: str = ''
   examples_per_user: int = 0
+  run: str = dataclasses.field(default='', compare=False)
+  resumed: Tuple[Tuple[str, int], ...] = dataclasses.field(default=(), compare=False)
+  notes: Tuple[str, ...] = ()
+  delta: float = 0.0
 
   def __post_init__(self) -> None:
     checks.whole(0, examples_per_user=self.examples_per_user)
+    object.__setattr__(self, 'resumed', tuple((str(run), int(n)) for run, n in self.resumed))
+    object.__setattr__(self, 'notes', tuple(map(str, self.notes)))
     if self.plan is not None and not isinstance(self.plan, Accounted):
       raise ValueError(
           f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
@@ -208,8 +220,9 @@ class Ledger:
       return 0.0
     if not self.guaranteed:
       return math.inf
-    return cost.epsilon(
-        self.event(), self._delta(target_delta), accountant, self.relation())
+    delta = self._delta(target_delta) - sum(entry.delta for entry in self.entries if entry.steps)
+    return math.inf if delta <= 0 else cost.epsilon(
+        self.event(), delta, accountant, self.relation())
 
   def delta(self, epsilon: float, accountant: str = 'pld') -> float:
     """Delta of all runs together at `epsilon`."""
@@ -218,7 +231,8 @@ class Ledger:
       return 0.0
     if not self.guaranteed:
       return 1.0
-    return cost.delta(self.event(), epsilon, accountant, self.relation())
+    return min(1.0, cost.delta(self.event(), epsilon, accountant, self.relation())
+               + sum(entry.delta for entry in self.entries if entry.steps))
 
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> str:
     """What may honestly be said of the weights, in plain text."""
@@ -247,12 +261,45 @@ class Ledger:
     return cls(tuple(_entry_from_dict(entry) for entry in entries))
 
 
+def new_run() -> str:
+  """Returns an identifier of a run, which no other run has."""
+  return secrets.token_hex(8)
+
+
+def distinct(entries: Sequence[Entry]) -> Ledger:
+  """Returns a ledger that counts every run once.
+
+  Of two states of one run the later counts. A run that another run continues counts only
+  if it took more steps than that other run has from it.
+
+  Args:
+    entries: Of several weights or files, in any order; those without `run` are kept.
+
+  Examples:
+    >>> [one.steps for one in distinct([
+    ...     Entry(None, 2, run='a'), Entry(None, 3, run='a'),
+    ...     Entry(None, 5, run='b', resumed=(('a', 3),))]).entries]
+    [5]
+  """
+  latest: Dict[Any, Entry] = {}
+  for number, entry in enumerate(entries):
+    key, reach = entry.run or number, lambda one: (one.steps, len(one.notes))
+    if key not in latest or reach(entry) > reach(latest[key]):
+      latest[key] = entry
+  continued: Dict[str, int] = {}
+  for run, steps in (pair for entry in latest.values() for pair in entry.resumed):
+    continued[run] = max(steps, continued.get(run, 0))
+  return Ledger(tuple(entry for entry in latest.values()
+                      if not entry.run or entry.steps > continued.get(entry.run, -1)))
+
+
 def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
   plan = entry.plan
   return {
       'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
       'own_sampler': entry.own_sampler,
-      **({'examples_per_user': entry.examples_per_user} if entry.examples_per_user else {}),
+      **{name: getattr(entry, name) for name in (
+          'examples_per_user', 'run', 'resumed', 'notes', 'delta') if getattr(entry, name)},
       'plan': None if plan is None else {
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 

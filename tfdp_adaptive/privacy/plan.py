@@ -220,7 +220,8 @@ class PrivacyPlan(ledger.Accounted):
       self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
-      pad_to: Optional[int] = None, coins: Any = None) -> tf.data.Dataset:
+      pad_to: Optional[int] = None, coins: Any = None,
+      changing: Optional[str] = None) -> tf.data.Dataset:
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset.of_plan`."""
     if more:
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
@@ -228,7 +229,7 @@ class PrivacyPlan(ledger.Accounted):
     from tfdp_adaptive.batches import dataset  # pylint: disable=g-import-not-at-top
     return dataset.of_plan(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
-        start_step=start_step, pad_to=pad_to, coins=coins)
+        start_step=start_step, pad_to=pad_to, coins=coins, changing=changing)
 
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private adaptation of preprocessing layers, and layers that were adapted exactly."""
+
+import warnings
+
+import dp_accounting
+import numpy as np
+import pytest
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.estimates import adaptation as adapt_lib
+from tfdp_adaptive.keras import lines
+
+keras, layers = compat.keras, compat.keras.layers
+RNG = np.random.default_rng(0)
+PLAN = tfdp.PrivacyPlan(
+    batch_size=16, steps=2, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
+    population_size=64)
+
+
+@pytest.mark.parametrize('features', [1, 3])
+def test_no_record_moves_the_sums_by_more_than_what_is_noised(features):
+  """The noise is a function of the seed alone, so that it cancels in differences."""
+  records, bound = RNG.normal(size=[20, features]), np.linspace(1.0, 2.0, features)
+
+  def sums(data):
+    std = 2.0 * np.sqrt(2 * features)
+    rng = np.random.default_rng(1)
+    clipped = np.clip(data / bound, -1, 1)
+    return np.concatenate([(f(clipped).sum(0) + std * rng.standard_normal(features)) / std * 2
+                           for f in (np.array, np.square)])
+
+  for one in (np.full(features, 1e9), np.full(features, -1e9), np.full(features, .5)):
+    other = records.copy()
+    other[3] = one
+    empty = records.copy()
+    empty[3] = 0  # An empty record.
+    distance = np.linalg.norm(sums(other) - sums(empty))
+    assert distance <= 1 + 1e-9  # Noise of standard deviation 2 is on both.
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # Of few records the variances are noise.
+      mean, _ = adapt_lib._moments(other, bound, 2.0, np.random.default_rng(1))
+    first = sums(other)[:features] * np.sqrt(2 * features) / 20
+    np.testing.assert_allclose(mean, np.clip(first, -1, 1) * bound)
+  assert np.linalg.norm(sums(np.full([1, features], 1e9)) - sums(
+      np.zeros([1, features]))) == pytest.approx(1)  # Which is reached.
+
+
+def test_a_private_normalization():
+  data = RNG.normal([1.0, -2.0], [1.0, .5], size=[20_000, 2])
+  layer = layers.Normalization()
+  cost = tfdp.estimates.adapt(layer, data, noise_multiplier=5.0, bound=5.0, seed=0)
+  normal = np.asarray(layer(data.astype('float32')))
+  np.testing.assert_allclose(normal.mean(0), 0, atol=.05)
+  np.testing.assert_allclose(normal.std(0), 1, atol=.05)
+  oracle = dp_accounting.pld.PLDAccountant()
+  oracle.compose(dp_accounting.GaussianDpEvent(5.0))
+  assert cost.epsilon(1e-6) == pytest.approx(oracle.get_epsilon(1e-6), rel=1e-3)
+  assert not np.array_equal(  # Another time, other noise.
+      [np.asarray(tfdp.estimates.adapt(one, data, noise_multiplier=5.0, bound=5.0)
+                  and one.adapt_mean) for one in (layers.Normalization(),)][0],
+      np.asarray(layer.adapt_mean))
+
+
+def test_the_cost_is_in_the_ledger_of_the_model(tmp_path):
+  layer, data = layers.Normalization(), 2 * RNG.normal(size=[64, 2])
+  cost = tfdp.estimates.adapt(layer, data, noise_multiplier=0.7, bound=4.0)
+  model = tfdp.make_private(keras.Sequential([layers.Input([2]), layer, layers.Dense(1)]))
+  model.compile(tfdp.DPSGD(0.1, plan=PLAN), 'mse')
+  model.fit(PLAN.batches((data.astype('float32'), data[:, :1])), verbose=0)  # No warning.
+  assert [entry.rule for entry in model.ledger.entries] == [f'estimates.adapt({layer.name})',
+                                                            'dp_sgd']
+  assert model.optimizer.epsilon() == pytest.approx((cost + PLAN).epsilon(1e-3))
+  assert model.optimizer.epsilon() > PLAN.epsilon()
+  model.save(str(tmp_path / 'm.keras'))
+  again = keras.models.load_model(str(tmp_path / 'm.keras'))
+  assert again.ledger == model.ledger
+
+
+def test_a_private_vocabulary():
+  texts = ['the cat sat'] * 400 + ['a dog ran'] * 300 + ['secret']
+  for layer, data, wanted in (
+      (layers.TextVectorization(), texts, {'the', 'cat', 'sat', 'a', 'dog', 'ran'}),
+      (layers.StringLookup(), np.array(['yes'] * 300 + ['no'] * 300 + ['secret']), {'yes', 'no'})):
+    cost = tfdp.estimates.adapt(layer, data, noise_multiplier=4.0, size=20, seed=0)
+    assert set(layer.get_vocabulary()) - {'', '[UNK]'} == wanted
+    alone = tfdp.Ledger(tuple(e.__class__(e.plan, 1) for e in cost.entries))
+    assert cost.epsilon(1e-6) == pytest.approx(alone.epsilon(1e-6 - 1e-9))
+    assert cost.epsilon(1e-9) == float('inf')  # Of delta nothing is left.
+    assert cost.delta(1.0) == pytest.approx(alone.delta(1.0) + 1e-9)
+    assert lines.lines([layer])
+
+
+@pytest.mark.pitfall(
+    'A layer is adapted to the private data, and holds their exact mean or words.',
+    severity='critical', stops='a warning and a sentence in the statement; '
+                               '`tfdp.estimates.adapt` is the private form')
+def test_adapted_layers_are_named():
+  data = RNG.normal(size=[64, 2]).astype('float32')
+
+  def fitted(layer):
+    model = tfdp.make_private(keras.Sequential([layers.Input([2]), layer, layers.Dense(1)]))
+    model.compile(tfdp.DPSGD(0.1, plan=PLAN), 'mse')
+    model.fit(PLAN.batches((data, data[:, :1])), steps_per_epoch=1, verbose=0)
+    return model.optimizer.statement()
+
+  exact, public = layers.Normalization(), layers.Normalization()
+  exact.adapt(data)
+  with pytest.warns(tfdp.Caution, match=f'{exact.name}.*were adapted'):
+    assert 'NOT COVERED IF PRIVATE: layers' in fitted(exact)
+  tfdp.estimates.adapt(public, data, public='the census')
+  assert "'the census'" in fitted(public)
+  given = layers.Normalization(mean=[0.0, 1.0], variance=[1.0, 2.0])
+  assert 'adapted' not in fitted(given)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(bound=1.0), '`noise_multiplier` must be given'),
+    (dict(noise_multiplier=1.0), '`bound` must be given'),
+    (dict(noise_multiplier=0, bound=1.0), 'noise_multiplier'),
+    (dict(noise_multiplier=1.0, bound=-1.0), 'bound'),
+    (dict(noise_multiplier=1.0, bound=1.0, adjacency='replace'), 'adjacency')])
+def test_bad_arguments(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    tfdp.estimates.adapt(layers.Normalization(), np.ones([9, 2]), **arguments)

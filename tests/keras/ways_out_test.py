@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways in which weights, secrets or data could leave without the ledger knowing."""
+
+import copy
+import os
+import pickle
+import stat
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+from tfdp_adaptive.keras import lines
+
+keras, layers = compat.keras, compat.keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 2)).astype('float32')
+Y = X.sum(1, keepdims=True)
+PLAN = tfdp.PrivacyPlan(
+    batch_size=8, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
+    population_size=64)
+TWICE = (PLAN + PLAN).epsilon(1e-3)
+
+
+def base():
+  return keras.Sequential([layers.Input([2]), layers.Dense(2), layers.Dense(1)])
+
+
+def compiled(model, optimizer=None, **arguments):
+  model = model if isinstance(model, tfdp.DPModel) else tfdp.make_private(model)
+  model.compile(optimizer or tfdp.DPSGD(0.1, plan=PLAN), 'mse', **arguments)
+  return model
+
+
+def after(steps, model, *arguments):
+  """A private model after steps on paper, which leave its weights as they are."""
+  model = compiled(model, *arguments)
+  model.optimizer.build(model.trainable_variables)
+  for _ in range(steps):
+    row = model.optimizer.run.state[1].noise.row
+    row.assign_add(1)
+    model.optimizer.run.watch(tf.convert_to_tensor(row))
+  return model
+
+
+def steps(model):
+  return sorted(entry.steps for entry in lines.ledger(model).entries)
+
+
+@pytest.mark.pitfall(
+    'A new head is trained on a frozen base that a private run trained, and the optimizer states '
+    'the epsilon of one run.',
+    severity='critical', stops='every number comes from the ledger of all variables of the model')
+def test_frozen_layers_are_counted():
+  inner = base()
+  after(4, inner)
+  inner.layers[0].trainable = False
+  for head in (tfdp.make_private(inner), tfdp.make_private(keras.Sequential(
+      [layers.Input([2]), inner.layers[0], layers.Dense(1)]))):
+    second = compiled(head)
+    for _ in range(2):  # Before it is built, and then.
+      optimizer = second.optimizer
+      assert optimizer.epsilon() == pytest.approx(TWICE)
+      assert 'THE WEIGHTS WERE TRAINED BEFORE' in optimizer.statement()
+      assert optimizer.ledger_after(4).epsilon() == pytest.approx(TWICE)
+      assert optimizer.ledger == second.ledger != tfdp.Ledger()
+      budget = tfdp.callbacks.StopAtBudget(PLAN.epsilon() * 1.01)
+      budget.set_model(second)
+      assert budget._affordable() == 0
+      optimizer.build(second.trainable_variables)
+
+
+WAYS = {
+    'plain reads': lambda model, path: loaded_weights(base(), model, path),
+    'plain twin reads': lambda model, path: loaded_weights(base(), twin(model), path),
+    'plain twin': lambda model, path: saved(twin(model), path),
+    'part': lambda model, path: saved(
+        keras.Sequential([layers.Input([2]), model.layers[0]]), path),
+    'copy': lambda model, path: copy.deepcopy(twin(model)),
+    'pickle': lambda model, path: pickle.loads(pickle.dumps(twin(model))),
+    'private pickle': lambda model, path: pickle.loads(pickle.dumps(model)),
+    'checkpoint': lambda model, path: checkpointed(twin(model), path),
+    'lambda': lambda model, path: inside_lambda(model),
+    'lambda twin': lambda model, path: inside_lambda(twin(model)),
+}
+
+
+def twin(model):
+  return keras.Sequential([layers.Input([2]), *model.layers])
+
+
+def saved(model, path):
+  model.save(f'{path}/m.keras')
+  return keras.models.load_model(f'{path}/m.keras')
+
+
+def loaded_weights(fresh, model, path):
+  model.save_weights(f'{path}/m.weights.h5')
+  fresh.load_weights(f'{path}/m.weights.h5')
+  return fresh
+
+
+def checkpointed(model, path):
+  written, fresh = tf.train.Checkpoint(model=model).write(f'{path}/c'), base()
+  tf.train.Checkpoint(model=fresh).read(written).expect_partial()
+  return fresh
+
+
+def inside_lambda(model):
+  return keras.Sequential(
+      [layers.Input([2]), layers.Lambda(lambda x: model(x), output_shape=(1,)), layers.Dense(1)])
+
+
+@pytest.mark.pitfall(
+    'Weights of a private run are read, copied or wrapped by a plain model, and trained again.',
+    severity='critical', stops='the ledger goes with the weights into files and models of Keras')
+@pytest.mark.parametrize('way', list(WAYS))
+def test_the_ledger_goes_where_weights_go(way, tmp_path):
+  model = after(4, base())
+  got = WAYS[way](model, str(tmp_path))
+  assert steps(compiled(got)) == [4]
+  assert compiled(got).optimizer.epsilon() == pytest.approx(TWICE)
+
+
+def test_a_run_that_was_stopped_stays_so_in_a_file(tmp_path):
+  model = after(2, base())
+  model.optimizer.run.stopped = 4
+  assert steps(model) == [4] and steps(saved(model, str(tmp_path))) == [4]
+
+
+def test_an_optimizer_that_is_assigned_knows_the_model():
+  inner = base()
+  after(4, inner)
+  inner.layers[0].trainable = False
+  model = compiled(inner)
+  model.optimizer = tfdp.DPSGD(0.1, plan=PLAN)
+  model.make_train_function()
+  assert model.optimizer.epsilon() == pytest.approx(TWICE)
+
+
+def test_a_layer_whose_variables_are_replaced_keeps_its_history():
+  model = after(4, base())
+  layer = model.layers[0]
+  assert steps(copy.deepcopy(model)) == [4]
+  assert [entry.steps for entry in lines.entries(lines.lines([layer]))] == [4]
+  assert [entry.steps for entry in lines.entries(lines.lines([copy.deepcopy(layer)]))] in (
+      [4], [])  # Keras 3 makes a new layer, without weights, of a layer's config.
+
+
+def test_reading_in_parts_keeps_both_histories(tmp_path):
+  first, second, path = after(4, base()), after(2, base()), str(tmp_path / 'first.weights.h5')
+  first.save_weights(path)
+  fresh = loaded_weights(base(), second, str(tmp_path))
+  fresh.load_weights(path)
+  assert steps(fresh) == [4]  # All other values.
+  other = loaded_weights(base(), second, str(tmp_path))
+  other.load_weights(path, skip_mismatch=True)
+  assert steps(other) == [2, 4]
+
+
+def test_one_run_is_counted_once_wherever_it_comes_from(tmp_path):
+  model = after(2, base())
+  loaded = loaded_weights(base(), model, str(tmp_path))
+  both = keras.Sequential([layers.Input([2]), model.layers[0], loaded.layers[1]])
+  assert steps(both) == [2]
+  resumed = saved(model, str(tmp_path))
+  assert resumed.optimizer.steps_done == 2
+  resumed.optimizer.run.state[1].noise.row.assign(4)
+  assert steps(resumed) == [4]
+  assert steps(keras.Sequential([layers.Input([2]), model.layers[0], resumed.layers[1]])) == [4]
+  model.optimizer.run.state[1].noise.row.assign(3)  # Both went on.
+  assert steps(keras.Sequential(
+      [layers.Input([2]), model.layers[0], resumed.layers[1]])) == [3, 4]
+
+
+def noise_state(model):
+  """Every SECRET array of the optimizer that does not look like nothing."""
+  return [np.asarray(v) for v in tf.nest.flatten(model.optimizer.run.state[1])
+          if np.asarray(v).dtype.kind == 'f' and np.any(np.asarray(v))]
+
+
+@pytest.mark.pitfall(
+    'A file of weights holds the state of the noise, from which whoever reads it takes noise out '
+    'of the weights.',
+    severity='critical', stops='files of weights hold weights and the ledger; files that resume '
+                               'are for their owner alone')
+def test_secrets_are_only_in_files_that_resume(tmp_path):
+  plan = tfdp.PrivacyPlan(
+      batch_size=8, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
+      population_size=64, mechanism=tfdp.mechanisms.BLT(buffers=2, steps=4),
+      sampling=tfdp.sampling.FixedOrder())
+  model = after(2, base(), tfdp.DPSGD(0.1, plan=plan))
+  for v in tf.nest.flatten(model.optimizer.run.state[1]):
+    if tf.as_dtype(v.dtype).is_floating:
+      v.assign(RNG.normal(size=v.shape))
+  secrets = noise_state(model)
+  assert secrets
+  trackers = [metric for metric in model.metrics if metric.name == 'loss']
+  for tracker in trackers:  # Keras 2 has it from the first step on.
+    tracker.update_state([0.123456])  # Exact, of private data.
+    secrets.append(np.asarray(tracker.variables[0]))
+
+  def told(path):
+    content = b''.join(file.read_bytes() for file in [*path.rglob('*')] if file.is_file()
+                       ) if path.is_dir() else path.read_bytes()
+    return sum(secret.tobytes() in content for secret in secrets)
+
+  model.save_weights(str(tmp_path / 'w.weights.h5'))
+  checkpoint = keras.callbacks.ModelCheckpoint(
+      str(tmp_path / 'c.weights.h5'), save_weights_only=True)
+  checkpoint.set_model(model)
+  checkpoint.on_epoch_end(0, {})
+  tf.saved_model.save(model, str(tmp_path / 'folder'))
+  model.export(str(tmp_path / 'export'))
+  (tmp_path / 'pickle').write_bytes(pickle.dumps(model))
+  for name in ('w.weights.h5', 'c.weights.h5', 'folder', 'export', 'pickle'):
+    assert told(tmp_path / name) == 0, name
+  assert all(float(t.result()) == pytest.approx(0.123456) for t in trackers)  # They go on.
+  path = tmp_path / 'm.keras'
+  model.save(str(path))
+  assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+  resumed = keras.models.load_model(str(path))
+  assert resumed.optimizer.steps_done == 2
+  np.testing.assert_array_equal(noise_state(resumed)[0], secrets[0])
+  backup = tfdp.callbacks.BackupAndRestore(tmp_path / 'backup')
+  backup.set_model(model)
+  backup.on_train_begin()
+  backup.on_epoch_end(0)
+  assert stat.S_IMODE(os.stat(tmp_path / 'backup').st_mode) == 0o700
+  again = compiled(base(), tfdp.DPSGD(0.1, plan=plan))
+  other = tfdp.callbacks.BackupAndRestore(tmp_path / 'backup')
+  other.set_model(again)
+  other.on_train_begin()
+  assert again.optimizer.steps_done == 2 and steps(again) == [2]
+
+
+class MixesUp(tfdp.DPModel, keras.Sequential):
+  """Blends examples before the private step."""
+
+  def train_step(self, data):
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    return super().train_step((x + x[::-1], y, weight))
+
+
+class Doubles(tfdp.DPModel, keras.Sequential):
+  """A step of its own that does nothing wrong."""
+
+  def train_step(self, data):
+    return super().train_step(data)
+
+
+class Writes(tfdp.DPModel, keras.Sequential):
+  """Metrics that write data into the weights."""
+
+  def compute_metrics(self, x, y, y_pred, sample_weight=None, **kwargs):
+    self.weights[-1].assign(tf.reduce_mean(y, 0))
+    return super().compute_metrics(x, y, y_pred, sample_weight, **kwargs)
+
+
+def plain_optimizer():
+  return tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8)
+
+
+@pytest.mark.pitfall(
+    'A private model has a `train_step` of its own, which mixes examples before the private one.',
+    severity='critical', stops='PrivacyError, unless `tfdp.audit.white_box` has passed the model')
+def test_a_step_of_ones_own_needs_an_audit():
+  make = lambda kind: compiled(kind([layers.Input([2]), layers.Dense(1)]), plain_optimizer())
+  for kind, passes in ((MixesUp, False), (Doubles, True)):
+    model = make(kind)
+    with pytest.raises(tfdp.PrivacyError, match=f'{kind.__name__} replaces.*train_step'):
+      model.train_on_batch(X[:8], Y[:8])
+    report = tfdp.audit.white_box(make(kind), data=(X[:24], Y[:24]), seed=0)
+    assert report.violated != passes
+  model = make(Doubles)
+  tfdp.audit.white_box(model, data=(X[:24], Y[:24]), seed=0)
+  model.train_on_batch(X[:8], Y[:8])
+  model.compile(plain_optimizer(), 'mse')  # Another loss is another step.
+  with pytest.raises(tfdp.PrivacyError, match='replaces'):
+    model.train_on_batch(X[:8], Y[:8])
+
+
+@pytest.mark.pitfall(
+    'A `compute_metrics` of the model writes data into its weights.',
+    severity='critical', stops='what it writes into weights is undone')
+@pytest.mark.parametrize('eager', [False, True])
+def test_metrics_leave_no_weight_changed(eager):
+  model = compiled(Writes([layers.Input([2]), layers.Dense(1)]), plain_optimizer(),
+                   run_eagerly=eager)
+  model.train_on_batch(X[:8], 1000 + Y[:8])
+  assert abs(float(np.asarray(model.weights[-1])[0])) < 100
+
+
+def penalty(weights):
+  return tf.reduce_sum((weights - tf.constant(X[:2])) ** 2)
+
+
+class Table(layers.Layer):
+  """Holds the training set."""
+
+  def call(self, x):
+    return x + 0 * tf.reduce_sum(tf.constant(X) ** 3)
+
+
+@pytest.mark.pitfall(
+    'A regularizer, constraint or layer holds the training data, which reach the weights after '
+    'the noise.',
+    severity='critical', stops='PrivacyError before the first step, unless its arrays are called '
+                               'public')
+def test_data_inside_penalties_and_layers():
+  for arguments in (dict(kernel_regularizer=penalty), dict(kernel_constraint=lambda w: w + X[:2])):
+    model = keras.Sequential([layers.Input([2]), layers.Dense(2, **arguments), layers.Dense(1)])
+    with pytest.raises(tfdp.PrivacyError, match=r'arrays of shapes \[\(2, 2\)'):
+      compiled(model, plain_optimizer()).train_on_batch(X[:8], Y[:8])
+    named = compiled(model, tfdp.DPSGD(0.1, plan=PLAN), public_penalty='weights of a public model')
+    named.fit(PLAN.batches((X, Y)), steps_per_epoch=1, verbose=0)
+    assert 'weights of a public model' in named.optimizer.statement()
+  usual = keras.Sequential([layers.Input([2]), layers.Dense(
+      2, kernel_regularizer='l2', bias_regularizer=keras.regularizers.L1L2(.1, .1),
+      kernel_constraint='max_norm'), layers.Dense(1)])
+  compiled(usual, plain_optimizer()).train_on_batch(X[:8], Y[:8])
+  holds = keras.Sequential([layers.Input([2]), Table(), layers.Dense(1)])
+  with pytest.raises(tfdp.PrivacyError, match='a row for each of the 64 records'):
+    compiled(holds).fit(PLAN.batches((X, Y)), verbose=0)
+
+
+@pytest.mark.pitfall(
+    'Early stopping by the loss on private data decides how many steps a model has, and the '
+    'epsilon of these steps is stated.',
+    severity='high', stops='a warning that names the callback; the statement names it, and counts '
+                           'all planned steps')
+def test_decisions_by_private_numbers():
+  model = compiled(base())
+  stops = keras.callbacks.EarlyStopping(monitor='loss', patience=0, min_delta=1e9)
+  with pytest.warns(tfdp.Caution, match='EarlyStopping decides when training stops by `loss`'):
+    model.fit(PLAN.batches((X, Y)), epochs=4, steps_per_epoch=1, verbose=0, callbacks=[stops])
+  assert model.optimizer.steps_done < 4
+  assert model.ledger.epsilon() == model.optimizer.ledger.epsilon() == PLAN.epsilon()
+  for statement in (model.optimizer.statement(), model.ledger.statement()):
+    assert 'EarlyStopping decides when training stops' in statement
+    assert 'all 4 steps that it could have taken are counted' in statement
+
+
+def test_which_callbacks_decide(tmp_path):
+  from tfdp_adaptive.keras import decisions
+  model = compiled(base())
+  for callback, named in (
+      (keras.callbacks.ReduceLROnPlateau(monitor='val_loss'), 'learning rate by `val_loss`'),
+      (keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'), save_best_only=True),
+       'which weights are kept')):
+    with pytest.warns(tfdp.Caution, match=named):
+      decisions.foresee(model, [callback])
+    assert named in model.optimizer.statement()
+  decisions.foresee(model, [keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'))])
+
+
+class Draws:
+  """A source that draws from five records."""
+
+  def __init__(self, seed):
+    self._rng = np.random.default_rng(seed)
+
+  def __len__(self):
+    return 64
+
+  def __getitem__(self, number):
+    row = self._rng.integers(5)
+    return X[row], Y[row]
+
+
+@pytest.mark.pitfall(
+    'A few records are repeated until there are as many as the plan says, or drawn at random by '
+    'the source.',
+    severity='critical', stops='exact copies are warned of and stated; a source that gives another '
+                               'record for a number is refused')
+def test_copies_of_records():
+  several = lambda a: np.repeat(a[:16], 4, 0)
+  with pytest.warns(tfdp.Caution, match='exact copies'):
+    batches = PLAN.batches((several(X), several(Y)))
+  assert 'exact copies' in batches.tfdp_notes()[0]
+  repeated = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).repeat(4)
+  with pytest.warns(tfdp.Caution, match='exact copies'):
+    PLAN.batches(repeated)
+  with pytest.raises(tfdp.PrivacyError, match='the same record for a number'):
+    PLAN.batches(Draws(0))
+  batches = PLAN.batches(Draws(0), changing='noise is added to each image')
+  assert 'noise is added to each image' in batches.tfdp_notes()[0]
+  assert PLAN.batches((X, Y)).tfdp_notes() == []
+  model = compiled(base())
+  with pytest.warns(tfdp.Caution, match='exact copies'):
+    batches = PLAN.batches((several(X), several(Y)))
+  model.fit(batches, steps_per_epoch=1, verbose=0)
+  assert 'exact copies' in model.ledger.statement()

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of private training: its terms, rule, state and records, and its line in the ledger.
+
+An optimizer holds one `Run`; the model, `fit`, a training loop, checkpoints and files get
+everything that is said of the run from it. Every run has an identifier, so that one run is
+counted once, wherever its weights are.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import errors
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import lines
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import statement as statement_lib
+from tfdp_adaptive.privacy import weight_digests
+
+_NAMED = 64  # Numbers of a constant from which on the statement names it.
+_NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
+            '`tfdp.PrivacyPlan` and pass `plan=`.')
+_SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
+         'run is a test and the guarantee above does not hold against them.')
+_BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
+_COUNTED = (
+    'The ledger counts every run that left its record on these weights, wherever Keras copied, '
+    'loaded or wrapped them. It cannot follow values that were copied by hand (get_weights, '
+    'set_weights), a model trained on predictions of these weights, a SavedModel used as a layer, '
+    'or training without this library.')
+
+
+class Run(lines.State):
+  """The steps of one optimizer.
+
+  Attributes:
+    plan: The `PrivacyPlan`, or None.
+    rule: The optimizer's rule.
+    own_sampler: How records are chosen, where the plan does not choose them.
+    privatizer: Adds the noise; None until the optimizer is built.
+    state: `(rule's state, privatizer's state)`, nests of variables; the second is SECRET.
+    moved: The variables that the optimizer moves.
+    models: The models it was compiled into, whose every variable counts.
+    records: SECRET digest of some records, by which the next `fit` knows them.
+    examples_per_user: The most that a step took of one user, where users are records.
+    notes: Sentences for the statement.
+    stopped: How many steps count, where something that was seen decided when to stop.
+    l2_norm_clip: The clip norm that is used, where that is not the plan's.
+    seeded: Whether a fixed seed was used for the noise.
+  """
+
+  def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
+               seeded: bool = False) -> None:
+    super().__init__()
+    self.plan, self.rule, self.own_sampler = plan, rule, own_sampler
+    self.l2_norm_clip, self.seeded = l2_norm_clip, seeded
+    self.privatizer: Any = None
+    self.state: Any = None
+    self.moved: Sequence[Any] = ()
+    self.models: List[Any] = []
+    self.records: Optional[str] = None
+    self.examples_per_user = 0
+    self.notes: Dict[str, None] = {}
+    self.stopped: Optional[int] = None
+    self._id, self._foreign = ledger_lib.new_run(), False
+    self._resumed: Tuple[Tuple[str, int], ...] = ()
+    self._watched: Any = None
+
+  def of(self, model: Any) -> None:
+    """Says that the run is about all variables of a model."""
+    if all(model is not one for one in self.models):
+      self.models.append(model)
+
+  def note(self, sentence: str) -> None:
+    """Has the statement say a sentence, once."""
+    self.notes[sentence] = None
+
+  def note_model(self, model: Any) -> None:
+    """Refuses a model that holds one array row for each record; notes what else it holds."""
+    shapes = validation.seen(model).shapes
+    records = getattr(self.plan, 'population_size', None)
+    if any(shape and shape[0] == records for shape in shapes):
+      raise errors.PrivacyError(
+          f'A layer holds an array with a row for each of the {records} records, so that every '
+          f"gradient may depend on all of them. Received: {model.name}, with arrays {shapes} that "
+          'are no weights. Give the layer public data of another length, or leave it out.')
+    large = [shape for shape in shapes if math.prod(shape) > _NAMED]
+    if large:
+      self.note(f'Layers hold arrays of shapes {large} that are no weights; they are taken as '
+                'public.')
+
+  @property
+  def steps(self) -> int:
+    """Noised steps taken so far."""
+    return 0 if self.state is None else int(compat.read(self.state[1].noise.row))
+
+  def begin(self, privatizer: Any, state: Any, variables: Sequence[Any]) -> None:
+    """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
+    self.privatizer, self.state, self.moved = privatizer, state, tuple(variables)
+    self._watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
+    own = {id(v) for v in variables}
+    lines.hang([*variables, *(layer for model in self.models for layer in compat.all_layers(model)
+                              if any(id(v) in own for v in layer.variables))], [self])
+
+  def watch(self, row: tf.Tensor) -> None:
+    """Notes a step: `[last, most, times]` are the last step, the highest, and how many rewinds."""
+    last, most, times = tf.unstack(tf.convert_to_tensor(self._watched))
+    self._watched.assign(tf.stack(
+        [row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype)]))
+
+  @property
+  def watched(self) -> tf.Variable:
+    return self._watched
+
+  @property
+  def variables(self) -> List[Any]:
+    """All weights that the run is said to be about, frozen or not."""
+    for model in self.models:
+      lines.follow(model)
+    return [*self.moved, *(v for model in self.models for v in lines.variables_of(model))]
+
+  def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
+    """Its lines: branches that older weights replaced, and the steps that count now, last."""
+    now, last, most, times = self.steps, 0, 0, 0
+    if self._watched is not None:
+      last, most, times = compat.read(self._watched).tolist()
+      times += now < last
+    run = lambda branch: f'{self._id}.{branch}'
+    unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if self._foreign else []
+    undone = [self._entry(most, run(branch), ()) for branch in range(times)]
+    steps = max(now if steps is None else steps, self.stopped or 0)
+    return unknown + undone + [self._entry(steps, run(times), self._resumed)]
+
+  def _entry(self, steps: int, run: str, resumed: Any) -> ledger_lib.Entry:
+    begun = ledger_lib.Ledger().begin(self.plan, self.rule, self.own_sampler)
+    if self.plan is not None:
+      steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
+    return dataclasses.replace(
+        begun.done(steps).entries[0], examples_per_user=self.examples_per_user, run=run,
+        resumed=resumed, notes=tuple(self.notes))
+
+  # What may be said: all of it comes from `ledger`.
+
+  def ledger(self, steps: Optional[int] = None) -> ledger_lib.Ledger:
+    """Everything that the weights have cost when this run has done `steps` steps (default: now).
+
+    Raises:
+      ValueError: For `steps` without a plan.
+    """
+    if steps is not None and self.plan is None:
+      raise ValueError(_NO_PLAN)
+    return ledger_lib.Ledger(tuple(entry for entry in self._all(steps) if entry.steps))
+
+  def _all(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
+    """What weights have cost besides, and this run, last, whatever its steps."""
+    others = [line for line in lines.lines(self.variables) if line is not self]
+    mine = self.entries(steps)
+    counted = lines.spent([*lines.entries(others), *mine]).entries
+    return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
+
+  def epsilon(self, steps: Optional[int] = None) -> float:
+    """Epsilon at the plan's delta after `steps` steps (default: all that are planned)."""
+    if self.plan is None:
+      raise ValueError(_NO_PLAN)
+    return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
+
+  def card(self, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
+    """The privacy card of the weights.
+
+    Args:
+      steps: After so many of this run; default: now.
+      **more: For `card.of`.
+    """
+    *before, mine = self._all(steps)
+    if steps is None and before and not mine.steps:  # Compiled anew, and not trained.
+      return card_lib.of(ledger_lib.Ledger(tuple(before)), facts=[_COUNTED], **more)
+    if self.plan is not None:
+      plan = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip)
+      mine = dataclasses.replace(mine, plan=plan)
+    facts = [_SEED] * self.seeded + [_BEFORE] * bool(before) + [_COUNTED]
+    return card_lib.of(ledger_lib.Ledger((*before, mine)), facts=facts,
+                       details=statement_lib.details(self.rule), **more)
+
+  # In files: beside the optimizer's state.
+
+  def __deepcopy__(self, memo: Any) -> 'Run':
+    return self  # Of a layer that is copied: its copy has the same history.
+
+  def __reduce__(self) -> Any:
+    return _unpickled, (self.serialize(),)
+
+  def serialize(self) -> bytes:
+    """Its line, for files that hold the optimizer's state, too."""
+    if not tf.executing_eagerly():
+      return b''  # A SavedModel.
+    return ledger_lib.Ledger((self.entries()[-1],)).to_json().encode()
+
+  def deserialize(self, string_value: bytes) -> None:
+    """Goes on with the run of a file, whose state was or will be restored."""
+    for entry in lines.parsed(string_value).entries if string_value else ():
+      if entry.steps and entry.run.split('.')[0] != self._id:
+        self._resumed = entry.resumed + ((entry.run, entry.steps),)
+        self._foreign = self._foreign or not np.array_equal(mark_of(entry.plan), self._mark)
+        self.examples_per_user = max(self.examples_per_user, entry.examples_per_user)
+        self.notes.update(dict.fromkeys(entry.notes))
+        self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
+
+  @functools.cached_property
+  def _mark(self) -> np.ndarray:
+    return mark_of(self.plan)
+
+  def refuse_foreign(self) -> None:
+    """Refuses to go on with steps that were restored from a checkpoint of another plan."""
+    if self._foreign:
+      raise errors.PrivacyError(
+          'A run goes on by the plan that it began with: what its first steps cost follows from '
+          f'that one. Received: {self.steps} steps restored from a checkpoint of another plan. '
+          'Give the optimizer the plan of the checkpoint; for another plan begin anew, in another '
+          'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
+
+  def same_records(self, found: Optional[str], in_file: bool = False) -> None:
+    """Refuses other records than those of the steps before, in their order; remembers them.
+
+    Where random numbers are not drawn at every step, the place of a record decides when it takes
+    part: moved, it would take part sooner than is accounted for.
+
+    Args:
+      found: A digest of records, or None where places decide nothing.
+      in_file: Whether a file of `coins` knows the records, too.
+    """
+    if found is None:
+      return
+    if self.steps and self.records is not None and self.records != found:
+      raise errors.PrivacyError(
+          f'A run by {self.plan.sampling} goes on with the records that it began with, in the '
+          'same order: by their places they would take part sooner than they are accounted for. '
+          f'Received: after {self.steps} steps, other records, or in another order. Give '
+          'those of the first `fit`; for others make a new plan, optimizer and run.')
+    if self.steps and self.records is None and not in_file:
+      warnings.warn(
+          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether '
+          'the records are the same, in the same order: in other places they would take part '
+          'sooner than is accounted for. Name a SECRET file that knows, when a run begins and when '
+          'it goes on: `plan.batches(data, coins=PATH)`; or use '
+          '`tfdp.callbacks.BackupAndRestore`.', errors.Caution, stacklevel=4)
+    self.records = found
+
+
+def _unpickled(content: bytes) -> ledger_lib.Entry:
+  return lines.parsed(content).entries[0]
+
+
+def mark_of(plan: Any) -> np.ndarray:
+  """[2] int64 by which a plan is known; its clip norm, in units of which noise comes, apart."""
+  if plan is None:
+    return np.zeros([2], np.int64)
+  fields = json.loads(plan.to_json())
+  del fields['plan']['l2_norm_clip']
+  text = json.dumps(fields, sort_keys=True)
+  return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], np.int64)
+
+
+def card(
+    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None
+    ) -> card_lib.Card:
+  """The card of everything that a model's weights went through; see `DPModel.privacy_card`."""
+  more: Any = dict(
+      audits=audits, weights=weight_digests.of(model.weights),
+      words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
+  run = getattr(getattr(model, 'optimizer', None), 'run', None)
+  if run is not None:
+    return run.card(**more)
+  return card_lib.of(lines.ledger(model), facts=[_COUNTED], **more)
