@@ -72,6 +72,7 @@ class Cache(sources.Source):
     self._files = sources.map_structure(lambda _: next(files), structure)
     specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
     self.specs = sources.map_structure(lambda _: next(specs), structure)
+    self.at_hand = True
     if folder is not None and found:
       self._check_first(data)
 

@@ -15,7 +15,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.batches import sources
 
 SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
-_SAMPLED, _AT_ONCE = 64, 32  # Records that are read twice at first; neighbours among them.
+_SAMPLED = 64  # Records that are looked at first: so many neighbours, and so many apart.
 _BYTES = 1 << 16  # Of one array of a record, of which larger ones are sampled.
 _MOST = 1 << 20  # Records that are remembered.
 
@@ -43,11 +43,14 @@ class Watched(sources.Source):
     self._first: Dict[bytes, int] = {}
     self._copies = 0
     self.specs = source.specs
-    places = np.unique(np.concatenate([
-        np.arange(min(_AT_ONCE, len(source))),
-        np.linspace(0, len(source) - 1, min(len(source), _SAMPLED)).astype(np.int64)]))
-    for _ in range(1 if changing is not None else 2):
-      self.take(places)
+
+  def look(self) -> None:
+    """Warns of copies among some records that are at hand, before the first batch."""
+    count = len(self._source)
+    if self._source.at_hand and not self._digests:
+      self.take(np.unique(np.concatenate([
+          np.arange(min(_SAMPLED, count)),
+          np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
     if self.many:
       warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
 

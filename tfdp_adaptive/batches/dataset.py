@@ -109,6 +109,7 @@ def of_plan(
     return drawn if plan.sampling.coins else kept.in_order(records, start, drawn)
 
   passes = _passes(draw(now), lambda: draw(now))  # Fails here, not in a tf.data thread.
+  source.look()
 
   def generate() -> Iterator[Any]:
     start = start_step() if callable(start_step) else now

@@ -27,6 +27,7 @@ class Source(abc.ABC):
   """
 
   specs: Any
+  at_hand = False  # Whether records may be read besides those of the batches, at no cost.
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -102,6 +103,7 @@ class _Parts(Source):
                        f'Received: lengths={lengths}.')
     self._length, = lengths
     self.specs = map_structure(lambda part: part.specs, parts)
+    self.at_hand = all(part.at_hand for part in leaves(parts))
 
   def __len__(self) -> int:
     return self._length
@@ -116,6 +118,7 @@ class _Array(Source):
   def __init__(self, array: Any) -> None:
     self._array = array
     self.specs = spec(array)
+    self.at_hand = isinstance(array, np.ndarray)
 
   def __len__(self) -> int:
     return len(self._array)

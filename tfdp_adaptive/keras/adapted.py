@@ -25,10 +25,12 @@ def say_public(layer: Any, source: str) -> None:
 
 def check(model: Any, run: Any) -> None:
   """Warns of adapted layers whose cost is not in the ledger; the statement of `run` names them."""
-  unknown = [layer.name for layer in compat.all_layers(model)
-             if is_adapted(layer) and not hasattr(layer, _PUBLIC)
+  found = compat.all_layers(model)
+  inner = [getattr(layer, '_lookup_layer', None) for layer in found]
+  unknown = [layer.name for layer in found
+             if all(layer is not one for one in inner) and is_adapted(layer) and not hasattr(layer, _PUBLIC)
              and label(layer) not in [one.rule for one in lines.entries(lines.lines([layer]))]]
-  for layer in compat.all_layers(model):
+  for layer in found:
     if hasattr(layer, _PUBLIC):
       run.note(f'{layer.name} was adapted to data that are public in the words of whoever trained '
                f'the model: {getattr(layer, _PUBLIC)!r}.')

@@ -119,7 +119,7 @@ class StopAtBudget(Callback):
     while most - least > 1:
       middle = (least + most) // 2
       least, most = (middle, most) if spent(middle) <= self._epsilon else (least, middle)
-    return least
+    return max(least, 0)
 
 
 class TensorBoardHistograms(Callback):
