@@ -65,7 +65,7 @@ def answer(
     entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
   """Epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
-  delta -= sum(entry.delta for entry in entries)
+  delta -= sum(getattr(entry, 'delta', 0.0) for entry in entries)
   found = [look(entry.plan, entry.steps, len(entries) > 1) for entry in entries]
   events = [one.event for one in found]
   if any(event is None for event in events):

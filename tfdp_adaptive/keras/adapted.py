@@ -28,7 +28,8 @@ def check(model: Any, run: Any) -> None:
   found = compat.all_layers(model)
   inner = [getattr(layer, '_lookup_layer', None) for layer in found]
   unknown = [layer.name for layer in found
-             if all(layer is not one for one in inner) and is_adapted(layer) and not hasattr(layer, _PUBLIC)
+             if all(layer is not one for one in inner) and is_adapted(layer)
+             and not hasattr(layer, _PUBLIC)
              and label(layer) not in [one.rule for one in lines.entries(lines.lines([layer]))]]
   for layer in found:
     if hasattr(layer, _PUBLIC):
