@@ -234,15 +234,14 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
       keras.layers.EinsumDense('bij,ijk->bk', output_shape=1, kernel_initializer='zeros')])
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
   optimizer.build(model.trainable_variables)
-  hidden = optimizer._hidden
   watched = watched_lib.Watched(optimizer.rule, optimizer.l2_norm_clip)
-  hidden.update = watched.update
-  variables = tf.nest.flatten(hidden.state) + list(model.trainable_variables)
+  optimizer._hidden.update = watched.update
+  variables = tf.nest.flatten(optimizer.run.state) + list(model.trainable_variables)
   initial = [tf.convert_to_tensor(v) for v in variables]
-  secrets = [id(v) for v in tf.nest.flatten(hidden.state[1].secret)]
+  secrets = [id(v) for v in tf.nest.flatten(optimizer.run.state[1].secret)]
 
   def fresh(key: Any) -> Any:
-    return [key if v is hidden.state[1].noise.key else value
+    return [key if v is optimizer.run.state[1].noise.key else value
             for v, value in zip(variables, initial)]
 
   def with_secret_of(tensors: Any, others: Any) -> Any:
