@@ -76,8 +76,9 @@ SINCE =
 test-changed: $(FULL)/installed $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/changed.py $(CURRENT)/bin/python $(FULL)/bin/python $(SINCE)
 
-mutants: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python tests/mutants/plant.py --federated $(FULL)/bin/python $(ONLY)
+mutants: $(FULL)/installed $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)
+	$(if $(HAS_TFF),$(RUN) $(FULL)/bin/python tests/mutants/plant.py --federated --jobs $(JOBS) $(ONLY))
 
 test-fast: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python $(PYTEST) $(FAST)
