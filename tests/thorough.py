@@ -13,9 +13,9 @@ PARTS = 'The parts are tested one by one; this runs them together, in processes 
 _BY_REASON = {
     ROWS_SHARE_CODE: {
         'audit/white_box_test.py::test_a_correct_class_is_not_refuted': (
-            'DPSGD', 'DPAdamIME', 'DPAdamJME', 'DPAdamSTP', 'DP2Yogi', 'PAGAN', 'DPSOAP'),
+            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi'),
         'audit/white_box_test.py::test_planted_bugs_are_caught': (
-            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'AdaDPS', 'DPKFC'),
+            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi'),
         'audit/white_box_test.py::test_queries_are_audited_and_their_bugs_caught': (
             'dp_adam_ime', 'scale_then_privatize'),
         'audit/white_box_test.py::test_correlated_noise_is_compared_with_its_mechanism': (
@@ -27,21 +27,19 @@ _BY_REASON = {
         'clipping/bookkeeping_forward_test.py::test_expressions_of_models_that_draw': (
             'GaussianDropout',),
         'clipping/bookkeeping_forward_test.py::test_results': (
-            'masked-float32', 'transformer-float32', 'towers-mixed_float16', 'reversible-*'),
+            'transformer-float32', 'towers-mixed_float16', 'reversible-float32'),
         'clipping/bookkeeping_generic_test.py::test_layers_with_weights': ('!RNN', '!ConvLSTM1D'),
-        'clipping/bookkeeping_layers_test.py::test_in_functions': (
-            'True-images', 'False-sequences'),
+        'clipping/bookkeeping_layers_test.py::test_in_functions': ('True-images',),
         'clipping/bookkeeping_layers_test.py::test_precisions': (
-            'float64-*', 'mixed_float16-sequences', 'mixed_bfloat16-images'),
+            'float64-*', 'mixed_float16-sequences'),
         'clipping/bookkeeping_models_test.py::test_recurrent_dropout': ('layer0', 'layer3'),
         'clipping/bookkeeping_numbers_test.py::test_every_route': ('gram', 'ragged blocks'),
         'clipping/bookkeeping_numbers_test.py::test_mixed_precision': ('mixed_float16',),
         'clipping/bookkeeping_numbers_test.py::test_no_record_exceeds_the_clip_norm': (
             '*-1e-20-*', '*-1.0-1e-30', 'True-1.0-*', 'False-1.0-1e+18', 'False-1.0-1e-30'),
-        'clipping/bookkeeping_numbers_test.py::test_sizes_known_only_at_run_time': (
-            'True-2.0', 'False-0.0'),
+        'clipping/bookkeeping_numbers_test.py::test_sizes_known_only_at_run_time': ('True-2.0',),
         'clipping/bookkeeping_numbers_test.py::test_squares_that_overflow': (
-            'False-mlp', 'False-images', 'False-text'),
+            'False-mlp', 'False-text'),
         'clipping/bookkeeping_restored_test.py::test_another_thread_takes_turns': ('False',),
         'clipping/bookkeeping_test.py::test_dense_in_a_function': ('True',),
         'clipping/bookkeeping_test.py::test_recurrent': (
@@ -50,8 +48,7 @@ _BY_REASON = {
         'clipping/losses_test.py::test_losses_that_compare_examples_get_them_one_at_a_time': (
             '!contrastive-y0',),
         'clipping/magnitudes_test.py::test_book_keeping': (
-            'rank one', 'explicit', 'embedding', 'convolution', 'tied', 'generic', 'blocks',
-            'long embedding'),
+            'rank one', 'explicit', 'embedding', 'generic', 'blocks'),
         'clipping/magnitudes_test.py::test_other_engines': ('rank one-*',),
         'clipping/materialized_test.py::'
         'test_one_example_moves_the_sum_by_at_most_the_clip_norm': (
@@ -76,8 +73,9 @@ _BY_REASON = {
         'keras/agreement_test.py::test_large_models_take_the_same_steps_in_one_pass': (
             'DPAdamSTP',),
         'keras/classes_test.py::test_fits_and_resumes_mid_phase': (
-            'DPSGD', 'DPAdamIME', 'DPAdamJME', 'DPAdamSTP', 'DP2Yogi', 'PDPSGD', 'PAGAN',
-            'NoisyAdaGrad', 'DPSOAP', 'DPMuon'),
+            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'PAGAN', 'NoisyAdaGrad', 'DPSOAP'),
+        'keras/features_test.py::test_mixed_precision_clips_and_adds_noise_in_float32': (
+            'auto-mixed_float16', 'materialized-mixed_bfloat16'),
         'keras/formulas_test.py::test_without_noise_it_is_the_formula': (
             '*-graph', 'adam_stp-xla', 'adam-eager'),
         'keras/history_test.py::test_files_carry_it': ('False',),
@@ -88,6 +86,33 @@ _BY_REASON = {
         'keras/memory_budget_test.py::test_steps_are_those_of_the_whole_batch': ('kwargs3',),
         'keras/misuse_test.py::test_time_is_not_taken_for_the_batch_by_the_probes': ('SimpleRNN',),
         'keras/noise_test.py::test_a_seeded_resume_is_exact': ('DPAdamIME',),
+        'noise/noise_streams_test.py::test_rows_are_the_noising_matrix_times_z': (
+            'eager-*', 'passes-*', 'graph-independent', 'xla-tree', 'xla-blt',
+            'xla-banded_inverse'),
+        'noise/noise_streams_test.py::test_a_checkpoint_resumes_bit_for_bit': (
+            'tree', 'blt', 'toeplitz', 'independent', 'banded_inverse'),
+        'noise/noise_streams_test.py::test_no_noise_value_occurs_twice': (
+            'tree', 'blt', 'toeplitz', 'independent', 'column_normalized'),
+        'noise/noise_streams_test.py::'
+        'test_a_restored_state_with_a_fresh_key_continues_with_new_noise': (
+            'tree*', 'blt', 'toeplitz', 'independent', 'column_normalized'),
+        'rules/rules_contract_test.py::test_xla_equals_eager_without_retracing': (
+            'dp_sgd*', 'dp_adam_ime*', 'dp2_*', 'scale_then_privatize', 'dp_soap', 'noisy_adagrad',
+            'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc', 'low_pass*'),
+        'queries/mechanism_federated_test.py::test_rounds_are_means_plus_rows': (
+            'tree', 'independent', 'toeplitz', 'blt'),
+        'queries/mechanism_sum_test.py::test_results_are_clipped_sums_plus_rows': (
+            '*independent', '*tree', '*toeplitz', '*blt', '*banded_inverse'),
+        'rules/following_clip_test.py::test_keras_and_query_are_the_formula_with_explicit_noise': (
+            'slack-None',),
+        'rules/grouped_test.py::'
+        'test_keras_is_the_formula_with_explicit_noise_and_query_is_keras': (
+            'groups2-names2',),
+        'rules/identities_test.py::test_order_of_records_does_not_matter': (
+            '!pasan*', '!pagan', '!noisy_adagrad-*'),
+        'rules/rules_contract_test.py::test_graph_equals_eager_without_retracing': (
+            'dp_sgd*', 'dp_adam_ime*', 'dp2_*', 'scale_then_privatize', 'dp_soap', 'noisy_adagrad',
+            'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc', 'low_pass*'),
         'queries/rule_query_test.py::test_graph_and_xla_equal_eager_without_noise': (
             'True-dp_sgd', 'True-dp_soap', 'True-scale_then_privatize', 'False-dp_adam_ime'),
     },
@@ -97,6 +122,13 @@ _BY_REASON = {
         'clipping/bookkeeping_models_test.py::test_a_recurrent_layer_of_unknown_cells': (),
         'clipping/bookkeeping_restored_test.py::test_a_pass_that_breaks_off': (),
         'keras/matrix_rules_test.py::test_compiled_by_xla_equals_eager_training': (),
+        'keras/explain_test.py::test_why_a_layer_goes_another_way': (),
+        **{f'queries/mechanism_conformance_test.py::AdaptiveTest::test_adaptation_{case}': ()
+           for case in ('linspace_start_high_geometric', 'linspace_start_low_arithmetic',
+                        'linspace_start_high_arithmetic', 'all_equal_start_high_arithmetic',
+                        'linspace_noise_converge_start_high_arithmetic',
+                        'linspace_noise_converge_start_low_geometric',
+                        'linspace_noise_converge_start_high_geometric')},
         'queries/mechanism_conformance_test.py::EveryStepTest::test_sum_with_noise': (),
         'queries/mechanism_conformance_test.py::NestedTest::test_nested_query_with_noise': (),
     },

@@ -82,6 +82,14 @@ def test_euclidean_in_single_precision(spread, size):
       np.testing.assert_allclose(scale * y, scale * oracle(scale, 0.7, x), atol=1e-5)
 
 
+def test_the_bound_holds_where_newton_does_not_arrive():
+  """After its sixteen steps this point is 900 times as far out as it may be."""
+  scale = tf.constant([31433.137, 2.3989942e13, 3.124973e-10])
+  x = tf.constant([0.072644889, 1.2105187e14, 1.2551495e14])
+  y = projection.euclidean(scale, tf.constant(43.055553), x)
+  assert np.linalg.norm(np.float64(y)) <= 43.055553 * (1 + 1e-6)
+
+
 def test_euclidean_without_a_scale_is_clipping():
   x = tree(np.arange(7.0))
   bound = tf.constant(0.7, tf.float64)
@@ -175,6 +183,20 @@ def test_xla_and_vectorized():
     total = tf.function(project, jit_compile=jit)(tf.constant(records))
     np.testing.assert_allclose(
         np.concatenate([total['b'], total['w'][:, 0]], 1), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+@pytest.mark.parametrize('groups', [(), (0, 1)])
+def test_a_record_that_is_not_finite_has_no_numbers(bad, groups):
+  """Nor where another group is; a number of its own would still move the clip norm."""
+  rider = contract.Rider(2, lambda norm, clip: tf.stack([norm * 0 + 1, clip * 0 + 1], -1) if not (
+      groups) else tf.ones([2]), lambda sigma, size: (1.0, 1.0), of_groups=bool(groups))
+  ask = contract.Ask(rider=rider, groups=groups)
+  query = contract.Query(groups=contract.Groups(tf.ones([2]), tf.fill([2], 0.7)) if groups else ())
+  numbers = lambda x: projection.project_record(
+      ask, query, tf.constant(1.0), tree([3.0, x, 1.0], tf.float32)).rider
+  np.testing.assert_array_equal(numbers(bad), [0, 0])
+  np.testing.assert_array_equal(numbers(2.0), [1, 1])
 
 
 def test_unknown_projection():

@@ -24,7 +24,7 @@ class Mutant(NamedTuple):
 
 
 _PRIVATIZER, _STATS = 'privatizer_test.py', 'rules/statistic_sensitivity_test.py'
-_RIDER = 'privatizer_test.py rules/following_clip_test.py'
+_RIDER = 'privatizer_rider_test.py rules/following_clip_test.py'
 _PROJECTION, _NUMBERS = 'clipping/projection_test.py', 'clipping/bookkeeping_numbers_test.py'
 _ENGINE = 'clipping/bookkeeping_test.py clipping/bookkeeping_numbers_test.py'
 _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.py'
@@ -112,7 +112,8 @@ _BY_FILE = {
          'finite = [tf.ones_like(mask) for _ in asks]', 'Rows that are no records are summed.',
          _ENGINE),
         ('infinite groups', 'finite[part.ask] &= tf.math.is_finite(norm)', 'del part, norm',
-         'A record with one infinite group would add the others, or NaN.', _ENGINE),
+         'A record with one infinite group would add the others.',
+         'clipping/grouped_engines_test.py rules/grouped_test.py'),
         ('sums are not scaled', 'per_ask = [total if trees.absent(scale) else scale * total',
          'per_ask = [total', 'Clipped in one geometry, noised in another.', _ENGINE),
         ('numbers of padding', 'keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]',
@@ -324,7 +325,8 @@ _BY_FILE = {
          'self.plan is not None and', 'A rule without noise would have a guarantee.',
          _LEDGER + ' keras/classes_test.py'),
         ('draws compose in a ledger', 'composed=len(entries) > 1)', 'composed=False)',
-         'What only draws can bound does not compose.', _LEDGER + ' accounting/monte_carlo_test.py'),
+         'What only draws can bound does not compose.',
+         _LEDGER + ' accounting/monte_carlo_test.py'),
         ('relations of others', 'if r is not _RELATION.ADD_OR_REMOVE_ONE),',
          'if r is _RELATION.ADD_OR_REMOVE_ONE),', 'Replacement accounted for as removal.', _LEDGER),
     ],

@@ -8,8 +8,8 @@ import pytest
 import thorough
 
 sys.path.append(str(pathlib.Path(__file__).parent))
-import plant  # noqa: E402
 import bugs  # noqa: E402
+import plant  # noqa: E402
 
 
 def test_there_are_many_each_with_a_name_and_a_reason():

@@ -179,4 +179,6 @@ def main():
 
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  sys.exit(main())
+  ended_with = main()
+  sys.stdout.flush()
+  os._exit(ended_with)  # Threads that libraries began do not outlive a fork well.
