@@ -40,3 +40,27 @@ def test_every_engine_is_the_definition(engine):
   request = interface.Request(asks, queries, (2 * norm, norm, norm, norm))
   expected = oracle.by_definition(model, records, batch.mask, request)
   oracle.assert_close(engine(model, oracle.squared_error, batch, request).sums, expected, 2e-5)
+
+
+def test_a_record_with_one_infinite_group_is_no_record():
+  """A huge row of the table has a finite gradient, and makes that of the matrix infinite."""
+  model = keras.Sequential([
+      keras.layers.Input((1,), dtype='int32'), keras.layers.Embedding(7, 2),
+      keras.layers.Dense(2, use_bias=False)])
+  oracle.randomized(model)
+  table = model.trainable_variables[0]
+  value = table.numpy()
+  value[0] = 1e25
+  table.assign(value)
+  groups = contract.Groups(tf.ones([2]), tf.fill([2], 0.7))
+
+  def sums(x):
+    x = tf.constant(x)
+    batch = interface.Batch(x, tf.zeros([len(x), 1, 2]), (), tf.fill([len(x)], True))
+    request = interface.Request(
+        (contract.Ask(groups=(0, 1)),), (contract.Query(groups=groups),), (1.0,))
+    return bookkeeping.engine(model, oracle.squared_error, batch, request).sums[0].total
+
+  for with_it, without in zip(sums([[0], [5], [6]]), sums([[5], [6]])):
+    assert np.any(without)
+    np.testing.assert_allclose(with_it, without, rtol=1e-5)
