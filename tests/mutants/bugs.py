@@ -111,9 +111,6 @@ _BY_FILE = {
         ('padding counts', 'finite = [mask for _ in asks]',
          'finite = [tf.ones_like(mask) for _ in asks]', 'Rows that are no records are summed.',
          _ENGINE),
-        ('infinite groups', 'finite[part.ask] &= tf.math.is_finite(norm)', 'del part, norm',
-         'A record with one infinite group would add the others.',
-         'clipping/grouped_engines_test.py rules/grouped_test.py'),
         ('sums are not scaled', 'per_ask = [total if trees.absent(scale) else scale * total',
          'per_ask = [total', 'Clipped in one geometry, noised in another.', _ENGINE),
         ('numbers of padding', 'keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]',
@@ -480,4 +477,11 @@ _BY_FILE = {
 }
 MUTANTS = tuple(Mutant(name, file, *rest) for file, some in _BY_FILE.items()
                 for name, *rest in some)
-EQUIVALENT: tuple = ()
+EQUIVALENT = (
+    ('tfdp_adaptive/clipping/bookkeeping.py', 'finite[part.ask] &= tf.math.is_finite(norm)',
+     'Without it a record counts for its other groups where the norm of one is infinite. '
+     '`overflow.checked` says infinite for ALL groups where the gradient of any variable does not '
+     'fit its type (`fits`), so this is left: variables that fit, of one group, whose joint norm '
+     'does not. That group has weight clip / inf = 0 either way, and the others stay within clip '
+     'norms whose squares add up to that of the ask: the sensitivity is the same.'),
+)
