@@ -62,7 +62,7 @@ def free_ports(count):
     return [probe.getsockname()[1] for probe in probes]
 
 
-def wait_for(condition, seconds=180):
+def wait_for(condition, seconds=400):
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end
@@ -106,7 +106,7 @@ class Federation:
     return subprocess.run(
         ['flwr', 'run', str(app), 'here', '--run-config', settings, *flags], check=True,
         env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=400).stdout
+        stderr=subprocess.STDOUT, text=True, timeout=900).stdout
 
   def end(self):
     for pid in [pid for process in self.processes for pid in descendants(process.pid)]:
@@ -136,7 +136,8 @@ def _app(federation):
   folder.mkdir()
   (folder / 'private_app.py').write_text(
       blocks['python'][0].replace('  config = context.run_config\n',
-                                  '  _spy()\n  config = context.run_config\n') + SPY,
+                                  '  _spy()\n  config = context.run_config\n').replace(
+                                      'timeout=600', 'timeout=60') + SPY,
       encoding='utf-8')
   (folder / 'pyproject.toml').write_text(blocks['text'][0], encoding='utf-8')
   return folder
