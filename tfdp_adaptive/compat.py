@@ -96,6 +96,10 @@ def has_workers(strategy: Any = None) -> bool:
   return replicas > 1 and replicas > len(strategy.extended.worker_devices)
 
 
+# Whether Keras' own backups are written by one worker.
+BACKUPS_KNOW_WORKERS = not KERAS_3
+
+
 def keras_distribution() -> Any:
   """What was given to `keras.distribution.set_distribution`, or None."""
   return keras.distribution.distribution() if hasattr(keras, 'distribution') else None

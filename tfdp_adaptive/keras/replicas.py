@@ -52,13 +52,18 @@ def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
   plan = getattr(x, 'tfdp_plan', None)
   if strategy.num_replicas_in_sync == 1 or plan is None:
     return x
+  callbacks = [one for one in tf.nest.flatten(kwargs.get('callbacks')) if one is not None]
+  if not compat.BACKUPS_KNOW_WORKERS and compat.has_workers(strategy) and any(
+      type(one) is compat.keras.callbacks.BackupAndRestore for one in callbacks):
+    raise errors.PrivacyError(
+        'A backup must be written by one worker, or steps are lost or taken twice. Received: '
+        '`keras.callbacks.BackupAndRestore`, which every worker would write. Use '
+        '`tfdp.callbacks.BackupAndRestore`.')
   distributed = workers.Distributed(strategy, x)
   # Data on replicas do not tell how many there are.
   kwargs['steps_per_epoch'] = kwargs.get('steps_per_epoch') or (
       plan.steps - model.optimizer.steps_done)
-  kwargs['callbacks'] = [
-      *(one for one in tf.nest.flatten(kwargs.get('callbacks')) if one is not None),
-      _Begin(distributed)]
+  kwargs['callbacks'] = [*callbacks, _Begin(distributed)]
   return distributed.batches
 
 
