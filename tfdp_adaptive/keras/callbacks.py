@@ -175,7 +175,7 @@ class TensorBoardHistograms(Callback):
       self._writer.close()
 
   def _weights(self) -> List[np.ndarray]:
-    return [np.asarray(v, np.float32) for v in self.model.trainable_variables]
+    return [compat.read(v).astype(np.float32) for v in self.model.trainable_variables]
 
 
 def _summaries(kind: str, names: List[str], values: List[np.ndarray]) -> List[Any]:
