@@ -8,7 +8,7 @@ Start it once a worker, here two of one machine, each with its own index:
 
 When a worker dies, the others stop. Start all of them again by the same lines: they go on from
 the backup in the folder `run`, which the first worker writes. Without TF_CONFIG it is one process.
-"""  # pylint: disable=line-too-long
+"""
 
 import pathlib
 import sys
@@ -19,8 +19,8 @@ import tensorflow as tf
 # Before TensorFlow does anything else: it connects the workers.
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-import tfdp_adaptive as tfdp  # pylint: disable=wrong-import-position,g-import-not-at-top
-from tfdp_adaptive import compat  # pylint: disable=wrong-import-position,g-import-not-at-top
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
 
 keras = compat.keras  # Of either stack; in programs of your own `import keras`, as usual.
 

@@ -32,7 +32,7 @@ digest = lambda *values: hashlib.sha256(b''.join(v.tobytes() for v in values)).h
 
 class Tell(keras.callbacks.Callback):
   def on_train_batch_end(self, batch, logs=None):
-    key = compat.read(model.optimizer._hidden.state[1].noise.key)
+    key = compat.read(model.optimizer.run.state[1].noise.key)
     os.write(file, (json.dumps(dict(
         life=sys.argv[3], row=model.optimizer.steps_done, key=digest(key),
         weights=digest(*model.get_weights()))) + '\\n').encode())

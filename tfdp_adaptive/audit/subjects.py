@@ -236,12 +236,13 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
   optimizer.build(model.trainable_variables)
   watched = watched_lib.Watched(optimizer.rule, optimizer.l2_norm_clip)
   optimizer._hidden.update = watched.update
-  variables = tf.nest.flatten(optimizer.run.state) + list(model.trainable_variables)
+  state: Any = optimizer.run.state  # It is built.
+  variables = tf.nest.flatten(state) + list(model.trainable_variables)
   initial = [tf.convert_to_tensor(v) for v in variables]
-  secrets = [id(v) for v in tf.nest.flatten(optimizer.run.state[1].secret)]
+  secrets = [id(v) for v in tf.nest.flatten(state[1].secret)]
 
   def fresh(key: Any) -> Any:
-    return [key if v is optimizer.run.state[1].noise.key else value
+    return [key if v is state[1].noise.key else value
             for v, value in zip(variables, initial)]
 
   def with_secret_of(tensors: Any, others: Any) -> Any:
