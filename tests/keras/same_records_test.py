@@ -125,7 +125,8 @@ def test_users_are_known_by_their_ids_and_data_that_change_by_their_number():
       (X[order], Y[order]), users=users, examples_per_user=2)
   assert resumed(of(PLACES, ids), of(PLACES[::-1], ids[::-1]))  # In the order of their ids.
   assert not resumed(of(PLACES, ids), of(PLACES, ids + 1))
-  augmented = make_plan().batches(Records(PLACES, np.random.default_rng(1)))
+  augmented = make_plan().batches(
+      Records(PLACES, np.random.default_rng(1)), changing='a number is added to each record')
   assert resumed(augmented, augmented)
 
 

@@ -251,7 +251,7 @@ def test_statement_says_what_the_reporting_list_asks_for():
     make_plan(), make_plan(sampling=sampling.FixedOrder())], ids=['sampled', 'whole'])
 def test_statement_says_what_it_means_in_its_first_paragraph(plan):
   first = plan.statement().split('\n\n')[0]
-  percent = float(re.search('at most ([0-9.]+)% of those who did', first).group(1))
+  percent = float(re.search('at most ([0-9.]+)% at a 1% false-positive rate', first).group(1))
   mu = float(re.search('mu = ([0-9.]+[0-9])', first).group(1))
   assert plan.epsilon() <= cost.gaussian_epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
   # The Gaussian's best test is one of those bounded, if there is a Gaussian.

@@ -240,8 +240,9 @@ def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
       taken = min(steps, entry.steps)
       steps -= taken
     else:
-      plan: Any = entry.plan  # It has one: the ledger is guaranteed.
-      taken = entry.steps if number < len(ledger.entries) else plan.steps
+      plan: Any = entry.plan  # Without one, a guaranteed ledger has no step of the run.
+      ended = plan is None or number < len(ledger.entries)
+      taken = entry.steps if ended else plan.steps
     entries.append(dataclasses.replace(entry, steps=taken))
   return type(ledger)(tuple(entries))
 

@@ -220,6 +220,7 @@ class Ledger:
       return 0.0
     if not self.guaranteed:
       return math.inf
+    checks.probability(target_delta=self._delta(target_delta))
     delta = self._delta(target_delta) - sum(entry.delta for entry in self.entries if entry.steps)
     return math.inf if delta <= 0 else cost.epsilon(
         self.event(), delta, accountant, self.relation())

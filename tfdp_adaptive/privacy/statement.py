@@ -88,7 +88,7 @@ def guarantee(card: card_lib.Card) -> str:
   if card.epsilon is None:
     return (f'NO PRIVACY GUARANTEE: {card.reason}. Epsilon is infinite, whatever noise was added '
             'elsewhere.')
-  if not runs:
+  if not runs or runs[-1].entry.plan is None:
     return 'Guarantee: no step has been taken, and nothing of the data is in the weights.'
   pair = lambda epsilon: f'({rounded_up(epsilon)}, {card.delta:g})'
   last = runs[-1].entry
