@@ -57,14 +57,16 @@ def live(folder, life, rng, kill):
     end = time.monotonic() + WAIT
     while time.monotonic() < end and any(process.poll() is None for process in processes):
       time.sleep(0.02)
+      assert not any(process.poll() for process in processes), [
+          cluster.log(folder, index).read_text()[-2000:] for index in (0, 1)]
       if kill and len(lines(folder, 0)) > before:
         time.sleep(rng.uniform(0, 0.3))
         processes[rng.randrange(2)].kill()
         break
     if kill:  # The other cannot go on alone. It says so after a while; the test need not wait.
       return None
-  assert [process.returncode for process in processes] == [0, 0], cluster.log(
-      folder, 0).read_text()[-3000:]
+    assert [process.poll() for process in processes] == [0, 0], cluster.log(
+        folder, 0).read_text()[-3000:]
 
 
 @pytest.mark.parametrize('kills', [2, pytest.param(20, marks=pytest.mark.slow)])
