@@ -8,6 +8,7 @@ last. Changes are those of the checkout since the commit SINCE (`main`, if there
 and it is not this one; else HEAD: what is not committed).
 """
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -22,14 +23,19 @@ TESTS = ROOT / 'tests'
 ALWAYS = ('layers_test.py', 'build_deps_test.py', 'public_names_test.py')
 
 
+@functools.lru_cache(maxsize=None)
+def _below():
+  """What every module imports of the library."""
+  return {module: {name for name in layers_test.imports(module) if name in layers_test.MODULES}
+          for module in layers_test.MODULES}
+
+
 def importers(changed):
   """The modules that are in `changed`, or import one that is, or one that does."""
-  below = {module: {name for name in layers_test.imports(module) if name in layers_test.MODULES}
-           for module in layers_test.MODULES}
   reached, new = set(), set(changed)
   while new:
     reached |= new
-    new = {module for module, names in below.items() if names & new} - reached
+    new = {module for module, names in _below().items() if names & new} - reached
   return reached
 
 

@@ -137,6 +137,8 @@ _BY_REASON = {
         'cli/audit_command_test.py::test_an_audit_that_can_prove_nothing_says_so': (),
         'cli/audit_command_test.py::test_training_without_noise_is_refuted': (),
         'cli/compare_test.py::test_every_method_is_in_the_table': (),
+        'faults/kill_test.py::test_train_survives_kills_and_keeps_its_curve': (),
+        'keras/multi_worker_kill_test.py::test_the_example_runs_by_the_lines_that_it_shows': (),
         'keras/multi_worker_test.py::'
         'test_every_record_takes_part_once_at_most_and_all_workers_agree': (),
         'keras/multi_worker_test.py::test_noise_is_drawn_once_for_all_workers': (),
