@@ -186,3 +186,12 @@ def test_calibration_to_extreme_targets(target, delta):
   sigma = cost.calibrate(event_of, target, delta)
   assert cost.epsilon(event_of(sigma), delta) <= target
   assert cost.delta(event_of(0.999 * sigma), target) > delta
+
+
+def test_unsampled_steps_beside_sampled_ones_are_one_gaussian():
+  """Sixteen Gaussians of noise 8 are one of noise 2, also in what is composed with others."""
+  sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+  sixteen = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(8.0), 16)
+  together, one = (cost.epsilon(dp_accounting.ComposedDpEvent((event, sampled)), 1e-5)
+                   for event in (sixteen, dp_accounting.GaussianDpEvent(2.0)))
+  assert together == pytest.approx(one, rel=1e-6)

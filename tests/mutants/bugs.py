@@ -238,7 +238,7 @@ _BY_FILE = {
          _ACCOUNTING),
         ('steps add up too slowly', 'count**0.5 / event.noise_multiplier',
          'count**0.49 / event.noise_multiplier', 'Unsampled steps cost sqrt(T) together.',
-         _ACCOUNTING),
+         'accounting/composition_test.py'),
         ('one direction', "else ('remove', 'add')", "else ('add',)",
          'Removing a record is the dearer direction.', _ACCOUNTING),
         ('who was driven out', "Pair('replace', chosen, 2 / event.noise_multiplier)",
