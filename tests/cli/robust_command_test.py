@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,7 +214,7 @@ def test_every_example_of_help_is_one(monkeypatch):
   for name, (_, examples) in main.COMMANDS.items():
     assert examples
     for example in examples:
-      words = example.split()
+      words = shlex.split(example)
       assert words[:2] == ['tfdp', name]
       assert main.parser(words[1:]).parse_args(words[1:]).command == name
 
