@@ -12,6 +12,7 @@ the backup in the folder `run`, which the first worker writes. Without TF_CONFIG
 
 import pathlib
 import sys
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -42,8 +43,11 @@ def main(folder: pathlib.Path, steps: int = 40) -> None:
       plan.batches((x, y)), epochs=4, steps_per_epoch=steps // 4, verbose=2,
       callbacks=[tfdp.callbacks.BackupAndRestore(folder / 'backup'),
                  tfdp.callbacks.PrivacyReport()])
-  if strategy.extended.should_checkpoint:  # One worker writes.
-    model.save(folder / 'model.keras')
+  # All workers take part, since Keras 2 saves metrics that are spread over them; one file counts.
+  chief = strategy.extended.should_checkpoint
+  with tempfile.TemporaryDirectory() as elsewhere:
+    model.save((folder if chief else pathlib.Path(elsewhere)) / 'model.keras')
+  if chief:
     print(model.ledger.statement())
 
 
