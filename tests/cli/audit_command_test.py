@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from tfdp_adaptive.cli import audit
-from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import main
+from tfdp_adaptive.examples import compare
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +43,7 @@ def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
     object.__setattr__(optimizer.plan, 'epsilon', lambda *_, **__: .01)
     return model, batches, optimizer
 
-  monkeypatch.setattr(audit.compare, 'prepare', leaky)
+  monkeypatch.setattr(compare, 'prepare', leaky)
   assert main.main([*command, '--steps', '100', '--canaries', '80',
                     '--set', 'learning_rate=0.05', '--set', 'epsilon=1e-6']) == 1
   assert 'THE CLAIM IS REFUTED' in capsys.readouterr().out

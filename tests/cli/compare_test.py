@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp compare` on a small text: what it prints, writes, claims and refuses."""
 
-import argparse
 import json
 import os
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import report as report_lib
-from tfdp_adaptive.cli import settings
-from tfdp_adaptive.cli import tasks
-from tfdp_adaptive.data import corpus
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import report as report_lib
+from tfdp_adaptive.examples import settings
+from tfdp_adaptive.examples import tasks
 
 WORDS = ('the', 'cat', 'dog', 'sees', 'hears', 'and', 'runs', 'away')
 
@@ -91,6 +90,9 @@ def test_files_and_their_paths(finished, capsys, folder):
   out = folder / 'again'
   assert main.main(arguments(
       folder, '--steps', '1', '--methods', 'adam', '--out', str(out))) == 0
+  results = json.loads((out / 'results.json').read_text(encoding='utf-8'))
+  assert {'tfdp-adaptive', 'Python', 'tensorflow', 'keras', 'dp-accounting', 'numpy'} <= set(
+      results['versions'])
   lines = capsys.readouterr().out.split('\n')
   assert [line for line in lines if line.startswith(str(out))] == [
       str(out / name) for name in ('results.json', 'privacy.txt', 'curves.png')]
@@ -147,7 +149,7 @@ def test_unusable_data_ends_before_anything_is_written(
     (['--batch-size', '4000'], '--batch-size must be at most the number of training sentences'),
     (['--out', 'words.txt'], '--out must be a folder'),
     (['--out', 'words.txt/below'], '--out must be a folder'),
-    (['--out', '/proc/nowhere'], 'or where one can be made. Received: /proc/nowhere'),
+    (['--out', '/proc/nowhere'], 'files can be written to. Received: /proc/nowhere'),
 ])
 def test_wrong_arguments(folder, more, message, capsys, monkeypatch):
   monkeypatch.chdir(folder)
@@ -158,7 +160,7 @@ def test_wrong_arguments(folder, more, message, capsys, monkeypatch):
 @pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), MemoryError('of 9 TB')])
 def test_a_full_disk_or_memory_ends_in_one_line_and_takes_no_results(
     error, tmp_path, folder, monkeypatch, capsys):
-  with report_lib.Report(tmp_path / 'out') as report:
+  with report_lib.Report(tmp_path / 'out', {}, as_json=False) as report:
     row = report_lib.Row('first', 'centralized', 1.0, 0.5)
     report.add(row)
     before = report.path('results.json').read_text(encoding='utf-8')
@@ -178,8 +180,7 @@ def test_a_full_disk_or_memory_ends_in_one_line_and_takes_no_results(
 
 
 def test_the_vocabulary_of_private_text_is_never_used(folder):
-  task = tasks.load(argparse.Namespace(
-      data=folder / 'text.jsonl', vocabulary=None, vocabulary_size=50))
+  task = tasks.load(tasks.Text(folder / 'text.jsonl', vocabulary_size=50))
   assert task.num_ids == 52
   assert 'from ' + corpus.standard_library().name in ' '.join(task.notes)
 

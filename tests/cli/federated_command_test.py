@@ -11,8 +11,8 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import settings
-from tfdp_adaptive.cli import showcases
+from tfdp_adaptive.examples import settings
+from tfdp_adaptive.examples import showcases
 
 WORDS = ('the', 'cat', 'dog', 'sees', 'hears', 'and', 'runs', 'away')
 

@@ -9,7 +9,7 @@ import pytest
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import mechanism as command
+from tfdp_adaptive.examples import designs
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_table_of_defaults(capsys, tmp_path):
   assert f'{math.sqrt(301 / 2):.4f}' in out and 'No mechanism has a mean error below' in out
   assert str(tmp_path / 'errors.png') in out
   assert [line.split()[0] for line in lines[2:12]] == ['blt:4'] + [
-      name for name in command.alternatives(300) if name != 'blt:4']
+      name for name in designs.alternatives(designs.Wanted(300)) if name != 'blt:4']
 
 
 def test_streams_are_timed(capsys, tmp_path):

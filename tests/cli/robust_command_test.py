@@ -19,6 +19,7 @@ import tfdp_adaptive
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.cli import options
+from tfdp_adaptive.cli import text_options
 
 ROOT = pathlib.Path(tfdp_adaptive.__file__).parent.parent
 NUMBERS = st.one_of(
@@ -136,7 +137,7 @@ def test_privacy_answers_or_refuses(data):
 
 @pytest.mark.parametrize('out, message', [
     ('', 'argument --out: must be a path'), ('file', '--out must be a folder'),
-    ('file/below', '--out must be a folder'), ('/proc/nowhere', 'or where one can be made'),
+    ('file/below', '--out must be a folder'), ('/proc/nowhere', 'that files can be written to'),
     ('/dev/full', '--out must be a folder'), ('n' * 300, 'File name too long')])
 @pytest.mark.parametrize('command', [
     'train', 'compare', 'federated', 'demo', 'mechanism --steps 99999999999'])
@@ -257,7 +258,7 @@ def test_methods_are_found_however_they_are_spelled(name):
   words = ['train', '--method', name]
   assert main.parser(words).parse_args(words).method == 'dp_adam_stp'
   known = {'dp_adam': 1, 'dp_adam_stp': 2}
-  assert options.chosen(name, known, '--methods') == {'dp_adam_stp': 2}
+  assert text_options.chosen(name, known, '--methods') == {'dp_adam_stp': 2}
 
 
 @pytest.mark.parametrize('words, close', [

@@ -5,22 +5,25 @@ import hashlib
 import io
 import json
 import pathlib
+import pickle
 import resource
+import shutil
 import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdp_adaptive as tfdp
-from tfdp_adaptive.cli import checkpoint
-from tfdp_adaptive.cli import folder as folder_lib
-from tfdp_adaptive.cli import language_model
+from tfdp_adaptive import errors
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import train
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import next_word
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import language_model
+from tfdp_adaptive.examples import next_word
+from tfdp_adaptive.examples import report as report_lib
+from tfdp_adaptive.examples import train
+from tfdp_adaptive.examples import training
+from tfdp_adaptive.keras import backups
 
 WORDS = ('the', 'cat', 'dog', 'sees', 'and', 'runs', 'away')
 
@@ -70,56 +73,64 @@ def test_the_saved_model_is_the_one_reported_and_holds_no_secret(folder, capsys)
   np.testing.assert_allclose(evaluate(), (row['loss'], row['accuracy']), rtol=1e-5)
 
 
+def watched(monkeypatch, stop=None):
+  """`(step, what happened)` of a run; the step `stop` is taken, but never ends."""
+  seen = []
+  begin, measure = training.Recorder.begin_step, training.Recorder._measure
+  publish = runfolder.publish
+
+  def begin_step(recorder):
+    seen.append((recorder._done, 'begins'))
+    if recorder._done == stop:
+      raise KeyboardInterrupt
+    begin(recorder)
+
+  def recorded_measure(recorder):
+    measure(recorder)
+    seen.append((recorder._done, 'shown'))
+
+  def recorded_publish(folder, path):
+    publish(folder, path)
+    seen.append((max(step for step, _ in seen) + 1, 'saved'))
+
+  monkeypatch.setattr(training.Recorder, 'begin_step', begin_step)
+  monkeypatch.setattr(training.Recorder, '_measure', recorded_measure)
+  monkeypatch.setattr(runfolder, 'publish', recorded_publish)
+  return seen
+
+
 def test_an_interrupted_run_goes_on(folder, monkeypatch, capsys):
   cut = command(folder, 'cut', '--set', 'learning_rate=0.5', '--set', 'epsilon=0.03')
-  fit = train.training.fit
-
-  def no_steps(model, batches, recorder):
-    assert batches is None  # All steps are done: none may be taken again.
-    return fit(model, batches, recorder)
-
   with monkeypatch.context() as patch:
     patch.setattr(train, 'publish', _interrupt)
     assert main.main(cut) == 130
   assert f'the same command with --out {folder / "cut"} to go on' in capsys.readouterr().err
   assert not (folder / 'cut' / 'model.keras').exists()
-  assert (folder / 'cut' / 'train.state').stat().st_mode & 0o777 == 0o700
-  monkeypatch.setattr(train.training, 'fit', no_steps)
+  state = folder / 'cut' / 'train.state'
+  assert state.stat().st_mode & 0o777 == 0o700
+  assert (state / 'backup').stat().st_mode & 0o777 == 0o700
+  seen = watched(monkeypatch)
   assert main.main(cut) == 0
-  assert not (folder / 'cut' / 'train.state').exists()
+  assert not seen  # All steps are done: none may be taken again.
+  assert not state.exists()
   assert results(folder, 'cut')['loss'] < 3
 
 
 def test_steps_that_were_saved_or_shown_are_not_taken_again(folder, monkeypatch):
-  starts, fit, end = [], train.training.fit, train.training.Recorder.end
-  measure, save, saved = train.training.Recorder._measure, train.checkpoint.Checkpoint.save, []
-
-  def recording_fit(model, batches, recorder):
-    starts.append((batches.tfdp_start_step, int(batches.cardinality())))
-    return fit(model, batches, recorder)
-
-  def stop_in_the_17th(recorder):
-    if recorder._done == 16:
-      raise KeyboardInterrupt
-    end(recorder)
-
-  def measure_what_is_saved(recorder):
-    assert recorder._done in saved
-    measure(recorder)
-
-  def recording_save(checkpoint_, curve):
-    save(checkpoint_, curve)
-    saved.append(checkpoint_._optimizer.steps_done)
-
-  monkeypatch.setattr(train.training, 'fit', recording_fit)
-  monkeypatch.setattr(train.training.Recorder, '_measure', measure_what_is_saved)
-  monkeypatch.setattr(train.checkpoint.Checkpoint, 'save', recording_save)
   whole = command(folder, 'killed', '--steps', '30', '--save-every', '5')
   with monkeypatch.context() as patch:
-    patch.setattr(train.training.Recorder, 'end', stop_in_the_17th)
+    first = watched(patch, stop=17)
     assert main.main(whole) == 130
+  second = watched(monkeypatch)
   assert main.main(whole) == 0
-  assert starts == [(0, 30), (15, 15)]
+  taken = lambda seen: [step for step, what in seen if what == 'begins']
+  assert taken(first) == list(range(18)) and taken(second) == list(range(15, 30))
+  for seen in (first, second):
+    for place, (step, what) in enumerate(seen):
+      if what == 'shown' and step:
+        assert (step, 'saved') in seen[:place], 'shown before it was saved'
+  saved = [step for step, what in first if what == 'saved']
+  assert saved == [3, 5, 6, 9, 10, 12, 15]
   assert [point[0] for point in results(folder, 'killed')['curve']] == list(range(0, 31, 3))
 
 
@@ -145,98 +156,139 @@ def test_another_run_does_not_go_on_from_this_one(folder, unfinished, capsys):
 @pytest.mark.pitfall(
     'A saved state was damaged.',
     severity='critical', stops='refused: a digest over all of it')
-def test_no_byte_of_a_saved_state_may_change(tmp_path):
-  model, whole = _small(tmp_path), (tmp_path / 'state').read_bytes()
-  changed = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1:] for i in range(len(whole))]
-  shorter = [whole[:i] for i in range(len(whole))]
-  for content in [*changed, *shorter, whole + b'0', whole + whole]:
-    (tmp_path / 'state').write_bytes(content)
-    with pytest.raises(options.UsageError, match='cannot be read'):
-      model.restore()
-  (tmp_path / 'state').write_bytes(whole)
-  assert model.restore() == (0, ((0, 1.5, .25),))
+def test_no_byte_of_a_saved_state_may_change(folder, unfinished, capsys):
+  """`callbacks_test` changes many more bytes of a backup: here it is the command that refuses."""
+  rng = np.random.default_rng(0)
+  paths = [path for path in unfinished.rglob('*') if path.is_file() and path.name != 'run.json']
+  assert len(paths) >= 4 and 'curve' in [path.name for path in paths]
+  for path in paths:
+    whole = path.read_bytes()
+    i = int(rng.integers(len(whole)))
+    for content in (whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1:], whole[:i], whole + b'0'):
+      path.write_bytes(content)
+      assert main.main(command(folder, 'other')) == 2
+      assert 'cannot be read' in capsys.readouterr().err
+    path.write_bytes(whole)
+  assert not (folder / 'other' / 'model.keras').exists()
 
 
 @pytest.mark.pitfall(
     'A saved state from elsewhere runs code.',
     severity='critical', stops='refused; nothing of it is executed')
-def test_a_hostile_state_runs_no_code(tmp_path):
-  model, fired = _small(tmp_path), tmp_path / 'fired'
+def test_a_hostile_state_runs_no_code(folder, unfinished, tmp_path, capsys):
+  """Every file is one that runs code where it is unpickled, under digests that are right."""
+  fired = tmp_path / 'fired'
 
   class Bomb:
 
     def __reduce__(self):
       return pathlib.Path.touch, (fired,)
 
-  for content in (dict(record=np.array([Bomb()], object)), dict(v0=np.array([Bomb()], object)), {}):
-    buffer = io.BytesIO()
-    np.savez(buffer, **content)
-    (tmp_path / 'state').write_bytes(
-        hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
-    with pytest.raises(options.UsageError, match='cannot be read'):
-      model.restore()
+  buffer = io.BytesIO()
+  np.savez(buffer, record=np.array([Bomb()], object), v0=np.array([Bomb()], object))
+  (backup,) = (unfinished / 'backup').glob('whole-*')
+  whole = {path: path.read_bytes() for path in unfinished.rglob('*') if path.is_file()}
+  for content in (pickle.dumps(Bomb()), buffer.getvalue()):
+    for path in backup.rglob('*'):
+      if path.is_file() and path.name != backups._DIGESTS:
+        path.write_bytes(content)
+    (backup / backups._DIGESTS).write_text(json.dumps(backups._digests(backup)), encoding='utf-8')
+    assert main.main(command(folder, 'other')) == 2
+    capsys.readouterr()
+    for path, was in whole.items():
+      path.write_bytes(was)
+    (unfinished / 'curve').write_bytes(content + hashlib.sha256(content).digest())
+    assert main.main(command(folder, 'other')) == 2
+    assert 'cannot be read' in capsys.readouterr().err
+    (unfinished / 'curve').write_bytes(whole[unfinished / 'curve'])
   assert not fired.exists()
 
 
-def test_a_state_of_another_model_is_refused(tmp_path):
-  _small(tmp_path)
-  with pytest.raises(options.UsageError, match='another version or model'):
-    _checkpoint(tmp_path, 3).restore()
+def test_steps_that_were_shown_are_not_taken_again_without_their_backup(
+    folder, unfinished, tmp_path, capsys):
+  (unfinished / 'backup').rename(tmp_path / 'backup')
+  assert main.main(command(folder, 'other')) == 2
+  assert 'are not in the backup' in capsys.readouterr().err
+  shutil.rmtree(unfinished / 'backup')
+  (tmp_path / 'backup').rename(unfinished / 'backup')
+
+
+def test_a_state_of_another_model_is_refused(folder, unfinished, monkeypatch, capsys):
+  width = language_model.WIDTH
+  monkeypatch.setattr(language_model, 'WIDTH', width + 1)
+  assert main.main(command(folder, 'other')) == 2
+  assert 'cannot be read' in capsys.readouterr().err
 
 
 @pytest.mark.pitfall(
     'Two runs go on from one state, with the same noise.',
     severity='critical', stops='a lock')
 def test_two_cannot_train_in_one_folder(folder, unfinished, monkeypatch, capsys):
-  state = {path: path.read_bytes() for path in unfinished.iterdir()}
-  held = folder_lib.lock(folder / 'other')
-  monkeypatch.setattr(train.training, 'fit', lambda *_: pytest.fail('trained'))
+  read = lambda: {path: path.read_bytes() for path in unfinished.rglob('*') if path.is_file()}
+  state = read()
+  held = report_lib.lock(folder / 'other')
+  monkeypatch.setattr(training, 'fit', lambda *_: pytest.fail('trained'))
   for name in ('train', 'compare', 'train'):
     assert main.main([name, *command(folder, 'other')[1:]] if name == 'train' else [
         'compare', *command(folder, 'other')[1:-4], '--out', str(folder / 'other')]) == 2
     said = capsys.readouterr().err
     assert 'Another tfdp is at work' in said or 'unfinished run of another command' in said
-  assert {path: path.read_bytes() for path in unfinished.iterdir()} == state
+  assert read() == state
   held.close()
 
 
 def test_a_lock_that_was_removed_while_one_waited_is_none(tmp_path):
-  first = folder_lib.lock(tmp_path)
-  with pytest.raises(options.UsageError, match='Another tfdp'):
-    folder_lib.lock(tmp_path)
+  first = report_lib.lock(tmp_path)
+  with pytest.raises(errors.UsageError, match='Another tfdp'):
+    report_lib.lock(tmp_path)
   first.close()
   assert not list(tmp_path.iterdir())
   first.close()
-  folder_lib.lock(tmp_path).close()
+  report_lib.lock(tmp_path).close()
 
 
 def test_where_no_state_can_be_kept_nothing_is_trained(folder, monkeypatch, capsys):
   (folder / 'full').mkdir()
   (folder / 'full' / 'train.state').write_text('', encoding='utf-8')
-  monkeypatch.setattr(train.training, 'fit', _interrupt)
+  monkeypatch.setattr(training, 'fit', _interrupt)
   assert main.main(command(folder, 'full')) == 2
-  assert 'train.state (File exists)' in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert 'File exists' in said and 'train.state' in said and said.count('\n') == 1
 
 
 @pytest.mark.pitfall(
     'The disk is full in the middle of a run.',
     severity='medium', stops='an error in one line; the run goes on from its last step')
-def test_a_full_disk_loses_nothing(folder, capsys):
-  """No file may exceed `room`: not even the folder, the state, the model, the picture."""
-  out, messages = folder / 'disk', []
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  for room in (0, 5000, 12000, 20000):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+def test_a_full_disk_loses_nothing(folder, monkeypatch, capsys):
+  """No file may exceed the room: not even the folder, the state, then the model, the picture."""
+  out, (_, hard) = folder / 'disk', resource.getrlimit(resource.RLIMIT_FSIZE)
+
+  def refused():
     try:
       assert main.main(command(folder, 'disk')) == 2
     finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+      resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     said = capsys.readouterr().err
     assert 'tfdp train: error' in said.splitlines()[-1] and 'File too large' in said
     assert 'Traceback' not in said and not list(out.rglob('*new*'))
-    messages.append((out / 'train.state' / 'state').exists())
-  assert messages[:2] == [False, False] and messages[-1]
+    return bool(list(out.glob('train.state/backup/whole-*')))
+
+  for room in (0, 5000, 12000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    assert not refused()
+  for module, name in ((train, 'publish'), (report_lib, '_draw')):
+    late = getattr(module, name)
+
+    def full(*arguments, late=late):
+      resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+      return late(*arguments)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(module, name, full)
+      assert refused()
+  seen = watched(monkeypatch)
   assert main.main(command(folder, 'disk')) == 0
+  assert not seen  # No step was taken again.
   assert (out / 'model.keras').exists() and not (out / '.lock').exists()
 
 
@@ -249,20 +301,6 @@ def test_wrong_settings(folder, more, message, capsys):
   assert main.main(command(folder, 'wrong', *more)) == 2
   assert message in capsys.readouterr().err
   assert not (folder / 'wrong').exists()
-
-
-def _checkpoint(path, width):
-  model = tfdp.make_private(tf.keras.Sequential(
-      [tf.keras.layers.Input([width]), tf.keras.layers.Dense(1)]))
-  model.compile(tfdp.DPSGD(l2_norm_clip=1., noise_multiplier=1., batch_size=2), 'mse')
-  return checkpoint.Checkpoint(path, model)
-
-
-def _small(path):
-  """A saved state."""
-  saved = _checkpoint(path, 2)
-  saved.save([(0, 1.5, .25)])
-  return saved
 
 
 def _interrupt(*_, **__):

@@ -9,9 +9,10 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import tuning
 from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.cli import compare
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import tune
+from tfdp_adaptive.examples import compare
+from tfdp_adaptive.examples import settings
+from tfdp_adaptive.examples import tune
 
 pytestmark = pytest.mark.skipif(
     not cost._HAS_TRUNCATED, reason='needs a current dp-accounting')
@@ -43,11 +44,11 @@ def test_an_interrupted_search_goes_on_and_saves_the_best_run(folder, monkeypatc
   monkeypatch.setattr(tune, 'sentence_scores', lambda model, x, y: np.full(len(y), len(trained)))
   prepare = compare.prepare
 
-  def interrupted(task, method, settings, plan):
-    trained.append(settings)
+  def interrupted(task, method, tried, plan):
+    trained.append(tried)
     if len(trained) == 2:
       raise KeyboardInterrupt
-    return prepare(task, method, settings, plan)
+    return prepare(task, method, tried, plan)
 
   monkeypatch.setattr(compare, 'prepare', interrupted)
   assert main.main(command(folder, 'run')) == 130
@@ -55,10 +56,14 @@ def test_an_interrupted_search_goes_on_and_saves_the_best_run(folder, monkeypatc
   assert main.main(command(folder, 'run', '--json')) == 0
   assert [one['learning_rate'] for one in trained[:3]] == [.5, .25, .25]
   row = json.loads(capsys.readouterr().out)['rows'][1]
-  assert 3.9 < row['epsilon'] <= 4 and row['settings']['l2_norm_clip'] == 1
+  assert 3.9 < row['epsilon'] <= 4 and row['seconds_per_step'] is None
+  rate = row['settings']['learning_rate']  # Noise decides: scores beyond 1 count as 1.
+  assert rate in (.25, .5)
+  assert row['settings'] == {**settings.CENTRALIZED['dp_sgd'].settings, 'learning_rate': rate}
   out = folder / 'run'
   assert sorted(p.name for p in out.iterdir()) == [
-      'model.keras', 'privacy.txt', 'results.json', 'vocabulary.txt']
+      'card.html', 'card.json', 'card.md', 'model.keras', 'privacy.txt', 'results.json',
+      'vocabulary.txt']
   text = (out / 'privacy.txt').read_text(encoding='utf-8')
   assert 'Selection: the best of a secret, random number of runs (geometric, 3 expected)' in text
   assert 'Settings were chosen by this command' in text and 'recorded ones' not in text

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 from typing import Any, TYPE_CHECKING
 
-import numpy as np
-
-import tfdp_adaptive as tfdp
-from tfdp_adaptive.cli import compare
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import settings as settings_lib
-from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import text_options
 from tfdp_adaptive.cli import white_box
+from tfdp_adaptive.examples import audit
+from tfdp_adaptive.examples import compare
+from tfdp_adaptive.examples import settings as settings_lib
+from tfdp_adaptive.examples import tasks
 
 if TYPE_CHECKING:
   import argparse
@@ -45,9 +45,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   group.add_argument('--batch-size', type=options.positive_int, metavar='N',
                      help='expected number of records per step (default: 512; '
                           f'{white_box.BATCH_SIZE} with --white-box)')
-  options.add_text_arguments(parser)
-  options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
-  options.add_one_method_arguments(parser, settings_lib.CENTRALIZED, white_box.METHODS)
+  text_options.add_text_arguments(parser)
+  text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED, white_box.METHODS)
   return parser
 
 
@@ -55,25 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
   if arguments.white_box:
     return VIOLATED * white_box.run(arguments)
   if arguments.unit != 'example':
-    raise options.UsageError('--unit user needs --white-box: sentences have no users here')
+    raise errors.UsageError('--unit user needs --white-box: sentences have no users here')
   method = settings_lib.CENTRALIZED.get(arguments.method)
   if method is None:
-    raise options.UsageError(f'--method {arguments.method} needs --white-box: there are recorded '
-                             f'settings for {", ".join(settings_lib.CENTRALIZED)} only')
+    raise errors.UsageError(f'--method {arguments.method} needs --white-box: there are recorded '
+                            f'settings for {", ".join(settings_lib.CENTRALIZED)} only')
   arguments.steps = arguments.steps or compare.STEPS
   arguments.batch_size = arguments.batch_size or 512
-  canaries = arguments.canaries or 1000
-  settings = options.settings(method, arguments.set)
-  task = tasks.load(arguments)
-  population_size = len(task.train[0])
-  if not 2 <= canaries <= population_size:
-    raise options.UsageError(f'--canaries must be from 2 to the number of training sentences, '
-                             f'{population_size}. Received: {canaries}')
-  model, _, optimizer = compare.prepare(
-      task, method, settings, compare.make_plan(arguments, task))
-  report = tfdp.audit.run(
-      lambda: model, task.train, optimizer.plan, confidence=arguments.confidence,
-      indices=np.random.default_rng().permutation(population_size)[:canaries])
+  settings = options.changed(method.settings, arguments.set)
+  task = tasks.load(text_options.text(arguments))
+  report = audit.run(task, text_options.by_sentence(arguments), method, settings,
+                     arguments.canaries or 1000, arguments.confidence)
   if arguments.json:
     print(json.dumps({
         'method': method.label, 'claimed_epsilon': report.claimed,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, TYPE_CHECKING
 
-from tfdp_adaptive.cli import folder
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
   from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
   card = load(arguments.source, arguments.words)
   if arguments.out is not None:
-    folder.make(arguments.out)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for path in card_page.write(card, arguments.out):
       print(path)
   else:
@@ -50,18 +50,16 @@ def load(path: pathlib.Path, words: Any = ()) -> Any:
   for text in words:
     about, equals, said = text.partition('=')
     if not (about and equals and said):
-      raise options.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')
+      raise errors.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')
     own.append(card_lib.Words(card_lib.clean(about), card_lib.clean(said)))
-  try:
+  with errors.usage():
     if path.is_dir():
       path = path / card_json.NAME
     if path.suffix not in ('.keras', '.h5'):
       return card_json.read(path).with_words(own)
     file = weight_digests.of_file(path)
     if not file.ledger:
-      raise options.UsageError(f'{path} holds no ledger. Save the private model itself, by '
-                               '`model.save` or `model.save_weights`.')
+      raise errors.UsageError(f'{path} holds no ledger. Save the private model itself, by '
+                              '`model.save` or `model.save_weights`.')
     ledger = ledger_lib.Ledger.from_json(file.ledger)
     return card_lib.of(ledger, weights=file.weights, words=own)
-  except ValueError as error:
-    raise options.UsageError(str(error)) from error

@@ -10,41 +10,28 @@ from __future__ import annotations
 
 from typing import Any, TYPE_CHECKING
 
-from tfdp_adaptive.cli import compare
-from tfdp_adaptive.cli import federated
-from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import report as report_lib
-from tfdp_adaptive.cli import settings as settings_lib
-from tfdp_adaptive.cli import showcases
-from tfdp_adaptive.cli import tasks
+from tfdp_adaptive.cli import text_options
+from tfdp_adaptive.examples import compare
+from tfdp_adaptive.examples import demo
+from tfdp_adaptive.examples import federated
 
 if TYPE_CHECKING:
   import argparse
 
+
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('demo', description=__doc__)
-  compare.add_arguments(parser)
-  federated.add_arguments(parser)
-  options.add_data_arguments(parser)
-  options.add_privacy_arguments(
+  text_options.add_sentence_arguments(parser)
+  text_options.add_client_arguments(parser)
+  text_options.add_data_arguments(parser)
+  text_options.add_privacy_arguments(
       parser, f'{compare.EPSILON:g} per sentence, {federated.EPSILON:g} per client')
-  options.add_tune_argument(parser)
+  text_options.add_tune_argument(parser)
   return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
   federated.require(arguments.workers)
-  with report_lib.Report(arguments.out, federated.PART) as report:
-    task = tasks.load(arguments, need_client=True)
-    by_sentence = compare.make_plan(arguments, task)
-    by_client = federated.make_plan(arguments, task)
-    report.describe(task, arguments)
-    report.state(*report_lib.preamble(task, arguments))
-    compare.train_all(arguments, task, by_sentence, settings_lib.CENTRALIZED, report)
-    for case in (showcases.SCALES, showcases.NOISE):
-      showcases.run(case, report, arguments.tune)
-    report.state('The parts "scales" and "noise" used data made up for them.')
-    federated.train_all(arguments, task, by_client, settings_lib.FEDERATED, report)
-    report.state('Both parts on text used the same. The models of the centralized part promise '
-                 'nothing for a client as a whole, so neither do both parts together.')
-    report.finish(arguments.json)
+  with text_options.report(arguments, federated.PART) as report:
+    demo.run(report, text_options.text(arguments), text_options.by_sentence(arguments),
+             text_options.by_client(arguments), arguments.tune, arguments.workers)

@@ -10,6 +10,7 @@ import traceback
 from typing import Any, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 
 if TYPE_CHECKING:
@@ -33,11 +34,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
   model = load(arguments.model)
-  try:
+  with errors.usage():
     explanation = tfdp.explain_clipping(
         model, batch_size=arguments.batch_size, scaled=arguments.scaled or None)
-  except ValueError as error:
-    raise options.UsageError(str(error)) from error
   print(options.to_json(explanation.to_dict()) if arguments.json else explanation)
 
 
@@ -45,7 +44,7 @@ def load(name: str) -> compat.Model:
   """The model that an argument names.
 
   Raises:
-    UsageError: If there is none.
+    errors.UsageError: If there is none.
   """
   from tfdp_adaptive import compat  # It loads Keras. pylint: disable=import-outside-toplevel
   module, colon, function = name.partition(':')
@@ -53,18 +52,18 @@ def load(name: str) -> compat.Model:
     try:
       return compat.keras.models.load_model(name, compile=False)
     except Exception as error:  # pylint: disable=broad-except
-      raise options.UsageError(
+      raise errors.UsageError(
           f'{name} cannot be loaded: {_said(error)} A model with layers of your own '
           'needs their code: give module:function, which returns the model.') from error
   if not colon:
-    raise options.UsageError('MODEL must be a file, or module:function that returns a model. '
-                             f'Received: {name}, which does not exist.')
+    raise errors.UsageError('MODEL must be a file, or module:function that returns a model. '
+                            f'Received: {name}, which does not exist.')
   sys.path.insert(0, os.getcwd())
   try:
     return getattr(importlib.import_module(module), function)()
   except Exception as error:  # Also of the user's code. pylint: disable=broad-except
     last = traceback.extract_tb(error.__traceback__)[-1]
-    raise options.UsageError(
+    raise errors.UsageError(
         f'{name} must be a module and a function in it, here or on PYTHONPATH, that returns a '
         f'model when it is called without arguments. Received: {type(error).__name__}: '
         f'{_said(error)} ({last.filename}, line {last.lineno})') from error

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import io
 import os
-import platform
 import signal
 import sys
 import threading
@@ -17,11 +16,11 @@ import types
 from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
 import warnings
 
-import tfdp_adaptive
 from tfdp_adaptive import errors
+from tfdp_adaptive import gate
 from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.data import corpus
+from tfdp_adaptive.cli import progress
 
 # A module of this package each, with `add_parser(subparsers)` and `run(arguments)`; it is
 # imported when it is asked for, so that help does not wait: (summary, examples).
@@ -70,6 +69,7 @@ COMMANDS = {
          'tfdp mechanism --steps 2000 --min-sep 400 --max-participations 5 '
          '--design banded-toeplitz:64 --json')),
 }
+LONG = ('demo', 'compare', 'federated', 'train', 'tune', 'audit')  # These train.
 _SLOW = 'tensorflow'  # Seconds to import.
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
@@ -91,7 +91,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
       folder.check(arguments.out)
-    with _notes(command):
+    heard = (progress.shown(command) if arguments.command in LONG
+             else contextlib.nullcontext())
+    with heard, _notes(command), gate.loading():  # Who types a part's name has asked for it.
       status = arguments.run(arguments) or 0
     sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
     return status
@@ -112,7 +114,7 @@ def _status(command: str, error: Exception) -> int:
   if isinstance(error, MemoryError):
     return _fail(command, f'more memory is needed than there is. {error}')
   # Such as a full disk, or a part that is not installed.
-  if isinstance(error, (options.UsageError, corpus.DataError, OSError, ImportError)):
+  if isinstance(error, (errors.UsageError, OSError, ImportError)):
     return _fail(command, error)
   raise error
 
@@ -168,7 +170,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-  """The parser of the whole command; of subcommands, only those that `argv` begins with."""
+  """Returns the parser, with the arguments of the subcommand that `argv` starts with."""
   result = _Parser(
       prog='tfdp', formatter_class=argparse.RawDescriptionHelpFormatter,
       description='Differentially private training with adaptive optimizers.',
@@ -203,23 +205,16 @@ class _Version(argparse.Action):
 
 
 def version() -> str:
-  """One line: this library, and what it runs on, without importing it."""
-  parts = [f'tfdp-adaptive {tfdp_adaptive.__version__}', f'Python {platform.python_version()}']
-  for name in ('tensorflow', 'keras', 'tensorflow-federated', 'dp-accounting'):
-    parts += [f'{name} {_installed(name)}'] * (_installed(name) is not None)
-  return ', '.join(parts)
-
-
-def _installed(name: str) -> Optional[str]:
-  from importlib import metadata  # pylint: disable=import-outside-toplevel
-  try:
-    return metadata.version(name)
-  except metadata.PackageNotFoundError:
-    return None
+  """One line: this library, and what it runs on."""
+  from tfdp_adaptive.examples import report  # pylint: disable=import-outside-toplevel
+  return ', '.join(f'{name} {found}' for name, found in report.versions().items())
 
 
 class _Later(types.ModuleType):
-  """A module that is imported when something in it is used: wrong arguments do not wait for it."""
+  """A module that is imported when something in it is used: wrong arguments do not wait for it.
+
+  The files below import TensorFlow at their top, as is usual, which takes seconds.
+  """
 
   def __init__(self, spec: Any) -> None:
     super().__init__(spec.name)

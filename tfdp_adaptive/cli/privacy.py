@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import errors
+from tfdp_adaptive.advice import budget
 from tfdp_adaptive.cli import options
 
 if TYPE_CHECKING:
@@ -92,8 +94,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _print_choices(arguments: argparse.Namespace) -> None:
   if arguments.epsilon is None or arguments.batch_size or arguments.steps:
-    raise options.UsageError('--budget takes the place of --batch-size and --steps, and needs '
-                             '--epsilon.')
+    raise errors.UsageError('--budget takes the place of --batch-size and --steps, and needs '
+                            '--epsilon.')
   choices = tfdp.advice.batch_and_steps(
       population_size=arguments.population_size, target_epsilon=arguments.epsilon,
       target_delta=arguments.delta, examples=arguments.budget, parameters=arguments.advise or 1,
@@ -103,19 +105,17 @@ def _print_choices(arguments: argparse.Namespace) -> None:
 
 def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
   if not arguments.batch_size or not arguments.steps:
-    raise options.UsageError('Give --batch-size and --steps, or --budget.')
+    raise errors.UsageError('Give --batch-size and --steps, or --budget.')
   fields = dict(
-      target_delta=arguments.delta or options.default_delta(arguments.population_size),
+      target_delta=arguments.delta or budget.default_delta(arguments.population_size),
       population_size=arguments.population_size, population_is_public=True,
       batch_size=arguments.batch_size, steps=arguments.steps,
       l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
       sampling=SAMPLINGS[arguments.sampling](
           arguments.min_sep, arguments.draws,
           max(1, round(arguments.population_size / arguments.batch_size))))
-  if arguments.epsilon is not None:
-    return options.calibrate(
+  with errors.usage():
+    if arguments.epsilon is None:
+      return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
+    return tfdp.PrivacyPlan.calibrate(
         target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)
-  try:
-    return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
-  except ValueError as error:
-    raise options.UsageError(str(error)) from error

@@ -8,29 +8,20 @@ command is given again with the same --out; `tune.state/` in it is secret until 
 """
 
 import argparse
-import math
-import sys
 from typing import Any, Dict, List
 
-import numpy as np
-import tensorflow as tf
-
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.cli import compare
-from tfdp_adaptive.cli import language_model
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import report as report_lib
-from tfdp_adaptive.cli import settings as settings_lib
-from tfdp_adaptive.cli import tasks
-from tfdp_adaptive.cli import train
-from tfdp_adaptive.data import next_word
-
-_BATCH = 512
+from tfdp_adaptive.cli import text_options
+from tfdp_adaptive.examples import compare
+from tfdp_adaptive.examples import settings as settings_lib
+from tfdp_adaptive.examples import tune
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('tune', description=__doc__)
-  compare.add_arguments(parser)
+  text_options.add_sentence_arguments(parser)
   group = parser.add_argument_group('search')
   group.add_argument('--runs', type=_runs, default=10.0, metavar='K',
                      help='expected number of runs, at least 1 (default: %(default)g)')
@@ -43,56 +34,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   group.add_argument('--grid', action='append', default=[], metavar='NAME=V,V,...',
                      help='values of a setting of the method; may be repeated (default: the '
                           'recorded grid)')
-  options.add_data_arguments(parser)
-  options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
-  options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
-  parser.set_defaults(tune=False)
+  text_options.add_data_arguments(parser)
+  text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
   return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
   method = settings_lib.CENTRALIZED[arguments.method]
-  fixed = options.settings(method, arguments.set)
+  settings = options.changed(method.settings, arguments.set)
   grid = _grid(arguments.grid, method)
-  with report_lib.Report(arguments.out, 'tune') as report:
-    task = tasks.load(arguments)
-    report.describe(task, arguments)
-    search = tfdp.privacy.Search(arguments.runs, arguments.shape, arguments.score_noise)
-    plan = compare.make_plan(arguments, task, search=search)
-    report.begin({'plan': plan.to_json(), 'method': arguments.method, 'settings': fixed,
-                  'grid': grid, **task.identity()})
-    print(f'Tuning {method.label} on {math.prod(map(len, grid.values()))} settings; how many runs '
-          'it takes is secret.', file=sys.stderr)
-    best = tfdp.tune(
-        lambda settings, plan: compare.prepare(task, method, {**fixed, **settings}, plan)[0],
-        grid, task.train, plan, validation=task.validation, score=sentence_scores,
-        directory=report.unfinished / 'search')
-    train.publish(best.model, task, report)
-    report.state(*report_lib.preamble(task, arguments, _CHOSEN), best.statement())
-    report.card(best.model.privacy_card(words={'the data': ' '.join(task.notes)}))
-    report.add(report_lib.Row('public word frequencies', compare.PART, *task.baseline))
-    loss, accuracy = language_model.Evaluator(best.model, task.test)()
-    report.add(report_lib.Row(
-        method.label, compare.PART, loss, accuracy, steps=plan.steps,
-        settings={**fixed, **(best.settings or {})}, epsilon=plan.epsilon(),
-        delta=plan.target_delta, unit='sentence'))
-    report.finish(arguments.json)
-
-
-_CHOSEN = ('Settings were chosen by this command, from a grid that was fixed before, by runs that '
-           'the guarantee below counts, on validation sentences that it covers, too.')
-
-
-def sentence_scores(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  """[n]: the share of each sentence's words that the model finds."""
-  scores = []
-  for start in range(0, len(y), _BATCH):
-    logits = model(tf.convert_to_tensor(x[start:start + _BATCH]), training=False)
-    targets = np.asarray(y[start:start + _BATCH])
-    words = targets != next_word.PADDING
-    right = words & (np.asarray(tf.argmax(logits, -1)) == targets)
-    scores.append(right.sum(-1) / np.maximum(words.sum(-1), 1))
-  return np.concatenate(scores)
+  search = tfdp.privacy.Search(arguments.runs, arguments.shape, arguments.score_noise)
+  with text_options.report(arguments, 'tune') as report:
+    tune.run(report, text_options.text(arguments), text_options.by_sentence(arguments),
+             arguments.method, settings, grid, search)
 
 
 def _grid(changes: List[str], method: settings_lib.Method) -> Dict[str, List[float]]:
@@ -101,12 +56,12 @@ def _grid(changes: List[str], method: settings_lib.Method) -> Dict[str, List[flo
   for change in changes:
     name, _, values = change.partition('=')
     if name not in method.settings:
-      raise options.UsageError(
+      raise errors.UsageError(
           f'--grid must name one of {", ".join(method.settings)}. Received: {change}')
     try:
       grid[name] = [options.positive_float(value) for value in values.split(',')]
     except argparse.ArgumentTypeError as error:
-      raise options.UsageError(f'--grid {name} {error}') from error
+      raise errors.UsageError(f'--grid {name} {error}') from error
   return grid or {name: list(values) for name, values in method.grid.items()}
 
 

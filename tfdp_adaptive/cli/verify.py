@@ -12,6 +12,7 @@ import signal
 import threading
 from typing import Any, Iterator, List, TYPE_CHECKING
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 
 if TYPE_CHECKING:
@@ -54,12 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _findings(arguments: argparse.Namespace) -> List[Any]:
   from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
-  try:
-    return card_checks.check(card_json.read(arguments.card), arguments.weights)
-  except card_json.WrongCard as error:
-    return [card_checks.Finding(card_checks.WRONG, str(error))]
-  except ValueError as error:
-    raise options.UsageError(str(error)) from error
+  with errors.usage():
+    try:
+      return card_checks.check(card_json.read(arguments.card), arguments.weights)
+    except card_json.WrongCard as error:
+      return [card_checks.Finding(card_checks.WRONG, str(error))]
 
 
 @contextlib.contextmanager
@@ -70,8 +70,8 @@ def _limit(seconds: int) -> Iterator[None]:
     return
 
   def stop(number: int, frame: Any) -> None:
-    raise options.UsageError(f'The card takes more than {seconds} seconds to check. '
-                             'Give --seconds for more.')
+    raise errors.UsageError(f'The card takes more than {seconds} seconds to check. '
+                            'Give --seconds for more.')
 
   before = signal.signal(signal.SIGALRM, stop)
   signal.alarm(min(seconds, 10**8))

@@ -7,9 +7,10 @@ import json
 from typing import Any, Dict, Optional, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.cli import compare
+from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import settings as settings_lib
+from tfdp_adaptive.examples import compare
+from tfdp_adaptive.examples import settings as settings_lib
 
 if TYPE_CHECKING:
   import argparse
@@ -30,7 +31,8 @@ METHODS: Dict[str, Dict[str, Any]] = {
     'NoisyAdaGrad': dict(diagonal=True),
     'NonPrivateNoiselessAdam': dict(allow_non_private=True),
 }
-_FOLLOWED = ('quantile_clip', 'slack_clip')  # Arguments of every class.
+# What the clip norm of every class may follow.
+_FOLLOWED = {'quantile_clip': 'Quantile', 'slack_clip': 'Slack'}
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
 
 
@@ -52,22 +54,20 @@ def report(
     unit: str = 'example') -> Any:
   """The audit of one method, by its class's name or one of `settings.CENTRALIZED`."""
   if batch_size > canaries:
-    raise options.UsageError('--batch-size must be at most the number of canaries, which are all '
-                             f'records there are, {canaries}. Received: {batch_size}')
+    raise errors.UsageError('--batch-size must be at most the number of canaries, which are all '
+                            f'records there are, {canaries}. Received: {batch_size}')
   if canaries < 16:
-    raise options.UsageError(f'--canaries must be at least 16. Received: {canaries}')
+    raise errors.UsageError(f'--canaries must be at least 16. Received: {canaries}')
   optimizer = make(
       method, changes, epsilon or compare.EPSILON, delta or DELTA, canaries, steps, batch_size,
       seed, unit)
-  try:
+  with errors.usage():  # Settings that do not go together.
     return tfdp.audit.white_box(
         optimizer, epsilon=epsilon, canaries=canaries, confidence=confidence, seed=seed)
-  except ValueError as error:  # Settings that do not go together.
-    raise options.UsageError(str(error)) from error
 
 
 def make(
-    method: str, changes: Any, epsilon: float, delta: Optional[float], population_size: int,
+    method: str, changes: Any, epsilon: float, delta: float, population_size: int,
     steps: int, batch_size: int, seed: Optional[int] = None, unit: str = 'example') -> Any:
   """A fresh optimizer with a plan that claims `epsilon`."""
   if method in METHODS:
@@ -76,7 +76,10 @@ def make(
   else:
     name = settings_lib.CENTRALIZED[method].optimizer
     settings = dict(settings_lib.CENTRALIZED[method].settings)
-  settings = options.changed(settings, changes, _FOLLOWED)
+  settings = options.changed(settings, changes, tuple(_FOLLOWED))
+  for follows in [name for name in _FOLLOWED if name in settings]:
+    settings['clipping'] = getattr(tfdp.clipping, _FOLLOWED[follows])(
+        settings.pop(follows))
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
               l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed, unit=unit)
   if name in _FULL:
@@ -86,5 +89,6 @@ def make(
   if name == 'NoisyAdaGrad':
     settings['participations'] = -(-steps // -(-population_size // batch_size))
     plan.update(extra_releases=(1.0,))
-  plan = options.calibrate(target_epsilon=epsilon, target_delta=delta, **plan)
+  with errors.usage():
+    plan = tfdp.PrivacyPlan.calibrate(target_epsilon=epsilon, target_delta=delta, **plan)
   return getattr(tfdp, name)(plan=plan, seed=seed, **settings)

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import next_word
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import next_word
 
 
 def sentences(*texts):

@@ -6,7 +6,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.data import corpus
+from . import corpus
 
 
 class Question(NamedTuple):
@@ -20,7 +20,7 @@ class Question(NamedTuple):
 def read(path: corpus.Path) -> List[Question]:
   """Reads JSON lines with `client`, `text`, `tags` and optionally `title`.
 
-  Lines without `tags` (answers, comments) are passed over.
+  Lines without `tags` (answers, comments) are skipped.
 
   Raises:
     corpus.DataError: The file is missing or malformed, or has no tagged line.
@@ -49,7 +49,7 @@ def read(path: corpus.Path) -> List[Question]:
 
 def examples(questions: Sequence[Question], vocabulary: Sequence[str],
              tags: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-  """One example per question.
+  """Makes one example per question.
 
   Returns:
     x: [n, words] float32, frequencies of the vocabulary's words in the question.

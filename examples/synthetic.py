@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up inputs, public because nobody's data is in them: for rules that use public data (NumPy).
+"""Synthetic inputs for rules that use public data; they contain nobody's data (NumPy).
 
     x = synthetic.pink_noise(64, (32, 32, 3))
     y = np.random.default_rng(1).integers(0, 10, 64)
@@ -15,12 +15,12 @@ from tfdp_adaptive import checks
 
 def pink_noise(
     count: int, shape: Sequence[int], exponent: float = 1.0, seed: int = 0) -> np.ndarray:
-  """Noise whose power falls with frequency as `f^-exponent`, as that of photographs and sounds.
+  """Returns noise whose power falls with frequency as `f^-exponent`, as in photographs and sounds.
 
   Args:
     count: How many inputs.
-    shape: Of one, its last axis being channels, which are independent. Inputs of one axis
-      have no neighbours: white noise.
+    shape: Shape of one input. Its last axis holds channels, which are independent. Inputs with one
+      axis are white noise.
     exponent: 0 is white; photographs have about 2.
     seed: Of the draws.
 
@@ -44,13 +44,13 @@ def pink_noise(
 
 def zipf_tokens(
     count: int, length: int, vocabulary: int, exponent: float = 1.0, seed: int = 0) -> np.ndarray:
-  """Words whose frequency falls with their rank r as `r^-exponent`, as those of languages.
+  """Returns words whose frequency falls with their rank r as `r^-exponent`, as in languages.
 
   Args:
     count: How many sequences.
     length: Words in each.
     vocabulary: How many words there are; id 0 is the most frequent.
-    exponent: 0 has all alike.
+    exponent: 0 gives equal frequencies.
     seed: Of the draws.
 
   Returns:

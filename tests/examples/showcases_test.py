@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from tfdp_adaptive.cli import report as report_lib
-from tfdp_adaptive.cli import showcases
+from tfdp_adaptive.examples import report as report_lib
+from tfdp_adaptive.examples import showcases
 
 
 def test_inputs_of_every_scale_tell_equally_much():
@@ -39,9 +39,9 @@ def test_every_method_has_a_grid_of_one_size_that_holds_its_settings(case):
                          ids=['scales', 'noise'])
 def test_what_is_reported_is_within_epsilon(case, names, tmp_path):
   few = case._replace(steps=40, methods={name: case.methods[name] for name in names})
-  with report_lib.Report(tmp_path / 'out') as report:
+  with report_lib.Report(tmp_path / 'out', {}, as_json=False) as report:
     showcases.run(few, report)
-    report.finish(as_json=False)
+    report.finish()
   rows = report._rows
   assert [row.method for row in rows] == [few.methods[name].label for name in names]
   for row, name in zip(rows, names):
@@ -80,6 +80,6 @@ def test_they_show_what_they_should():
                               (showcases.NOISE, 'banded', 'independent')]:
     train, test = case.make(case.population_size, 1), case.make(5000, 3)
     results = [case.measure(showcases.fit(
-        case, case.methods[name], case.methods[name].settings, train, test)[0])
+        case, case.methods[name], train, case.methods[name].settings, test)[0])
                for name in (better, worse)]
     assert results[0] < .85 * results[1], case.part

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of the main job and their settings, chosen once and recorded here.
+"""The methods of the demonstration and their settings, chosen once and recorded here.
 
 All on public or made-up data. Those of the two showcases are the best of the twelve in
 each method's grid, by the mean of several runs on validation examples; the federated
@@ -104,18 +104,21 @@ NOISE = {
 }
 
 
-def search(
-    method: Method,
+def settled(
+    method: Method, tuned: bool,
     validation_loss: Callable[[Dict[str, Any]], float]) -> Tuple[Dict[str, Any], int]:
-  """Tries the method's whole grid.
+  """The recorded settings, or those of the method's whole grid that do best.
 
   Args:
     method: A `Method`.
+    tuned: Whether the grid is tried.
     validation_loss: `settings -> float`, trains a model.
 
   Returns:
-    The settings of least loss, and the number of models trained.
+    The settings, and the number of models trained.
   """
+  if not tuned:
+    return method.settings, 0
   results = []
   for values in itertools.product(*method.grid.values()):
     settings = {**method.settings, **dict(zip(method.grid, values))}

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sentences with the client they belong to, from the standard library or a file.
 
-Tokenisation, the same for every source: a text is cut into sentences at blank
-lines and after `.`, `!`, `?`, `:` or `;` followed by white space; a sentence is
-its lower-cased runs of letters (any alphabet, inner apostrophes kept). Digits,
-underscores and punctuation separate words and are dropped. Sentences of fewer
-than `MIN_WORDS` words are dropped. In a plain text file, a sentence of more than
-`MAX_LINES` lines is a list without punctuation: each of its lines is a sentence.
+All sources are tokenized in the same way. A text is cut into sentences at blank lines and after
+`.`, `!`, `?`, `:` or `;` followed by white space. Words are lower-cased runs of letters of any
+alphabet, with inner apostrophes. Digits, underscores and punctuation separate words and are
+dropped, and so are sentences of fewer than `MIN_WORDS` words. In a plain text file, a sentence of
+more than `MAX_LINES` lines is a list without punctuation, and each of its lines is a sentence.
 """
 
 import ast
@@ -34,6 +33,8 @@ from typing import (
 )
 import zlib
 
+from tfdp_adaptive import errors
+
 Path = Union[str, os.PathLike]
 
 MIN_WORDS, MAX_LINES = 3, 8
@@ -46,7 +47,7 @@ _OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
 _JSON_SUFFIXES = ('.jsonl', '.ndjson', '.json')
 
 
-class DataError(ValueError):
+class DataError(errors.UsageError):
   """A file of text or words cannot be used; the message names file and line."""
 
 
@@ -149,7 +150,7 @@ def _pieces(lines: Sequence[str]) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> List[str]:
-  """The lines of a UTF-8 file, decompressed by suffix, without their ends."""
+  """Returns the lines of a UTF-8 file without their ends, decompressed by suffix."""
   path = pathlib.Path(path)
   try:
     if path.is_char_device():  # Some never end.
@@ -209,11 +210,11 @@ def _json_record(where: str, line: str) -> Tuple[Optional[str], str]:
 
 
 def split(sentences: Iterable[Sentence]) -> Split:
-  """About 80/10/10 percent, by a fixed hash of the client, or else of the words.
+  """Splits a corpus into about 80, 10 and 10 percent, by a fixed hash of client or words.
 
-  All sentences of a client fall into one part, so that held-out sentences are of
-  people (modules) never seen. Without clients, sentences of the same words are
-  divided, too: they may differ in what is dropped, such as a number.
+  All sentences of a client fall into one part, so held-out sentences are of unseen people
+  (modules). Without clients, sentences with the same words can fall into different parts, since
+  they may differ in what is dropped, such as a number.
   """
   parts = Split([], [], [])
   seen: Dict[str, int] = collections.Counter()
@@ -230,7 +231,7 @@ def split(sentences: Iterable[Sentence]) -> Split:
 
 
 def by_client(sentences: Iterable[Sentence]) -> Dict[str, List[Sentence]]:
-  """{client: its sentences}, in order of appearance; sentences without client are left out."""
+  """Returns {client: its sentences}, in order of appearance, of all sentences with a client."""
   clients: Dict[str, List[Sentence]] = {}
   for sentence in sentences:
     if sentence.client is not None:
@@ -239,9 +240,9 @@ def by_client(sentences: Iterable[Sentence]) -> Dict[str, List[Sentence]]:
 
 
 def most_frequent(lists: Iterable[Iterable[str]], size: int) -> Tuple[str, ...]:
-  """The `size` most frequent of all words (or tags), ties in alphabetical order.
+  """Returns the `size` most frequent words (or tags), ties in alphabetical order.
 
-  Which are frequent is a property of the text: take it from PUBLIC text.
+  Frequencies reveal the text, so count them in PUBLIC text.
   """
   counts = collections.Counter(item for items in lists for item in items)
   ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -4,7 +4,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.cli import language_model
+from tfdp_adaptive.examples import language_model
 
 TARGETS = np.array([[2, 3, 0], [1, 0, 0], [0, 0, 0]], np.int32)
 

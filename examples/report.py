@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import metadata
 import io
 import itertools
 import json
@@ -12,22 +14,49 @@ import platform
 import shutil
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  List,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Tuple,
+  TYPE_CHECKING,
+  Union,
+)
 
 import numpy as np
 
+from tfdp_adaptive import checks
+from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.cli import folder
-from tfdp_adaptive.cli import options
+from tfdp_adaptive import version
 
 if TYPE_CHECKING:
-  import argparse
-
   import tfdp_adaptive as tfdp
-  from tfdp_adaptive.cli import tasks
+
+  from . import settings as settings_lib
+  from . import tasks
 
 STATE = '.state'  # Suffix of folders that unfinished runs keep.
 _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds per step')
+
+
+class Run(NamedTuple):
+  """What one training run measured."""
+
+  curve: Tuple[Tuple[int, float, float], ...]  # (step, loss, accuracy) on held-out words.
+  seconds_per_step: Optional[float]  # Median over steps; None where it would tell of them.
+
+  @property
+  def loss(self) -> float:
+    return self.curve[-1][1]
+
+  @property
+  def accuracy(self) -> float:
+    return self.curve[-1][2]
 
 
 class Row(NamedTuple):
@@ -46,43 +75,18 @@ class Row(NamedTuple):
   curve: Tuple[Tuple[int, float, float], ...] = ()  # (step, loss, accuracy)
 
 
-def about(task: tasks.Task, arguments: argparse.Namespace) -> Dict[str, Any]:
-  """What a run was made of, for the JSON file."""
-  return {
-      'data': task.name, 'training_sentences': len(task.train[0]),
-      'clients': len(task.clients), 'vocabulary_and_special_words': task.num_ids,
-      'options': {name: str(value) if isinstance(value, pathlib.Path) else value
-                  for name, value in vars(arguments).items() if name != 'run'},
-      'python': platform.python_version(), 'versions': _versions()}
+def unreadable(saved: Any, error: Any) -> errors.UsageError:
+  """The error that what an unfinished run saved is broken."""
+  return errors.UsageError(
+      f'{saved} cannot be read: {error}. Start again in another --out DIR; what was spent in this '
+      'one then counts as well if any of it was published.')
 
 
-def _unused() -> pathlib.Path:
+def unused() -> pathlib.Path:
   """A folder named after the time, which no other command has."""
   stem = pathlib.Path('runs', time.strftime('%Y-%m-%d_%H-%M-%S'))
   names = (stem.with_name(f'{stem.name}_{i}') for i in itertools.count(2))
   return next(path for path in itertools.chain([stem], names) if not path.exists())
-
-
-def preamble(
-    task: tasks.Task, arguments: argparse.Namespace, tuning: str = '') -> List[str]:
-  """First paragraphs of the statement: the text, and what no epsilon covers.
-
-  Args:
-    task: What is trained on.
-    arguments: Of the command line.
-    tuning: How settings were chosen, if in another way than `--tune` says.
-  """
-  tuning = tuning or (
-      'Settings were chosen by this run on validation sentences; the models trained for that are '
-      'counted below.' if arguments.tune else
-      'Settings are the recorded ones, chosen on the public default text. Choosing others on '
-      'private text costs privacy, and every model trained for it counts.')
-  return [
-      'PRIVACY STATEMENT', *task.notes, tuning,
-      'An example is one sentence, of which the first words are used. Guarantees for an example '
-      'say nothing of an author of several; those for a user cover all sentences of a client.',
-      'Losses, accuracies and curves are exact numbers on held-out text, and times depend on the '
-      'training text. They are covered by no epsilon: publish them only if the text is public.']
 
 
 class Report:
@@ -92,17 +96,21 @@ class Report:
 
   Args:
     out: Folder, or None for `runs/<time>`. It is created with the first row.
+    options: What the run was asked for, for JSON.
+    as_json: Whether the results are printed as JSON.
     state: Name of the folder in it from which an unfinished run of this kind goes on;
       what is in there is SECRET. `finish` removes it.
 
   Raises:
-    options.UsageError: The folder holds results or another unfinished run, or is a file.
+    errors.UsageError: The folder holds results or another unfinished run, or is a file.
   """
 
-  def __init__(self, out: Optional[pathlib.Path], state: str = '') -> None:
-    self._folder = _unused() if out is None else out
+  def __init__(self, out: Optional[pathlib.Path], options: Dict[str, Any], as_json: bool,
+               state: str = '') -> None:
+    self._options, self._as_json = options, as_json
+    self._folder = unused() if out is None else out
     if self._folder.exists() and not self._folder.is_dir():
-      raise options.UsageError(f'--out must be a folder. Received: {self._folder}')
+      raise errors.UsageError(f'--out must be a folder. Received: {self._folder}')
     self.unfinished: Any = self.path(state + STATE) if state else None
     self._lock: Optional[runfolder.Lock] = None
     self._about: Dict[str, Any] = {}
@@ -118,23 +126,44 @@ class Report:
     if self._lock is not None:
       self._lock.close()
 
-  def describe(self, task: tasks.Task, arguments: argparse.Namespace) -> None:
-    """Says what the run is about, for the JSON file."""
-    self._about = about(task, arguments)
+  def describe(self, task: tasks.Task, tuned: Union[bool, str]) -> None:
+    """Says what the run is about: the text, and what no epsilon covers.
+
+    Args:
+      task: What is trained on.
+      tuned: Whether settings were chosen by this run, or how.
+    """
+    self._about = {
+        'data': task.name, 'training_sentences': len(task.train[0]),
+        'clients': len(task.clients), 'vocabulary_and_special_words': task.num_ids,
+        'options': self._options, 'versions': versions()}
+    if not isinstance(tuned, str):
+      tuned = (
+          'Settings were chosen by this run on validation sentences; the models trained for that '
+          'are counted below.' if tuned else
+          'Settings are the recorded ones, chosen on the public default text. Choosing others on '
+          'private text costs privacy, and every model trained for it counts.')
+    self.state(
+        'PRIVACY STATEMENT', *task.notes, tuned,
+        'An example is one sentence, of which the first words are used. Guarantees for an example '
+        'say nothing of an author of several; those for a user cover all sentences of a client.',
+        'Losses, accuracies and curves are exact numbers on held-out text, and times depend on '
+        'the training text. They are covered by no epsilon: publish them only if the text is '
+        'public.')
 
   def _refuse_others(self) -> None:
     for other in set(self._folder.glob('*' + STATE)) - {self.unfinished}:
-      raise options.UsageError(
+      raise errors.UsageError(
           f'{other} belongs to an unfinished run of another command; give another --out DIR.')
     if self.path('results.json').exists() and not (self.unfinished and self.unfinished.exists()):
-      raise options.UsageError(
+      raise errors.UsageError(
           f'{self.path("results.json")} exists and would be overwritten; give another --out DIR.')
 
   def _claim(self) -> None:
     """Makes the folder and locks it, once."""
     if self._lock is None:
-      folder.make(self._folder)
-      self._lock = folder.lock(self._folder)
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._lock = lock(self._folder)
       self._refuse_others()  # Another command may have ended in the meantime.
 
   def begin(self, description: Dict[str, Any]) -> None:
@@ -144,19 +173,19 @@ class Report:
       description: What must be the same when a run goes on, for JSON.
 
     Raises:
-      options.UsageError: The folder cannot be used, or holds another run.
+      errors.UsageError: The folder cannot be used, or holds another run.
     """
     self._claim()
-    folder.make(self.unfinished)
+    self.unfinished.mkdir(exist_ok=True)
     self.unfinished.chmod(0o700)  # Whatever the umask: what will be in there is secret.
     text, path = json.dumps(description), self.unfinished / 'run.json'
     if set(self.unfinished.iterdir()) - {path}:
       try:
         same = path.read_text(encoding='utf-8') == text
       except (OSError, ValueError) as error:
-        raise options.unreadable(self.unfinished, error) from error
+        raise unreadable(self.unfinished, error) from error
       if not same:
-        raise options.UsageError(
+        raise errors.UsageError(
             f'{self.unfinished} holds an unfinished run with other data or arguments. Give those, '
             'or another --out DIR.')
     else:
@@ -174,6 +203,15 @@ class Report:
     """Adds a result and saves what there is, so that an interrupted run keeps it."""
     self._rows.append(row)
     self._write('results.json', self.json())
+
+  def add_run(
+      self, method: settings_lib.Method, part: str, measured: Run,
+      settings: Dict[str, Any], **guarantee: Any) -> None:
+    """Adds what a method reached; `guarantee` is epsilon, delta and unit, if there is one."""
+    self.add(Row(
+        method.label, part, measured.loss, measured.accuracy, steps=measured.curve[-1][0],
+        seconds_per_step=measured.seconds_per_step, settings=settings, curve=measured.curve,
+        **guarantee))
 
   def state(self, *paragraphs: str) -> None:
     """Adds paragraphs to the privacy statement and saves it."""
@@ -202,34 +240,67 @@ class Report:
           f'({_rounded_up(together.epsilon or 0.0)}, {plan.target_delta:g})-differential privacy.')
 
   def json(self) -> str:
-    return options.to_json(dict(self._about, rows=[row._asdict() for row in self._rows]))
+    return json.dumps(checks.for_json(
+        dict(self._about, rows=[row._asdict() for row in self._rows])), indent=1)
 
   def table(self) -> str:
     """The rows as aligned text, part by part, the best first by what its panel shows."""
     parts = list(dict.fromkeys(row.part for row in self._rows))
     rows = sorted(self._rows, key=lambda row: (parts.index(row.part), _rank(row)))
-    cells = [_COLUMNS] + [_cells(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ['  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                       for i, (cell, width) in enumerate(zip(line, widths))) for line in cells]
+    lines = aligned([_COLUMNS] + [_cells(row) for row in rows])
     result = lines[:1]
     for part in parts:
       result.append(f'-- {part} '.ljust(len(lines[0]), '-'))
       result += [line for row, line in zip(rows, lines[1:]) if row.part == part]
     return '\n'.join(result)
 
-  def finish(self, as_json: bool) -> None:
+  def finish(self) -> None:
     """Draws the curves, prints the results and the paths of all files."""
     paths = [self.path('results.json'), self.path('privacy.txt'), *self._files]
     if _draw(self._rows, self.path('curves.png')):
       paths.append(self.path('curves.png'))
-    print(self.json() if as_json else '\n' + self.table())
+    print(self.json() if self._as_json else '\n' + self.table())
     notes = ['', 'Loss and accuracy are exact numbers on held-out data: they are not private.',
              'Every epsilon is for its model alone; privacy.txt says what several cost together.',
              ''] + [str(path) for path in paths]
-    print('\n'.join(notes), file=sys.stderr if as_json else sys.stdout)
+    print('\n'.join(notes), file=sys.stderr if self._as_json else sys.stdout)
     if self.unfinished:
       shutil.rmtree(self.unfinished, ignore_errors=True)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> List[str]:
+  """Lines of a table: the first column to the left, the others to the right."""
+  widths = [max(map(len, column)) for column in zip(*cells)]
+  return ['  '.join(cell.rjust(width) if i else cell.ljust(width)
+                    for i, (cell, width) in enumerate(zip(line, widths))) for line in cells]
+
+
+def canvas(name: str, **size: Any) -> Any:
+  """An empty figure of matplotlib; None, and a word about the file, where that is missing."""
+  try:
+    from matplotlib import figure  # pylint: disable=import-outside-toplevel
+  except ImportError:
+    print(f'No {name}: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
+          file=sys.stderr)
+    return None
+  return figure.Figure(layout='constrained', **size)
+
+
+def lock(path: pathlib.Path) -> runfolder.Lock:
+  """Keeps other commands out of a folder.
+
+  Raises:
+    errors.UsageError: Another command has the folder, or nothing can be locked there.
+  """
+  try:
+    return runfolder.Lock(path)
+  except runfolder.Held as error:
+    raise errors.UsageError(
+        f'Another tfdp is at work in {path}. Wait for it, or give another --out DIR.') from error
+  except OSError as error:
+    raise errors.UsageError(
+        f'{path} cannot be locked ({error.strerror}), so two commands could spoil one run '
+        'there. Give an --out on another file system.') from error
 
 
 def _cells(row: Row) -> Tuple[str, ...]:
@@ -249,11 +320,13 @@ def _rounded_up(epsilon: float) -> str:
   return statement.rounded_up(epsilon)
 
 
-def _versions() -> Dict[str, str]:
-  """Versions of the libraries that are loaded."""
-  names = ('tfdp_adaptive', 'tensorflow', 'keras', 'tensorflow_federated', 'dp_accounting', 'numpy')
-  versions = ((name, getattr(sys.modules.get(name), '__version__', None)) for name in names)
-  return {name: version for name, version in versions if version}
+def versions() -> Dict[str, str]:
+  """Versions of this library and of what it runs on, without importing it."""
+  found = {'tfdp-adaptive': version.__version__, 'Python': platform.python_version()}
+  for name in ('tensorflow', 'keras', 'tensorflow-federated', 'dp-accounting', 'numpy'):
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      found[name] = metadata.version(name)
+  return found
 
 
 class _Panel(NamedTuple):
@@ -294,25 +367,20 @@ def _draw(rows: Sequence[Row], path: pathlib.Path) -> bool:
   parts = [part for part in _PANELS if any(row.part == part and len(row.curve) > 1 for row in rows)]
   if not parts:
     return False
-  try:
-    from matplotlib import figure  # pylint: disable=import-outside-toplevel
-  except ImportError:
-    print('No curves.png: matplotlib is not installed (pip install tfdp-adaptive[plots]).',
-          file=sys.stderr)
-    return False
   columns = min(2, len(parts))
-  canvas = figure.Figure(figsize=(6.5 * columns, 5 * -(-len(parts) // columns)),
-                         layout='constrained')
+  picture = canvas(path.name, figsize=(6.5 * columns, 5 * -(-len(parts) // columns)))
+  if picture is None:
+    return False
   if columns > 1:
-    canvas.suptitle('At equal privacy, optimizer and noise decide how much is learned')
-  panels = np.ravel(canvas.subplots(-(-len(parts) // columns), columns))
+    picture.suptitle('At equal privacy, optimizer and noise decide how much is learned')
+  panels = np.ravel(picture.subplots(-(-len(parts) // columns), columns))
   for part, panel in zip(parts, panels):
     _draw_part(panel, _PANELS[part], [row for row in rows if row.part == part])
   for panel in panels[len(parts):]:
     panel.set_axis_off()
-  picture = io.BytesIO()
-  canvas.savefig(picture, dpi=90)
-  runfolder.replace(path, picture.getvalue(), 0o666)
+  content = io.BytesIO()
+  picture.savefig(content, dpi=90)
+  runfolder.replace(path, content.getvalue(), 0o666)
   return True
 
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from tfdp_adaptive.data import synthetic
+from tfdp_adaptive.examples import synthetic
 
 
 @pytest.mark.parametrize('exponent', [0.0, 1.0, 2.0])

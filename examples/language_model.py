@@ -8,7 +8,7 @@ from typing import Optional, Tuple, TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.data import next_word
+from . import next_word
 
 if TYPE_CHECKING:
   from tfdp_adaptive import compat

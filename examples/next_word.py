@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Next-word prediction: vocabulary, and sentences as windows of a few words.
 
-Word ids: 0 is padding (before a sentence and after it), 1 is every word that is
-not in the vocabulary, the vocabulary follows in its order. An unknown word is
-predicted like any other, as one word.
+Word id 0 is padding before and after a sentence. Id 1 is any word that is not in the vocabulary.
+The vocabulary follows in its order. Unknown words are predicted like any other word, as one word.
 """
 
 from typing import Dict, Iterable, Sequence, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.data import corpus
+from . import corpus
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 CONTEXT = 3  # Words that the next one is predicted from.
@@ -18,7 +17,7 @@ LENGTH = 20  # Words of a sentence that are used.
 
 
 def build_vocabulary(sentences: Iterable[corpus.Sentence], size: int) -> Tuple[str, ...]:
-  """The `size` most frequent words of sentences; see `corpus.most_frequent`."""
+  """Returns the `size` most frequent words of sentences; see `corpus.most_frequent`."""
   return corpus.most_frequent((sentence.words for sentence in sentences), size)
 
 
@@ -48,7 +47,7 @@ def examples(
     length: int = LENGTH,
     context: int = CONTEXT,
 ) -> Tuple[np.ndarray, np.ndarray]:
-  """One example per sentence.
+  """Makes one example per sentence.
 
   Returns:
     x: [n, length, context] int32, the words before each position, nearest last.
@@ -64,7 +63,7 @@ def examples(
 
 
 def log_frequencies(targets: np.ndarray, num_ids: int) -> np.ndarray:
-  """[num_ids] log of how often every id comes in the targets, once more than it does."""
+  """Returns [num_ids] logs of the frequencies of ids in the targets, each count plus one."""
   counts = np.bincount(targets[targets != PADDING], minlength=num_ids) + 1.0
   counts[PADDING] = 1e-3  # It is never predicted.
   return np.log(counts / counts.sum())
@@ -72,7 +71,7 @@ def log_frequencies(targets: np.ndarray, num_ids: int) -> np.ndarray:
 
 def frequency_baseline(
     log_probabilities: np.ndarray, test_targets: np.ndarray) -> Tuple[float, float]:
-  """(loss, accuracy) on the test words of predicting by these frequencies alone."""
+  """Returns (loss, accuracy) on the test words if these frequencies alone predict them."""
   words = test_targets[test_targets != PADDING]
   return (float(-log_probabilities[words].mean()),
           float(np.mean(words == log_probabilities.argmax())))

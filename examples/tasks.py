@@ -5,18 +5,59 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
+import pathlib
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.data import corpus as corpus_lib
-from tfdp_adaptive.data import next_word
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import errors
+from tfdp_adaptive.advice import budget
 
-if TYPE_CHECKING:
-  import argparse
+from . import corpus as corpus_lib
+from . import next_word
 
 EVALUATED = 4000  # Held-out sentences that are looked at, at the most.
 Examples = Tuple[np.ndarray, np.ndarray]
+
+
+class Text(NamedTuple):
+  """Where sentences and words come from."""
+
+  data: Optional[pathlib.Path] = None  # None: the standard library's docstrings.
+  vocabulary: Optional[pathlib.Path] = None  # None: the frequent words of the same.
+  vocabulary_size: int = 1000
+
+
+class Target(NamedTuple):
+  """The run that is asked for."""
+
+  steps: int
+  batch_size: int
+  epsilon: float
+  delta: Optional[float] = None  # None: `budget.default_delta`.
+
+  def plan(
+      self, population_size: int, limit: str, **fields: Any) -> tfdp.PrivacyPlan:
+    """The plan of all private methods; each puts its own clip norm in.
+
+    Args:
+      population_size: Number of records.
+      limit: Which option must not exceed it, and what the records are.
+      **fields: More of the plan.
+
+    Raises:
+      errors.UsageError: There is no such plan.
+    """
+    if self.batch_size > population_size:
+      raise errors.UsageError(
+          f'{limit}, {population_size}. Received: {self.batch_size}')
+    with errors.usage():
+      return tfdp.PrivacyPlan.calibrate(
+          target_epsilon=self.epsilon,
+          target_delta=self.delta or budget.default_delta(population_size),
+          population_size=population_size, batch_size=self.batch_size, steps=self.steps,
+          l2_norm_clip=1.0, **fields)
 
 
 class Task(NamedTuple):
@@ -46,19 +87,19 @@ class Task(NamedTuple):
     return {'data': self.name, 'sha256': digest.hexdigest()}
 
 
-def load(arguments: argparse.Namespace, need_client: bool = False) -> Task:
-  """Reads text and vocabulary as the command line says.
+def load(text: Text, need_client: bool = False) -> Task:
+  """Reads text and vocabulary.
 
   Args:
-    arguments: Of the command line.
+    text: Where they are.
     need_client: Whether a text without clients is refused.
 
   Raises:
     corpus_lib.DataError: A file cannot be used, or nothing is left to train on.
   """
-  corpus = (corpus_lib.read(arguments.data, need_client) if arguments.data
+  corpus = (corpus_lib.read(text.data, need_client) if text.data
             else corpus_lib.standard_library())
-  vocabulary, source = _vocabulary(arguments)
+  vocabulary, source = _vocabulary(text)
   public = corpus_lib.standard_library().sentences
   parts = corpus_lib.split(corpus.sentences)
   if not (parts.train and parts.validation and parts.test):
@@ -86,11 +127,11 @@ def load(arguments: argparse.Namespace, need_client: bool = False) -> Task:
       notes=_notes(corpus, parts, source, len(vocabulary)))
 
 
-def _vocabulary(arguments: argparse.Namespace) -> Tuple[Tuple[str, ...], str]:
-  if arguments.vocabulary:
-    return next_word.read_vocabulary(arguments.vocabulary), f'the file {arguments.vocabulary.name}'
+def _vocabulary(text: Text) -> Tuple[Tuple[str, ...], str]:
+  if text.vocabulary:
+    return next_word.read_vocabulary(text.vocabulary), f'the file {text.vocabulary.name}'
   public = corpus_lib.standard_library()
-  return next_word.build_vocabulary(public.sentences, arguments.vocabulary_size), public.name
+  return next_word.build_vocabulary(public.sentences, text.vocabulary_size), public.name
 
 
 def _spread(sentences: Sequence[Any]) -> Sequence[Any]:

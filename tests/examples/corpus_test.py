@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tfdp_adaptive.data import corpus
+from tfdp_adaptive.examples import corpus
 
 SHARED = pathlib.Path(__file__).parents[2] / '..' / 'shared' / 'data'
 

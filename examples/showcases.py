@@ -12,16 +12,17 @@ errors of correlated noise cancel over the steps, and cyclic sampling still ampl
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable, Dict, NamedTuple, Tuple, TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import report as report_lib
-from tfdp_adaptive.cli import settings as settings_lib
-from tfdp_adaptive.cli import training
+
+from . import report as report_lib
+from . import settings as settings_lib
+from . import training
 
 if TYPE_CHECKING:
   from tfdp_adaptive import compat
@@ -43,7 +44,7 @@ class Showcase(NamedTuple):
     make: `(number of examples, seed) -> (x, y)`.
     build: `() -> ` a Keras model of logits.
     loss: Of a batch of logits, a Keras loss.
-    measure: `training.Run -> float`, what the settings are chosen to keep small.
+    measure: `Run -> float`, what the settings are chosen to keep small.
     methods: {name: `settings.Method`}; a setting `bands` asks for banded noise with
       cyclic sampling.
   """
@@ -55,7 +56,7 @@ class Showcase(NamedTuple):
   make: Callable[[int, int], Examples]
   build: Callable[[], Any]
   loss: Callable[[], Any]
-  measure: Callable[[training.Run], float]
+  measure: Callable[[report_lib.Run], float]
   methods: Dict[str, settings_lib.Method]
   population_size: int = 20_000
 
@@ -108,26 +109,20 @@ def run(case: Showcase, report: report_lib.Report, tune: bool = False) -> None:
       case.make(count, seed) for seed, count in
       ((1, case.population_size), (2, _HELD_OUT), (3, _HELD_OUT)))
   for method in case.methods.values():
-    settings = method.settings
-    if tune:
-      def validated(settings: Dict[str, Any], method: settings_lib.Method = method) -> float:
-        return case.measure(fit(case, method, settings, train, validation, points=1)[0])
-
-      settings, _ = settings_lib.search(method, validated)
-    measured, private = fit(case, method, settings, train, test)
+    trained = functools.partial(fit, case, method, train)
+    settings, _ = settings_lib.settled(
+        method, tune, lambda settings: case.measure(trained(settings, validation, points=1)[0]))
+    measured, private = trained(settings, test)
     guarantee = {}
     if private is not None:
       guarantee = dict(epsilon=private.epsilon(), delta=_DELTA, unit='example')
-    report.add(report_lib.Row(
-        method.label, case.part, measured.loss, measured.accuracy, steps=case.steps,
-        seconds_per_step=measured.seconds_per_step, settings=settings, curve=measured.curve,
-        **guarantee))
+    report.add_run(method, case.part, measured, settings, **guarantee)
 
 
 def fit(
-    case: Showcase, method: settings_lib.Method, settings: Dict[str, Any], train: Any,
-    held_out: Any, points: int = _POINTS) -> Tuple[training.Run, Any]:
-  """`(training.Run, private optimizer or None)` of one method."""
+    case: Showcase, method: settings_lib.Method, train: Examples, settings: Dict[str, Any],
+    held_out: Examples, points: int = _POINTS) -> Tuple[report_lib.Run, Any]:
+  """`(Run, private optimizer or None)` of one method."""
   model, settings, private = case.build(), dict(settings), None
   if method.optimizer is None:
     optimizer = getattr(tf.keras.optimizers, method.label.split(',')[0])(**settings)
@@ -148,7 +143,7 @@ def _plan(case: Showcase, bands: int, l2_norm_clip: float) -> tfdp.PrivacyPlan:
   correlated: Dict[str, Any] = {} if bands == 1 else dict(
       mechanism=tfdp.mechanisms.BandedToeplitz(bands, case.steps),
       sampling=tfdp.sampling.CyclicPoisson(cycle=bands))
-  return dataclasses.replace(options.calibrate(
+  return dataclasses.replace(tfdp.PrivacyPlan.calibrate(
       target_epsilon=case.epsilon, target_delta=_DELTA, population_size=case.population_size,
       batch_size=case.batch_size, steps=case.steps, l2_norm_clip=1.0, **correlated),
                              l2_norm_clip=l2_norm_clip)

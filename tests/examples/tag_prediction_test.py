@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import tag_prediction
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import tag_prediction
 
 POSTS = pathlib.Path(__file__).parents[2] / '..' / 'shared' / 'data' / 'stackexchange'
 
