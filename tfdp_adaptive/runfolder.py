@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pathlib
+import tempfile
 from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import numpy as np
@@ -63,6 +64,12 @@ def publish(folder: pathlib.Path, path: pathlib.Path) -> None:
     sync(inner)
   os.rename(folder, path)
   sync(path.parent)
+
+
+def require_room(folder: pathlib.Path, size: int) -> None:
+  """Raises OSError unless so many bytes fit into a folder: HDF5 does not survive a full disk."""
+  with tempfile.TemporaryFile(dir=folder) as file:
+    os.posix_fallocate(file.fileno(), 0, size)
 
 
 def sync(path: pathlib.Path) -> None:

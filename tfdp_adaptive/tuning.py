@@ -30,7 +30,7 @@ Settings = Dict[str, Any]
 Space = Union[Mapping[str, Sequence[Any]], Sequence[Settings]]
 Build = Callable[[Settings, plan_lib.PrivacyPlan], Any]
 Score = Callable[[Any, Any, Any], Any]
-_FORMAT = 'tfdp_adaptive.tune 1'
+_FORMAT, _FILE = 'tfdp_adaptive.tune 1', 'search.npz'
 
 
 class Tuned(NamedTuple):
@@ -90,24 +90,27 @@ def tune(build: Build, space: Space, data: Any,
     raise ValueError('`validation` must have records. Received: none.')
   with _State(directory, [plan.to_json(), repr(grid), size]) as state:
     if state.candidates is None:
-      state.begin([secrets.randbelow(len(grid)) for _ in range(plan.search.draw())])
-    best, model = state.best, None
+      state.candidates = [secrets.randbelow(len(grid)) for _ in range(plan.search.draw())]
+      state.save()
+    model = None
     for number in range(state.done, len(state.candidates)):
       candidate = _trained(build, grid[state.candidates[number]], plan, data)
       value = private_search.noisy_score(_scores(score, candidate, x, y, size),
                                          plan.search.score_noise)
-      if best is None or value > best['score']:
-        best, model = {'number': number, 'score': value}, candidate
-        state.keep(best, candidate)
-      state.advance(number + 1)
-    if best is None:
-      state.finish()
+      if state.best is None or value > state.best['score']:
+        model, state.weights = candidate, _values(candidate)
+        state.best = {'setting': state.candidates[number], 'score': value}
+      state.done = number + 1
+      state.save()
+    if state.best is None:
       return Tuned(None, None, None, plan)
-    settings = grid[state.candidates[best['number']]]
+    settings, value = grid[state.best['setting']], state.best['score']
     if model is None:
-      model = _restored(build, settings, plan, x, state.weights())
-    state.finish()
-  return Tuned(model, dict(settings), best['score'], plan)
+      model = _restored(build, settings, plan, x, state.weights)
+    # The number of runs and those that lost are forgotten; what is left is the result.
+    state.candidates, state.done = [state.best['setting']], 1
+    state.save()
+  return Tuned(model, dict(settings), value, plan)
 
 
 def _grid(space: Space) -> List[Settings]:
@@ -191,7 +194,7 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: A
 
 
 class _State:
-  """What an interrupted search goes on from. SECRET until `finish`.
+  """What an interrupted search goes on from, in one file. SECRET until the search has ended.
 
   Args:
     directory: None keeps everything in memory.
@@ -199,31 +202,32 @@ class _State:
   """
 
   def __init__(self, directory: Optional[Union[str, pathlib.Path]], identity: Any) -> None:
-    self._path: Any = None if directory is None else pathlib.Path(directory)
+    self._folder = None if directory is None else pathlib.Path(directory)
     self._digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     self._lock: Any = None
     self.candidates: Any = None  # Indices of the grid, one a run.
-    self.done = 0
-    self.best: Any = None
+    self.done = 0  # Runs.
+    self.best: Any = None  # Index of its setting, and its score.
+    self.weights: List[Any] = []  # Of the best run.
 
   def __enter__(self) -> '_State':
-    if self._path is None:
+    if self._folder is None:
       return self
-    self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-      self._lock = runfolder.Lock(self._path)
+      self._lock = runfolder.Lock(self._folder)
     except OSError as error:
       raise ValueError('`directory` must be used by one search at a time. Received: '
-                       f'{self._path}, which another process holds.') from error
+                       f'{self._folder}, which another process holds.') from error
     try:
-      text = (self._path / 'state.json').read_text(encoding='utf-8')
+      self.weights, saved = runfolder.load(self._folder / _FILE)
     except FileNotFoundError:
       return self
-    saved = json.loads(text)
     if (saved['format'], saved['digest']) != (_FORMAT, self._digest):
       self._lock.close()
       raise ValueError('`directory` must hold the same search: plan, space and validation records. '
-                       f'Received: {self._path}, which holds another. What was spent there counts.')
+                       f'Received: {self._folder}, which holds another. What was spent there '
+                       'counts.')
     self.candidates, self.done, self.best = saved['candidates'], saved['done'], saved['best']
     return self
 
@@ -231,47 +235,9 @@ class _State:
     if self._lock is not None:
       self._lock.close()
 
-  def begin(self, candidates: List[int]) -> None:
-    self.candidates = candidates
-    self._save()
-
-  def keep(self, best: Dict[str, Any], model: Any) -> None:
-    """Saves the weights of a run that is best so far."""
-    if self._path is not None:
-      runfolder.save(self._weights_of(best), _values(model), {})
-    self.best = best
-
-  def advance(self, done: int) -> None:
-    """Another run has ended; only then its weights, if they are best, are those that count."""
-    self.done = done
-    self._save()
-    for path in self._path.glob('run-*.npz') if self._path is not None else ():
-      if path != self._weights_of(self.best):
-        path.unlink()
-
-  def weights(self) -> List[np.ndarray]:
-    return runfolder.load(self._weights_of(self.best))[0]
-
-  def finish(self) -> None:
-    """Forgets the number of runs and those that lost; what is left is the result."""
-    if self._path is None or not self.candidates:
-      return
-    winner = [self.candidates[self.best['number']]]
-    if self.candidates != winner or self.best['number']:
-      old, self.candidates = self._weights_of(self.best), winner
-      self.best, self.done = {'number': 0, 'score': self.best['score']}, 1
-      content = old.read_bytes()
-      runfolder.replace(self._weights_of(self.best), content)
-      self._save()
-      for path in self._path.glob('run-*.npz'):
-        if path != self._weights_of(self.best):
-          path.unlink()
-
-  def _weights_of(self, best: Any) -> pathlib.Path:
-    return self._path / f'run-{best["number"]}.npz'
-
-  def _save(self) -> None:
-    if self._path is not None:
-      record = {'format': _FORMAT, 'digest': self._digest, 'candidates': self.candidates,
-                'done': self.done, 'best': self.best}
-      runfolder.replace(self._path / 'state.json', json.dumps(record).encode())
+  def save(self) -> None:
+    """Keeps what there is now: all of it or nothing."""
+    if self._folder is not None:
+      runfolder.save(self._folder / _FILE, self.weights, {
+          'format': _FORMAT, 'digest': self._digest, 'candidates': self.candidates,
+          'done': self.done, 'best': self.best})

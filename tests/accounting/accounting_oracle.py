@@ -17,6 +17,9 @@ import math
 import numpy as np
 from scipy import optimize
 from scipy import special
+from scipy import stats
+
+from tfdp_adaptive.accounting import second_accountant
 
 _AT, _WEIGHT = np.polynomial.legendre.leggauss(24)
 
@@ -36,20 +39,25 @@ class Oracle:
     self.fineness = 1
     self._refine(1)
 
+  most = 1  # Of the numbers by which the sum may be moved.
+
   def _refine(self, times):
     self.fineness *= times
+    self.step = min(0.05, 0.05 * self.sigma) / self.fineness
+    z = np.arange(-self.reach, self.reach + self.most / self.sigma + self.step, self.step)
+    self.loss, log_mass = self._nodes(z)
+    self.log_mass = log_mass - special.logsumexp(log_mass)
+
+  def _nodes(self, z):
+    """Losses at z, and the logarithms of the density there, up to a factor."""
     q, sigma = self.q, self.sigma
-    self.step = min(0.05, 0.05 * sigma) / self.fineness
-    z = np.arange(-self.reach, self.reach + 1 / sigma + self.step, self.step)
     log_present = np.logaddexp(
         np.log1p(-q) - z**2 / 2, math.log(q) - (z - 1 / sigma)**2 / 2)
     if self.kind == 'remove':
-      self.loss, log_mass = one_sided(z, q, sigma), log_present
-    elif self.kind == 'add':
-      self.loss, log_mass = -one_sided(-z, q, sigma), -z**2 / 2
-    else:
-      self.loss, log_mass = one_sided(z, q, sigma) - one_sided(-z, q, sigma), log_present
-    self.log_mass = log_mass - special.logsumexp(log_mass)
+      return one_sided(z, q, sigma), log_present
+    if self.kind == 'add':
+      return -one_sided(-z, q, sigma), -z**2 / 2
+    return one_sided(z, q, sigma) - one_sided(-z, q, sigma), log_present
 
   def moment(self, theta):
     return self.count * special.logsumexp(self.log_mass + theta * self.loss)
@@ -108,3 +116,41 @@ class Oracle:
     if total <= 0:
       return None
     return self.count * top - theta * epsilon + math.log(total / math.pi)
+
+
+class Examples(Oracle):
+  """`count` steps in each of which Binomial(most, q) examples of one user are taken."""
+
+  def __init__(self, q, sigma, count, most):
+    self.most = most
+    super().__init__(q, sigma, count, reach=14.0)
+
+  def _nodes(self, z):
+    k = np.arange(self.most + 1)[:, None]
+    chances = stats.binom.logpmf(k, self.most, self.q)
+    loss = special.logsumexp(chances + k * z / self.sigma - (k / self.sigma)**2 / 2, axis=0)
+    return loss, loss - z**2 / 2
+
+
+class Allocation(Oracle):
+  """`count` rounds of `bins` bins each; the law of a round by a Fourier transform."""
+
+  CELLS = 4000
+
+  def __init__(self, bins, sigma, count):
+    self.bins = bins
+    super().__init__(1.0, sigma, count)
+
+  def _refine(self, times):
+    if times > 1:
+      raise RuntimeError('The integral asks for finer cells.')
+    ratio, mass = second_accountant.SecretBins(((self.bins, 1 / self.sigma),)).ratios()
+    present = ratio * mass
+    loss = np.log(ratio)
+    spread = math.sqrt(np.average((loss - np.average(loss, weights=present))**2, weights=present))
+    self.step = self.sigma * 20 * spread / self.CELLS
+    cell = np.round(loss / (self.step / self.sigma)).astype(int)
+    absent, present = (np.bincount(cell - cell.min(), one) for one in (mass, present))
+    kept = (absent > 0) & (present > 0)
+    self.loss = np.log(present[kept] / absent[kept])
+    self.log_mass = np.log(present[kept])

@@ -13,20 +13,38 @@ import time
 
 import accounting_oracle
 import composition_test
+import dp_accounting
+import numpy as np
 
+from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import user_examples
 
-PLANS = 1000
 BOUNDS = (1e-5, 1e-4, 1e-3, 1e-2, math.inf)
+# Law -> its plans, and what they are.
+LAWS = {
+    'poisson': (range(1000), '''Poisson sampling
+
+Poisson-sampled Gaussian noise, with delta from 1e-15 to 1e-3, 1 to {most:.0e} steps, records that
+take part .3 to 1,000 times and any size of epsilon; `composition_test.random_plan` draws them.'''),
+    'allocation': (range(1000, 1100), '''Random allocation
+
+2 to 200 batches in a round, up to {most:.0f} rounds, delta from 1e-8 to 1e-3. The law of one round
+comes from a Fourier transform of lognormals.'''),
+    'examples': (range(1100, 1200), '''Users whose examples are sampled
+
+2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3.''')}
+PLANS = 1200
 TEXT = '''# Epsilon against an independent accountant
 
-Made by `make accounting-table`: {count} random plans of Poisson-sampled Gaussian noise, with delta
-from 1e-15 to 1e-3, 1 to {most:.0e} steps, records that take part .3 to 1,000 times and any size of
-epsilon; `composition_test.random_plan` draws them. The accountant of the library is compared with
-`tests/accounting/accounting_oracle.py`, which shares nothing with it: no grid, no transform of one,
-but an integral over the moment generating function.
+Made by `make accounting-table` from random plans. The accountant of the library is compared with
+`tests/accounting/accounting_oracle.py`, which shares nothing with it: no grid of losses, no
+transform of one, but an integral over the moment generating function.
+'''
+SECTION = '''
+## {title}
 
-| epsilon above the truth by at most | plans |
+| epsilon above the truth by at most | of {count} plans |
 |---|---|
 {table}
 
@@ -61,10 +79,12 @@ def main():
       with open(arguments.found, 'a', encoding='utf-8') as file:
         file.write(json.dumps(rows[seed]) + '\n')
   if all(seed in rows for seed in range(PLANS)):
-    arguments.out.write_text(page([rows[seed] for seed in range(PLANS)]), encoding='utf-8')
+    arguments.out.write_text(TEXT + ''.join(
+        section(title, [rows[seed] for seed in seeds]) for seeds, title in LAWS.values()),
+                             encoding='utf-8')
 
 
-def page(rows):
+def section(title, rows):
   decided = [row for row in rows if row['truth'] is not None and row['epsilon']]
   above = {row['seed']: row['epsilon'] / row['truth'] - 1 for row in decided}
   table, least = [], -math.inf
@@ -75,8 +95,9 @@ def page(rows):
   worst = max(decided, key=lambda row: above[row['seed']])
   error = composition_test.ORACLE
   seconds = sorted(row['seconds'] for row in rows)
-  return TEXT.format(
-      count=len(rows), most=max(row['count'] for row in rows), table='\n'.join(table),
+  return SECTION.format(
+      count=len(rows), title=title.format(most=max(row['count'] for row in rows)),
+      table='\n'.join(table),
       worst='{:.2%} above, at sampling probability {q:.2g}, noise multiplier {sigma:.3g}, {count} '
             'steps, delta {delta:.2g}.'.format(above[worst['seed']], **worst),
       error=error, open=len(rows) - len(decided),
@@ -84,18 +105,42 @@ def page(rows):
       median=seconds[len(seconds) // 2], slowest=seconds[-1])
 
 
+def drawn(seed, law):
+  """A random plan: (q, noise multiplier, count, delta, event, oracle)."""
+  if law == 'poisson':
+    q, sigma, count, delta = composition_test.random_plan(seed)
+    return q, sigma, count, delta, composition_test.sampled(q, sigma, count), lambda: (
+        accounting_oracle.Oracle(q, sigma, count, 'remove'))
+  rng = np.random.default_rng(seed)
+  delta = float(10**rng.uniform(-8, -3))
+  if law == 'allocation':
+    bins, count = int(10**rng.uniform(0.3, 2.3)), int(10**rng.uniform(0, 2))
+    sigma = float(0.9 + 10**rng.uniform(-0.5, 0.7) * math.sqrt(count / bins))
+    event = allocation.AllocationDpEvent(sigma, ((bins, 1.0),))
+    oracle = lambda: accounting_oracle.Allocation(bins, sigma, count)
+    q = 1 / bins
+  else:
+    q, count, most = float(10**rng.uniform(-3, -0.3)), int(10**rng.uniform(1, 3)), int(
+        rng.integers(2, 9))
+    sigma = float(0.5 + most * q * 10**rng.uniform(-0.3, 0.7) * math.sqrt(count))
+    event = user_examples.UserExamplesDpEvent(sigma, q, most)
+    oracle = lambda: accounting_oracle.Examples(q, sigma, count, most)
+  return q, sigma, count, delta, dp_accounting.SelfComposedDpEvent(event, count), oracle
+
+
 def measured(seed):
-  q, sigma, count, delta = composition_test.random_plan(seed)
+  law = next(law for law, (seeds, _) in LAWS.items() if seed in seeds)
+  q, sigma, count, delta, event, oracle_of = drawn(seed, law)
   start = time.process_time()
-  epsilon = cost.epsilon(composition_test.sampled(q, sigma, count), delta)
+  epsilon = cost.epsilon(event, delta)
   middle = time.process_time()
-  oracle = accounting_oracle.Oracle(q, sigma, count, 'remove')
+  oracle = oracle_of()
   try:
     log_delta = oracle.log_delta(epsilon)
     truth = solved(oracle.log_delta, math.log(delta), epsilon, log_delta) if epsilon else 0.0
   except (RuntimeError, ValueError) as e:
     log_delta, truth = str(e), None
-  return dict(seed=seed, q=q, sigma=sigma, count=count, delta=delta, epsilon=epsilon,
+  return dict(seed=seed, law=law, q=q, sigma=sigma, count=count, delta=delta, epsilon=epsilon,
               log_delta=log_delta, truth=truth, seconds=middle - start,
               oracle_seconds=time.process_time() - middle)
 

@@ -154,38 +154,9 @@ def test_a_fresh_bin_costs_less_than_coins_and_one_bin_more():
   assert whole.epsilon() == pytest.approx(1.0, abs=2e-3)
 
 
-@pytest.mark.parametrize('scheme', [FRESH, SAME], ids=repr)
-def test_a_plan_costs_more_with_every_step_and_less_with_more_noise(scheme):
-  plan = make_plan(scheme)
-  costs = [plan.epsilon(steps) for steps in (1, 5, 16, 20, 32, 64)]
-  assert costs == sorted(costs) and costs[0] > 0
-  assert plan.epsilon(64) == plan.epsilon()
-  assert make_plan(scheme, noise_multiplier=3.0).epsilon() < plan.epsilon()
-  assert plan.delta(plan.epsilon()) <= plan.target_delta * (1 + 1e-6)
-  unamplified = make_plan(sampling.BallsInBins(cycle=16, draws=0))
-  assert plan.epsilon() < unamplified.epsilon()
-  added = make_plan(scheme, adjacency='add_remove', population_is_public=True)
-  assert added.epsilon() == plan.epsilon()
-  # The first step of a round is one Poisson-sampled step of the same rate.
-  coins = make_plan(sampling.Poisson())
-  assert coins.epsilon(1) <= plan.epsilon(1) <= 1.005 * coins.epsilon(1)
-
-
-@pytest.mark.parametrize('scheme', [FRESH, SAME], ids=repr)
-def test_a_plan_says_what_it_claims_and_comes_back_from_json(scheme):
-  plan = make_plan(scheme)
-  assert plan.amplified and plan_lib.PrivacyPlan.from_json(plan.to_json()) == plan
-  text = plan.statement()
-  assert 'secret' in text and 'privacy loss distributions' in text and 'AllocationDpEvent' in text
-  with pytest.raises(ValueError, match='accountant'):
-    plan.epsilon(accountant='rdp')
-  both = plan + make_plan(sampling.Poisson())
-  assert plan.epsilon() < both.epsilon() < plan.epsilon() + make_plan(
-      sampling.Poisson(), target_delta=1e-7).epsilon() + 1
-
-
 @pytest.mark.parametrize('change', [
-    dict(adjacency='replace'), dict(mechanism=BandedToeplitz(2, 64)), dict(extra_releases=(1.0,))],
+    dict(adjacency='replace'), dict(mechanism=BandedToeplitz(2, 64, coefficients=(0.8, -0.6))),
+    dict(extra_releases=(1.0,))],
     ids=str)
 def test_what_is_not_proven_is_not_claimed(change):
   with pytest.raises(ValueError, match='amplif|cannot be accounted|extra_releases'):

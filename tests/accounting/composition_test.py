@@ -188,6 +188,16 @@ def test_calibration_to_extreme_targets(target, delta):
   assert cost.delta(event_of(0.999 * sigma), target) > delta
 
 
+@pytest.mark.parametrize('q, count, target', [(1e-4, 10**5, 0.01), (0.01, 1000, 2.0)])
+def test_a_calibration_takes_few_transforms(q, count, target, monkeypatch):
+  """What its time is spent on; each transform of four million numbers takes a second."""
+  sizes, of = [], composition.fft.rfft
+  monkeypatch.setattr(composition.fft, 'rfft', lambda x: sizes.append(len(x)) or of(x))
+  sigma = cost.calibrate(lambda sigma: sampled(q, sigma, count), target, 1e-9)
+  assert 0.99 * target < cost.epsilon(sampled(q, sigma, count), 1e-9) <= target
+  assert len(sizes) <= 16 and sum(sizes) <= 1 << 24
+
+
 def test_unsampled_steps_beside_sampled_ones_are_one_gaussian():
   """Sixteen Gaussians of noise 8 are one of noise 2, also in what is composed with others."""
   sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))

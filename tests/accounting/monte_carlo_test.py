@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import monte_carlo
@@ -141,8 +142,9 @@ def test_a_plan_reports_bounds_between_the_estimate_and_no_amplification(scheme)
 def test_of_a_delta_that_the_draws_cannot_resolve_nothing_is_claimed():
   plan = make_plan(sampling.BallsInBins(cycle=10, draws=1000), target_delta=1e-5,
                    mechanism=mechanisms.BandedToeplitz(2, 30))
-  whole = dataclasses.replace(plan, sampling=sampling.BallsInBins(cycle=10, draws=0))
-  assert plan.epsilon() == pytest.approx(whole.epsilon(), rel=1e-9)
+  bound, whole = (dataclasses.replace(plan, sampling=sampling.BallsInBins(cycle=10, draws=draws))
+                  for draws in (None, 0))
+  assert plan.epsilon() == bound.epsilon() < whole.epsilon()
 
 
 def test_several_runs_add_up_without_amplification():
@@ -186,8 +188,12 @@ def test_only_zero_out_is_amplified(adjacency):
 def test_correlated_noise_in_secret_bins():
   blt = mechanisms.BLT(2, 30, min_sep=10, max_participations=3)
   plan = make_plan(sampling.BallsInBins(10, draws=DRAWS), mechanism=blt)
-  assert plan.epsilon() < dataclasses.replace(plan, sampling=sampling.BallsInBins(10)).epsilon()
+  without, whole = (dataclasses.replace(plan, sampling=sampling.BallsInBins(10, draws=draws))
+                    for draws in (None, 0))
+  assert plan.epsilon() < without.epsilon() < whole.epsilon()
   c = blt.materialize(30)
   exact = [np.linalg.norm(c[:, first::10].sum(1)) for first in range(10)]
-  assert plan.event().sensitivity == pytest.approx(max(exact), rel=1e-6)
+  known, *others = allocation.correlated(monte_carlo.coefficients(blt, 30), 30, 10, 2.0)
+  assert known.noise_multiplier == pytest.approx(2.0 / max(exact), rel=1e-6)
+  assert plan.event().bound in others
   assert cost.claims_amplification(plan)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import stopping
@@ -23,7 +24,7 @@ def test_golden_shares():
   looks = stopping.Looks(LOOKS)
   assert looks.epsilon(PLAN, 100) == pytest.approx(2.2541, abs=1e-4)
   assert looks.epsilon(PLAN, 200) == pytest.approx(3.3076, abs=1e-4)
-  assert stopping.planned_total(PLAN) == pytest.approx(2.9432, abs=1e-4)
+  assert PLAN.epsilon() == pytest.approx(2.9432, abs=1e-4)
   assert stopping.Looks(LOOKS, LOOKS).epsilon(PLAN, 20) == pytest.approx(2.9432, abs=1e-4)
   half = stopping.Looks(LOOKS, LOOKS[5:])
   assert half.epsilon(PLAN, 100) == looks.epsilon(PLAN, 100)
@@ -68,6 +69,7 @@ def test_looks_are_fixed_and_within_the_plan():
   looks = stopping.Looks.every(60, PLAN)
   assert looks.steps == (60, 120, 180, 200) and looks.total == (120, 180, 200)
   assert 'stopped after 120 of 200' in looks.describe(PLAN, 120)
+  assert 'all planned' in looks.describe(PLAN, 120) and 'steps done' in looks.describe(PLAN, 60)
   for wrong in ((), (3, 2), (2, 2), (0, 1)):
     with pytest.raises(ValueError, match='Received'):
       stopping.Looks(wrong)
@@ -77,3 +79,17 @@ def test_looks_are_fixed_and_within_the_plan():
     looks.epsilon(PLAN, 61)
   with pytest.raises(ValueError, match='at most those of the plan'):
     stopping.Looks((100, 300)).epsilon(PLAN, 100)
+
+
+def test_a_ledger_states_what_its_looks_allow():
+  looks = stopping.Looks(LOOKS, LOOKS[5:])
+  stopped = tfdp.Ledger().begin(PLAN).done(100)
+  assert stopped.epsilon(looks=looks) == looks.epsilon(PLAN, 100) > stopped.epsilon()
+  assert stopped.done(120).epsilon(looks=looks) == looks.epsilon(PLAN, 200)
+  text = stopped.statement(looks=looks)
+  assert text.startswith('Guarantee: (2.255, 1e-05)') and '10 looks were fixed before' in text
+  # With a run before, all looks at the last one are of both together.
+  both = (tfdp.Ledger().begin(PLAN).done(50).begin(PLAN).done(100)).epsilon(looks=looks)
+  assert both == pytest.approx(gaussian.epsilon(20 / math.sqrt(150), 1e-6), rel=1e-9)
+  with pytest.raises(ValueError, match='fixed beforehand'):
+    stopped.done(101).statement(looks=looks)

@@ -9,6 +9,7 @@ import pytest
 from scipy import optimize
 from scipy import stats
 
+from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
@@ -35,6 +36,13 @@ def test_one_step_is_never_below_its_exact_delta_and_hardly_above(sigma, q, most
   for epsilon in (0.2, 1.0):
     truth = max(exact(sigma, q, most, epsilon))
     assert truth <= cost.delta(event, epsilon) <= 1.001 * truth
+
+
+@pytest.mark.parametrize('sigma, q, most', [(0.3, 0.01, 1), (0.3, 0.25, 3), (1.0, 0.5, 8)])
+def test_no_mass_is_lost_where_the_ratio_is_flat(sigma, q, most):
+  law = user_examples.UserExamplesDpEvent(sigma, q, most).ratio(allocation.Precision(40.0))
+  assert law.mass.sum() == pytest.approx(1, abs=1e-13)
+  assert law.mass @ law.points + law.infinite == pytest.approx(1, abs=1e-12)
 
 
 def test_golden_values():

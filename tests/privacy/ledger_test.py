@@ -13,6 +13,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
@@ -48,6 +49,67 @@ def test_gaussians_add_up_in_closed_form():
   multipliers = [plan.event().noise_multiplier for plan in (FIXED, CORRELATED)]
   expected = cost.gaussian_epsilon(sum(m**-2 for m in multipliers)**-0.5, 1e-5)
   np.testing.assert_allclose(ledger.epsilon(), expected, rtol=1e-12)
+
+
+@pytest.mark.pitfall(
+    'Two runs on one data set have the same secret bins, and are added up as if each had its own.',
+    severity='high', stops='accounted for without amplification')
+@pytest.mark.parametrize('scheme', [sampling.BallsInBins, sampling.RandomAllocation])
+@pytest.mark.parametrize('noise', [0.7, 1.0, 4.0])
+def test_runs_that_share_their_bins_cost_what_they_cost(scheme, noise):
+  plan = make_plan(population_size=200, steps=4, noise_multiplier=noise, sampling=scheme(cycle=4))
+  batches = plan.batches(np.arange(200.))
+  passes = [[x.numpy()[w.numpy() > 0] for x, _, w in batches] for _ in range(2)]
+  for one, other in zip(*passes):
+    np.testing.assert_array_equal(one, other)
+  truth = dataclasses.replace(plan, steps=8, sampling=sampling.BallsInBins(cycle=4))
+  assert (plan + plan).epsilon() >= truth.epsilon() > plan.epsilon()
+  # With runs whose batches are drawn at every step, one run of bins keeps its amplification.
+  other = make_plan(population_size=200, steps=4, noise_multiplier=noise)
+  alone = (plan + other).epsilon()
+  assert plan.epsilon() < alone < (plan + plan + other).epsilon()
+  assert alone < (dataclasses.replace(plan, sampling=sampling.FixedOrder()) + other).epsilon()
+
+
+def test_runs_share_bins_only_if_their_batches_may_be_the_same():
+  plan = make_plan(population_size=200, steps=8, sampling=sampling.BallsInBins(cycle=4))
+  longer = dataclasses.replace(plan, steps=12)  # Whose steps refuse the batches of `plan`.
+  own = cost.epsilon(dp_accounting.ComposedDpEvent((plan.event(), longer.event())), 1e-5)
+  assert (plan + longer).epsilon() == own < (plan + plan).epsilon()
+  fixed = dataclasses.replace(plan, sampling=sampling.FixedOrder())
+  both = cost.epsilon(dp_accounting.ComposedDpEvent((plan.event(), fixed.event())), 1e-5)
+  assert (plan + fixed).epsilon() == both
+  # Noise is no part of what batches are, seeds may draw the same bins, and others may do anything.
+  for ledger in (plan + dataclasses.replace(plan, noise_multiplier=2.0),
+                 dataclasses.replace(plan, seed=1) + dataclasses.replace(longer, seed=1),
+                 make_ledger(plan).begin(longer, own_sampler='mine').done(12)):
+    assert all(isinstance(event, dp_accounting.GaussianDpEvent) for event in ledger.event().events)
+    assert 'may have had the same secret bins' in ledger.statement()
+  assert 'same secret bins' not in (plan + longer).statement()
+
+
+@pytest.mark.filterwarnings('ignore:`target_delta` should be')
+def test_all_laws_add_up_to_one_number_and_the_statement_says_how():
+  fields = dict(population_size=200, steps=8, unit='user', target_delta=0.02)
+  banded = mechanisms.BandedToeplitz(2, 8)
+  drawn = make_plan(**fields, mechanism=banded, sampling=sampling.BallsInBins(4, draws=20_000))
+  runs = [
+      make_plan(**fields), make_plan(**fields, sampling=sampling.RandomAllocation(4)),
+      make_plan(**fields, sampling=sampling.PoissonExamples(examples_per_user=2)), drawn,
+      make_plan(**fields, mechanism=banded, sampling=sampling.FixedOrder())]
+  ledger = make_ledger(*runs)
+  total = ledger.epsilon()
+  assert max(run.epsilon() for run in runs) < total < sum(run.epsilon() for run in runs)
+  events = ledger.event().events  # With the bound of the one that only draws account for tightly.
+  assert total == cost.epsilon(dp_accounting.ComposedDpEvent(events), 0.02)
+  assert cost.epsilon(events[3], 0.02) > drawn.epsilon()
+  text = ledger.statement()
+  assert 'added up by a bound without draws' in text and 'draws were that unlucky' not in text
+  # With a search there are only Renyi divergences, which are not known of three of these.
+  search = make_plan(**fields, search=private_search.Search(runs=2.0, score_noise=None))
+  more = make_ledger(*runs, search)
+  assert total < more.epsilon() < math.inf
+  assert more.statement().count('are not known of this sampling') == 3
 
 
 @pytest.mark.parametrize('order', [1, -1])

@@ -277,6 +277,16 @@ def test_statement_rounds_epsilon_up(epsilon, shown):
   assert statement.rounded_up(epsilon) == shown
 
 
+def test_a_plan_is_printed_as_a_table_with_its_epsilon():
+  plan = make_plan()
+  rows = dict(line.split('  ', 1) for line in str(plan).splitlines())
+  assert rows['epsilon'].strip() == (
+      f'{statement.rounded_up(plan.epsilon())} at delta {plan.target_delta:g}')
+  assert rows['steps'].strip() == str(plan.steps) and rows['sampling'].strip() == 'Poisson'
+  assert 5 < len(rows) < 12 and max(map(len, str(plan).splitlines())) < 80
+  assert 'Infinity at delta' in str(make_plan(noise_multiplier=0.0))
+
+
 def test_statement_follows_the_accountant():
   plan = make_plan()
   text = plan.statement(accountant='rdp')
@@ -326,6 +336,14 @@ def test_json_round_trip(changes):
   again = plan_lib.PrivacyPlan.from_json(plan.to_json())
   assert again == plan and hash(again) == hash(plan)
   assert again.epsilon() == plan.epsilon() and again.statement() == plan.statement()
+
+
+def test_no_number_of_a_plan_is_narrow():
+  plan = make_plan(noise_multiplier=np.float32(1.3), l2_norm_clip=np.float32(0.7),
+                   batch_size=np.float64(50), target_delta=np.float32(1e-5))
+  for number in (plan.noise_multiplier, plan.l2_norm_clip, plan.batch_size, plan.target_delta):
+    assert type(number) is float
+  assert plan.noise_multiplier == np.float32(1.3)
 
 
 def test_damaged_json_is_refused():

@@ -21,10 +21,11 @@ every single mass, however small, and there is no draw and no Fourier transform.
 import dataclasses
 import functools
 import math
-from typing import ClassVar, NamedTuple, Tuple
+from typing import ClassVar, List, NamedTuple, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
+from scipy import fft
 from scipy import special
 
 _CHUNK = 1 << 18
@@ -88,6 +89,63 @@ class AllocationDpEvent(dp_accounting.DpEvent):
   def unamplified(self) -> dp_accounting.DpEvent:
     """The Gaussian of a record whose bin is known."""
     return dp_accounting.GaussianDpEvent(1 / self.largest_shift)
+
+
+def correlated(coefficients: Sequence[float], steps: int, cycle: int,
+               noise_multiplier: float) -> List[dp_accounting.DpEvent]:
+  """Events each of which costs at least as much as secret bins with a Toeplitz C >= 0.
+
+  Bin j stands for steps j, j + b, ..., and moves the releases by m_j = C x_j / sigma: R is a mean
+  of exp(<m_j, z> - |m_j|^2 / 2). A mean of a convex function of R grows with every inner product
+  <m_j, m_k> (Kahane, 1986), so these may be raised to one number g of all pairs: R is then that of
+  one Gaussian of size sqrt(g), times that of an allocation of independent noise whose bins have
+  size sqrt(|m_j|^2 - g). Before that, the remainder of the bin modulo a spacing s may be told,
+  which only adds to delta too: only b / s bins are left, and g falls to the largest product of
+  bins that are a multiple of s apart; for C with p bands, g = 0 at s = p.
+
+  Args:
+    coefficients: Of C, >= 0.
+    steps: How many releases.
+    cycle: Number b of bins.
+    noise_multiplier: sigma.
+
+  Returns:
+    An event for each of some spacings, from the widest: that of a known bin. The best of them
+    is mostly within a percent of the best of all.
+  """
+  column = tuple(np.trim_zeros(np.array(coefficients[:steps]), 'b').tolist())
+  products, least = _products(column, steps, cycle)
+  known: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(
+      noise_multiplier / math.sqrt(products[0]))
+  events = [known]
+  spacings = {cycle >> i for i in range(1, cycle.bit_length())} | {min(cycle, len(column))}
+  for spacing in sorted(spacings - {cycle}, reverse=True):
+    count, common = cycle // spacing, float(np.max(products[spacing::spacing], initial=0.0))
+    more = min(count, -(-(steps % cycle) // spacing))  # Bins that are used once more.
+    one = AllocationDpEvent(noise_multiplier, tuple(
+        (number, math.sqrt(max(0.0, square - common)))
+        for number, square in ((more, float(products[0])), (count - more, least))))
+    events.append(one if not common else dp_accounting.ComposedDpEvent(
+        (one, dp_accounting.GaussianDpEvent(noise_multiplier / math.sqrt(common)))))
+  return events
+
+
+@functools.lru_cache(maxsize=32)
+def _products(
+    column: Tuple[float, ...], steps: int, cycle: int) -> Tuple[np.ndarray, float]:
+  """`([b], least)`: the most that bins so many apart have in common, and the least square."""
+  moved = np.zeros(steps)  # C x_0; that of another bin is the same, later and cut.
+  for start in range(0, steps, cycle):
+    length = min(len(column), steps - start)
+    moved[start:start + length] += column[:length]
+  spectrum = fft.rfft(moved, fft.next_fast_len(2 * steps))
+  products = np.zeros(cycle)
+  lags = min(cycle, steps)
+  products[:lags] = fft.irfft(
+      np.abs(spectrum)**2, fft.next_fast_len(2 * steps))[:lags] + 1e-11 * (moved @ moved)
+  products[len(column):max(len(column), cycle - len(column) + 1)] = 0.0
+  last = moved[:steps - steps % cycle]  # Of the first bin that is used once less.
+  return products, float(last @ last) * (1 + 1e-11)
 
 
 def deltas(law: Ratio, epsilon: float) -> Tuple[float, float]:
@@ -197,7 +255,8 @@ def rounded(
     kept = (mass > 0) & (first > 0)
     return Ratio(first[kept] / mass[kept], mass[kept])
   over = np.maximum(first - mass * grid, 0.0)
-  moved = np.minimum(over[:-1] / np.diff(grid), mass[:-1])
+  width = np.diff(grid)  # 0 where rounding has made points one: all is at its place then.
+  moved = np.minimum(over[:-1] / np.where(width > 0, width, np.inf), mass[:-1])
   return Ratio(grid, mass - np.append(moved, 0.0) + np.append(0.0, moved),
                infinite + float(over[-1]))
 

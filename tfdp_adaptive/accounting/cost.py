@@ -99,7 +99,7 @@ def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
 def event(
     plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float] = None,
     neighbors: Optional[dp_accounting.NeighboringRelation] = None,
-    composed: bool = False) -> dp_accounting.DpEvent:
+    composed: bool = False, shared: bool = False) -> dp_accounting.DpEvent:
   """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
 
   Args:
@@ -107,21 +107,24 @@ def event(
     steps: How many.
     noise_multiplier: The plan's by default.
     neighbors: Of a ledger, where it is another relation.
-    composed: Whether it is one of several: what only draws can bound does not compose
-      with anything, and is then counted without amplification.
+    composed: Whether it is one of several: bounds from draws do not compose with anything,
+      and a bound without them takes their place.
+    shared: Whether another run may have had the same bins or gaps: two fits of one data
+      set, or steps that were taken back. What is drawn once a run then amplifies nothing.
 
   Of a plan that is searched with, that of the whole search, from its first step on.
   """
   search = getattr(plan, 'search', None)
   if search is None:
-    return _event_of_run(plan, steps, noise_multiplier, neighbors, composed)
+    return _event_of_run(plan, steps, noise_multiplier, neighbors, composed, shared)
   return search.event(_event_of_run(
-      plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed))
+      plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed,
+      shared or search.runs > 1 or search.shape == math.inf))
 
 
 def _event_of_run(
     plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float],
-    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool
+    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool, shared: bool
     ) -> dp_accounting.DpEvent:
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
@@ -132,8 +135,10 @@ def _event_of_run(
           discrete_gaussian.DiscreteGaussianDpEvent)
   amplified = claims_amplification(plan)
   if amplified:
-    own = plan.sampling.event(plan, steps, float(sigma), total_sensitivity(plan, steps))
-    if own is not None and not (composed and isinstance(own, monte_carlo.MonteCarloDpEvent)):
+    own = plan.sampling.event(plan, steps, float(sigma))
+    if composed and isinstance(own, monte_carlo.MonteCarloDpEvent):
+      own = own.bound
+    if own is not None and (plan.sampling.coins or not shared):
       return own
     amplified = own is None
   if not amplified:
@@ -174,7 +179,8 @@ def epsilon(
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    return monte_carlo.epsilon(_drawn(dp_event, accountant), target_delta)
+    drawn = _drawn(dp_event, accountant)
+    return monte_carlo.epsilon(drawn, target_delta, epsilon(drawn.bound, target_delta))
   if accountant == 'rdp' or only_renyi(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
@@ -185,6 +191,13 @@ def epsilon(
     return gaussian_epsilon(sigma, target_delta)
   directions = losses.directions(dp_event, neighbors)
   return math.inf if directions is None else _epsilon(tuple(directions), target_delta)
+
+
+def rough_epsilon(dp_event: dp_accounting.DpEvent, target_delta: float) -> float:
+  """An upper bound of epsilon from moments alone, mostly within a tenth of `epsilon`."""
+  directions = losses.directions(dp_event, _RELATION.ADD_OR_REMOVE_ONE)
+  return math.inf if directions is None else max(
+      composition.Composition(steps).chernoff_epsilon(target_delta)[1] for steps in directions)
 
 
 @functools.lru_cache(maxsize=256)
@@ -201,7 +214,8 @@ def delta(
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    return monte_carlo.delta(_drawn(dp_event, accountant), target_epsilon)
+    drawn = _drawn(dp_event, accountant)
+    return min(monte_carlo.delta(drawn, target_epsilon), delta(drawn.bound, target_epsilon))
   if accountant == 'rdp' or only_renyi(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
@@ -245,7 +259,18 @@ def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
   return private_search.selects(dp_event) or discrete_gaussian.present(dp_event)
 
 
+def _unamplified(dp_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  """With a Gaussian of what is not hidden in the place of secret bins and users' examples."""
+  if isinstance(dp_event, dp_accounting.ComposedDpEvent):
+    return dp_accounting.ComposedDpEvent(tuple(map(_unamplified, dp_event.events)))
+  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
+    return dp_accounting.SelfComposedDpEvent(_unamplified(dp_event.event), dp_event.count)
+  return getattr(dp_event, 'unamplified', dp_event)
+
+
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
+  if only_renyi(dp_event):  # What else there is has to be added to it.
+    dp_event = _unamplified(dp_event)
   continuous = discrete_gaussian.as_continuous(dp_event)
   orders = None if continuous is dp_event else discrete_gaussian.ORDERS
   accountant = rdp.RdpAccountant(orders, neighboring_relation=neighbors)
@@ -306,7 +331,10 @@ def calibrate(
                      f'is no privacy. Received: target_epsilon={target_epsilon}.')
   if isinstance(event_of(1.0), monte_carlo.MonteCarloDpEvent):
     _drawn(None, accountant)
-    return monte_carlo.calibrate(event_of, target_epsilon, target_delta)
+    bound_of: Any = lambda sigma: event_of(sigma).bound  # type: ignore[attr-defined]
+    return monte_carlo.calibrate(
+        event_of, lambda event_: epsilon(event_, target_delta), target_epsilon, target_delta,
+        calibrate(bound_of, target_epsilon, target_delta))
   log_delta = math.log(target_delta)
   if only_renyi(event_of(1.0)):
     accountant = 'rdp'

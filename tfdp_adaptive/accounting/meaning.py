@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an epsilon and a delta mean to people: how well the best attacker can tell."""
+"""What epsilon and delta mean: how well the best attacker can detect a record."""
 
 import math
 from typing import Callable, Iterable, Tuple
@@ -16,22 +16,22 @@ SHARES = (1.0, 0.6, 0.35)  # Of epsilon, at which the privacy curve is asked.
 def true_positive_rate(
     delta_of: Callable[[float], float], epsilon: float, false_positive_rate: float = 0.01
 ) -> float:
-  """The largest share of participants that any test finds, at a rate of false alarms.
+  """Returns the largest share of participants that any test detects, at a false-positive rate.
 
   (epsilon, delta) bounds it by `e^epsilon a + delta` and by `1 - e^-epsilon (1 - a - delta)`
   (Kairouz et al., arXiv 1311.0776, Theorem 2.1), at every point of the curve.
 
   Args:
-    delta_of: Delta at every epsilon.
-    epsilon: Around which the curve is asked; any gives a bound.
-    false_positive_rate: a, the share of others that the test takes for participants.
+    delta_of: The function from epsilon to delta.
+    epsilon: The curve is evaluated near this epsilon. Any value gives a bound.
+    false_positive_rate: a, the share of others that the test reports as participants.
   """
   return bound([(share * epsilon, delta_of(share * epsilon)) for share in SHARES
                 if math.isfinite(epsilon)], false_positive_rate)
 
 
 def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) -> float:
-  """The same, of the points (epsilon, delta) of a privacy curve."""
+  """Returns the same for the points (epsilon, delta) of a privacy curve."""
   checks.probability(false_positive_rate=false_positive_rate)
   least = 1.0
   for epsilon, delta in profile:
@@ -41,7 +41,7 @@ def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) ->
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-  """The mu of the single Gaussian mechanism that has this epsilon at this delta.
+  """Returns mu of the single Gaussian mechanism that has this epsilon at this delta.
 
   Its `true_positive_rate` is `Phi(mu + Phi^-1(false_positive_rate))`.
   """
@@ -52,5 +52,5 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float = 0.01) -> float:
-  """Of the best test against one Gaussian mechanism; exact."""
+  """Returns the exact rate of the best test against one Gaussian mechanism."""
   return float(special.ndtr(mu + special.ndtri(false_positive_rate)))

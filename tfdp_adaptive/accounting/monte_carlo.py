@@ -24,8 +24,6 @@ import numpy as np
 from scipy import optimize
 from scipy import special
 
-from tfdp_adaptive.accounting import gaussian
-
 BETA = 1e-6  # That any of the numbers reported of one event, or of its calibration, is too small.
 _NUMBERS, _TRIES = 16, 12  # How many that may be: of one event, and events of one calibration.
 _MARGINS = (1.003, 1.01, 1.03, 1.1)  # Over what the search finds, tried in this order.
@@ -60,16 +58,15 @@ class MonteCarloDpEvent(dp_accounting.DpEvent):
     coefficients: Of C, as many as are not zero.
     steps: How many releases.
     noise_multiplier: sigma.
-    sensitivity: The largest ||C x|| of any pattern: with nothing secret, all is one
-      Gaussian of this size.
     draws: Of the privacy loss.
+    bound: An event that costs at least as much, and is accounted for without draws.
   """
 
   coefficients: Tuple[float, ...] = dataclasses.field(repr=False)
   steps: int
   noise_multiplier: float
-  sensitivity: float
   draws: int
+  bound: dp_accounting.DpEvent = dataclasses.field(repr=False)
 
   def losses(self, rng: np.random.Generator, draws: int, present: bool) -> np.ndarray:
     """[draws] of L, under P if `present`, else under Q."""
@@ -153,35 +150,45 @@ class MinSeparationDpEvent(MonteCarloDpEvent):
 
 def delta(event: MonteCarloDpEvent, epsilon: float) -> float:
   """An upper bound of delta at `epsilon`, unless the draws were unlucky (`BETA`)."""
-  unamplified = gaussian.delta(_whole(event), epsilon)
-  return min(unamplified, _bounded(event, epsilon, 'verify', event.draws))
+  return _bounded(event, epsilon, 'verify', event.draws)
 
 
-def epsilon(event: MonteCarloDpEvent, target_delta: float) -> float:
-  """An upper bound of epsilon at `target_delta`, unless the draws were unlucky (`BETA`)."""
-  unamplified = gaussian.epsilon(_whole(event), target_delta)
+def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float:
+  """An upper bound of epsilon at `target_delta`, unless the draws were unlucky (`BETA`).
+
+  Args:
+    event: What is drawn.
+    target_delta: See above.
+    most: Epsilon of `event.bound`, which is returned where draws prove no less.
+  """
   gap = lambda value: _bounded(event, value, 'search', event.draws) - target_delta
-  if unamplified == math.inf or gap(unamplified) > 0:
-    return unamplified
-  estimate = 0.0 if gap(0.0) <= 0 else optimize.brentq(gap, 0.0, unamplified, xtol=1e-6, rtol=1e-6)
+  if most == math.inf or gap(most) > 0:
+    return most
+  estimate = 0.0 if gap(0.0) <= 0 else optimize.brentq(gap, 0.0, most, xtol=1e-6, rtol=1e-6)
   for margin in _MARGINS:
     tried = max(margin * estimate, 1e-6)
-    if tried < unamplified and _bounded(event, tried, 'verify', event.draws) <= target_delta:
+    if tried < most and _bounded(event, tried, 'verify', event.draws) <= target_delta:
       return tried
-  return unamplified
+  return most
 
 
-def calibrate(event_of: Any, target_epsilon: float, target_delta: float) -> float:
-  """A noise multiplier that keeps to a target, as small as the draws can tell."""
+def calibrate(event_of: Any, epsilon_of: Any, target_epsilon: float, target_delta: float,
+              whole: float) -> float:
+  """A noise multiplier that keeps to a target, as small as the draws can tell.
+
+  Args:
+    event_of: `noise_multiplier -> MonteCarloDpEvent`.
+    epsilon_of: `event -> epsilon` at `target_delta`, of the event or its bound.
+    target_epsilon: Never exceeded.
+    target_delta: See above.
+    whole: The noise multiplier that keeps to it by the bounds of events alone.
+  """
   def gap(log_sigma: float) -> float:
     event = event_of(math.exp(log_sigma))
     reached = _bounded(event, target_epsilon, 'search', max(1, event.draws // _SEARCH),
                        _SEARCH)
     return math.log(reached) - math.log(target_delta)
 
-  whole = event_of(1.0).sensitivity * optimize.brentq(
-      lambda sigma: gaussian.delta(sigma, target_epsilon) - target_delta, 1e-6, 1e9,
-      xtol=1e-12, rtol=1e-10) * (1 + 1e-6)  # Without amplification.
   log_whole = math.log(whole)
   if gap(log_whole) > 0:
     return whole
@@ -191,7 +198,7 @@ def calibrate(event_of: Any, target_epsilon: float, target_delta: float) -> floa
   log_sigma = optimize.brentq(gap, low, low + 0.7, xtol=1e-3) if low < log_whole else low
   for _ in range(_TRIES - 1):
     sigma = math.exp(log_sigma)
-    achieved = epsilon(event_of(sigma), target_delta)
+    achieved = epsilon_of(event_of(sigma))
     if achieved <= target_epsilon:
       return sigma
     log_sigma = min(log_whole, log_sigma + max(5e-3, min(0.3, math.log(achieved / target_epsilon))))
@@ -208,10 +215,6 @@ def upper_delta(mean: float, draws: int, beta: float) -> float:
     return 1.0
   return optimize.brentq(entropy, max(mean, 1e-300), 1 - 1e-16, xtol=1e-300, rtol=1e-12) * (
       1 + 1e-9)
-
-
-def _whole(event: MonteCarloDpEvent) -> float:
-  return event.noise_multiplier / event.sensitivity
 
 
 def _bounded(event: MonteCarloDpEvent, target_epsilon: float, purpose: str, draws: int,

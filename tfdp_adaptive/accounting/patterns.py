@@ -16,8 +16,8 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
-from tfdp_adaptive.accounting import rounds
 from tfdp_adaptive.accounting import scheme
 
 
@@ -49,7 +49,7 @@ class _Groups(scheme.Sampling):
       key = coins.key(start_step)
       of_record = np.random.default_rng([key, 1]).integers(self.cycle, size=size)
     else:
-      of_record = _public_order(0, size) % self.cycle
+      of_record = scheme.public_order(0, size) % self.cycle
     return [np.flatnonzero(of_record == group) for group in range(self.cycle)]
 
 
@@ -107,13 +107,13 @@ class BallsInBins(_Groups):
   Attributes:
     cycle: Number of bins.
     draws: None: with independent noise, under zero_out and add_remove, each record's bin
-      is a secret of its own, and its amplification is bounded exactly (`allocation`). With
+      is a secret of its own, and its amplification is bounded exactly (`allocation`); so it
+      is, less tightly, for Toeplitz strategies without negative entries under zero_out. With
       any other noise, no amplification is claimed. 0: none is ever claimed, and every pass
-      over the bins counts as one full participation. A number: bins are secret, and for
-      correlated noise delta is bounded from that many draws of the privacy loss
-      (`monte_carlo`; arXiv 2410.06266), for Toeplitz strategies without negative entries,
-      under zero_out. A million draws resolve a delta of about 1e-4, a hundred million one
-      of 1e-6.
+      over the bins counts as one full participation. A number: for such correlated noise,
+      delta is also bounded from that many draws of the privacy loss (`monte_carlo`; arXiv
+      2410.06266), and the smaller bound counts. A million draws resolve a delta of about
+      1e-4, a hundred million one of 1e-6.
   """
 
   fixed_order: ClassVar = True
@@ -145,29 +145,32 @@ class BallsInBins(_Groups):
 
   def claims(self, plan: terms_lib.Terms) -> bool:
     if self.draws is None:
-      return (plan.adjacency != 'replace' and not plan.extra_releases and plan.search is None
-              and self.amplified_noise(plan.mechanism))
+      proven = ('zero_out', 'add_remove')[:1 + scheme.independent(plan.mechanism)]
+      return (plan.adjacency in proven and not plan.extra_releases and plan.search is None
+              and plan.mechanism.rounding is None and self.amplified_noise(plan.mechanism))
     return self.amplified_noise(plan.mechanism)
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    if self.draws is None:
-      return rounds.independent(mechanism)
-    return bool(self.draws) and monte_carlo.coefficients(mechanism) is not None
+    return self.draws != 0 and monte_carlo.coefficients(mechanism) is not None
 
   def probability(self, plan: terms_lib.Terms) -> float:
     del plan
     return 1 / self.cycle
 
-  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> dp_accounting.DpEvent:
-    if rounds.independent(plan.mechanism):
+  def event(self, plan: terms_lib.Terms, steps: int,
+            noise_multiplier: float) -> dp_accounting.DpEvent:
+    if scheme.independent(plan.mechanism):
       passes, more = divmod(steps, self.cycle)  # Bins that are used once more than the others.
       return allocation.AllocationDpEvent(noise_multiplier, (
           (more, math.sqrt(passes + 1)), (self.cycle - more, math.sqrt(passes))))
-    assert self.draws
+    coefficients = monte_carlo.coefficients(plan.mechanism, steps)
+    bound = min(
+        allocation.correlated(coefficients, steps, self.cycle, noise_multiplier),
+        key=lambda event: cost.rough_epsilon(event, plan.target_delta))
+    if not self.draws:
+      return bound
     return monte_carlo.BallsInBinsDpEvent(
-        monte_carlo.coefficients(plan.mechanism, steps), steps, noise_multiplier, sensitivity,
-        self.draws, self.cycle)
+        coefficients, steps, noise_multiplier, self.draws, bound, self.cycle)
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
@@ -241,11 +244,13 @@ class MinSeparation(scheme.Sampling):
     rate = plan.batch_size / scheme.population(plan)
     return min(1.0, rate / (1 - (self.min_sep - 1) * rate))
 
-  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> monte_carlo.MonteCarloDpEvent:
+  def event(self, plan: terms_lib.Terms, steps: int,
+            noise_multiplier: float) -> monte_carlo.MonteCarloDpEvent:
+    # With nothing secret, all is one Gaussian.
+    known = dp_accounting.GaussianDpEvent(noise_multiplier / cost.total_sensitivity(plan, steps))
     return monte_carlo.MinSeparationDpEvent(
         monte_carlo.coefficients(plan.mechanism, steps)[:self.min_sep], steps, noise_multiplier,
-        sensitivity, self.draws, self.min_sep, self.free_probability(plan))
+        self.draws, known, self.min_sep, self.free_probability(plan))
 
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     return self.min_sep, -(-steps // self.min_sep)
@@ -313,7 +318,7 @@ class FixedOrder(scheme.Sampling):
       self, plan: terms_lib.Terms, size: int, start_step: int = 0,
       coins: Any = None) -> Iterator[np.ndarray]:
     del coins
-    order = np.arange(size) if self.shuffle_seed is None else _public_order(
+    order = np.arange(size) if self.shuffle_seed is None else scheme.public_order(
         self.shuffle_seed, size)
     epoch = self.batches_per_epoch(plan)
     for step in range(start_step, plan.steps):
@@ -325,6 +330,3 @@ class FixedOrder(scheme.Sampling):
             f'{self.batches_per_epoch(plan)} steps. No amplification by sampling is claimed.')
 
 
-def _public_order(seed: Optional[int], size: int) -> np.ndarray:
-  """A permutation that every NumPy gives alike: a resumed run must meet the same one."""
-  return np.random.RandomState(seed).permutation(size)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search whose best run alone is released: one epsilon for all runs.
+"""A search that releases only the best run, with one epsilon for all runs.
 
-Papernot and Steinke, arXiv 2110.03620. The number of runs is random and secret; each run
-draws its settings uniformly from a grid that was fixed before, and only the one of best
-score is released. Then the cost grows with the logarithm of the expected number of runs:
+This is Papernot and Steinke, arXiv 2110.03620. The number of runs is random and secret. Each run
+draws its settings uniformly from a fixed grid. Only the run with the best score is released. The
+cost then grows with the logarithm of the expected number of runs:
 
     truncated negative binomial (Theorem 2), of shape eta and parameter gamma:
       e'(l) = e(l) + (1 + eta) min_k [(1 - 1/k) e(k) + ln(1/gamma) / k] + ln E[K] / (l - 1)
     Poisson (Theorem 6):  e'(l) = e(l) + E[K] delta(l) + ln E[K] / (l - 1)
 
-with e the Renyi divergence of one run, its score included. These are dp_accounting's
-`RepeatAndSelectDpEvent`; here are what it is made of, and the draws.
+where e is the Renyi divergence of one run and its score. dp_accounting accounts for these as
+`RepeatAndSelectDpEvent`. This module makes the event and draws the number of runs.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ _EVEN = 100.0  # Shapes beyond are Poisson's.
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """How many runs there are, in distribution, and what their scores cost. A public constant.
+  """The distribution of the number of runs, and the noise of their scores. A public constant.
 
   Attributes:
     runs: The expected number E[K] of runs, at least 1.
-    shape: eta of the number's distribution: 0 logarithmic (cheapest, often one run), 1
-      geometric, between and above negative binomial, inf Poisson (most even, costliest; there
-      may be no run at all, and then nothing is released).
-    score_noise: Standard deviation of the noise on a run's score, in records: the score is
-      a sum over PRIVATE validation records, each of which adds between 0 and 1. None if
-      the runs are scored on data that are public.
+    shape: eta of the distribution: 0 logarithmic (cheapest, often a single run), 1 geometric, inf
+      Poisson (most even and most expensive); other values give negative binomials. With Poisson
+      there may be no run at all, and then nothing is released.
+    score_noise: Standard deviation of the noise on a run's score, in records. The score is a sum
+      over PRIVATE validation records, each of which adds between 0 and 1. None if the scores are
+      computed on public data.
   """
 
   runs: float
@@ -59,7 +59,7 @@ class Search:
       checks.positive(score_noise=self.score_noise)
 
   def event(self, run: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """The event of the whole search, given that of one run's training."""
+    """Returns the event of the whole search, given the event of the training of one run."""
     if isinstance(run, (dp_accounting.NoOpDpEvent, dp_accounting.NonPrivateDpEvent)):
       return run
     if self.score_noise is not None:
@@ -69,9 +69,9 @@ class Search:
     return dp_event_lib.RepeatAndSelectDpEvent(run, float(self.runs), float(self.shape))
 
   def draw(self) -> int:
-    """A number of runs, from the operating system's entropy. SECRET: whoever knows it knows more.
+    """Draws a SECRET number of runs, from the operating system's entropy.
 
-    By inversion of the distribution function.
+    It inverts the distribution function. The number reveals more than the guarantee allows.
     """
     coin = secrets.SystemRandom().random()
     if self.shape == math.inf:
@@ -92,7 +92,7 @@ class Search:
     return count
 
   def describe(self) -> str:
-    """A paragraph of the privacy statement."""
+    """Returns a paragraph of the privacy statement."""
     law = ('Poisson' if self.shape == math.inf else 'logarithmic' if not self.shape else
            'geometric' if self.shape == 1 else
            f'truncated negative binomial (shape {self.shape:g})')
@@ -107,7 +107,7 @@ class Search:
 
 
 def halting(mean: float, shape: float) -> float:
-  """gamma of the truncated negative binomial with this mean; see the module."""
+  """Returns gamma of the truncated negative binomial with this mean; see the module."""
   if shape == 1:
     return 1 / mean
   gap = lambda log_gamma: math.log(expected(math.exp(log_gamma), shape)) - math.log(mean)
@@ -115,7 +115,7 @@ def halting(mean: float, shape: float) -> float:
 
 
 def expected(gamma: float, shape: float) -> float:
-  """Its mean: eta (1 - gamma) / (gamma (1 - gamma^eta))."""
+  """Returns the mean eta (1 - gamma) / (gamma (1 - gamma^eta))."""
   log_gamma = math.log(gamma)
   if not shape:
     return math.expm1(-log_gamma) / -log_gamma
@@ -123,14 +123,14 @@ def expected(gamma: float, shape: float) -> float:
 
 
 def _first(gamma: float, shape: float) -> float:
-  """The probability of a single run."""
+  """Returns the probability of a single run."""
   if not shape:
     return (1 - gamma) / -math.log(gamma)
   return shape * (1 - gamma) / math.expm1(-shape * math.log(gamma))
 
 
 def selects(event: Any) -> bool:
-  """Whether an event has a selection in it: only Renyi divergences account for that."""
+  """Returns whether an event contains a selection, which only Renyi divergences account for."""
   kind = getattr(dp_event_lib, 'RepeatAndSelectDpEvent', ())
   if isinstance(event, kind):
     return True
@@ -140,7 +140,7 @@ def selects(event: Any) -> bool:
 
 
 def noisy_score(values: np.ndarray, noise: Optional[float]) -> float:
-  """The mean of per-record scores, each brought into [0, 1], with the noise of a `Search`."""
+  """Returns the mean of per-record scores, each clipped to [0, 1], with the noise of a `Search`."""
   values = np.asarray(values, np.float64)
   values = np.clip(np.where(np.isfinite(values), values, 0.0), 0.0, 1.0)
   total = float(np.sum(values))

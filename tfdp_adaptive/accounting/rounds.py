@@ -13,12 +13,8 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
+from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import scheme
-
-
-def independent(mechanism: mechanisms.Mechanism) -> bool:
-  """Whether noise is Gaussian and of its own at every step, all of one size."""
-  return isinstance(mechanism, mechanisms.IndependentGaussian) and mechanism.rounding is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,44 +26,64 @@ class RandomAllocation(scheme.Sampling):
   other records, so batch sizes vary as much as with Poisson sampling. It costs less than
   Poisson sampling of the same rate.
 
+  With `groups` p, records are split once into p groups of public members, and only every p-th
+  step of a round is open to a group. Two participations are then at least p steps apart, so with
+  banded noise of at most p bands the cost is that of independent noise in rounds of b / p steps
+  (as for `CyclicPoisson`, arXiv 2306.08153, Theorem 4).
+
   Attributes:
     cycle: Number b of steps in a round.
+    groups: Number p of groups, a divisor of b.
   """
 
-  adjacencies: ClassVar[Tuple[str, ...]] = ('add_remove', 'zero_out')
   amplified: ClassVar = True
   renyi: ClassVar = False
   amplifies: ClassVar = (
-      'independent noise that is not rounded; use BallsInBins(draws=...) for correlated noise.')
+      'noise that is not rounded and has at most `groups` bands; use BallsInBins for any other.')
   cycle: int = 1
+  groups: int = 1
 
   def __post_init__(self) -> None:
-    checks.whole(cycle=self.cycle)
+    checks.whole(cycle=self.cycle, groups=self.groups)
+    if self.cycle % self.groups:
+      raise ValueError('`groups` must divide `cycle`: each group has as many steps of a round. '
+                       f'Received: groups={self.groups}, cycle={self.cycle}.')
+
+  @property
+  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
+    # Public groups must not move when a record comes or goes.
+    return ('zero_out',) if self.groups > 1 else ('add_remove', 'zero_out')
+
+  @property
+  def most_bands(self) -> int:
+    return self.groups
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
     scheme.whole_bins(plan, self.cycle)
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return independent(mechanism)
+    return super().amplified_noise(mechanism) and mechanism.rounding is None
 
   def probability(self, plan: terms_lib.Terms) -> float:
+    """Of a record to be in a batch that is open to its group."""
     del plan
-    return 1 / self.cycle
+    return self.groups / self.cycle
 
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
-    return 1, -(-steps // self.cycle)
+    return self.groups, -(-steps // self.cycle)
 
-  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> dp_accounting.DpEvent:
+  def event(self, plan: terms_lib.Terms, steps: int,
+            noise_multiplier: float) -> dp_accounting.DpEvent:
     rounds, rest = divmod(steps, self.cycle)
+    places, used = self.cycle // self.groups, -(-rest // self.groups)
+    sigma = noise_multiplier / cost.sensitivity(plan.mechanism, 1, 1)  # The largest column norm.
     events = []
     if rounds:
-      events.append(dp_accounting.SelfComposedDpEvent(allocation.AllocationDpEvent(
-          noise_multiplier, ((self.cycle, 1.0),)), rounds))
+      events.append(dp_accounting.SelfComposedDpEvent(
+          allocation.AllocationDpEvent(sigma, ((places, 1.0),)), rounds))
     if rest:  # Of the bins of a round, those that had no turn yet tell nothing.
-      events.append(allocation.AllocationDpEvent(
-          noise_multiplier, ((rest, 1.0), (self.cycle - rest, 0.0))))
+      events.append(allocation.AllocationDpEvent(sigma, ((used, 1.0), (places - used, 0.0))))
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
   def index_batches(
@@ -76,15 +92,24 @@ class RandomAllocation(scheme.Sampling):
     # A round that goes on needs the coins that it began with; another has its own.
     begins = start_step % self.cycle == 0 and not coins.in_file
     key = coins.key(0 if begins else start_step)
+    places, group = self.cycle // self.groups, self.group_of(size)
     for step in range(start_step, plan.steps):
       place = step % self.cycle
       if step == start_step or not place:
-        of_record = np.random.default_rng([key, 3, step // self.cycle]).integers(
-            self.cycle, size=size)
+        of_record = group + self.groups * np.random.default_rng(
+            [key, 3, step // self.cycle]).integers(places, size=size)
         by_place = np.argsort(of_record, kind='stable')
         ends = np.cumsum(np.bincount(of_record, minlength=self.cycle))
       yield by_place[ends[place - 1] if place else 0:ends[place]]
 
+  def group_of(self, size: int) -> np.ndarray:
+    """[size] numbers of the groups of records."""
+    return scheme.public_order(0, size) % self.groups
+
   def describe(self, plan: terms_lib.Terms) -> str:
+    whose = '' if self.groups == 1 else (
+        f' of those that are open to its group (every {self.groups}th; who is in which of the '
+        f'{self.groups} groups is public)')
     return (f'Random allocation: in every round of {self.cycle} steps each record takes part in '
-            'exactly one, drawn uniformly, independently of other records and rounds, and secret.')
+            f'exactly one{whose}, drawn uniformly, independently of other records and rounds, and '
+            'secret.')

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How records are chosen for the steps of a run, and what that choice may claim.
+"""Sampling schemes: how the records of each step are chosen, and the privacy of that choice.
 
-A scheme is a public constant. It knows the adjacencies it can be accounted
-for, whether privacy may be claimed to be amplified by it, how often and how far
-apart a record takes part, and it generates the batches themselves: what is
-accounted is what runs.
+A scheme is a public constant. It knows the adjacencies for which it can be accounted, whether it
+amplifies privacy, and how often and how far apart a record takes part. It also draws the batches,
+so the run is the one that is accounted for.
 
-Coins come from the operating system's entropy whenever `index_batches` is
-called, so that a second call never repeats the first. Orders and groups that
-must stay the same over a whole run, a resumed one included, are public: no
-privacy rests on them.
+Random numbers come from the operating system whenever `index_batches` is called, so a second call
+never repeats the first. Orders and groups that must stay the same over a whole run, also a resumed
+one, are public. The privacy does not depend on them.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ _MOST_EPOCHS = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-  """A number of steps, said as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
+  """A number of steps, given as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
 
   Attributes:
-    epochs: How many times as many records as there are shall be drawn, in expectation.
+    epochs: The expected number of drawn records, divided by the number of records.
   """
 
   epochs: float
@@ -49,7 +47,7 @@ class Epochs:
 
   def in_steps(self, batch_size: float, population_size: Optional[int],
                sampling: Sampling = Poisson()) -> int:
-    """Steps of so many epochs, rounded up; a fixed order's epochs are whole."""
+    """Returns the number of steps, rounded up; the epochs of a fixed order are whole."""
     q = getattr(sampling, 'sampling_probability', None)
     if population_size is not None:
       one_epoch = population_size / batch_size

@@ -68,17 +68,16 @@ class Sampling(abc.ABC):
     Where `coins` is False, it also takes the `Coins` of the run.
     """
 
-  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> Optional[dp_accounting.DpEvent]:
+  def event(self, plan: terms_lib.Terms, steps: int,
+            noise_multiplier: float) -> Optional[dp_accounting.DpEvent]:
     """Where `amplified`, and not by Poisson sampling: the event of the first `steps` steps.
 
     Args:
       plan: Whose sampling this is.
       steps: How many.
       noise_multiplier: In units of a record's sensitivity.
-      sensitivity: Of C to all that a record does in these steps.
     """
-    del plan, steps, noise_multiplier, sensitivity
+    del plan, steps, noise_multiplier
     return None
 
   @property
@@ -114,6 +113,16 @@ def whole_bins(plan: terms_lib.Terms, cycle: int) -> None:
         f'`batch_size` must be population_size / cycle = {expected:.6g}, the expected size of a '
         f'bin, and `cycle` at most the population size. Received: batch_size={plan.batch_size}, '
         f'cycle={cycle}, population_size={plan.population_size}.')
+
+
+def independent(mechanism: mechanisms.Mechanism) -> bool:
+  """Whether noise is Gaussian and of its own at every step, all of one size."""
+  return isinstance(mechanism, mechanisms.IndependentGaussian) and mechanism.rounding is None
+
+
+def public_order(seed: Optional[int], size: int) -> np.ndarray:
+  """A permutation that every NumPy gives alike: a resumed run must meet the same one."""
+  return np.random.RandomState(seed).permutation(size)
 
 
 def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.random.Generator]:

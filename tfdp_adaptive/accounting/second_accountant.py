@@ -9,6 +9,7 @@ dp_accounting's PLD accountant (its RDP accountant for a selection) composes the
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -17,7 +18,10 @@ from dp_accounting import dp_event as dp_event_lib
 from dp_accounting import pld
 from dp_accounting import rdp
 import numpy as np
+from scipy import fft
 from scipy import signal
+from scipy import special
+from scipy import stats
 
 from tfdp_adaptive import terms as terms_lib
 
@@ -25,7 +29,60 @@ SMALLEST_DELTA = 1e-11  # That convolutions in float64 resolve.
 _MOST_ROWS = 1 << 11  # Of a C that is no Toeplitz matrix.
 _MOST_POINTS = 1_000_000  # Of the grid of one step's losses.
 _SETTLED = 5e-4
+_REACH = 7.0  # Standard deviations of a normal that are looked at in secret bins.
+_MOST_CELLS = 1 << 23
+_COINS = ('Poisson', 'TruncatedPoisson', 'PoissonExamples')  # Drawn at every step.
 _RELATION = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class SecretBins(dp_accounting.DpEvent):
+  """One of some bins, each as likely, is moved by a shift of its own, in standard deviations."""
+
+  shifts: Tuple[Tuple[int, float], ...]  # (how many, shift)
+
+  @property
+  def noise_multiplier(self) -> float:
+    """Of the largest shift."""
+    return 1 / max(shift for count, shift in self.shifts if count)
+
+  def ratios(self) -> Tuple[np.ndarray, np.ndarray]:
+    """The mean R of lognormals and its masses, by a Fourier transform on a linear grid.
+
+    Masses as small as errors of the transform are left out, which only takes from divergences.
+    """
+    total = sum(count for count, _ in self.shifts)
+    step = min(0.01 * shift * math.exp(-shift**2 / 2) for count, shift in self.shifts
+               if count and shift)
+    largest = max(math.exp(shift * _REACH + shift**2 / 2) for _, shift in self.shifts)
+    spread = math.sqrt(sum(count * math.expm1(shift**2) for count, shift in self.shifts))
+    cells = (largest + total + 12 * spread) / step
+    if cells > _MOST_CELLS:
+      raise ArithmeticError('The grid is too long.')
+    size = fft.next_fast_len(int(cells) + 1)
+    values = np.arange(int(largest / step) + 2) * step
+    spectrum = 1.0
+    for count, shift in self.shifts:
+      with np.errstate(divide='ignore'):
+        below = (np.log(values + step / 2) / shift + shift / 2 if shift else
+                 np.where(values + step / 2 > 1, np.inf, -np.inf))
+      spectrum *= fft.rfft(np.diff(special.ndtr(below), prepend=0.0), size)**count
+    mass = fft.irfft(spectrum, size)
+    mass = np.maximum(mass + 2 * min(0.0, float(mass.min())), 0.0)
+    ratio = np.arange(size) * step / total
+    kept = (mass > 0) & (ratio > 0)
+    return ratio[kept], mass[kept]
+
+  def losses(self, grid: float) -> Any:
+    """Cells of R are told apart by their rounded logarithm only, which only takes from it, too."""
+    ratio, mass = self.ratios()
+    cell = np.round(np.log(ratio) / grid).astype(int)
+    first = cell.min()
+    absent, present = (np.bincount(cell - first, one) for one in (mass, mass * ratio))
+    lower, upper = ({int(i): math.log(of[i]) for i in np.flatnonzero(absent)}
+                    for of in (absent, present))
+    return pld.privacy_loss_distribution.from_two_probability_mass_functions(
+        lower, upper, value_discretization_interval=grid, symmetric=False)
 
 
 class Look(NamedTuple):
@@ -66,7 +123,10 @@ def answer(
   """Epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
   delta -= sum(getattr(entry, 'delta', 0.0) for entry in entries)
-  found = [look(entry.plan, entry.steps, len(entries) > 1) for entry in entries]
+  kept = [(i, entry) for i, entry in enumerate(entries)
+          if type(entry.plan.sampling).__name__ not in _COINS]
+  found = [look(entry.plan, entry.steps, len(entries) > 1, any(
+      _same_bins(entry, other) for j, other in kept if j != i)) for i, entry in enumerate(entries)]
   events = [one.event for one in found]
   if any(event is None for event in events):
     return Answer(None, 'dp_accounting has none for this sampling')
@@ -84,6 +144,14 @@ def answer(
     return Answer(None, 'the losses are too large for its grids')
 
 
+def _same_bins(one: Any, two: Any) -> bool:
+  """Whether the batches of two runs may be the same, as far as is known."""
+  terms = [tuple(repr(getattr(entry.plan, name)) for name in (
+      'batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling'))
+           for entry in (one, two)]
+  return terms[0] == terms[1] or bool(one.own_sampler or two.own_sampler)
+
+
 def _by_losses(
     events: List[Any], relation: Any, delta: float, epsilons: Sequence[float],
     exact: bool) -> Answer:
@@ -99,7 +167,14 @@ def _by_losses(
   while True:
     accountant = pld.PLDAccountant(relation, value_discretization_interval=grid)
     for event in events:
-      accountant.compose(event)
+      for part in getattr(event, 'events', [event]):
+        inside = getattr(part, 'event', part)
+        if isinstance(inside, SecretBins):  # Which this accountant does not know of.
+          # pylint: disable-next=protected-access
+          accountant._pld = accountant._pld.compose(
+              inside.losses(grid).self_compose(getattr(part, 'count', 1)))
+        else:
+          accountant.compose(part)
     before, value = value, float(accountant.get_epsilon(max(delta, SMALLEST_DELTA)))
     change = abs(before - value) / max(value, 1e-12)
     if change <= _SETTLED or grid <= least or value <= 0:
@@ -110,7 +185,7 @@ def _by_losses(
       min(1.0, max(_SETTLED, 2 * change)), tuple(float(accountant.get_delta(e)) for e in epsilons))
 
 
-def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
+def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool = False) -> Look:
   """The event of `steps` steps of a plan, and the sensitivity it rests on.
 
   Args:
@@ -118,13 +193,24 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
     steps: How many; at least one.
     together: Whether it is one of several runs: what only draws account for is then counted
       without amplification.
+    shared: Whether another run may have had the same secret bins, which then hide nothing.
   """
   kind, mechanism = type(plan.sampling).__name__, plan.mechanism
   sigma = float(plan.noise_multiplier)
   rounding = 1 + (mechanism.rounding or 0)
   sampled = _sampled(plan, steps)
   draws = getattr(plan.sampling, 'draws', 0)
-  if sampled is not None:
+  bins = kind == 'BallsInBins' and draws is None and plan.adjacency != 'replace' and (
+      mechanism.rounding is None and not plan.extra_releases and plan.search is None)
+  if kind == 'PoissonExamples':
+    taken = np.arange(plan.sampling.examples_per_user + 1)
+    size: Any = plan.population_size
+    q = plan.sampling.sampling_probability or plan.batch_size / size
+    event, norm_found = dp_accounting.SelfComposedDpEvent(dp_event_lib.MixtureOfGaussiansDpEvent(
+        sigma, taken.tolist(), stats.binom.pmf(taken, len(taken) - 1, q).tolist()), steps), 1.0
+  elif (kind == 'RandomAllocation' or bins and mechanism.bands == 1) and not shared:
+    return _secret(plan, steps)
+  elif sampled is not None:
     norm = rounding * float(np.linalg.norm(_column(mechanism, steps)))
     noise = sigma / norm * (2 if plan.adjacency == 'replace' else 1)
     q, count = sampled
@@ -135,9 +221,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
     elif q < 1:
       step = dp_accounting.PoissonSampledDpEvent(q, step)
     event, norm_found = dp_accounting.SelfComposedDpEvent(step, count), norm
-  elif draws and not together or (  # Secret bins, with an exact account of this library.
-      kind == 'BallsInBins' and draws != 0 and mechanism.bands == 1
-      and plan.adjacency != 'replace'):
+  elif draws and not together or bins and not shared:  # With bounds of this library.
     return Look(None, None)
   elif kind in _APART:
     size = pattern_sensitivity(mechanism, steps, _APART[kind](plan))
@@ -159,12 +243,29 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False) -> Look:
   return Look(event, norm_found, mechanism.rounding is None)
 
 
+def _secret(plan: terms_lib.Terms, steps: int) -> Look:
+  """Of one run whose records are in secret bins: drawn once, or anew in every round."""
+  cycle, groups = plan.sampling.cycle, getattr(plan.sampling, 'groups', 0)
+  if not groups:
+    passes, more = divmod(steps, cycle)
+    return Look(SecretBins(tuple(
+        (count, math.sqrt(size) / plan.noise_multiplier)
+        for count, size in ((more, passes + 1), (cycle - more, passes)))), math.sqrt(passes + 1))
+  norm = float(np.linalg.norm(_column(plan.mechanism, steps)))
+  used = [len(range(begin, min(steps, begin + cycle), groups))
+          for begin in range(0, steps, cycle)]
+  return Look(dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(SecretBins((
+      (one, norm / plan.noise_multiplier), (cycle // groups - one, 0.0))), used.count(one))
+                                             for one in set(used)]), norm)
+
+
 # Sampling -> the least distance of two participations of a record.
 _APART = {
     'Poisson': lambda plan: 1,
     'TruncatedPoisson': lambda plan: 1,
     'CyclicPoisson': lambda plan: plan.sampling.cycle,
     'BallsInBins': lambda plan: plan.sampling.cycle,
+    'RandomAllocation': lambda plan: plan.sampling.cycle,
     'MinSeparation': lambda plan: plan.sampling.min_sep,
     'FixedOrder': lambda plan: -(-plan.population_size // int(plan.batch_size)),
 }

@@ -77,30 +77,28 @@ class Looks:
       stopped: Steps done; one of `steps`.
       accountant: 'pld' or 'rdp'.
     """
+    share, counted = self.claim(plan, stopped)
+    return cost.epsilon(
+        cost.event(plan, counted), share * plan.target_delta, accountant, cost.relation(plan))
+
+  def claim(self, plan: Any, stopped: int) -> Tuple[float, int]:
+    """`(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
     if stopped not in self.steps:
       raise ValueError('A run may stop after the looks that were fixed beforehand, at steps '
                        f'{self.steps}. Received: stopped={stopped}.')
     if self.steps[-1] > plan.steps:
       raise ValueError(f'`steps` of the looks must be at most those of the plan, {plan.steps}. '
                        f'Received: {self.steps[-1]}.')
-    share = plan.target_delta / len(self.steps)
     if stopped in self.total:
-      share, stopped = len(self.total) * share, plan.steps
-    return cost.epsilon(
-        cost.event(plan, stopped), share, accountant, cost.relation(plan))
+      return len(self.total) / len(self.steps), plan.steps
+    return 1 / len(self.steps), stopped
 
-  def describe(self, plan: Any, stopped: int, accountant: str = 'pld') -> str:
-    """What to say of such a run."""
-    epsilon, end = self.epsilon(plan, stopped, accountant), plan.steps
-    said = 'the planned total' if stopped in self.total else 'the cost of the steps done'
+  def describe(self, plan: Any, stopped: int) -> str:
+    """What to say of such a run, besides its epsilon."""
+    _, counted = self.claim(plan, stopped)
+    said = 'the cost of all planned steps' if counted > stopped or stopped in self.total else (
+        'the cost of the steps done')
     return (
-        f'The run stopped after {stopped} of {end} planned steps, by what was released. '
-        f'{len(self.steps)} looks were fixed beforehand; delta is shared among them (a union '
-        f'bound), and at this one {said} is stated: epsilon {epsilon:.4g} at delta '
-        f'{plan.target_delta:g}.')
-
-
-def planned_total(plan: Any, accountant: str = 'pld') -> float:
-  """Epsilon of all planned steps, which holds wherever and why ever a run stops."""
-  return cost.epsilon(
-      cost.event(plan, plan.steps), plan.target_delta, accountant, cost.relation(plan))
+        f'The last run stopped after {stopped} of {plan.steps} planned steps. What was released '
+        f'may have decided that: {len(self.steps)} looks were fixed before it began, each has a '
+        f'share of delta (a union bound), and at this one {said} is stated.')

@@ -19,11 +19,12 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import poisson
-from tfdp_adaptive.accounting import rounds
+from tfdp_adaptive.accounting import scheme
 
 _NODES = 20_000
 _LARGEST = 600.0  # log R, beyond which a loss counts as one without bound.
@@ -108,6 +109,7 @@ class PoissonExamples(poisson.Poisson):
   examples_per_user: int = 1
 
   def __post_init__(self) -> None:
+    gate.check('PoissonExamples')
     super().__post_init__()
     checks.whole(examples_per_user=self.examples_per_user)
 
@@ -119,10 +121,10 @@ class PoissonExamples(poisson.Poisson):
                        f'Received: unit={plan.unit!r}.')
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return rounds.independent(mechanism)
+    return scheme.independent(mechanism)
 
-  def event(self, plan: terms_lib.Terms, steps: int, noise_multiplier: float,
-            sensitivity: float) -> dp_accounting.DpEvent:
+  def event(self, plan: terms_lib.Terms, steps: int,
+            noise_multiplier: float) -> dp_accounting.DpEvent:
     return dp_accounting.SelfComposedDpEvent(UserExamplesDpEvent(
         noise_multiplier, float(self.probability(plan)), self.examples_per_user), steps)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch size and steps for a budget: a table of what each choice costs in noise.
+"""Batch size and number of steps for a budget of examples.
 
-All numbers but one are formulas of public constants. At a fixed number of examples, larger
-batches lower the noise of a step and of the sum of all steps, and leave fewer steps. Experience
-decides the rest: on three small tasks with DP-SGD, four times the batch in a quarter of the steps
-won once, lost once, and once made no difference.
+All numbers but one are formulas of public constants. At a fixed number of examples, larger batches
+lower the noise of a step and of the sum of all steps, and leave fewer steps. Which is better
+depends on the task. On three small tasks with DP-SGD, four times the batch in a quarter of the
+steps won once, lost once, and once made no difference.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Choice(NamedTuple):
 
   Attributes:
     batch_size: B.
-    steps: T that the budget allows.
-    noise_multiplier: The least for the target, with Poisson sampling and independent noise.
+    steps: The number of steps T that the budget allows.
+    noise_multiplier: The smallest one for the target, with Poisson sampling and independent noise.
     step_noise: Noise of a step over its signal.
     sum_noise: Noise of the sum of all steps, per coordinate and unit of learning rate, in clip
       norms.
-    epochs: How often a record is used, in expectation.
+    epochs: The expected number of times that a record is used.
   """
 
   batch_size: int
@@ -48,8 +48,8 @@ class Choices:
 
   Attributes:
     rows: `Choice`s, by batch size.
-    best: The one that is proposed.
-    reason: Why, in a sentence.
+    best: The proposed choice.
+    reason: The reason for it, in a sentence.
   """
 
   rows: Tuple[Choice, ...]
@@ -73,6 +73,11 @@ class Choices:
     return '\n'.join([*lines, '', self.reason])
 
 
+def default_delta(population_size: int) -> float:
+  """The largest power of ten below `1 / population_size`."""
+  return float(f'1e-{len(str(population_size))}')
+
+
 def batch_and_steps(
     *, population_size: int, target_epsilon: float, target_delta: Optional[float] = None,
     examples: Optional[float] = None, seconds: Optional[float] = None,
@@ -82,20 +87,20 @@ def batch_and_steps(
 
   Args:
     population_size: Number N of records (users), public.
-    target_epsilon: Of each plan in the table.
+    target_epsilon: Epsilon of each plan in the table.
     target_delta: None for the largest power of ten below 1 / N.
-    examples: The budget: examples that may be processed in all, B x T.
-    seconds: The budget instead, with `step_seconds`.
-    step_seconds: `(overhead, per example)`: what a step takes, measured.
-    largest_batch: The largest that fits into memory, if that is a limit.
-    parameters: Number m of trainable parameters; noise is that of all of them together.
-    signal: Norm of the mean of clipped gradients over the clip norm, between 0 and 1 (if all
+    examples: The budget: the total number of examples to process, B x T.
+    seconds: The budget in seconds instead, with `step_seconds`.
+    step_seconds: `(overhead, per example)`: measured seconds of a step.
+    largest_batch: The largest batch that fits into memory.
+    parameters: Number m of trainable parameters. The noise of all of them is added up.
+    signal: Norm of the mean of clipped gradients over the clip norm, from 0 to 1 (all examples
       agree). The default is a guess; measure it on public data.
-    **fields: More of the plans, such as `adjacency` or `unit`.
+    **fields: Other fields of the plans, such as `adjacency` or `unit`.
 
   Returns:
-    `Choices`: the smallest batch whose steps have more signal than noise and that leaves 100
-    steps; if there is none, the largest that leaves so many.
+    `Choices`. The best one is the smallest batch whose steps have more signal than noise and
+    that leaves 100 steps. If there is none, it is the largest batch that leaves 100 steps.
 
   Examples:
     >>> choices = batch_and_steps(population_size=60_000, target_epsilon=2.0,
@@ -111,7 +116,7 @@ def batch_and_steps(
                      f'step_seconds={step_seconds}.')
   checks.positive(budget=seconds if examples is None else examples)
   if target_delta is None:
-    target_delta = float(f'1e-{len(str(population_size))}')
+    target_delta = default_delta(population_size)
 
   def steps_of(batch_size: int) -> int:
     if examples is not None:

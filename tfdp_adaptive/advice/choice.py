@@ -4,11 +4,12 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import meaning
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.accounting import scheme as scheme_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -16,6 +17,7 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 _BUFFERS = 5
 _WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
+_FAR = 1.3  # Times epsilon: what a rough bound says of plans that are not worth a look.
 _ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
 
 
@@ -104,12 +106,12 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
                 ) -> plan_lib.PrivacyPlan:
   """The plan of the same epsilon whose releases have the least error: its cycle and bands.
 
-  Tried are a fixed order with the noise that `choose` takes for it, and cyclic Poisson
-  sampling with as many bands as groups and memory allow: of 1 (which is Poisson), 2, 4, ...
-  groups, of numbers ever closer to the best of these, and of all factors of the population,
-  among which jax_privacy chooses. With `draws`, so are secret bins and b-min-separation,
-  whose epsilon is an upper bound from that many draws of the privacy loss. Only public
-  constants of the plan are read, so the choice costs nothing.
+  Tried are a fixed order and secret bins with the noise that `choose` takes for it, and random
+  allocation and cyclic Poisson sampling with as many bands as groups and memory allow: of 1
+  (which is Poisson), 2, 4, ... groups, of numbers ever closer to the best of these, and of all
+  factors of the population, among which jax_privacy chooses. With `draws`, so is
+  b-min-separation, and bins are also accounted for by that many draws of the privacy loss, whose
+  bounds are upper ones. Only public constants of the plan are read, so the choice costs nothing.
 
   Args:
     plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are
@@ -133,17 +135,17 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
         f'epsilon={target}.')
   most = min(int(plan.population_size // plan.batch_size), plan.steps)
   search = _Search(plan, target, dict(memory=memory, workload=workload, objective=objective))
-  for i in range(most.bit_length()):
-    search.measure(sampling_lib.CyclicPoisson(2**i))
-  if float(plan.batch_size).is_integer():
-    search.measure(sampling_lib.FixedOrder())
-  for cycle in _factors(plan.population_size, most):
-    search.try_cycle(cycle)
+  numbers = {2**i for i in range(most.bit_length())} | set(_factors(plan.population_size, most))
+  for groups in sorted(numbers, key=search.guess):  # So that few are better than all before.
+    search.try_groups(groups)
   ratio = 1.5
-  while ratio * search.cycle >= search.cycle + 0.5:
-    near = {round(search.cycle * ratio), round(search.cycle / ratio)}
-    if not any([search.try_cycle(cycle) for cycle in near if 1 <= cycle <= most]):
+  while ratio * search.groups >= search.groups + 0.5:
+    near = {round(search.groups * ratio), round(search.groups / ratio)}
+    if not any([search.try_groups(groups) for groups in near if 1 <= groups <= most]):
       ratio = (1 + ratio) / 2
+  if float(plan.batch_size).is_integer():
+    search.try_scheme(sampling_lib.FixedOrder())
+  search.try_bins(None)
   if draws:
     search.try_draws(draws, most)
   errors = '; '.join(f'{one.sampling!r} with {type(one.mechanism).__name__}: {error:.4g}'
@@ -169,47 +171,79 @@ class _Search:
     self.seen: Set[Any] = set()
 
   @property
-  def cycle(self) -> int:
-    """That of the best cyclic plan so far."""
-    return min((error, one.sampling.cycle) for error, one in self.measured
-               if isinstance(one.sampling, sampling_lib.CyclicPoisson))[1]
+  def groups(self) -> int:
+    """Those of the best plan with groups so far."""
+    return min((error, one.sampling.most_bands) for error, one in self.measured
+               if one.sampling.amplified)[1]
 
-  def measure(self, scheme: Any) -> None:
-    """Finds the least noise of a scheme."""
-    trial, error_of_one = self._trial(scheme)
-    self._add(trial, error_of_one, math.inf)
-
-  def try_cycle(self, cycle: int) -> bool:
-    """Whether a cycle is better than all before."""
-    return self._try(sampling_lib.CyclicPoisson(cycle))
-
-  def try_draws(self, draws: int, most: int) -> None:
-    """Bins as there are batches in an epoch, and gaps like the cycles that are tried."""
+  @property
+  def _bins(self) -> Optional[int]:
+    """Batches of an epoch, if these are equal parts of the population."""
     population, batch = scheme_lib.population(self._plan), self._plan.batch_size
     bins = round(population / batch)
-    if abs(population / bins - batch) < 1:
-      self._try(sampling_lib.BallsInBins(bins, draws=draws))
-    for gap in sorted({self.cycle, *(2**i for i in range(1, most.bit_length()))}, reverse=True):
-      self._try(sampling_lib.MinSeparation(gap, draws=draws))
+    return bins if abs(population / bins - batch) < 1 else None
 
-  def _try(self, scheme: Any) -> bool:
-    """Whether it is better than all before, by one look at epsilon unless it is."""
-    if scheme in self.seen:
+  def guess(self, groups: int) -> float:
+    """The error by the central limit theorem, which is near the truth for many small losses."""
+    q = self._plan.batch_size * groups / scheme_lib.population(self._plan)
+    mu = meaning.gaussian_mu(self._target, self._plan.target_delta)
+    count = -(-self._plan.steps // groups)
+    coins = sampling_lib.CyclicPoisson(groups)
+    return self._trial(coins, coins)[1] / math.sqrt(math.log1p(mu**2 / (q**2 * count)))
+
+  def _of(self, groups: int) -> List[Any]:
+    """Schemes with so many groups; a place in every whole round is better than coins."""
+    bins = self._bins
+    coins = sampling_lib.CyclicPoisson(groups)
+    if bins is None or bins % groups:
+      return [coins]
+    return [sampling_lib.RandomAllocation(bins, groups=groups)] + (
+        [coins] if self._plan.steps % bins else [])
+
+  def try_groups(self, groups: int) -> bool:
+    """Whether a number of groups is better than all before."""
+    return any([self.try_scheme(scheme) for scheme in self._of(groups)])
+
+  def try_bins(self, draws: Optional[int]) -> None:
+    """Bins as there are batches in an epoch, with banded noise and with that of a fixed order."""
+    if self._bins is not None:
+      banded = sampling_lib.CyclicPoisson(self._bins)
+      for like in (banded, None) if draws is None else (banded,):
+        self.try_scheme(sampling_lib.BallsInBins(self._bins, draws=draws), like)
+
+  def try_draws(self, draws: int, most: int) -> None:
+    """Bins by draws, and gaps like the groups that are tried."""
+    self.try_bins(draws)
+    for gap in sorted({self.groups, *(2**i for i in range(1, most.bit_length()))}, reverse=True):
+      self.try_scheme(sampling_lib.MinSeparation(gap, draws=draws))
+
+  def try_scheme(self, scheme: Any, like: Any = None) -> bool:
+    """Whether it is better than all before, by one look at epsilon unless it is.
+
+    Args:
+      scheme: Which is tried.
+      like: A scheme whose mechanism is taken; its own by default.
+    """
+    if (scheme, like) in self.seen:
       return False
-    trial, error_of_one = self._trial(scheme)
-    enough = min(error for error, _ in self.measured) / error_of_one
-    if dataclasses.replace(trial, noise_multiplier=enough).epsilon() > self._target:
-      return False
+    self.seen.add((scheme, like))
+    trial, error_of_one = self._trial(scheme, like or scheme)
+    enough = min((error for error, _ in self.measured), default=math.inf) / error_of_one
+    if enough < math.inf:
+      tried = dataclasses.replace(trial, noise_multiplier=enough)
+      far = isinstance(scheme, (sampling_lib.CyclicPoisson, sampling_lib.RandomAllocation)) and (
+          cost.rough_epsilon(tried.event(), tried.target_delta) > _FAR * self._target)
+      if far or tried.epsilon() > self._target:
+        return False
     self._add(trial, error_of_one, enough)
     return True
 
-  def _trial(self, scheme: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
+  def _trial(self, scheme: Any, like: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
     """A plan, and its error at a noise multiplier of one."""
-    self.seen.add(scheme)
     trial = dataclasses.replace(
         self._plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
         max_participations=None, noise_multiplier=1.0)
-    mechanism = choose(trial, **self._choice)
+    mechanism = choose(dataclasses.replace(trial, sampling=like), **self._choice)
     # Of the noise alone: what the sampling of C costs is in the noise multiplier.
     error = getattr(mechanism, _ERRORS[self._choice['objective']])(self._plan.steps)
     return dataclasses.replace(trial, mechanism=mechanism), error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp.recommend`: method, noise and ranges of settings for a task, with reasons.
 
-It looks up what was best on the tasks of `advice.evidence` that are most like the task,
-and never trains. What it reads are public constants and, if given, PUBLIC gradients.
+It looks up what was best on the most similar tasks of `advice.evidence`. It never trains. It reads
+public constants and, if given, PUBLIC gradients.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import choice
 from tfdp_adaptive.advice import evidence
 from tfdp_adaptive.advice import task_facts
+from tfdp_adaptive.advice import user_level
 from tfdp_adaptive.privacy import plan as plan_lib
 
 _FAR = 2.0  # Distance to the nearest task from which on there is no evidence.
@@ -36,17 +37,17 @@ Range = Tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-  """What `recommend` found; `str(recommendation)` is the text for people.
+  """The result of `recommend`; `print` it.
 
   Attributes:
-    method: Name of the optimizer class to begin with.
+    method: Name of the optimizer class to start with.
     plan: A `PrivacyPlan` for it: sampling, mechanism, noise and a clip norm.
-    settings: Where to begin: arguments for the class besides `plan`.
+    settings: Arguments of the class to start with, besides `plan`.
     ranges: `{setting: (lowest, highest)}` to tune within, on public data.
-    expected: `{(method, whether its noise is correlated): share lost}` of the best method's
-      gain, on tasks like this one, for all that could be chosen.
-    like: `(task, epsilon, distance)` of the evidence that counted most.
-    reasons: Sentences.
+    expected: `{(method, whether its noise is correlated): share}`: which share of the best
+      method's gain each choice loses on similar tasks.
+    like: `(task, epsilon, distance)` of the most similar evidence.
+    reasons: The reasons, as sentences.
     warnings: What is likely to go wrong, or is not known.
   """
 
@@ -77,13 +78,13 @@ class Recommendation:
 
 
 def lost(row: evidence.Row, loss: float) -> float:
-  """The share of the best method's gain over the start that a method of this `loss` misses."""
+  """Returns the share of the best method's gain that a method with this `loss` does not reach."""
   best = min(one.loss for one in row.results)
   return min((loss - best) / max(row.start - best, 1e-12), 1.0)
 
 
 def _drowned(facts: task_facts.Facts) -> Optional[bool]:
-  """Whether a step is more noise than signal; None if that is not known."""
+  """Returns whether a step has more noise than signal; None if that is not known."""
   ratio = facts.noise_to_signal
   return None if ratio is None else ratio >= 1
 
@@ -91,10 +92,10 @@ def _drowned(facts: task_facts.Facts) -> Optional[bool]:
 def expected_losses(
     facts: task_facts.Facts, rows: Sequence[evidence.Row]
     ) -> Tuple[Dict[Tuple[str, bool], float], List[Tuple[float, evidence.Row]]]:
-  """Mean share of the gain lost, for every choice, weighted by likeness; the weights.
+  """Returns the mean share of the gain that each choice loses, weighted by similarity; the weights.
 
-  Where a step is known to be more noise than signal, only evidence of such tasks counts, and
-  only methods that need no second moment to be right are left; elsewhere only that of others.
+  If a step is known to have more noise than signal, only evidence of such tasks counts, and only
+  methods that do not need correct second moments are left. Otherwise only other tasks count.
   """
   drowned = _drowned(facts)
   rows = [row for row in rows if drowned in (None, _drowned(task_facts.Facts(*row.facts)))] or rows
@@ -113,11 +114,11 @@ def expected_losses(
 
 
 def best_of(facts: task_facts.Facts, expected: Dict[Tuple[str, bool], float]) -> Tuple[str, bool]:
-  """(method, whether its noise is correlated) of `expected_losses`.
+  """Returns (method, whether its noise is correlated) of `expected_losses`.
 
-  Banded noise has smaller sums and larger steps. Where it saves much in sums, it is taken by
-  methods without a second moment and by those that subtract the noise's part; by others
-  only where coordinates are even, so that little is lost if second moments see more noise.
+  Banded noise has smaller sums and larger steps. If it saves much in sums, it is chosen for methods
+  without second moments, and for methods that subtract the noise from them. For other methods it
+  is chosen only if coordinates are even, since noisier second moments then cost little.
   """
   method, correlated = min(expected, key=lambda key: expected[key])
   spared = method in ('DPSGD', 'DPAdamBC') or (facts.evenness or 0) >= _EVEN
@@ -135,31 +136,35 @@ def recommend(
     gradients: Optional[npt.ArrayLike] = None, gradient_norm: Optional[float] = None,
     input_sizes: Optional[npt.ArrayLike] = None,
     class_frequencies: Optional[npt.ArrayLike] = None,
-    epsilon: Optional[float] = None, **fields: Any) -> Recommendation:
-  """Says with which private optimizer, noise and settings to begin, and why.
+    epsilon: Optional[float] = None, examples_per_user: Optional[int] = None,
+    likeness: Optional[float] = None, **fields: Any) -> Recommendation:
+  """Recommends a private optimizer, noise and settings to start with, and says why.
 
   Args:
     population_size: Number N of records (users), public.
-    batch_size: Expected batch size B; None, with `examples`, to have it proposed.
-    steps: Number of steps; None, with `examples`, to have it proposed.
-    target_epsilon: Of the plan.
+    batch_size: Expected batch size B. With None and `examples`, a batch size is proposed.
+    steps: Number of steps. With None and `examples`, a number is proposed.
+    target_epsilon: Epsilon of the plan.
     parameters: Number m of trainable parameters.
-    examples: A budget of examples to process, batch size times steps, in the place of both
-      (`batch_and_steps` has the table of choices).
+    examples: A budget of examples to process (batch size times steps) instead of both. See
+      `batch_and_steps` for the table of choices.
     target_delta: None for the largest power of ten below 1 / N.
-    sampling: How records are drawn, if that is not free: as in `PrivacyPlan`.
-    mechanism: The noise, if that is not free.
-    gradients: Gradients [n, parameters] of PUBLIC records, one row each, at the weights
-      training starts from; the more that is known, the better the choice.
-    gradient_norm: Typical norm of a record's gradient; from `gradients` if they are given.
-    input_sizes: Where there are no gradients: root mean squares of the inputs of the last
-      layer, PUBLIC, see `evenness_of`.
-    class_frequencies: Where there are no gradients: shares of the classes, PUBLIC.
-    epsilon: Adam's stability constant that you mean to use, to be checked.
-    **fields: More of the plan, such as `adjacency` or `unit`; no clip norm.
+    sampling: How records are drawn, if you cannot choose it; as in `PrivacyPlan`.
+    mechanism: The noise, if you cannot choose it.
+    gradients: Gradients [n, parameters] of PUBLIC records at the weights that training starts
+      from. The choice is better with them.
+    gradient_norm: Typical norm of a record's gradient. By default computed from `gradients`.
+    input_sizes: Without gradients: PUBLIC root mean squares of the inputs of the last layer, see
+      `evenness_of`.
+    class_frequencies: Without gradients: PUBLIC shares of the classes.
+    epsilon: Adam's stability constant that you want to use. It is checked.
+    examples_per_user: With unit='user': the number of examples of a user. The result then says
+      whether to sample examples one by one (`PoissonExamples`).
+    likeness: PUBLIC mean cosine of the gradients of two examples of one user.
+    **fields: Other fields of the plan, such as `adjacency` or `unit`, but no clip norm.
 
   Returns:
-    A `Recommendation`. It costs no privacy unless what it is given does.
+    A `Recommendation`. It costs no privacy if its arguments are public.
   """
   budgeted = ''
   if batch_size is None and steps is None and examples is not None:
@@ -198,7 +203,7 @@ def recommend(
   norm = 1.0 if gradient_norm is None else gradient_norm
   checks.positive(gradient_norm=norm)
   if target_delta is None:
-    target_delta = float(f'1e-{len(str(population_size))}')
+    target_delta = budget.default_delta(population_size)
   shared = dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
                 target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0)
   plans = _plans(shared, sampling, mechanism)
@@ -219,18 +224,22 @@ def recommend(
                     'sqrt(m) x noise multiplier / B is near 1 or above. Larger batches help.')
   result = _described(
       best, plans[best[1]], facts, norm, expected, weighted, parameters, warnings, epsilon)
+  compared = '' if examples_per_user is None else user_level.compare(
+      population_size=population_size, batch_size=batch_size, steps=steps,
+      examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
+      target_delta=target_delta, **fields).reason
   return dataclasses.replace(
-      result, reasons=(budgeted, *result.reasons)) if budgeted else result
+      result, reasons=tuple(filter(None, (budgeted, *result.reasons, compared))))
 
 
 def _noise(plan: plan_lib.PrivacyPlan) -> float:
-  """Noise per coordinate of the mean, in clip norms; twice that for replaced records."""
+  """Returns the noise per coordinate of the mean, in clip norms; doubled under replace."""
   return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
 
 
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
            mechanism: Optional[mechanisms.Mechanism]) -> Dict[bool, plan_lib.PrivacyPlan]:
-  """`{whether noise is correlated: plan}` of what may be chosen."""
+  """Returns `{whether noise is correlated: plan}` of the possible choices."""
   calibrate = plan_lib.PrivacyPlan.calibrate
   if sampling is not None or mechanism is not None:
     given: Dict[str, Any] = {} if sampling is None else dict(sampling=sampling)
@@ -334,6 +343,6 @@ def _kind(correlated: bool) -> str:
 
 
 def _around(values: Iterable[float]) -> Tuple[float, float, float]:
-  """(least, geometric mean, largest)."""
+  """Returns (least, geometric mean, largest)."""
   listed = [max(value, 1e-12) for value in values]
   return min(listed), math.exp(sum(map(math.log, listed)) / len(listed)), max(listed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task is known by, of public constants and PUBLIC gradients alone."""
+"""Facts that describe a task, computed from public constants and PUBLIC gradients."""
 
 import math
 from typing import Dict, NamedTuple, Optional
@@ -13,16 +13,16 @@ _WIDTHS = (.5, .15, .4, .6)
 
 
 class Facts(NamedTuple):
-  """What a task is known by; None where no public gradients tell it.
+  """Facts that describe a task; None if they need public gradients that are missing.
 
   Attributes:
     noise: sigma sqrt(m) / B: noise of all coordinates over the clip norm.
     correlation: Error of independent noise over that of banded noise, at equal epsilon.
-    evenness: (sum_j s_j)^2 / (m sum_j s_j^2), s_j the root mean square of a gradient's
-      coordinate j: 1 where all are of one size.
-    agreement: Squared norm of the expected gradient over the expected squared norm: 1
-      where all records have the same gradient.
-    batch_size: B.
+    evenness: (sum_j s_j)^2 / (m sum_j s_j^2), where s_j is the root mean square of coordinate j
+      of a gradient. It is 1 if all coordinates have the same size.
+    agreement: Squared norm of the expected gradient over the expected squared norm. It is 1 if
+      all records have the same gradient.
+    batch_size: Expected batch size B.
   """
 
   noise: float
@@ -33,12 +33,12 @@ class Facts(NamedTuple):
 
   @property
   def noise_to_signal(self) -> Optional[float]:
-    """Of one step, in the best geometry of single coordinates; None if it is not known.
+    """Returns noise over signal of one step in the best scaling of coordinates, or None.
 
-    The mean of B records keeps `sqrt(a + (1 - a) / B)` of a record's norm, a the agreement; and
-    the least noise that an ellipsoid can need (PASAN's, whose axes go with the roots of the
-    coordinates' sizes) is `sqrt(evenness)` times that of a ball. From 1 on second moments of
-    releases are mostly noise in any such geometry, and say little to scale or correct by.
+    The mean of B records has `sqrt(a + (1 - a) / B)` of a record's norm, where a is the agreement.
+    The least noise of an ellipsoid is `sqrt(evenness)` times that of a ball. This is PASAN's
+    ellipsoid, whose axes are proportional to the roots of the sizes of coordinates. If the result
+    is 1 or more, second moments of noisy gradients are mostly noise in any such scaling.
     """
     if self.evenness is None or self.agreement is None or self.batch_size is None:
       return None
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
     return self.noise * math.sqrt(self.evenness / kept)
 
   def distance(self, other: 'Facts') -> float:
-    """Euclidean, in widths, over what both know."""
+    """Returns the Euclidean distance, in units of widths, over the facts that both have."""
     pairs = zip(_WIDTHS, self, other)
     return math.sqrt(sum(
         (math.log10(max(a, 1e-3) / max(b, 1e-3)) / width)**2
@@ -54,9 +54,9 @@ class Facts(NamedTuple):
 
 
 def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
-  """`evenness` and `agreement` of PUBLIC gradients [n, parameters], see `Facts`.
+  """Returns `evenness` and `agreement` of PUBLIC gradients [n, parameters], see `Facts`.
 
-  Agreement is estimated without bias, and cut to [0, 1].
+  The estimate of the agreement is unbiased before it is clipped to [0, 1].
   """
   values = numbers(gradients)
   if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)) or not values.any():
@@ -72,19 +72,19 @@ def facts_of(gradients: npt.ArrayLike) -> Dict[str, float]:
 def evenness_of(
     input_sizes: Optional[npt.ArrayLike] = None,
     class_frequencies: Optional[npt.ArrayLike] = None) -> Optional[float]:
-  """`Facts.evenness` of a last layer, from PUBLIC numbers and without gradients.
+  """Returns `Facts.evenness` of a last layer, computed from PUBLIC numbers without gradients.
 
-  A record's gradient is the outer product of its inputs and of `p - e_y`, whose sizes are
-  `sqrt(p_k (1 - p_k))` where a model knows no more than the frequencies `p`. If both factors are
-  independent, so that sizes multiply, the evenness is the product of theirs.
+  A record's gradient is the outer product of its inputs and `p - e_y`. If the model knows only the
+  frequencies `p`, the second factor has the sizes `sqrt(p_k (1 - p_k))`. If both factors are
+  independent, the evenness is the product of their evennesses.
 
   Args:
-    input_sizes: Root mean square of each input (for words: the root of how often it comes);
-      None if they are alike.
-    class_frequencies: Shares of the classes, at least two; None if they are alike.
+    input_sizes: Root mean square of each input (for words, the root of the frequency); None if
+      all are equal.
+    class_frequencies: Shares of at least two classes; None if all are equal.
 
   Returns:
-    The evenness, or None where nothing is given.
+    The evenness, or None if neither argument is given.
   """
   if input_sizes is None and class_frequencies is None:
     return None
@@ -113,7 +113,7 @@ def _not_negative(values: npt.ArrayLike, name: str, fewest: int) -> np.ndarray:
 
 
 def numbers(values: npt.ArrayLike, name: str = 'gradients') -> npt.NDArray[np.float64]:
-  """The same as an array, or ValueError that names the argument."""
+  """Returns the values as an array, or raises a ValueError that names the argument."""
   try:
     return np.asarray(values, np.float64)
   except (TypeError, ValueError, OverflowError) as error:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `tf.data.Dataset`, which has no numbers for its elements, as files that have.
+"""Writes a `tf.data.Dataset` to files, from which elements can be read by number.
 
-Read once, in order, and written as it comes: one flat file per tensor, which is then
-mapped into memory, so that no more of it is read than batches need. The files hold the
-private data as they are.
+The data set is read once, in order, into one flat file per tensor. The files are mapped into
+memory, so only the elements of a batch are read. They hold the private data in clear.
 """
 
 import json
@@ -29,11 +28,10 @@ class Cache(sources.Source):
   """The elements of a data set, in files.
 
   Args:
-    data: A finite, unbatched `tf.data.Dataset`.
-    folder: Where to write. A cache that is there already is used as it is; the first
-      records of `data` must be its own, unless `data` gives others at every pass. None: a
-      folder of the system's for temporary files that only this user may read, deleted
-      with this object.
+    data: A finite, unbatched `tf.data.Dataset`. folder: Where to write. An existing cache is used
+    again. The first records of `data` must then be
+      those of the cache, unless `data` gives others at every pass. With None, a temporary folder
+      is used that only this user may read. It is deleted with this object.
   """
 
   def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
@@ -84,7 +82,7 @@ class Cache(sources.Source):
                       f'it, or name another folder. Received: {error!r}.')
 
   def _check_first(self, data: tf.data.Dataset) -> None:
-    """That the first records are those of the cache, unless these change from pass to pass."""
+    """Raises unless the first records are those of the cache, or records change with every pass."""
     n = min(_COMPARED, len(self))
     first, again = ([sources.fingerprint(one) for one in data.take(n).as_numpy_iterator()]
                     for _ in range(2))
@@ -102,7 +100,7 @@ class Cache(sources.Source):
 
 
 class _Text:
-  """[n, ...] texts: their bytes one after the other, and where each ends."""
+  """[n, ...] texts: their concatenated bytes, and where each text ends."""
 
   def __init__(self, path: pathlib.Path, length: int, shape: Sequence[int]) -> None:
     self._shape = tuple(shape)
@@ -136,7 +134,7 @@ def _checked(spec: Any) -> tf.TensorSpec:
 
 
 def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
-  """All or nothing: the index, without which nothing is there, comes last."""
+  """Writes a whole cache or none: the index, without which there is no cache, is written last."""
   if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
     raise ValueError('`data` must be finite: the plan draws its own batches. Remove `.repeat()`.')
   folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -174,7 +172,7 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
 
 
 class _Writer:
-  """Appends arrays to a file; of texts, where they end to another."""
+  """Appends arrays to a file, and for texts their ends to another file."""
 
   def __init__(self, path: pathlib.Path, text: bool) -> None:
     self._file, self._end = open(path, 'wb'), 0

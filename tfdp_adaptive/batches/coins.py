@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secret key of coins that hold for a whole run, and the file that keeps it.
+"""The secret key of the random numbers of a whole run ("coins"), and the file that keeps it.
 
-Where a record's steps hang together, a run that goes on in another process needs the
-coins that it began with. They belong to ONE run: two runs with the same coins do not
-compose. So a run that begins draws its own, and never takes those of a file.
+If the steps of a record depend on each other, a run that resumes in another process needs the coins
+that it started with. They belong to ONE run, because two runs with the same coins do not compose. A
+new run therefore draws its own coins and never reads a file.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ class Coins:
 
   Args:
     plan: The `PrivacyPlan`.
-    path: Of the SECRET file that keeps the key; None keeps it in this object only.
-    replace: Whether a run that begins may replace a file: only where nothing of the run
-      that wrote it was or will be released.
+    path: Path of the SECRET file with the key. With None the key is only in this object.
+    replace: Whether a new run may replace a file. Allow this only if nothing of the run that wrote
+      it was or will be released.
   """
 
   tag = 0
@@ -46,11 +46,11 @@ class Coins:
 
   @property
   def in_file(self) -> bool:
-    """Whether another process can go on with them."""
+    """Whether another process can resume with these coins."""
     return self._path is not None
 
   def key(self, start_step: int) -> int:
-    """The key of a run that goes on from `start_step`; drawn if that is its beginning."""
+    """Returns the key of a run that starts at `start_step`; a run that starts at 0 draws one."""
     if self._plan.seed is not None:
       return self._plan.seed
     if self._key is None:
@@ -58,24 +58,24 @@ class Coins:
     return self._key
 
   def of_pass(self) -> int:
-    """The key of one pass over the batches, for coins that are drawn at every step."""
+    """Returns the key of one pass over the batches, for coins that are drawn at every step."""
     return secrets.randbits(_BITS) if self._plan.seed is None else self._plan.seed
 
   def of_users(self) -> int:
-    """The key by which a user's examples are chosen."""
+    """Returns the key that chooses the examples of users."""
     if self._of_users is None:
       self._of_users = self.of_pass()
     return self._of_users
 
   def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
-    """Sees to it that a run goes on with the records, in the order, that it began with.
+    """Checks that a run resumes with the same records in the same order.
 
-    Their places decide when they take part. Without a file nothing can tell.
+    The places of records determine their steps. Without a file this cannot be checked.
 
     Args:
-      records: Has a `fingerprint`.
-      start_step: Where the run goes on, or 0.
-      drawn: What to return if that is so.
+      records: An object with a `fingerprint`.
+      start_step: The step at which the run resumes, or 0.
+      drawn: The value to return if the check passes.
     """
     if self._path is not None and self._records is None:
       self._records = records.fingerprint()
@@ -94,9 +94,9 @@ class Coins:
         write(self._path, content)
       except FileExistsError:
         raise ValueError(
-            'The file of `coins` is there, so a run of its own has begun with them: coins of two '
-            'runs must differ. Go on with that run (`start_step=optimizer.steps_done`), give a new '
-            'file, or remove this one if nothing of its run was or will be released. Received: '
+            'The file of `coins` exists, so another run has started with it, and the coins of two '
+            'runs must differ. Resume that run (`start_step=optimizer.steps_done`), give a new '
+            'file, or remove this file if nothing of its run was or will be released. Received: '
             f'coins={str(self._path)!r}, start_step=0.') from None
     return key
 
@@ -104,10 +104,10 @@ class Coins:
     if self._path is None:
       raise ValueError(
           f'{type(self._plan.sampling).__name__} draws secret coins for a whole run and cannot '
-          'resume without them. Give the same file when it begins and when it goes on: '
+          'resume without them. Give the same file when the run starts and when it resumes: '
           '`plan.batches(data, coins=PATH)`; or use adjacency="zero_out" with groups that are '
           f'public and fixed. Received: start_step={start_step}, coins=None.')
-    wanted = f'The coins of a run that goes on must be the file it began with: {self._path}. '
+    wanted = f'The coins of a resumed run must be the file it began with: {self._path}. '
     try:
       content = json.loads(self._path.read_text(encoding='utf-8'))
       whole = content.pop('digest', None) == _digest(content)
@@ -124,8 +124,8 @@ class Coins:
       raise ValueError(f'{wanted}Received: the coins of another plan.')
     if None not in (records, self._records) and records != self._records:
       raise ValueError(
-          'A run that goes on needs the records that it began with, in the same order: by their '
-          f'places they would take part too soon. {wanted}Received: the file of a run on other '
+          'A run must resume with the same records in the same order. Otherwise records would take '
+          f'part sooner than is accounted for. {wanted}Received: the file of a run on other '
           'records, or in another order.')
     return key
 
@@ -134,7 +134,7 @@ class Dealt(Coins):
   """Coins that the chief of a strategy drew for all of its workers; see `workers`.
 
   Attributes:
-    tag: By which a step knows batches of one draw; zero for batches of one process.
+    tag: Number by which a step recognizes batches of one draw; zero for a single process.
   """
 
   def __init__(self, plan: Any) -> None:
@@ -142,7 +142,7 @@ class Dealt(Coins):
     self._pass = -1
 
   def take(self, dealt: Dict[str, Any]) -> None:
-    """Takes what `deal` gave."""
+    """Takes the numbers that `deal` returned."""
     self._key, self._pass, self._of_users = dealt['key'], dealt['pass'], dealt['of_users']
     self.tag = _tag(self._pass)
 
@@ -161,11 +161,11 @@ class Dealt(Coins):
 
 
 def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
-  """What `Dealt.take` takes: SECRET numbers of one pass, for JSON.
+  """Returns the SECRET numbers of one pass for `Dealt.take`, as JSON values.
 
   Args:
     kept: The coins of the chief.
-    draw: Draws the batches of the pass by them; what refuses to go on does it here.
+    draw: Draws the batches of the pass with the coins. It raises if the run cannot resume.
   """
   next(draw())
   seed = kept._plan.seed
@@ -182,5 +182,5 @@ def _digest(fields: Dict[str, Any]) -> str:
 
 
 def of(plan: Any, coins: Any) -> Coins:
-  """`Coins` as they are; else those of a path or of nothing."""
+  """Returns `Coins` unchanged, and makes them of a path or of None."""
   return coins if isinstance(coins, Coins) else Coins(plan, coins)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices records that are there twice, and sources that give others when they are read again.
+"""Finds duplicate records, and sources that return other records when they are read again.
 
-A guarantee for one record does not protect what five records say. Copies that were made by
-oversampling, or by a source that draws at random from a few records, hide that from the plan.
+A guarantee for one record does not protect a person with five copies of it. Oversampling, or a
+source that draws from a few records at random, makes such copies, and the plan does not know of
+them.
 """
 
 import hashlib
@@ -21,16 +22,16 @@ _MOST = 1 << 20  # Records that are remembered.
 
 
 class Watched(sources.Source):
-  """The records of a source, each compared with itself and the others as it is read.
+  """The records of a source. Each is compared with itself and with others when it is read.
 
   Args:
-    source: Gives the records.
-    changing: Why a record may differ when it is read again, as with augmentation of each by
-      itself; None if it may not.
-    counts: Whether copies matter; not where several records may be one user's.
+    source: The source of the records.
+    changing: Why a record may differ when it is read again, such as augmentation of each record;
+      None if it must not.
+    counts: Whether to count copies; not if several records may belong to one user.
 
   Raises:
-    PrivacyError: For records that differ when they are read again.
+    PrivacyError: If a record differs when it is read again.
   """
 
   def __init__(self, source: sources.Source, changing: Optional[str] = None,
@@ -45,7 +46,7 @@ class Watched(sources.Source):
     self.specs = source.specs
 
   def look(self) -> None:
-    """Warns of copies among some records that are at hand, before the first batch."""
+    """Warns about copies among some records, before the first batch."""
     count = len(self._source)
     if self._source.at_hand and not self._digests:
       self.take(np.unique(np.concatenate([
@@ -59,11 +60,11 @@ class Watched(sources.Source):
 
   @property
   def many(self) -> bool:
-    """Whether more than `SHARE` of the records that were read are copies of others."""
+    """Returns whether more than `SHARE` of the records that were read are copies of others."""
     return self._copies > max(_FEW, SHARE * len(self._digests))
 
   def notes(self) -> List[str]:
-    """Sentences for the statement."""
+    """Returns sentences for the statement."""
     said = [_WARNING] if self.many else []
     if self._changing is not None:
       said.append('Records change from reading to reading. Whoever trained the model says of it: '
@@ -87,10 +88,10 @@ class Watched(sources.Source):
         self._copies += 1
     elif known != digest:
       raise errors.PrivacyError(
-          '`data` must give the same record for a number whenever it is read: else one record may '
-          'stand in the place of many. Received: a source that gave another one. Draw nothing at '
-          'random in it. If each record is changed by itself (augmentation), say so: '
-          "`plan.batches(data, changing='how')`; the statement repeats it.")
+          '`data` must give the same record for a number whenever it is read. Otherwise one record '
+          'could take several places. Received: a source that gave another record. It must not '
+          'draw random numbers. If it augments each record, say how: '
+          "`plan.batches(data, changing='how')`. The statement repeats this text.")
 
 
 _WARNING = (f'More than {SHARE:.0%} of the records are exact copies of others. If a person gave '

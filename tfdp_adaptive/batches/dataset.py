@@ -28,7 +28,8 @@ def of_plan(
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
     coins: Any = None, class_weight: Optional[Mapping[int, float]] = None,
-    changing: Optional[str] = None, share: workers.Share = workers.Share()) -> tf.data.Dataset:
+    changing: Optional[str] = None, strategy: Any = None,
+    share: workers.Share = workers.Share()) -> Any:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -67,7 +68,10 @@ def of_plan(
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
     changing: How a record may differ whenever it is read, where a source augments each record by
       itself. The statement repeats it. By default such a source is refused.
-    share: The replicas whose rows are given, one batch for each; see `workers.distributed`.
+    strategy: For a loop of your own on the replicas of a `tf.distribute.Strategy`: iterate over
+      the result inside its scope, on every worker, and give each element to `strategy.run`.
+      `fit` does it by itself.
+    share: The replicas whose rows are given, one batch for each; see `workers.Distributed`.
 
   Returns:
     A data set of `(x, y, sample_weight)` with `plan.steps - start_step`
@@ -143,7 +147,7 @@ def of_plan(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
       start_step=step, pad_to=pad_to, coins=coins, class_weight=weights or class_weight,
       share=share)
-  return result
+  return result if strategy is None else workers.Distributed(strategy, result)
 
 
 def _chosen(plan: terms_lib.Terms, users: Any, size: int, coins: coins_lib.Coins

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record indices of a run's steps, as its terms say they are drawn."""
+"""Draws the record indices of the steps of a run, as its terms say."""
 
 from typing import Any, Iterator, Optional
 

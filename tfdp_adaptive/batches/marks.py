@@ -8,6 +8,9 @@ are public: they guard against honest mistakes (a batch used twice, out of order
 plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
 trusted. They cannot tell what is in a row: a record may be changed by itself (augmented),
 and whoever mixes records breaks the guarantee unseen.
+
+The marks are in the weights because a batch of Keras has three parts and no more: a fourth would
+be the class weights of `train_on_batch(*batch)`, and `evaluate` and Keras 2's generators refuse it.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records by their number, wherever they are kept: only those that are asked for are read.
+"""Reads records by their number, and only the requested ones.
 
-A source may be an array or memory map; anything with `__len__` and `__getitem__` that
-gives one record (a grain source, a HuggingFace data set); a Keras `Sequence` or
-`PyDataset`, which gives batches; or tuples and dicts of these.
+A source is an array or memory map; an object whose `__len__` and `__getitem__` give single records
+(a grain source, a Hugging Face data set); a Keras `Sequence` or `PyDataset`, which gives batches;
+or a tuple or dict of these.
 """
 
 import abc
@@ -35,14 +35,14 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def take(self, indices: np.ndarray) -> Any:
-    """Nest of arrays [len(indices), ...]; those of text are of `object`."""
+    """Returns a nest of arrays [len(indices), ...]; arrays of text have the dtype `object`."""
 
 
 def of(data: Any) -> Source:
-  """The source of whatever holds records.
+  """Returns the source of an object that holds records.
 
   Raises:
-    ValueError: For what holds none, or not equally many in all its parts.
+    ValueError: If it holds no records, or if its parts differ in length.
   """
   if isinstance(data, Source):
     return data
@@ -59,7 +59,7 @@ def of(data: Any) -> Source:
 
 
 def fingerprint(data: Any) -> str:
-  """A digest of a nest of arrays, shapes and types included."""
+  """Returns a digest of a nest of arrays, including shapes and types."""
   digest = hashlib.sha256()
   for leaf in leaves(data):
     array = np.asarray(leaf)
@@ -71,7 +71,7 @@ def fingerprint(data: Any) -> str:
 
 
 def map_structure(function: Any, data: Any) -> Any:
-  """Over tuples and dicts only: a list is an array here."""
+  """Maps a function over tuples and dicts; lists count as arrays."""
   if isinstance(data, tuple):
     return tuple(map_structure(function, value) for value in data)
   if isinstance(data, dict):
@@ -87,7 +87,7 @@ def leaves(data: Any) -> list:
 
 
 def spec(array: Any) -> tf.TensorSpec:
-  """Of one of the records of an array."""
+  """Returns the spec of one record of an array."""
   kind = np.dtype(array.dtype)
   return tf.TensorSpec(array.shape[1:], tf.string if kind.kind in 'OSU' else tf.as_dtype(kind))
 
@@ -113,7 +113,7 @@ class _Parts(Source):
 
 
 class _Array(Source):
-  """An array, or what can be indexed like one: in memory, mapped, or in a file."""
+  """An array or an object that is indexed like one, in memory, mapped or in a file."""
 
   def __init__(self, array: Any) -> None:
     self._array = array
@@ -192,7 +192,7 @@ class _Batched(Source):
 
 
 def stacked(records: list, specs: Any) -> Any:
-  """Records, nests of arrays, as one nest of arrays [n, ...] that are what `specs` say."""
+  """Stacks records, nests of arrays, into one nest of arrays [n, ...] as `specs` say."""
   if isinstance(specs, tuple):
     return tuple(stacked([_part(one, i, len(specs)) for one in records], each)
                  for i, each in enumerate(specs))
@@ -228,7 +228,7 @@ def _part(record: Any, key: Any, size: Optional[int] = None) -> Any:
 
 
 def _record(record: Any) -> Any:
-  """A nest of arrays."""
+  """Returns a record as a nest of arrays."""
   def leaf(value: Any) -> np.ndarray:
     if value is None:
       raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
@@ -254,7 +254,7 @@ def _rows(batch: Any) -> int:
 
 
 def _is_lazy(data: Any) -> bool:
-  """Whether to leave `data` where it is, and index it."""
+  """Returns whether to index `data` where it is, without copying it."""
   known = (np.ndarray, tf.Tensor, tf.Variable, list, str, bytes)
   return (hasattr(data, '__len__') and hasattr(data, '__getitem__')
           and not isinstance(data, known)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users as records: all that a step takes of one of them, as one row.
+"""Users as records: the examples of a user in a step are one row.
 
-A user's examples lie along the second axis of a batch [users, examples, ...]. Which of
-them are taken depends on the user alone, never on the others: at most `m` of those
-there are, drawn again at every step. A user with fewer is filled up with examples of
-weight zero: one of the user's own, whose gradient is as finite as the others.
+The examples of a user are along the second axis of a batch [users, examples, ...]. At every step,
+at most `m` examples of a user are drawn. The draw depends on this user alone. Missing examples are
+filled with one of the user's own examples and weight zero, so that all gradients are finite.
 """
 
 from typing import Any, Tuple
@@ -19,7 +18,7 @@ RECORDS = ('mean', 'sum')
 
 
 def checked(ids: Any, size: int) -> np.ndarray:
-  """The ids of users of `size` examples, as an array; raises unless each has one."""
+  """Returns the user ids of `size` examples as an array; raises if one is missing."""
   ids = np.asarray(ids)
   if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
     raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
@@ -38,10 +37,10 @@ class Users:
 
   Args:
     examples: A `Source`.
-    ids: [n] integers or strings: whose each example is.
-    examples_per_user: m, how many of a user a step takes at most.
+    ids: [n] integers or strings, the user of each example.
+    examples_per_user: m, the largest number of examples of a user in a step.
     record: 'mean' or 'sum' of a user's examples, which is then clipped.
-    coins: Of the run; they choose which examples are taken.
+    coins: The coins of the run, which choose the examples.
   """
 
   def __init__(
@@ -61,11 +60,11 @@ class Users:
     return len(self._first) - 1
 
   def fingerprint(self) -> str:
-    """SECRET: tells of the users, by whose ids they are in order."""
+    """SECRET digest of the users' ids, in order."""
     return sources.fingerprint(self._ids)
 
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
-    """`(nest of [users, m, ...], weights [users, m])`."""
+    """Returns `(nest of [users, m, ...], weights [users, m])`."""
     numbers = np.zeros([len(users), self._most], np.int64)
     weights = np.zeros([len(users), self._most], np.float32)
     for row, user in enumerate(users):
@@ -82,7 +81,7 @@ class Users:
 
 
 class Examples:
-  """Every example a record of its own."""
+  """Every example is a record."""
 
   def __init__(self, examples: sources.Source) -> None:
     self._examples, self.specs = examples, examples.specs
@@ -91,7 +90,7 @@ class Examples:
     return len(self._examples)
 
   def fingerprint(self) -> str:
-    """SECRET: tells of some examples, and of their order; if they change by themselves, of none."""
+    """SECRET digest of some examples in order; of none if examples change when they are read."""
     n = len(self)
     places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
     taken = self._examples.take(places)
@@ -101,6 +100,6 @@ class Examples:
     return sources.fingerprint((np.array(n), taken))
 
   def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
-    """`(nest of [n, ...], weights [n])`."""
+    """Returns `(nest of [n, ...], weights [n])`."""
     del step
     return self._examples.take(indices), np.ones(len(indices), np.float32)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import version
 from tfdp_adaptive.batches import coins as coins_lib
 
 
@@ -63,22 +64,27 @@ class Distributed:
 
     self.batches = strategy.distribute_datasets_from_function(of_worker)
 
-  def begin(self, start_step: int, **facts: str) -> None:
+  def __iter__(self) -> Iterator[Any]:
+    """For a loop of one's own: the batches from the step on that `plan.batches` was told."""
+    self.begin(self._start)
+    return iter(self.batches)
+
+  def begin(self, start_step: int) -> None:
     """Shares the coins of a pass from `start_step` on; all workers call it.
 
     Args:
       start_step: Steps done so far.
-      **facts: Digests of what all workers must have alike, beside plan and records.
 
     Raises:
-      PrivacyError: If they do not.
+      PrivacyError: If workers have different plans, records or steps.
     """
     self._start = start_step
+    drawn = self._drawn
     if not compat.has_workers(self._strategy):
       return
-    drawn = self._drawn
+    versions = version.__version__, tf.__version__, np.__version__  # Of all that draws coins.
     agree(self._strategy, plan=repr(drawn.tfdp_plan), records=drawn.tfdp_digest(),
-          start_step=str(start_step), **facts)
+          start_step=str(start_step), versions=repr(versions))
     dealt = from_chief(self._strategy, lambda: json.dumps(coins_lib.deal(
         drawn.tfdp_coins, lambda: drawn.tfdp_draw(start_step))).encode())
     self._coins.take(json.loads(dealt))
@@ -87,12 +93,12 @@ class Distributed:
 def agree(strategy: Any, **facts: str) -> None:
   """Raises `PrivacyError` on all workers unless all have the same `facts`; they stay secret."""
   chiefs = json.loads(from_chief(strategy, lambda: json.dumps(facts).encode()))
-  other = sorted(name for name in facts if facts[name] != chiefs[name])
+  other = sorted(name for name in facts if facts[name] != chiefs.get(name))
   wrong = int(_sum(strategy, np.array([bool(other)], np.int32), everybody=True)[0])
   if wrong:
     raise errors.PrivacyError(
-        'All workers take rows of one batch of one run, so each needs the same plan, weights and '
-        'steps, and all records in the same order (not a part of them: every worker reads the '
+        'All workers take rows of one batch of one run, so each needs the same program, and all '
+        'records in the same order (not a part of them: every worker reads the '
         f'rows it needs). Received: {other or "what is the same here"}, which differ from the '
         f"chief's on {wrong} replica(s). Run one script with the same data everywhere.")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private estimates that are made before training, with a budget of their own.
+"""Private estimates before training, with their own budget.
 
-Besides the privatizer these are the only places that add noise to what they saw of
-records: their cost comes on top of that of training.
+Only the privatizer and this package add noise to values computed from records. The cost of an
+estimate comes on top of the cost of training.
 """
 
 from tfdp_adaptive.estimates.adaptation import adapt as adapt

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private forms of `layer.adapt(data)`, whose cost is in the ledger of the model.
 
-A layer that Keras adapts holds exact statistics of the data: a mean of n numbers tells the last of
-them to whoever knows the others. Here one Gaussian mechanism is used instead, on bounded records.
+A layer that Keras adapts holds exact statistics of the data. If you know the mean of n numbers and
+all but one of them, you know the last one, too. The functions here use one Gaussian mechanism on
+bounded records instead.
 """
 
 from typing import Any, Optional, Tuple
@@ -28,7 +29,7 @@ def adapt(
     size: Optional[int] = None, words_per_record: int = 100, target_delta: float = 1e-6,
     delta: float = 1e-9, adjacency: str = 'zero_out', unit: str = 'example',
     public: Optional[str] = None, seed: Optional[int] = None) -> ledger.Ledger:
-  """Adapts a preprocessing layer privately, and leaves the cost in the ledger of its weights.
+  """Adapts a preprocessing layer privately and records the cost in the ledger of its weights.
 
   `Normalization`: the values of each record are clipped to `[-bound, bound]` per feature. The sums
   of values and of squares, in units of the bound, are one vector per record, of norm at most
@@ -46,17 +47,17 @@ def adapt(
     bound: Largest size of a value, > 0: a number or [d]. Public: do not compute it from `data`.
     size: Most words of the vocabulary.
     words_per_record: How many different words a record may vote for.
-    target_delta: At which the ledger states epsilon, if this is all there is.
-    delta: Probability that a word of one record alone comes out. It is a part of the delta of the
-      ledger, which must be larger.
-    adjacency: Of the guarantee; must be that of the training's plan. 'zero_out' or 'add_remove'.
+    target_delta: The delta at which the ledger states epsilon if nothing else is in it.
+    delta: Probability that a word of a single record is released. It is a part of the ledger's
+      delta, which must be larger.
+    adjacency: 'zero_out' or 'add_remove'. It must be the same as in the plan of the training.
     unit: 'example' or 'user': what one record of `data` is.
-    public: Where `data` come from, if they are public: the layer is then adapted exactly, at no
-      cost, and the statement repeats the text.
+    public: If `data` are public, where they come from. The layer is then adapted exactly, at no
+      cost, and the statement repeats this text.
     seed: For tests only.
 
   Returns:
-    The ledger of what this has cost; it is also part of the ledger of every model with this layer.
+    The ledger of this cost. It is also part of the ledger of every model with this layer.
 
   Raises:
     ValueError: For layers without a private form, missing arguments or a wrong shape.
@@ -118,7 +119,7 @@ def _numbers(data: Any) -> np.ndarray:
 def _moments(
     records: np.ndarray, bound: Any, noise_multiplier: float,
     rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
-  """Noisy means and variances [d]."""
+  """Returns noisy means and variances [d]."""
   count, features = records.shape
   if bound is None:
     raise ValueError('`bound` must be given: the largest size of a value, from public knowledge. '

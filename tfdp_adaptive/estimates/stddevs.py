@@ -14,22 +14,22 @@ from tfdp_adaptive import checks
 def private_stddevs(
     records: np.ndarray, *, scale: float, moment_ratio: float, target_epsilon: float,
     target_delta: float, rng: Optional[np.random.Generator] = None) -> np.ndarray:
-  """Root mean squares of coordinates within a factor of two, privately.
+  """Estimates root mean squares of coordinates privately, within a factor of two.
 
   Algorithm 3 of Asi et al. (2021) with its threshold on the scale of standard
-  deviations and with exactly calibrated noise: the constants printed there are
-  not (target_epsilon, target_delta)-DP when few rounds are made. The cost comes
-  on top of that of training; no amplification by sampling applies.
+  deviations and with exactly calibrated noise. The constants of the paper are not
+  (target_epsilon, target_delta)-DP for few rounds. The cost comes on top of the cost of
+  training. Sampling does not amplify it.
 
   Args:
     records: [n, d], for instance the features of a generalized linear model or
       per-example gradients; n is taken as public. A record that is not finite
       counts as zero.
-    scale: Upper bound of all root mean squares, > 0; public.
+    scale: Public upper bound of all root mean squares, > 0.
     moment_ratio: r >= 1, a bound of the ratio of high moments to the second.
     target_epsilon: Of this estimate, > 0.
     target_delta: Of this estimate, in (0, 1).
-    rng: `numpy.random.Generator`, for tests; entropy of the system by default.
+    rng: `numpy.random.Generator` for tests. By default the system's entropy is used.
 
   Returns:
     [d] float64, `scale * 2**-t` for t in 1..rounds.
@@ -60,10 +60,10 @@ def private_stddevs(
 
 
 def calibration(dimension: int, target_epsilon: float, target_delta: float) -> Tuple[int, float]:
-  """(number of rounds, noise multiplier of each) of `private_stddevs`.
+  """Returns (number of rounds, noise multiplier of each) of `private_stddevs`.
 
-  Together they are one Gaussian mechanism of noise multiplier
-  `multiplier / sqrt(rounds)`, exactly calibrated.
+  All rounds together are one exactly calibrated Gaussian mechanism of noise multiplier
+  `multiplier / sqrt(rounds)`.
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.probability(target_delta=target_delta)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vocabulary chosen privately from the users' own words.
 
-Differentially private set union with Gaussian weights (Gopi et al., ICML 2020,
-arXiv:2002.09745): a user with k words adds 1/sqrt(k) to the count of each, a
-vector of norm one; Gaussian noise is added to the count of every word that
-occurs at all, and the words above a threshold are released. The threshold is so
-high that words that one user alone has stay below it but for a probability
-delta, which adds to that of the training.
+This is differentially private set union with Gaussian weights (Gopi et al., ICML 2020,
+arXiv:2002.09745). A user with k words adds 1/sqrt(k) to the count of each word, which is a vector
+of norm one. Gaussian noise is added to the count of every word that occurs, and words above a
+threshold are released. A word of a single user passes the threshold with probability at most delta,
+which adds to the delta of the training.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class PrivateVocabulary(NamedTuple):
-  """Words that may be published, and what they cost.
+  """Words that may be published, and their cost.
 
   Attributes:
-    words: Most frequent first; as private as `epsilon` says.
-    noise_multiplier: Of the counts, whose sensitivity is one.
+    words: The words, most frequent first. `epsilon` states their privacy.
+    noise_multiplier: Noise multiplier of the counts, whose sensitivity is one.
     delta: Probability that a word of one user alone is released.
   """
 
@@ -42,7 +41,7 @@ class PrivateVocabulary(NamedTuple):
   def epsilon(
       self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
       rule: Optional[contract.Rule] = None) -> float:
-    """Of the vocabulary and the first `steps` rounds of a plan together, at its target delta."""
+    """Returns epsilon of vocabulary and the first `steps` rounds of a plan, at its target delta."""
     if not 0 < self.delta < plan.target_delta:
       raise ValueError('`delta` of the vocabulary must be below the target delta of the plan, '
                        f'{plan.target_delta:g}. Received: delta={self.delta:g}.')
@@ -59,7 +58,7 @@ class PrivateVocabulary(NamedTuple):
   def fact(
       self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
       rule: Optional[contract.Rule] = None) -> str:
-    """A sentence for the statement."""
+    """Returns a sentence for the statement."""
     return (f'Vocabulary: {len(self.words)} words, chosen from the same users\' words with noise '
             f'multiplier {self.noise_multiplier:g} and delta {self.delta:g}. Together with the '
             f'training this is ({self.epsilon(plan, steps, rule):.4g}, {plan.target_delta:g})-'
@@ -69,19 +68,19 @@ class PrivateVocabulary(NamedTuple):
 def private_vocabulary(
     words_of_users: Mapping[str, Sequence[str]], size: int, *, noise_multiplier: float,
     delta: float, words_per_user: int = 100, seed: Optional[int] = None) -> PrivateVocabulary:
-  """Chooses the words of a model without betraying any user's.
+  """Chooses the words of a model privately, from the words of users.
 
   Args:
     words_of_users: {user: all words of that user, with repetitions}.
     size: Most words to keep.
     noise_multiplier: Noise standard deviation of the counts.
-    delta: Probability that words of one user alone come out; adds to the plan's.
-    words_per_user: How many different words a user may vote for, the most
-      frequent of its own.
+    delta: Probability that words of a single user are released; adds to the plan's delta.
+    words_per_user: How many different words a user may vote for. The user's most frequent
+      words are taken.
     seed: For tests only.
 
   Returns:
-    A `PrivateVocabulary`, perhaps of fewer words.
+    A `PrivateVocabulary` of at most `size` words.
   """
   for name, value in dict(noise_multiplier=noise_multiplier, size=size,
                           words_per_user=words_per_user).items():
@@ -103,7 +102,7 @@ def private_vocabulary(
 
 
 def threshold(noise_multiplier: float, delta: float, words_per_user: int) -> float:
-  """max over t <= words_per_user of `1/sqrt(t) + sigma Phi^-1((1 - delta)^(1/t))`."""
+  """Returns max over t <= words_per_user of `1/sqrt(t) + sigma Phi^-1((1 - delta)^(1/t))`."""
   t = np.arange(1.0, words_per_user + 1)
   # Phi^-1(1 - p) = -Phi^-1(p), with p = 1 - (1 - delta)^(1/t) computed without loss.
   tail = -np.expm1(np.log1p(-delta) / t)

@@ -13,25 +13,20 @@ import dataclasses
 from importlib import metadata
 import math
 import platform
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import unicodedata
 
+from tfdp_adaptive import gate
 from tfdp_adaptive import version
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import meaning
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.accounting import stopping
 
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Of the curve of epsilon.
 # Of epsilon, at which delta is stated.
 _SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
-# Parts whose results or interface may still change; all others are stable.
-EXPERIMENTAL = frozenset({
-    'BallsInBins with draws', 'MinSeparation', 'RandomAllocation', 'PoissonExamples', 'Search',
-    'discrete noise', 'federated'})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,14 +151,14 @@ class Card:
 
 
 def of(
-    ledger: ledger_lib.Ledger, *, delta: Optional[float] = None, accountant: str = 'pld',
+    ledger: Any, *, delta: Optional[float] = None, accountant: str = 'pld',
     plots: bool = True, trust: str = 'central', words: Sequence[Words] = (),
     facts: Sequence[str] = (), audits: Sequence[Any] = (), weights: Sequence[str] = (),
-    details: Sequence[str] = ()) -> Card:
+    details: Sequence[str] = (), looks: Optional[stopping.Looks] = None) -> Card:
   """The card of all runs of a ledger.
 
   Args:
-    ledger: The runs.
+    ledger: A `tfdp.Ledger`, the runs.
     delta: By default the largest of the plans.
     accountant: 'pld' (tight) or 'rdp'.
     plots: Whether to compute what only plots show: the curve, and more of the profile.
@@ -173,7 +168,11 @@ def of(
     audits: Reports of `tfdp.audit`.
     weights: See `weight_digests`.
     details: Sentences about the rule of the last run.
+    looks: Fixed before the last run, where what was released decided when it stopped.
   """
+  if looks is not None and ledger.entries and ledger.entries[-1].plan is not None:
+    last = ledger.entries[-1]
+    facts = [*facts, looks.describe(last.plan, last.steps)]
   runs = [_run(entry) for entry in ledger.entries]
   if runs and details:
     runs[-1] = dataclasses.replace(runs[-1], details=tuple(map(clean, details)))
@@ -191,23 +190,28 @@ def of(
       delta=(ledger.target_delta or 0.0) if delta is None else delta)
   if plans:
     card = dataclasses.replace(card, unit=plans[0].unit, adjacency=plans[0].adjacency)
-  return _claims(card, ledger, accountant, plots)
+  return _claims(card, ledger, accountant, plots, looks)
 
 
 def _claims(
-    card: Card, ledger: ledger_lib.Ledger, accountant: str, plots: bool) -> Card:
+    card: Card, ledger: Any, accountant: str, plots: bool,
+    looks: Optional[stopping.Looks]) -> Card:
   """The card with epsilon and what follows from it, or the reason why there is none."""
   guaranteed = [entry.guaranteed for entry in ledger.entries]
   if not all(guaranteed):
     return dataclasses.replace(card, reason=_reason(
         ledger.entries[guaranteed.index(False)], guaranteed.index(False) + 1, len(guaranteed)))
   try:
-    epsilon = ledger.epsilon(card.delta or None, accountant)
+    epsilon = ledger.epsilon(card.delta or None, accountant, looks)
   except ValueError as error:  # Guarantees about different neighbours do not add up.
     return dataclasses.replace(card, reason=clean(str(error)))
   end = until(ledger, None)
   planned = ledger.epsilon(card.delta or None, accountant) if end == ledger else end.epsilon(
       card.delta, accountant)
+  if looks is not None:  # All else holds at steps and deltas that were fixed beforehand.
+    return dataclasses.replace(
+        card, epsilon=epsilon, planned_epsilon=max(epsilon, planned),
+        mu=meaning.gaussian_mu(epsilon, card.delta), profile=((epsilon, card.delta),))
   drawn = any(getattr(plan.sampling, 'draws', 0) for plan in card.plans)  # Each point: minutes.
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
             for steps in _marks(card)] if plots and not drawn else [])
@@ -232,7 +236,7 @@ def _marks(card: Card) -> List[int]:
   return sorted((marks | {min(1, card.done), *ends}) - {0})
 
 
-def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
+def until(ledger: Any, steps: Optional[int]) -> Any:
   """The ledger after its first `steps` steps; if None, with the last run at its planned end."""
   entries = []
   for number, entry in enumerate(ledger.entries, 1):
@@ -247,14 +251,14 @@ def until(ledger: ledger_lib.Ledger, steps: Optional[int]) -> ledger_lib.Ledger:
   return type(ledger)(tuple(entries))
 
 
-def _reason(entry: ledger_lib.Entry, number: int, runs: int) -> str:
+def _reason(entry: Any, number: int, runs: int) -> str:
   return f'run {number} of {runs} on these weights ' + (
       'had no plan' if entry.plan is None else
       f'used a statistic of the data without noise ({entry.rule})' if not entry.private else
       'had a noise multiplier of 0')
 
 
-def _run(entry: ledger_lib.Entry) -> Run:
+def _run(entry: Any) -> Run:
   plan: Any = entry.plan
   entry = dataclasses.replace(entry, rule=clean(entry.rule), own_sampler=clean(entry.own_sampler))
   if plan is None:
@@ -295,18 +299,10 @@ def _audit(report: Any) -> Audit:
 def _parts(plans: Iterable[Any], entries: Iterable[Any], trust: str) -> Iterable[Part]:
   names = {entry.rule for entry in entries if entry.rule} | ({trust} - {'central'})
   for plan in plans:
-    draws = getattr(plan.sampling, 'draws', 0)
-    sampling = type(plan.sampling).__name__
-    names |= {sampling + ' with draws' * (bool(draws) and sampling == 'BallsInBins'),
-              type(plan.mechanism).__name__}
+    names |= {type(plan.sampling).__name__, type(plan.mechanism).__name__}
     names |= {'Search'} if plan.search is not None else set()
     names |= {'discrete noise'} if plan.mechanism.rounding is not None else set()
-  return [Part(name, state_of(name)) for name in sorted(map(clean, names))]
-
-
-def state_of(name: str) -> str:
-  """'stable' or 'experimental'."""
-  return 'experimental' if name in EXPERIMENTAL else 'stable'
+  return [Part(name, gate.state_of(name)) for name in sorted(map(clean, names))]
 
 
 def versions() -> Tuple[Tuple[str, str], ...]:

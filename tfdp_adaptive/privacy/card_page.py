@@ -22,38 +22,7 @@ FORMULA = 'Pr[M(D) in S] <= e^epsilon Pr[M(D\') in S] + delta'
 _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(<i>D</i>′) ∈ <i>S</i>]'
             ' + δ')
 _FOR_ALL = 'for all neighbouring data sets D, D\' and all sets S of what may be released'
-_STYLE = '''
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#59636e;--page:#fff;--box:#f5f7f9;
---rule:#d5dae0;--accent:#0b62c4}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa5b1;--page:#14171b;--box:#1d2228;
---rule:#39414a;--accent:#6cb0ff}}*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:60rem;margin:auto;padding:1.5rem 1rem}h1{font-size:1.5rem;margin:0 0 .5rem}
-h2{font-size:1.1rem;margin:1.6rem 0 .5rem}p{margin:.5rem 0}.lead{font-size:1.1rem}
-.soft{color:var(--soft)}.formula{font-family:Georgia,serif;font-size:1.1rem}
-.tiles,.plots{display:grid;gap:.75rem;margin:1rem 0}
-.tiles{grid-template-columns:repeat(auto-fit,minmax(9rem,1fr))}
-.plots{grid-template-columns:repeat(auto-fit,minmax(17rem,1fr))}
-.tile,figure{background:var(--box);border:1px solid var(--rule);border-radius:6px;
-padding:.6rem .8rem;margin:0}.tile b{display:block;font-size:1.35rem}
-.tile span,figcaption{color:var(--soft);font-size:.85rem}
-table{border-collapse:collapse;width:100%;font-size:.9rem}
-th,td{border-top:1px solid var(--rule);padding:.35rem .5rem;text-align:left;vertical-align:top;
-overflow-wrap:anywhere}th{font-weight:600;width:24%}td.who{color:var(--soft);width:20%}
-code{font:.9em ui-monospace,monospace;overflow-wrap:anywhere}
-svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
-.grid{stroke:var(--rule)}.curve,.guess{fill:none;stroke:var(--accent);stroke-width:2}
-.dashed{stroke-dasharray:5 4;stroke-width:1.3}.guess{stroke:var(--soft);stroke-width:1}
-.dot{fill:var(--accent)}@media(max-width:32rem){th,td{display:block;width:auto!important}
-td{border-top:0;padding-top:0}}
-@media print{:root{--ink:#000;--soft:#444;--page:#fff;--box:#fff;--rule:#bbb;--accent:#0b62c4}
-@page{size:A4;margin:11mm}body{font-size:7.8pt;line-height:1.25}main{padding:0;max-width:none}
-table{font-size:7.6pt}.tiles{grid-template-columns:repeat(4,1fr);margin:.4rem 0}
-.plots{grid-template-columns:1fr 1fr;margin:.4rem 0}h1{font-size:14pt}
-h2{font-size:10pt;margin:.5rem 0 .15rem;break-after:avoid}.lead,.formula{font-size:9pt}
-.tile b{font-size:12pt}.tile span,figcaption{font-size:7.6pt}p{margin:.25rem 0}
-th,td{padding:.08rem .3rem}tr,figure,.tile{break-inside:avoid}figure svg{max-height:40mm}}
-'''
+_STYLE = pathlib.Path(__file__).with_name('card.css')
 
 
 class Table(NamedTuple):
@@ -86,12 +55,13 @@ def write(
 def html(card: card_lib.Card) -> str:
   """The whole page: style and plots are in it, and no script."""
   tables_of = ''.join(map(_table, tables(card)))
+  style = _STYLE.read_text(encoding='utf-8')
   return (
       '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
       '<meta name="viewport" content="width=device-width,initial-scale=1">'
       '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
       'style-src \'unsafe-inline\'">'
-      f'<title>Privacy card</title><style>{_STYLE}</style></head><body><main><h1>Privacy card</h1>'
+      f'<title>Privacy card</title><style>\n{style}</style></head><body><main><h1>Privacy card</h1>'
       f'<p class="lead">{_escaped(statement.guarantee(card))}</p>{_numbers(card)}{tables_of}'
       f'<p class="soft">{_escaped(_HOW.replace("`", ""))}</p></main></body></html>\n')
 

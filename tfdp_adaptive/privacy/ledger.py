@@ -20,6 +20,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -189,9 +190,9 @@ class Ledger:
     if not self.guaranteed:
       return dp_accounting.NonPrivateDpEvent()
     relation = self.relation()
-    events = [cost.event(entry.plan, entry.steps, neighbors=relation,
-                               composed=len(entries) > 1)
-              for entry in entries if entry.plan is not None]
+    events = [cost.event(entry.plan, entry.steps, neighbors=relation, composed=len(entries) > 1,
+                         shared=plan_checks.shares_bins(entry, entries[:i] + entries[i + 1:]))
+              for i, entry in enumerate(entries) if entry.plan is not None]
     if not events:
       return dp_accounting.NoOpDpEvent()
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(tuple(events))
@@ -208,12 +209,14 @@ class Ledger:
                        'Received: target_delta=None.')
     return target_delta
 
-  def epsilon(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> float:
+  def epsilon(self, target_delta: Optional[float] = None, accountant: str = 'pld',
+              looks: Optional[stopping.Looks] = None) -> float:
     """Epsilon of all runs together; infinite if one of them has no guarantee.
 
     Args:
       target_delta: By default the largest of the plans.
       accountant: 'pld' (tight) or 'rdp'.
+      looks: Fixed before the last run began, where what was released decided when it stopped.
     """
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):
@@ -221,6 +224,11 @@ class Ledger:
     if not self.guaranteed:
       return math.inf
     checks.probability(target_delta=self._delta(target_delta))
+    if looks is not None:
+      last = self.entries[-1]
+      share, counted = looks.claim(last.plan, last.steps)
+      claimed = Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=counted),))
+      return claimed.epsilon(share * self._delta(target_delta), accountant)
     delta = self._delta(target_delta) - sum(entry.delta for entry in self.entries if entry.steps)
     return math.inf if delta <= 0 else cost.epsilon(
         self.event(), delta, accountant, self.relation())
@@ -235,11 +243,13 @@ class Ledger:
     return min(1.0, cost.delta(self.event(), epsilon, accountant, self.relation())
                + sum(entry.delta for entry in self.entries if entry.steps))
 
-  def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld') -> str:
-    """What may honestly be said of the weights, in plain text."""
+  def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
+                looks: Optional[stopping.Looks] = None) -> str:
+    """What may honestly be said of the weights, in plain text; see `epsilon`."""
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     self._run()  # Or it refuses.
-    return statement_lib.of(card.of(self, delta=target_delta, accountant=accountant, plots=False))
+    return statement_lib.of(card.of(
+        self, delta=target_delta, accountant=accountant, plots=False, looks=looks))
 
   def to_json(self) -> str:
     """All entries as text; `from_json` restores them. Holds no secret."""

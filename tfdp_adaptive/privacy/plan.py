@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
@@ -23,7 +24,6 @@ from tfdp_adaptive.privacy import statement as statement_lib
 
 if TYPE_CHECKING:
   import dp_accounting
-  import tensorflow as tf
 
 UNITS = ('example', 'user')
 _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
@@ -81,12 +81,18 @@ class PrivacyPlan(ledger.Accounted):
 
   def __post_init__(self) -> None:
     checks.positive(batch_size=self.batch_size, l2_norm_clip=self.l2_norm_clip)
+    # NumPy's float32 stays one in products with Python's numbers: epsilon would be rounded.
+    for name in ('batch_size', 'l2_norm_clip', 'noise_multiplier', 'target_delta'):
+      if isinstance(getattr(self, name), np.generic):
+        object.__setattr__(self, name, getattr(self, name).item())
     if isinstance(self.steps, sampling_lib.Epochs):
       object.__setattr__(self, 'steps', self.steps.in_steps(
           self.batch_size, self.population_size, self.sampling))
     checks.whole(steps=self.steps)
     object.__setattr__(self, 'steps', int(self.steps))
     checks.not_negative(noise_multiplier=self.noise_multiplier)
+    # In float64, whatever it was given as.
+    object.__setattr__(self, 'noise_multiplier', float(self.noise_multiplier))
     checks.probability(target_delta=self.target_delta)
     checks.one_of(UNITS, unit=self.unit)
     contract.check_adjacency(self.adjacency)
@@ -111,6 +117,23 @@ class PrivacyPlan(ledger.Accounted):
     self.sampling.check(self)
     plan_checks.accountable(self)
     plan_checks.participation(self)
+
+  def __str__(self) -> str:
+    """Returns a table of the plan, with its epsilon."""
+    size = 'not told' if self.population_size is None else f'{self.population_size:,}'
+    rows = {
+        'unit': f'one {self.unit}, {self.adjacency} adjacency',
+        'population size': size,
+        'batch size': f'{self.batch_size:,}',
+        'steps': f'{self.steps:,}',
+        'sampling': type(self.sampling).__name__,
+        'noise': type(self.mechanism).__name__,
+        'noise multiplier': f'{self.noise_multiplier:.4g}',
+        'clip norm': f'{self.l2_norm_clip:g}',
+        'epsilon': f'{statement_lib.rounded_up(self.epsilon())} at delta {self.target_delta:g}'}
+    if self.search is not None:
+      rows['search'] = f'the best of {self.search.runs:g} expected runs'
+    return '\n'.join(f'{name:18}{value}' for name, value in rows.items())
 
   @classmethod
   def calibrate(
@@ -153,9 +176,9 @@ class PrivacyPlan(ledger.Accounted):
 
   @property
   def fixed_order(self) -> bool:
-    """Whether it is accounted for that a record has one place in every epoch.
+    """Whether the accounting assumes that a record has one place in every epoch.
 
-    A `min_sep` below the sampling's own gives up that claim.
+    It does not if `min_sep` is below the sampling's own.
     """
     return cost.fixed_order(self)
 
@@ -221,7 +244,7 @@ class PrivacyPlan(ledger.Accounted):
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
       pad_to: Optional[int] = None, coins: Any = None,
-      changing: Optional[str] = None) -> tf.data.Dataset:
+      changing: Optional[str] = None, strategy: Any = None) -> Any:
     """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset.of_plan`."""
     if more:
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
@@ -229,7 +252,7 @@ class PrivacyPlan(ledger.Accounted):
     from tfdp_adaptive.batches import dataset  # pylint: disable=g-import-not-at-top
     return dataset.of_plan(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
-        start_step=start_step, pad_to=pad_to, coins=coins, changing=changing)
+        start_step=start_step, pad_to=pad_to, coins=coins, changing=changing, strategy=strategy)
 
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,
@@ -278,8 +301,9 @@ class PrivacyPlan(ledger.Accounted):
       fields = {**content['plan']}  # A mapping, or a TypeError.
       kind, config = fields['sampling']['kind'], fields['sampling']['config']
       checks.one_of(list(sampling_lib.SCHEMES), kind=kind)
-      fields['sampling'] = sampling_lib.SCHEMES[kind](**config)
       fields['mechanism'] = mechanisms.from_config(fields['mechanism'])
+      with gate.loading():
+        fields['sampling'] = sampling_lib.SCHEMES[kind](**config)
       if fields.get('search') is not None:
         fields['search'] = private_search.Search(**fields['search'])
       return cls(**fields)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any, Sequence
 import warnings
 
 import dp_accounting
@@ -13,6 +14,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.batches import marks
 
 
 def population(plan: terms_lib.Terms) -> None:
@@ -52,11 +54,11 @@ def reachable(plan: terms_lib.Terms, target_epsilon: float) -> None:
 
 def _delta(plan: terms_lib.Terms, size: float, name: str) -> None:
   if plan.target_delta * size >= 1:
-    warnings.warn(
+    warnings.warn(  # At this line, whoever made the plan: Python then says it once.
         f'`target_delta` should be well below 1/N = {1 / size:g} for the {name} = {size:g} '
         'records of the plan: delta is the probability with which nothing at all is promised, '
         'and a delta of 1/N permits publishing a record outright. '
-        f'Received: target_delta={plan.target_delta:g}.', errors.Caution, stacklevel=6)
+        f'Received: target_delta={plan.target_delta:g}.', errors.Caution, stacklevel=1)
 
 
 def accountable(plan: terms_lib.Terms) -> None:
@@ -126,6 +128,25 @@ def participation(plan: terms_lib.Terms) -> None:
     cost.sensitivity(
         plan.mechanism, *cost.participation(plan, plan.steps),
         cost.fixed_order(plan))  # Or it refuses.
+
+
+def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
+  """Whether another run may have had the secret bins of a run.
+
+  Bins are drawn once for the batches of a plan, by coins of their own, and a step takes those
+  batches only whose marks are those of its plan. So runs can share bins only if their plans have
+  the same marks, or fixed seeds; or if somebody else drew the batches of one of them.
+
+  Args:
+    entry: An entry of a ledger, with a plan.
+    others: All others that took steps.
+  """
+  plan = entry.plan
+  return not plan.sampling.coins and any(
+      not other.plan.sampling.coins and (
+          marks.line(other.plan) == marks.line(plan) or entry.own_sampler or other.own_sampler
+          or None not in (plan.seed, other.plan.seed))
+      for other in others if other.plan is not None)
 
 
 def serves(plan: terms_lib.Terms, rule: contract.Rule) -> bool:

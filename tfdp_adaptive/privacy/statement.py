@@ -9,16 +9,15 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 from __future__ import annotations
 
 import decimal
-from typing import Any, List, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, List, Sequence, Tuple
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import private_search
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import plan_checks
 
 UNITS = {
     'example': 'one training example',
@@ -152,8 +151,29 @@ def _one_of_many(card: card_lib.Card, number: int, count: int) -> str:
             'known.')
   parts = [f'{text} of {plan.steps} planned.', population(plan), plan.sampling.describe(plan),
            mechanism(run), plan.search.describe() if plan.search is not None else '',
-           of_users(run), own_sampling(run)]
+           of_users(run), own_sampling(run), _added_up(card, number)]
   return ' '.join(filter(None, parts))
+
+
+def _added_up(card: card_lib.Card, number: int) -> str:
+  """What to say of a run that costs more among the others than alone; nothing of any other."""
+  others = list(steps_taken(card))
+  run = others.pop(number - 1)
+  entry, entries = run.entry, [other.entry for other in others]
+  if not run.amplified:
+    return ''
+  seeded = run.seeded and any(other.seeded for other in others)  # Seeds are not on a card.
+  if not entry.plan.sampling.coins and seeded or plan_checks.shares_bins(entry, entries):
+    return ('Another run may have had the same secret bins, so this run is added up without '
+            'amplification by sampling.')
+  if not entry.plan.sampling.renyi and any(
+      cost.only_renyi(cost.event(other.plan, other.steps)) for other in entries):
+    return ('Another run is accounted for by Renyi divergences, which are not known of this '
+            'sampling, so this run is added up without amplification by it.')
+  if isinstance(cost.event(entry.plan, entry.steps), monte_carlo.MonteCarloDpEvent):
+    return ('Bounds from draws do not add up, so this run is added up by a bound without draws, '
+            'which is larger.')
+  return ''
 
 
 def of_users(run: card_lib.Run) -> str:
