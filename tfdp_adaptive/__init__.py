@@ -6,46 +6,16 @@ accounting) do not wait for Keras. Where TensorFlow was imported before, Keras' 
 the models and optimizers at once.
 """
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import sys
-from typing import Any, List, TYPE_CHECKING
+from typing import Any, Dict, List, TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
 
-# Where each public name lives; a subpackage is its own name.
-_EXPORTS = {
-    'Ledger': 'privacy.ledger',
-    'PrivacyPlan': 'privacy.plan',
-    'advise': 'advice.advice',
-    'recommend': 'advice.recommendation',
-    'sampling': 'accounting.sampling',
-    'DPOptimizer': 'keras.optimizer',
-    'Caution': 'errors',
-    'PrivacyError': 'errors',
-    **dict.fromkeys((
-        'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'make_private',
-    ), 'keras.model'),
-    'explain_clipping': 'clipping.explain',
-    'fix_model': 'keras.fixes',
-    'tune': 'tuning',
-    'validate_model': 'independence.validation',
-    'callbacks': 'keras.callbacks',
-    'diagnostics': 'keras.diagnostics',
-    **dict.fromkeys((
-        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon',
-        'DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME',
-        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DPShampoo', 'DPSOAP', 'DPKFC',
-        'DPAdamJME', 'SideInformationAdam', 'AdaDPS', 'PDADPMD', 'PDPSGD', 'PASAN', 'PAGAN',
-        'NoisyAdaGrad', 'NonPrivateNoiselessAdam', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
-    ), 'keras.named_optimizers'),
-}
-_SUBPACKAGES = (
-    'advice', 'audit', 'clipping', 'estimates', 'federated', 'mechanisms', 'privacy', 'queries',
-    'rules')
-
-if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do editors.
   from tfdp_adaptive import advice as advice
   from tfdp_adaptive import audit as audit
   from tfdp_adaptive import clipping as clipping
@@ -61,15 +31,13 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import Caution as Caution
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
+  from tfdp_adaptive.gate import experimental as experimental
   from tfdp_adaptive.independence.validation import validate_model as validate_model
   from tfdp_adaptive.keras import callbacks as callbacks
   from tfdp_adaptive.keras import diagnostics as diagnostics
+  from tfdp_adaptive.keras.arguments import Performance as Performance
   from tfdp_adaptive.keras.fixes import fix_model as fix_model
-  from tfdp_adaptive.keras.model import DPFunctional as DPFunctional
   from tfdp_adaptive.keras.model import DPModel as DPModel
-  from tfdp_adaptive.keras.model import DPSequential as DPSequential
-  from tfdp_adaptive.keras.model import DPWrapper as DPWrapper
-  from tfdp_adaptive.keras.model import make_private as make_private
   from tfdp_adaptive.keras.named_optimizers import AdaDPS as AdaDPS
   from tfdp_adaptive.keras.named_optimizers import DP2AdaGrad as DP2AdaGrad
   from tfdp_adaptive.keras.named_optimizers import DP2RMSprop as DP2RMSprop
@@ -103,10 +71,26 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from tfdp_adaptive.keras.named_optimizers import PDPSGD as PDPSGD
   from tfdp_adaptive.keras.named_optimizers import SideInformationAdam as SideInformationAdam
   from tfdp_adaptive.keras.optimizer import DPOptimizer as DPOptimizer
+  from tfdp_adaptive.keras.private import DPFunctional as DPFunctional
+  from tfdp_adaptive.keras.private import DPSequential as DPSequential
+  from tfdp_adaptive.keras.private import DPWrapper as DPWrapper
+  from tfdp_adaptive.keras.private import make_private as make_private
   from tfdp_adaptive.privacy.ledger import Ledger as Ledger
   from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
   from tfdp_adaptive.tuning import tune as tune
 
+
+def _listed() -> Dict[str, str]:
+  """`{public name: the module it is imported from}`, of the imports above."""
+  source = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+  (block,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)
+              and ast.unparse(node.test) == 'TYPE_CHECKING']
+  return {alias.name: str(node.module).partition('.')[2] for node in block.body
+          if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+_EXPORTS = {name: where for name, where in _listed().items() if where}
+_SUBPACKAGES = sorted({*_listed()} - {*_EXPORTS})
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'queries'})
 
@@ -117,7 +101,7 @@ def __getattr__(name: str) -> Any:
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   module = importlib.import_module(f'{__name__}.{_EXPORTS[name]}')
-  value = module if _EXPORTS[name].rsplit('.', 1)[-1] == name else getattr(module, name)
+  value = getattr(module, name, None) or importlib.import_module(f'{module.__name__}.{name}')
   globals()[name] = value
   return value
 
@@ -128,5 +112,5 @@ def __dir__() -> List[str]:
 
 if 'tensorflow' in sys.modules:  # `keras.models.load_model` finds no class that was not imported.
   with contextlib.suppress(ImportError):  # Whoever uses these names is told.
-    importlib.import_module(f'{__name__}.keras.model')
+    importlib.import_module(f'{__name__}.keras.private')
     importlib.import_module(f'{__name__}.keras.named_optimizers')

@@ -63,3 +63,12 @@ def one_of(choices: Collection[Any], **values: Any) -> None:
     if not known:
       raise ValueError(
           f'`{name}` must be one of {tuple(choices)}. Received: {name}={value!r}.')
+
+
+def for_json(value: Any) -> Any:
+  """The value with None for numbers that are not finite, which JSON cannot say."""
+  if isinstance(value, dict):
+    return {key: for_json(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [for_json(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

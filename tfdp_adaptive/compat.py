@@ -6,6 +6,7 @@ Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -85,6 +86,11 @@ def add_optimizer_variable(
   return variable
 
 
+def is_strategy(strategy: Any) -> bool:
+  """Whether it is one that somebody chose, and not TensorFlow's for none."""
+  return not type(strategy).__name__.startswith('_DefaultDistributionStrategy')
+
+
 def has_replicas() -> bool:
   return tf.distribute.get_strategy().num_replicas_in_sync > 1
 
@@ -153,13 +159,17 @@ def sum_over_replicas(tree: Any) -> Any:
   return tf.nest.pack_sequence_as(tree, context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
 
 
+class GlobalOptimizer(keras.optimizers.Optimizer):
+  """A Keras optimizer whose gradients are already those of all replicas."""
+
+  def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+    return grads_and_vars  # Keras 3 sends all of them to all replicas otherwise.
+
+
 def apply_direction(
     optimizer: Optimizer, grads_and_vars: Sequence[Tuple[tf.Tensor, Variable]]) -> None:
   """Base class update (learning rate, weight decay, EMA); gradients are already global."""
   kwargs = {} if KERAS_3 else {'skip_gradients_aggregation': True}
-  if KERAS_3 and has_replicas():  # It sums over replicas, whatever it is given.
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    grads_and_vars = [(g / replicas, v) for g, v in grads_and_vars]
   keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 
@@ -169,6 +179,32 @@ def weight_regularization(model: Model) -> List[tf.Tensor]:
     return [v.regularizer(v) for v in model.trainable_variables if v.regularizer is not None]
   return [tf.cast(tf.reduce_sum(loss()), tf.float32) for layer in model._flatten_layers()
           for loss in layer._callable_losses if layer.trainable]
+
+
+def penalties(model: Model) -> List[Callable[..., Any]]:
+  """The functions that `weight_regularization` calls."""
+  if KERAS_3:
+    return [v.regularizer for v in model.trainable_variables if v.regularizer is not None]
+  return [loss for layer in model._flatten_layers() for loss in layer._callable_losses]
+
+
+def initializers(layer: Layer) -> List[Any]:
+  """What a layer makes its weights of."""
+  return [value for name, value in vars(layer).items() if name.endswith('initializer')]
+
+
+def learning_rate_schedule(optimizer: Optimizer) -> Any:
+  """The function of steps that gives the learning rate, or None if a variable does."""
+  rate = optimizer._learning_rate
+  return None if is_variable(rate) else rate
+
+
+def is_variable(value: Any) -> bool:
+  return isinstance(value, (tf.Variable, getattr(keras, 'Variable', tf.Variable)))
+
+
+def is_layer(value: Any) -> bool:
+  return isinstance(value, keras.layers.Layer)
 
 
 def has_data_losses(model: Model) -> bool:
@@ -236,6 +272,17 @@ def all_layers(model: Any) -> List[Any]:
   return list(model._flatten_layers(include_self=True, recursive=True))
 
 
+def built_variables(model: Any) -> List[Variable]:
+  """The variables of a model or layer, as far as there are some; no vocabularies, as of Keras 2."""
+  return list({id(v): v for layer in all_layers(model) if layer.built
+               for v in layer.variables if hasattr(v, 'assign')}.values())
+
+
+def sequential_layers(model: Model) -> List[Any]:
+  """The layers of a Sequential, with its input: before an `Embedding`, Keras 2 makes another."""
+  return model.layers if KERAS_3 or not model.inputs else list(model._self_tracked_trackables)
+
+
 @contextlib.contextmanager
 def owner_only(path: str) -> Iterator[None]:
   """Lets nobody but the owner read what is written to a path."""
@@ -259,9 +306,7 @@ def on_files(
     whole: `(model, path) -> context` while a `.keras` file is written.
     legacy: `(model, wanted suffix)`, before another format is written.
   """
-  # pylint: disable=g-import-not-at-top
-  from importlib import import_module
-  lib: Any = import_module(f'{_KERAS}.saving.saving_lib')
+  lib: Any = importlib.import_module(f'{_KERAS}.saving.saving_lib')
   copying = threading.local()
 
   def around(module: Any, name: str, wrap: Callable[..., Any]) -> None:
@@ -301,14 +346,15 @@ def on_files(
   around(lib, '_load_state', load_state)
   around(lib, 'save_model', save_model)
   if KERAS_3:
-    module: Any = import_module(f'{_KERAS}.legacy.saving.legacy_h5_format')
+    module: Any = importlib.import_module(f'{_KERAS}.legacy.saving.legacy_h5_format')
     around(module, 'save_model_to_hdf5', functools.partial(save_legacy, '.keras'))
     around(module, 'save_weights_to_hdf5_group', functools.partial(save_legacy, '.weights.h5'))
   else:
-    module = import_module(f'{_KERAS}.saving.legacy.save')
+    module = importlib.import_module(f'{_KERAS}.saving.legacy.save')
     around(module, 'save_model', functools.partial(save_legacy, '.keras'))
     around(module, 'save_weights', functools.partial(save_legacy, '.weights.h5'))
-    around(import_module(f'{_KERAS}.saving.pickle_utils'), 'serialize_model_as_bytecode', pickled)
+    module = importlib.import_module(f'{_KERAS}.saving.pickle_utils')
+    around(module, 'serialize_model_as_bytecode', pickled)
 
 
 # Arguments of `compile` for losses to stay as they are.
@@ -335,19 +381,19 @@ def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any
   """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
   if KERAS_3 and not isinstance(model, keras.Sequential):
     return keras.models.clone_model(model, clone_function=clone, call_function=call)
-  _cloned_here.append(model)
-  try:
-    return keras.models.clone_model(model, clone_function=clone)
-  finally:
-    _cloned_here.pop()
+  return keras.models.clone_model(model, clone_function=clone)
 
 
-_cloned_here: List[Model] = []
+def on_clones(made: Callable[[Model, Model], Model]) -> None:
+  """Has every copy that Keras makes of a Sequential, whose class it forgets, pass by a caller.
 
-
-def is_cloned_as_sequential() -> bool:
-  """Whether Keras' own `clone_model` called the method that called the caller of this."""
-  return not _cloned_here and sys._getframe(3).f_code.co_name == '_clone_sequential_model'
+  Args:
+    made: `(model, copy) -> ` the copy that `keras.models.clone_model` returns.
+  """
+  lib: Any = importlib.import_module(f'{_KERAS}.models.cloning')
+  own = lib._clone_sequential_model
+  lib._clone_sequential_model = functools.wraps(own)(
+      lambda model, *args, **kwargs: made(model, own(model, *args, **kwargs)))
 
 
 def output_names(model: Model) -> Any:
@@ -468,7 +514,6 @@ def privacy_module(name: str) -> Any:
   On TF >= 2.16 tensorflow_privacy cannot be imported as a whole (it needs
   `tensorflow_estimator`), but its DPQuery modules can.
   """
-  import importlib  # pylint: disable=import-outside-toplevel
   if KERAS_3:
     sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
   try:

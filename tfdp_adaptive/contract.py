@@ -278,8 +278,8 @@ def check_rider(ask: Ask) -> None:
   if ask.rider is not None and ask.rider.shrinks and (
       ask.weight.may_grow or ask.second is not None):
     raise ValueError(
-        'Slack is what a clipped record leaves of its clip norm: a rule that brings records up '
-        "('auto_v', 'auto_s', 'psac') or releases a second statistic has given it away. Use "
+        'Slack is what a clipped record leaves of its clip norm. Rules that scale records up '
+        "('auto_v', 'auto_s', 'psac') or release a second statistic leave none. Use "
         "clipping='hard', 'tanh' or 'p_norm', or follow a quantile. "
         f'Received: clipping={ask.weight.kind!r}, second={ask.second is not None}.')
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a step that would not be private, and the warning of this library."""
+"""The error of a step that would not be private, the one of a command, and the warning."""
+
+import contextlib
+from typing import Iterator
 
 FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
        '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
@@ -11,3 +14,16 @@ class PrivacyError(Exception):
 
 class Caution(UserWarning):
   """Every warning of this library is one: something goes on that may not be what was meant."""
+
+
+class UsageError(ValueError):
+  """A command cannot be carried out; the message says how to put it right."""
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+  """Raises a `ValueError` of the library as a `UsageError`: its user wrote the values."""
+  try:
+    yield
+  except ValueError as error:
+    raise UsageError(str(error)) from error

@@ -64,3 +64,19 @@ def test_a_record_with_one_infinite_group_is_no_record():
   for with_it, without in zip(sums([[0], [5], [6]]), sums([[5], [6]])):
     assert np.any(without)
     np.testing.assert_allclose(with_it, without, rtol=1e-5)
+
+
+def test_a_group_whose_norm_is_infinite_takes_the_others_with_it():
+  """Each gradient fits its type, the norm of two of them does not."""
+  word = keras.Input((1,), dtype='int32')
+  tables = [keras.layers.Embedding(2, 1) for _ in range(3)]
+  model = keras.Model(word, keras.layers.Concatenate()([table(word) for table in tables]))
+  groups = contract.Groups(tf.ones([2]), tf.fill([2], 0.7))
+  request = interface.Request(
+      (contract.Ask(groups=(0, 0, 1)),), (contract.Query(groups=groups),), (1.0,))
+  loss = lambda y, outputs, _: tf.reduce_sum(y * outputs, [1, 2])
+  for size, counts in ((2e38, True), (3e38, False)):
+    y = tf.constant([[[size, size, 1.0]]])
+    batch = interface.Batch(tf.constant([[1]]), y, (), tf.constant([True]))
+    total = bookkeeping.engine(model, loss, batch, request).sums[0].total
+    assert [bool(np.any(one)) for one in total] == [counts] * 3

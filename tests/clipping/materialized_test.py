@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The materialized engine against one batch of one after the other, through Keras' own loss."""
 
+import functools
+
 import bookkeeping_oracle as oracle
 import numpy as np
 import pytest
@@ -70,21 +72,23 @@ def _problem(name):
   return (build(), tf.constant(x.astype(dtype)), tf.constant(y, tf.int32), tf.constant(weight))
 
 
-def _oracle(model, x, y, weight, mask, scale, clip, square=False):
-  """float64 NumPy over batches of one."""
-  total, squares = 0, 0
+def _records(model, x, y, weight):
+  """[n, d] float64 gradients, of batches of one."""
+  rows = []
   for i in range(len(x)):
     with tf.GradientTape() as tape:
       value = LOSS(y[i:i + 1], model(x[i:i + 1], training=True))
     gradients = tape.gradient(value, model.trainable_variables)
-    flat = np.concatenate([
-        np.ravel(tf.convert_to_tensor(g)) for g in gradients]).astype(np.float64)
-    scaled = flat * float(weight[i]) * scale
-    norm = np.linalg.norm(scaled)
-    clipped = scaled * min(1, clip / norm) if norm > 0 else scaled
-    total = total + mask[i] * clipped
-    squares = squares + mask[i] * clipped**2
-  return squares if square else total
+    flat = np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradients])
+    rows.append(flat.astype(np.float64) * float(weight[i]))
+  return np.stack(rows)
+
+
+def _clipped(records, mask, scale, clip):
+  """Scaled and clipped in float64 NumPy."""
+  scaled = records[mask] * scale
+  norms = np.linalg.norm(scaled, axis=1, keepdims=True)
+  return scaled * np.minimum(1, clip / np.where(norms > 0, norms, clip))
 
 
 def _geometry(model, kind):
@@ -117,39 +121,47 @@ def test_sums_are_those_of_batches_of_one(name, engine, pieces, geometry):
   run = chunks.chunked(getattr(materialized, engine), pieces)
   batch = interface.Batch(x, y, weight, tf.constant(mask))
 
-  @tf.function
+  @tf.function(autograph=False)
   def step(batch):
     return run(model, losses.ExampleLoss(LOSS), batch,
                oracle.request(tf.constant(clip), scale, contract.Ask(second=SQUARES)))
 
   clipped = step(batch)
-  expected = _oracle(model, x, y, weight, mask, flat_scale, clip)
+  records = _records(model, x, y, weight)
+  kept = _clipped(records, mask, flat_scale, clip)
+  expected = kept.sum(0)
   np.testing.assert_allclose(_flat(clipped.sums[0].total), expected, rtol=1e-4, atol=2e-6)
   np.testing.assert_allclose(
-      _flat(clipped.sums[0].square),
-      _oracle(model, x, y, weight, mask, flat_scale, clip, square=True), rtol=1e-4, atol=1e-6)
+      _flat(clipped.sums[0].square), np.square(kept).sum(0), rtol=1e-4, atol=1e-6)
   assert clipped.losses.shape == (N,) and tf.nest.flatten(clipped.outputs)[0].shape[0] == N
   # Clipping was at work, and not on everything.
-  unclipped = _oracle(model, x, y, weight, mask, flat_scale, 1e9)
+  unclipped = _clipped(records, mask, flat_scale, 1e9).sum(0)
   assert np.linalg.norm(expected - unclipped) > 1e-3 * np.linalg.norm(unclipped)
+
+
+@functools.lru_cache(maxsize=None)
+def _sums_in(geometry):
+  """A problem, and the sums of its records by `vectorized`, traced once."""
+  model, x, y, weight = _problem('dense')
+  scale, _ = _geometry(model, geometry)
+
+  @tf.function(autograph=False)
+  def total(x, mask):
+    batch = interface.Batch(x, y, tf.ones_like(weight), mask)
+    return materialized.vectorized(
+        model, losses.ExampleLoss(LOSS), batch,
+        oracle.request(tf.constant(CLIP), scale)).sums[0].total
+
+  return x, lambda x, mask: _flat(total(x, tf.constant(mask))).astype(np.float64)
 
 
 @pytest.mark.parametrize('geometry', ['isotropic', 'scaled'])
 @pytest.mark.parametrize('last', ['normal', 'nan', 'inf', 'huge', 'near_overflow'])
 def test_one_example_moves_the_sum_by_at_most_the_clip_norm(last, geometry):
-  model, x, y, weight = _problem('dense')
-  scale, _ = _geometry(model, geometry)
+  x, total = _sums_in(geometry)
   value = dict(normal=1.0, nan=np.nan, inf=np.inf, huge=1e12, near_overflow=3e38)[last]
   x = tf.concat([x[:-1], x[-1:] * 0 + value], 0)
-  weight = tf.ones_like(weight)
-
-  def total(mask):
-    batch = interface.Batch(x, y, weight, tf.constant(mask))
-    clipped = materialized.vectorized(model, losses.ExampleLoss(LOSS), batch,
-                                      oracle.request(tf.constant(CLIP), scale))
-    return _flat(clipped.sums[0].total).astype(np.float64)
-
-  with_it, without = total([True] * N), total([True] * (N - 1) + [False])
+  with_it, without = total(x, [True] * N), total(x, [True] * (N - 1) + [False])
   assert np.isfinite(with_it).all()
   moved = np.linalg.norm(with_it - without)
   assert moved <= CLIP * (1 + 1e-5)
@@ -165,7 +177,7 @@ def test_every_example_gets_its_own_dropout_mask_and_a_fresh_one_each_step():
   model.layers[-1].set_weights([np.ones((64, 1)), np.zeros(1)])
   batch = interface.Batch(tf.ones([8, 64]), tf.zeros([8, 1]), (), tf.ones([8], tf.bool))
 
-  @tf.function
+  @tf.function(autograph=False)
   def outputs():
     engine = engines.choose('materialized', model, (contract.Ask(),), batch.x)
     return engine(model, losses.ExampleLoss('mse'), batch,

@@ -147,7 +147,7 @@ def test_steps_that_cancel_are_not_brought_up(scaled):
 
 
 @pytest.mark.parametrize('clipping', ['soft', ('auto_s', 0.0), ('tanh', 1.0), ('p_norm', 0.5),
-                                      ('psac', 0.1, 0.2), None, (), {'auto_s': 1.0}, 2.0])
+                                      ('psac', 0.1, 0.2), (), {'auto_s': 1.0}, 2.0])
 def test_what_is_no_weight_is_refused(clipping):
   with pytest.raises(ValueError, match='clipping'):
     tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping=clipping)
@@ -155,7 +155,8 @@ def test_what_is_no_weight_is_refused(clipping):
 
 def test_projections_have_no_weight():
   with pytest.raises(ValueError, match="must be 'hard' for pagan"):
-    tfdp.PAGAN(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping='tanh')
+    tfdp.PAGAN(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4,
+               clipping=tfdp.clipping.Tanh())
   assert record_weights.with_clipping(
       tfdp.rules.pagan(projection='rescale'), 'tanh').asks[0].weight.kind == 'tanh'
 
@@ -176,7 +177,8 @@ def trained(optimizer, path):
 
 def test_training_is_the_formula_and_is_saved(tmp_path):
   """Without noise, in float64 NumPy; saved and loaded after the first step."""
-  kwargs = dict(l2_norm_clip=0.6, noise_multiplier=1e-12, batch_size=4, clipping=('auto_s', 0.5))
+  kwargs = dict(l2_norm_clip=0.6, noise_multiplier=1e-12, batch_size=4,
+                clipping=tfdp.clipping.AutoS(0.5))
   model, batches = trained(tfdp.DPSGD(0.2, **kwargs), str(tmp_path / 'm.keras'))
   w = np.full(3, 0.3)
   for batch in batches:
@@ -186,14 +188,14 @@ def test_training_is_the_formula_and_is_saved(tmp_path):
     w = w - 0.2 * np.sum(0.6 / (norms + 0.5) * records, 0) / 4
   np.testing.assert_allclose(model.get_weights()[0][:, 0], w, rtol=1e-5)
   assert model.optimizer.rule.asks[0].weight == ('auto_s', 0.5)
-  assert list(model.optimizer.get_config()['clipping']) == ['auto_s', 0.5]
+  assert list(model.optimizer.get_config()['clipping']) == ['kind', 'gamma']
 
 
 def test_queries_weight_their_records():
   queries = pytest.importorskip('tfdp_adaptive.queries')
   spec, record = tf.TensorSpec([3]), tf.constant([3.0, 0.0, 4.0])
   expected = np.array([0.6, 0.0, 0.8]) * 2 / (1 + 0.5 / 5)
-  arguments = dict(noise_multiplier=1.0, clipping=('auto_s', 0.5))
+  arguments = dict(noise_multiplier=1.0, clipping=tfdp.clipping.AutoS(0.5))
   rule = queries.RuleQuery(
       tfdp.rules.dp_adam(), spec, l2_norm_clip=2.0, batch_size=4, **arguments)
   sums = rule.preprocess_record(rule.derive_sample_params(rule.initial_global_state()), record)
@@ -210,17 +212,19 @@ def test_queries_weight_their_records():
 def test_the_statement_says_how_records_are_weighted():
   plan = tfdp.PrivacyPlan(batch_size=4, steps=10, l2_norm_clip=1.0, noise_multiplier=2.0,
                           target_delta=1e-5, population_size=40)
-  weighted, hard = (tfdp.DPSGD(plan=plan, clipping=kind) for kind in ('psac', 'hard'))
+  weighted, hard = (tfdp.DPSGD(plan=plan, clipping=kind)
+                    for kind in (tfdp.clipping.PSAC(), tfdp.clipping.Hard()))
   assert weighted.epsilon() == hard.epsilon()
   assert "('psac', 0.1)" in weighted.statement() and 'weighted by' not in hard.statement()
 
 
 STP = dict(scale_epsilon=0.1)
-AUDITED = [('DPAdamSTP', 'auto_s', STP)] + [
+_C = tfdp.clipping
+AUDITED = [('DPAdamSTP', _C.AutoS(), STP)] + [
     pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ('DPSGD', 'auto_v', {}), ('DPAdamIME', 'psac', {}), ('DPAdamSTP', 'auto_v', STP),
-        ('DPAdamSTP', 'tanh', STP), ('DPSGD', 'p_norm', {}), ('DPAdamIME', 'auto_s', {}),
-        ('DPAdam', 'psac', {}))]
+        ('DPSGD', _C.AutoV(), {}), ('DPAdamIME', _C.PSAC(), {}), ('DPAdamSTP', _C.AutoV(), STP),
+        ('DPAdamSTP', _C.Tanh(), STP), ('DPSGD', _C.PNorm(), {}), ('DPAdamIME', _C.AutoS(), {}),
+        ('DPAdam', _C.PSAC(), {}))]
 
 
 @pytest.mark.parametrize('name, clipping, kwargs', AUDITED)

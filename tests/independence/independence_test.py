@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.independence import constants
 from tfdp_adaptive.independence import independence
-from tfdp_adaptive.independence import thresholds
 
 keras = compat.keras
 layers = keras.layers
@@ -258,6 +258,6 @@ def test_constants_are_those_that_data_are_compared_with():
             tf.random.uniform([2], 0, tf.shape(x)[0], tf.int32) < 55)
 
   function = tf.function(compares, autograph=False).get_concrete_function(tf.TensorSpec([3, 2]))
-  found = thresholds.find(function)
+  found = constants.compared(function)
   assert found.reals == [0.75, 0.625]
   assert set(found.integers) - {2**31 - 2} == {77, 55}  # The other are Keras' seeds.

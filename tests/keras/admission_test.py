@@ -257,19 +257,3 @@ def test_gradients_of_ones_own_never_reach_the_weights():
     refused(model, lambda: optimizer.update_step(gradients[0], raw[0], 0.1))
   else:
     refused(model, lambda: optimizer.update_step(gradients[0], raw[0]))
-
-
-@pytest.mark.pitfall(
-    'A plain Keras 2 model trains on full batches under a Poisson plan.',
-    severity='critical', stops='PrivacyError before the first step')
-@pytest.mark.skipif(compat.KERAS_3, reason='Keras 2 hands losses of plain models to the optimizer')
-def test_plain_models_cannot_show_their_batches():
-  plan = make_plan()
-  model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
-  model.compile(tfdp.DPAdam(0.1, plan=plan),
-                loss=keras.losses.MeanSquaredError(reduction='none'))
-  refused(model, lambda: model.fit(X, Y, batch_size=8, verbose=0))
-  refused(model, lambda: model.fit(plan.batches((X, Y)), verbose=0))
-  with tf.GradientTape() as tape:
-    loss = tf.square(model(X[:8]) - Y[:8])
-  refused(model, lambda: model.optimizer.minimize(loss, model.trainable_variables, tape))

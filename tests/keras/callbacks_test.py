@@ -14,7 +14,6 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import backups
-from tfdp_adaptive.keras import divergence
 from tfdp_adaptive.keras import lines
 
 keras, layers = compat.keras, compat.keras.layers
@@ -304,9 +303,9 @@ def test_public_data_tell_of_divergence(model):
 
 
 def test_every_fit_looks_whether_weights_are_finite():
-  callbacks = divergence.watched(None)
+  callbacks = tfdp.callbacks.watched(None)
   assert [type(c) for c in callbacks] == [tfdp.callbacks.StopIfDiverged]
   mine = tfdp.callbacks.StopIfDiverged(growth=3.0)
-  assert divergence.watched([mine]) == [mine] and divergence.watched(mine) == [mine]
+  assert tfdp.callbacks.watched([mine]) == [mine] and tfdp.callbacks.watched(mine) == [mine]
   complete = keras.callbacks.CallbackList([])
-  assert divergence.watched(complete) is complete
+  assert tfdp.callbacks.watched(complete) is complete

@@ -22,7 +22,8 @@ def test_numbers_of_a_step(engine, pieces):
   model.set_weights([w])
   model.compile(optimizer=tfdp.DPAdamBC(
       0.1, l2_norm_clip=CLIP, noise_multiplier=1.0, batch_size=B, adjacency='add_remove',
-      engine=engine, accumulation_steps=pieces, diagnostics=True), loss='mse')
+      performance=tfdp.Performance(engine, accumulation_steps=pieces), diagnostics=True),
+                loss='mse')
   keep = np.ones(B)
   keep[5] = 0
   logs = model.train_on_batch(X, Y, sample_weight=keep, return_dict=True)

@@ -4,8 +4,8 @@
 import subprocess
 import sys
 
-# Logical devices must be made before TensorFlow starts, hence a process of its own.
-_PROGRAM = '''
+# Logical devices must be made before TensorFlow starts, hence processes of their own.
+_TWO = '''
 import numpy as np
 import tensorflow as tf
 devices = tf.config.list_physical_devices('CPU')
@@ -13,6 +13,10 @@ tf.config.set_logical_device_configuration(devices[0], [tf.config.LogicalDeviceC
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 keras = compat.keras
+mirrored = tf.distribute.MirroredStrategy(['/cpu:0', '/cpu:1'])
+zeros = tf.data.Dataset.from_tensors((np.zeros((8, 3000), 'float32'), np.zeros((8, 1), 'float32')))
+'''
+_EQUAL = '''
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(32, 3)).astype('float32'), rng.normal(size=(32, 1)).astype('float32')
 
@@ -28,7 +32,6 @@ def train(strategy, seed, steps=4, learning_rate=0.1, x=x, y=y):
   assert model.optimizer.steps_done == steps, model.optimizer.steps_done
   return model, start
 
-mirrored = tf.distribute.MirroredStrategy(['/cpu:0', '/cpu:1'])
 assert mirrored.num_replicas_in_sync == 2
 one, _ = train(tf.distribute.get_strategy(), 5)
 two, _ = train(mirrored, 5)
@@ -45,7 +48,6 @@ with mirrored.scope():
   model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8),
                 loss='mse')
 before = model.get_weights()[0]
-zeros = tf.data.Dataset.from_tensors((np.zeros((8, 3000), 'float32'), np.zeros((8, 1), 'float32')))
 model.fit(zeros, verbose=0)
 std = np.std(model.get_weights()[0] - before)
 assert abs(std / (2.0 * 0.5 / 8) - 1) < 0.1, std
@@ -55,6 +57,8 @@ except Exception as error:
   assert 'exactly batch_size=8' in str(error), error
 else:
   raise AssertionError('a wrong global batch size was accepted')
+'''
+_REFUSED = '''
 with mirrored.scope():  # Built already, so it is validated here, where there is no replica.
   tfdp.make_private(keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)]))
 class Centre(keras.layers.Layer):
@@ -101,11 +105,92 @@ refused(bad, zeros, 'mixes examples')
 refused(mute, (batch for batch in zeros), 'neither the model nor the data', steps_per_epoch=1)
 good.fit(zeros, verbose=0)
 assert good.optimizer.steps_done == 1
-print('equal')
+'''
+# Batches of any size over two replicas, noise that has a state, chunks for memory.
+_PLANNED = '''
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(32, 3)).astype('float32'), rng.normal(size=(32, 1)).astype('float32')
+
+def private(strategy, **kwargs):
+  plan = tfdp.PrivacyPlan(
+      population_size=32, batch_size=9, steps=5, l2_norm_clip=0.5, noise_multiplier=1.0,
+      target_delta=1e-3, seed=3, sampling=tfdp.sampling.FixedOrder(), adjacency='zero_out',
+      mechanism=tfdp.mechanisms.BandedToeplitz(bands=2, steps=5))
+  with strategy.scope():
+    keras.utils.set_random_seed(1)
+    model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(8, 'tanh'),
+                               keras.layers.Dense(1)])
+    model.compile(tfdp.DPAdam(0.1, plan=plan, seed=5, **kwargs), loss='mse')
+  return plan, model
+
+def same(model, other):
+  for a, b in zip(model.get_weights(), other.get_weights()):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+plan, alone = private(tf.distribute.get_strategy())
+alone.fit(plan.batches((x, y)), verbose=0)
+_, both = private(mirrored)
+both.fit(plan.batches((x, y)), verbose=0)
+same(both, alone)
+assert both.ledger == alone.ledger and both.optimizer.steps_done == 5
+_, chunked = private(mirrored, memory_budget=600)
+chunked.fit(plan.batches((x, y)), verbose=0)
+same(chunked, alone)
+
+# Each device has its own copy of weights and of every state, and draws its noise by itself.
+devices = ['CPU:0', 'CPU:1']
+def places(values):
+  return [value.device.rpartition('device:')[2] for value in values]
+state = tf.nest.flatten(both.optimizer.run.state)
+assert sum(v.shape.num_elements() for v in state) > 3 * both.count_params()  # Noise of the past.
+for variable in [*both.trainable_variables, *state]:
+  raw = compat.raw_variable(variable)
+  assert places(mirrored.experimental_local_results(raw)) == devices, raw
+
+# A loop of one's own.
+plan, loop = private(mirrored)
+tfdp.validate_model(loop)
+def stepped(model):
+  return tf.function(lambda batch: mirrored.run(model.train_step, args=(batch,)))
+
+step = stepped(loop)
+with mirrored.scope():
+  for batch in plan.batches((x, y), strategy=mirrored):
+    step(batch)
+same(loop, alone)
+def operations(model, kind):
+  found = stepped(model).get_concrete_function(batch).graph.get_operations()
+  return [op for op in found if kind in op.type]
+
+draws = places(operations(loop, 'StatelessRandomUniformFullInt'))
+assert draws and sorted(draws) == sorted(devices * (len(draws) // 2)), draws
+assert [len(operations(model, 'While')) for model in (loop, chunked)] == [0, 2]
+
+# Made outside the scope, a model is on one device only.
+_, outside = private(tf.distribute.get_strategy())
+try:
+  with mirrored.scope():
+    outside.fit(plan.batches((x, y)), verbose=0)
+except tfdp.PrivacyError as error:
+  assert 'strategy.scope()' in str(error), error
+else:
+  raise AssertionError('a model of one device was trained on two')
 '''
 
 
+def _run(program):
+  done = subprocess.run([sys.executable, '-c', f'{_TWO}{program}print("done")'],
+                        capture_output=True, text=True, timeout=500, check=False)
+  assert done.returncode == 0 and done.stdout.strip().endswith('done'), done.stderr[-3000:]
+
+
 def test_two_replicas_equal_one_device():
-  done = subprocess.run(
-      [sys.executable, '-c', _PROGRAM], capture_output=True, text=True, timeout=500, check=False)
-  assert done.returncode == 0 and done.stdout.strip().endswith('equal'), done.stderr[-3000:]
+  _run(_EQUAL)
+
+
+def test_what_mixes_examples_is_refused_before_replicas_see_it():
+  _run(_REFUSED)
+
+
+def test_a_plan_takes_the_steps_of_one_device_in_fit_and_in_a_loop():
+  _run(_PLANNED)

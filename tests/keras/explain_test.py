@@ -200,7 +200,7 @@ def test_engines_and_what_the_optimizer_does():
   assert explanation[:5] == ('bookkeeping', '', 48, True, blocks.BLOCK_BYTES)
   assert tfdp.explain_clipping(model, rule=tfdp.rules.dp_sgd(), batch_size=7)[:4] == (
       'bookkeeping', '', 7, False)
-  model.compile(tfdp.DPAdam(engine='materialized', **settings), 'mse')
+  model.compile(tfdp.DPAdam(performance=tfdp.Performance('materialized'), **settings), 'mse')
   explanation = tfdp.explain_clipping(model)
   assert explanation.engine == 'materialized' and explanation.budget == 4 * 15 * 48
   assert explanation.layers[0].route == 'whole model'
@@ -245,6 +245,35 @@ def test_table_and_json():
 def test_refused(make, arguments, message):
   with pytest.raises(ValueError, match=message):
     tfdp.explain_clipping(make(), **arguments)
+
+
+def open_images():
+  return tfdp.make_private(sequential(
+      keras.Input((None, None, 3)), layers.Conv2D(4, 3, name='patches'),
+      layers.GlobalAveragePooling2D(), layers.Dense(2)))
+
+
+def test_open_axes_are_named_and_no_size_is_made_up():
+  explained = tfdp.explain_clipping(open_images())
+  assert explained.open_inputs == '(32, None, None, 3)'
+  assert 'have open axes' in str(explained) and '1009' not in str(explained)
+  given = tfdp.explain_clipping(open_images(), tf.TensorSpec([8, 6, 6, 3]))
+  assert given.engine == 'bookkeeping' and not given.open_inputs and 'open' not in str(given)
+
+
+def test_after_training_open_axes_are_those_that_were_trained_on():
+  model = open_images()
+  model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4), 'mse')
+  model.fit(np.zeros([4, 6, 6, 3], np.float32), np.zeros([4, 2], np.float32), batch_size=4,
+            verbose=0)
+  explained = tfdp.explain_clipping(model)
+  fixed = sequential(
+      keras.Input((6, 6, 3)), layers.Conv2D(4, 3, name='patches'),
+      layers.GlobalAveragePooling2D(), layers.Dense(2))
+  same = tfdp.explain_clipping(fixed, batch_size=4)
+  assert explained.engine == same.engine == 'bookkeeping'
+  numbers = lambda one: [(layer.route, layer.flops, layer.bytes) for layer in one.layers]
+  assert numbers(explained) == numbers(same)
 
 
 def test_a_subclassed_model_needs_inputs():

@@ -120,7 +120,7 @@ def test_mixed_precision_clips_and_adds_noise_in_float32(dtype, engine):
       layers.Dense(1)])
   start = np.concatenate([w.ravel() for w in model.get_weights()])
   model.compile(optimizer=tfdp.DPSGD(1.0, l2_norm_clip=1e-3, noise_multiplier=1e-3, batch_size=B,
-                                     engine=engine), loss='mse')
+                                     performance=tfdp.Performance(engine)), loss='mse')
   model.train_on_batch(X[:B], Y[:B])
   moved = np.concatenate([w.ravel() for w in model.get_weights()]) - start
   assert all(w.dtype == np.float32 for w in model.get_weights())

@@ -49,6 +49,9 @@ def test_everything_else_is_kept_and_every_change_is_listed():
       'inner', 'plain', 'shared', 'vector']
   assert any('shared: BatchNormalization -> GroupNormalization of 6 channels in 3 groups' == one
              for one in fixed.tfdp_changes)
+  for name in ('inner', 'plain', 'shared', 'vector'):  # The new ones are named after them.
+    kind = 'layer' if name == 'vector' else 'group'
+    new[name] = new.pop(f'{name}_{kind}_normalization')
   assert isinstance(new['vector'], layers.LayerNormalization)
   assert isinstance(new['frozen'], layers.BatchNormalization) and not new['frozen'].trainable
   assert new['plain'].gamma is None and new['shared'].epsilon == 0.01
@@ -65,9 +68,21 @@ def test_everything_else_is_kept_and_every_change_is_listed():
   tfdp.validate_model(fixed)
 
 
-def test_a_model_without_batch_normalization_is_copied():
+def test_what_was_changed_is_printed(capsys):
+  normalized = [layers.BatchNormalization(name=f'n{i}') for i in range(7)]
+  model = keras.Sequential([keras.Input([4, 4, 6]), *normalized])
+  fixed = tfdp.fix_model(model)
+  printed = capsys.readouterr().out.splitlines()
+  assert printed[0].startswith('Replaced 7 layers') and printed[-1].startswith('  and 2 more')
+  assert [line.strip() for line in printed[1:-1]] == list(fixed.tfdp_changes[:5])
+  assert tfdp.fix_model(model, verbose=False).tfdp_changes == fixed.tfdp_changes
+  assert not capsys.readouterr().out
+
+
+def test_a_model_without_batch_normalization_is_copied(capsys):
   model = randomized(keras.Sequential([keras.Input([3]), layers.Dense(2)]))
   fixed = tfdp.fix_model(model)
+  assert 'Nothing to replace' in capsys.readouterr().out
   x = RNG.normal(size=(5, 3)).astype(np.float32)
   np.testing.assert_array_equal(fixed(x), model(x))
   assert fixed is not model and fixed.tfdp_changes == ()

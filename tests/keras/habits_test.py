@@ -3,6 +3,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -13,7 +15,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import habits
+from tfdp_adaptive.keras import inputs
 
 keras, layers = compat.keras, compat.keras.layers
 N = 16
@@ -119,10 +121,10 @@ def test_batches_from_python(kind):
 def test_axes_that_keras_2_forgets_are_those_of_inputs_or_of_the_first_batch():
   if compat.TELLS_SHAPES:
     pytest.skip('Keras 3 tells the shapes.')
-  rows, shapes = habits.first_shapes(iter([(X[:2], Y[:2, np.newaxis]), (X[2:4], Y[2:4])]))
+  rows, shapes = inputs.first_shapes(iter([(X[:2], Y[:2, np.newaxis]), (X[2:4], Y[2:4])]))
   assert [len(x) for x, _ in rows] == [2, 2]  # The first one is not lost.
   assert [s.as_list() for s in shapes()] == [[None, 4], [None, 1]]
-  assert habits.first_shapes(X) == (X, None) or habits.first_shapes(X)[1] is None
+  assert inputs.first_shapes(X) == (X, None) or inputs.first_shapes(X)[1] is None
 
 
 @pytest.mark.parametrize('adjust, weights', [
@@ -280,6 +282,16 @@ def test_functions_of_keras_write_no_legacy_format_either(optimizer, tmp_path):
   assert keras.models.load_model(tmp_path / 'model.keras').count_params()
 
 
+def test_a_sequential_model_keeps_its_inputs():
+  layers = keras.layers
+  model = keras.Sequential([
+      layers.Input([5, 3], dtype='int32'), layers.Embedding(7, 2), layers.Reshape([5, 6])])
+  private = tfdp.make_private(model)
+  assert private.input_shape == (None, 5, 3) and private.output_shape == (None, 5, 6)
+  x = np.arange(30).reshape(2, 5, 3) % 7
+  np.testing.assert_array_equal(private(x), model(x))
+
+
 def test_a_functional_model_keeps_its_structure():
   """Of outputs, by keys that are not the layers' names, and of inputs."""
   a, b = keras.Input([4], name='left'), keras.Input([4], name='right')
@@ -319,16 +331,21 @@ def test_copies_are_private(make):
 @pytest.mark.pitfall(
     "`keras.models.clone_model` makes a plain Sequential of a private one, which trains "
     'without privacy.',
-    severity='critical', stops='PrivacyError that names what makes a private copy')
+    severity='critical', stops='the copy is private')
 @pytest.mark.parametrize('compiled', [True, False])
-def test_clones_are_private_or_refused(compiled):
-  model, other = built(), functional()
-  if compiled:
-    model.compile(make_optimizer(), CROSSENTROPY)
-  with pytest.raises(tfdp.PrivacyError, match=r'from_config\(model.get_config\(\)\)'):
-    keras.models.clone_model(model)
-  assert isinstance(keras.models.clone_model(other), tfdp.DPModel)
-  assert len(model.layers) == 2
+def test_clones_are_private(compiled):
+  for model in (built(), functional()):
+    if compiled:
+      model.compile(make_optimizer(), CROSSENTROPY)
+    for copy in (keras.models.clone_model(model),
+                 keras.models.clone_model(model, clone_function=lambda layer: type(
+                     layer).from_config(layer.get_config()))):
+      assert isinstance(copy, type(model)) and copy is not model
+      assert not {id(v) for v in copy.weights} & {id(v) for v in model.weights}
+      with pytest.raises(ValueError, match='needs a private optimizer'):
+        copy.compile('sgd', CROSSENTROPY)
+  plain = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+  assert type(keras.models.clone_model(plain)) is keras.Sequential
 
 
 class Ignores(keras.metrics.Metric):
@@ -411,3 +428,15 @@ def test_steps_in_epochs(fields, steps):
 def test_a_delta_far_above_one_over_the_records_is_warned_of(fields, size):
   with pytest.warns(UserWarning, match=f'well below 1/N.*{size} records'):
     make_plan(**fields)
+
+
+def test_a_delta_is_warned_of_once():
+  code = ('import tfdp_adaptive as tfdp\n'
+          'for size in (100, 100, 100):\n'
+          '  plan = tfdp.PrivacyPlan.calibrate(\n'
+          '      target_epsilon=2, target_delta=.05, population_size=size, batch_size=10,\n'
+          '      steps=3, l2_norm_clip=1.0)\n'
+          'tfdp.PrivacyPlan.from_json(plan.to_json())')
+  done = subprocess.run([sys.executable, '-c', code], check=True, stdin=subprocess.DEVNULL,
+                        capture_output=True, text=True)
+  assert done.stderr.count('should be well below 1/N') == 1

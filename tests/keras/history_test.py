@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger
@@ -38,7 +39,7 @@ def plain():
 def spent(plan, steps=2):
   """A private model whose weights went through steps of a run that has ended."""
   model = tfdp.make_private(plain())
-  entry = ledger.Entry(plan, steps, rule='dp_adam')
+  entry = ledger.Entry(plan, steps, rule='dp_adam', run=ledger.new_run())
   lines.hang(model.trainable_variables, [entry])
   return model
 
@@ -291,3 +292,53 @@ def test_a_run_in_a_file_is_only_that_of_an_optimizer_with_steps(tmp_path):
     steps(model).assign(taken)
     done.append(taken)
     assert [entry.steps for entry in model.ledger.entries] == done
+
+
+@pytest.mark.pitfall(
+    'A run that chose its records itself, or used a fixed seed, is resumed by an optimizer that '
+    'does neither, whose statement says nothing of it.',
+    severity='critical', stops='both are part of the run, wherever it goes on')
+def test_what_is_said_of_a_run_goes_on_with_it(tmp_path):
+  def made(**arguments):
+    model = tfdp.make_private(plain())
+    model.compile(tfdp.DPAdam(0.1, plan=make_plan(), **arguments), loss='mse')
+    model.optimizer.build(model.trainable_variables)
+    return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+  first, checkpoint = made(own_sampler='as they came')
+  first.optimizer.run.state[1].noise.row.assign(2)
+  path = checkpoint.write(str(tmp_path / 'c'))
+  resumed, checkpoint = made()
+  checkpoint.read(path).expect_partial()
+  assert [entry.steps for entry in resumed.ledger.entries] == [2]
+  for one in (resumed, trained(make_plan(), resumed, steps=1)):
+    assert 'as they came' in one.ledger.statement()
+    assert 'as they came' in one.optimizer.statement()
+  seeded, _ = made(seed=1)
+  seeded.optimizer.run.state[1].noise.row.assign(2)
+  assert 'A FIXED SEED was used for the noise' in seeded.optimizer.statement()
+  trained(make_plan(), seeded, steps=1)
+  assert 'A FIXED SEED was used for the noise' in seeded.ledger.statement()
+  assert 'A FIXED SEED was used for the noise' in seeded.optimizer.statement()
+
+
+@pytest.mark.pitfall(
+    'A checkpoint of TensorFlow holds the SECRET state of a private optimizer, and others may read '
+    'it.', severity='high', stops='it is said when one is written')
+def test_checkpoints_with_an_optimizer_say_that_they_are_secret(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(files, '_told', [])
+  model = trained(make_plan(), steps=1)
+  tf.train.Checkpoint(layers=model.layers).write(str(tmp_path / 'layers'))
+  tf.saved_model.save(model, str(tmp_path / 'folder'))
+  model.save_weights(str(tmp_path / 'm.weights.h5'))
+  assert not [record for record in caplog.records if 'stores python values' in record.getMessage()
+              or 'SECRET' in record.getMessage()]
+  tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / 'optimizer'))
+  assert 'os.umask(0o077)' in caplog.text and 'SECRET' in caplog.text
+
+
+def test_a_model_without_weights_has_a_statement():
+  model = tfdp.make_private(keras.Sequential([keras.layers.Dense(1)]))
+  model.compile(tfdp.DPAdam(0.1, plan=make_plan()), loss='mse')
+  assert model.ledger == tfdp.Ledger()
+  assert model.optimizer.epsilon() == pytest.approx(make_plan().epsilon())

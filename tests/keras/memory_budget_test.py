@@ -39,7 +39,8 @@ def _whole(adjacency):
     {'dynamic': True, 'adjacency': 'add_remove', 'metrics': ['mae']}])
 def test_steps_are_those_of_the_whole_batch(kwargs):
   whole, expected = _whole(kwargs.get('adjacency'))
-  chunked, history = _train(memory_budget=4e4, **kwargs)  # Six or so of 23 examples at a time.
+  chunked, history = _train(  # Six or so of 23 examples at a time.
+      performance=tfdp.Performance(memory_budget=4e4), **kwargs)
   for a, b in zip(whole, chunked):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
   assert set(history) == {'loss', *kwargs.get('metrics', ())}
@@ -49,7 +50,7 @@ def test_steps_are_those_of_the_whole_batch(kwargs):
 
 def test_too_small_a_budget_names_what_is_needed():
   with pytest.raises(ValueError, match='needs about .* for one example'):
-    _train(memory_budget=100)
+    _train(performance=tfdp.Performance(memory_budget=100))
 
 
 @pytest.mark.parametrize('kwargs,message', [
@@ -63,8 +64,9 @@ def test_wrong_budgets_are_refused(kwargs, message):
 
 def test_the_budget_is_part_of_the_configuration():
   optimizer = tfdp.DPAdam(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, batch_size=8,
-                          memory_budget=2**20)
-  assert tfdp.DPAdam.from_config(optimizer.get_config()).memory_budget == 2**20
+                          performance=tfdp.Performance(memory_budget=2**20))
+  assert tfdp.DPAdam.from_config(
+      optimizer.get_config()).performance == optimizer.performance
 
 
 def test_eager_steps_estimate_once_for_every_kind_of_batch(monkeypatch):
@@ -75,7 +77,9 @@ def test_eager_steps_estimate_once_for_every_kind_of_batch(monkeypatch):
 
   def fit(budget):
     model.compile(tfdp.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, batch_size=16,
-                             adjacency='add_remove', memory_budget=budget), 'mse', run_eagerly=True)
+                             adjacency='add_remove',
+                             performance=tfdp.Performance(memory_budget=budget)),
+                  'mse', run_eagerly=True)
     model.fit(X, Y, batch_size=16, epochs=2, verbose=0)
 
   fit(1e5)

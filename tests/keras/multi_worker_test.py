@@ -7,6 +7,8 @@ import pytest
 
 # Records are unit vectors and the loss is an output, so a step of DP-SGD tells who took part in it.
 _WHO = '''
+from tfdp_adaptive import gate
+tfdp.experimental(*gate.PARTS)  # Whoever tests it knows what it is.
 N, sampling = 21, tfdp.sampling
 records = np.eye(N, dtype='float32'), np.zeros((N, 1), 'float32')
 
@@ -19,17 +21,29 @@ class Look(keras.callbacks.Callback):
     self.done.append(self.model.optimizer.steps_done)
     self.last = now
 
-def who(data=records, users=None, **kwargs):
+def who(data=records, users=None, own=(), epochs=1, loop=False, **kwargs):
   plan = tfdp.PrivacyPlan(**{**dict(
       population_size=N, batch_size=7, steps=3, l2_norm_clip=1.0, noise_multiplier=0.0,
       target_delta=1e-6, population_is_public=True), **kwargs})
+  keras.utils.set_random_seed(worker)  # The chief's count.
   with strategy.scope():
     model = tfdp.DPSequential([keras.layers.Input((N,)), keras.layers.Dense(
         1, use_bias=False, kernel_initializer='zeros')])
-    model.compile(tfdp.DPSGD(float(plan.batch_size), plan=plan), loss=lambda y, out: out[:, 0])
+    model.compile(tfdp.DPSGD(float(plan.batch_size), plan=plan, **dict(own)),
+                  loss=lambda y, out: out[:, 0])
   look = Look()
-  model.fit(plan.batches(data, **({} if users is None else dict(
-      users=users, examples_per_user=2))), verbose=0, callbacks=[look])
+  users = {} if users is None else dict(users=users, examples_per_user=2)
+  if loop:
+    look.set_model(model)
+    look.on_train_begin()
+    tfdp.validate_model(model)
+    step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
+    for number, batch in enumerate(plan.batches(data, strategy=strategy, **users)):
+      step(batch)
+      look.on_train_batch_end(number)
+  else:
+    model.fit(plan.batches(data, **users), verbose=0, callbacks=[look], epochs=epochs,
+              steps_per_epoch=plan.steps // epochs)
   assert look.done == list(range(1, plan.steps + 1)), look.done
   return plan, np.array(look.steps)
 
@@ -39,6 +53,10 @@ _COINS = _WHO + '''
 drawn = {}
 for name, kwargs in {
     'poisson': {},
+    'loop': dict(loop=True),
+    'truncated': dict(sampling=sampling.TruncatedPoisson(max_batch_size=9)),
+    'ordered': dict(sampling=sampling.FixedOrder()),
+    'allocated': dict(sampling=sampling.RandomAllocation(cycle=3), adjacency='add_remove'),
     'cyclic': dict(sampling=sampling.CyclicPoisson(cycle=2), adjacency='add_remove'),
     'separated': dict(sampling=sampling.MinSeparation(min_sep=2, draws=0)),
     'bins': dict(sampling=sampling.BallsInBins(cycle=3, draws=0), adjacency='add_remove'),
@@ -46,19 +64,31 @@ for name, kwargs in {
   _, drawn[name] = who(**kwargs)
 # Of 7 users, with 3 records each, 2 are taken; a record weighs half.
 _, drawn['users'] = who(users=np.arange(N) // 3, unit='user', population_size=7, batch_size=3)
+_, drawn['examples'] = who(users=np.arange(N) // 3, unit='user',
+                           sampling=sampling.PoissonExamples(examples_per_user=2))
 np.savez(f'{sys.argv[1]}/drawn{worker}', **drawn)
-try:
-  who((np.ascontiguousarray(records[0][::-1 if worker else 1]), records[1]))
-except tfdp.PrivacyError as error:
-  assert 'same order' in str(error) and ("['records']" in str(error)) == bool(worker), error
-else:
-  raise AssertionError('workers with other records went on')
+
+def refused(why, *args, **kwargs):
+  try:
+    who(*args, **kwargs)
+  except tfdp.PrivacyError as error:
+    assert 'same order' in str(error) and (f"['{why}']" in str(error)) == bool(worker), error
+  else:
+    raise AssertionError(f'workers with other {why} went on')
+
+refused('records', (np.ascontiguousarray(records[0][::-1 if worker else 1]), records[1]))
+refused('records', (records[0], records[1] + worker), loop=True)
+refused('optimizer', own=dict(l2_norm_clip=1.0 + worker))
+refused('fit', epochs=1 + 2 * worker)
+version, tfdp.version.__version__ = tfdp.version.__version__, f'0.{worker}'
+refused('versions')
+tfdp.version.__version__ = version
 '''
 
 
 def test_every_record_takes_part_once_at_most_and_all_workers_agree(folder):
   first, second = (dict(np.load(folder / f'drawn{worker}.npz')) for worker in (0, 1))
-  assert len(first) == 5
+  assert len(first) == 10
   for name, took in first.items():
     np.testing.assert_array_equal(took, second[name])
     weight = 2 if name == 'users' else 1  # Two of a user, who is their mean.
@@ -67,6 +97,9 @@ def test_every_record_takes_part_once_at_most_and_all_workers_agree(folder):
     assert 0 < part.sum() < part.size, name
   assert np.all(first['separated'][:-1] + first['separated'][1:] <= 1 + 1e-6)
   assert np.all(first['bins'].sum(0) < 1 + 1e-6) and np.isclose(first['bins'].sum(), 21)
+  assert np.all(first['ordered'].sum(1) == 7) and np.all(first['ordered'].sum(0) == 1)
+  assert np.isclose(first['allocated'].sum(0), 1).all()  # Once in every cycle of three.
+  assert ((first['examples'] > 0.5).any(0).reshape(7, 3).sum(1) <= 2).all()  # Two of a user.
   assert np.all((first['users'].reshape(3, 7, 3) > 0.5).sum(2) % 2 == 0)  # Two of a user, or none.
 
 
@@ -123,10 +156,11 @@ else:
 
 # Without a plan: the same noise everywhere, drawn once, and not again in another run.
 noises, WIDTH = [], 2000
-for _ in range(2):
+for own in ({}, {}, dict(seed=10 + worker)):
   with strategy.scope():
     model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(WIDTH)])
-    model.compile(tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8), loss='mse')
+    model.compile(tfdp.DPSGD(1.0, l2_norm_clip=0.5, noise_multiplier=2.0, batch_size=8, **own),
+                  loss='mse')
   start = model.get_weights()
   zeros = tf.data.Dataset.from_tensors((0 * x[:8], np.zeros((8, WIDTH), 'float32')))
   model.fit(zeros, verbose=0)

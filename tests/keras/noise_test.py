@@ -52,7 +52,8 @@ def test_noise_has_the_accounted_standard_deviation(adjacency, factor):
 
 
 def test_noise_does_not_depend_on_chunks():
-  one, four = _model(seed=3), _model(seed=3, accumulation_steps=4)
+  one, four = _model(seed=3), _model(
+      seed=3, performance=tfdp.Performance(accumulation_steps=4))
   for m in (one, four):
     m.set_weights([np.zeros((SIZE, 1))])
   np.testing.assert_allclose(_steps(one, 2), _steps(four, 2), atol=1e-6)

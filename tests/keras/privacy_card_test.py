@@ -42,6 +42,14 @@ def test_a_model_its_optimizer_and_its_report_say_one_thing(trained):
   assert not [one for one in card_checks.check(card) if one.kind == card_checks.WRONG]
 
 
+@pytest.mark.parametrize('seed', [None, 3])
+def test_a_fixed_seed_of_the_noise_is_said(seed):
+  plan = tfdp.PrivacyPlan(batch_size=8, steps=6, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=64)
+  said = 'A FIXED SEED was used for the noise' in tfdp.DPSGD(0.1, plan=plan, seed=seed).statement()
+  assert said == (seed is not None)
+
+
 def test_words_and_an_audit_are_on_the_card(trained):
   model, _ = trained
 

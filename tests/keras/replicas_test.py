@@ -12,7 +12,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.batches import coins
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import replicas
+from tfdp_adaptive.keras import inputs
 
 PLAN = tfdp.PrivacyPlan(
     population_size=40, batch_size=10, steps=5, l2_norm_clip=1.0, noise_multiplier=1.0,
@@ -103,19 +103,27 @@ class ParameterServerStrategyV2(tf.distribute.OneDeviceStrategy):
 
 
 def test_what_was_not_tried_is_refused(monkeypatch):
-  replicas.check()
-  with tf.distribute.OneDeviceStrategy('CPU:0').scope():
-    replicas.check()
-  monkeypatch.setattr(replicas, '_TRIED', (tf.distribute.MirroredStrategy,))
+  inputs.check_strategy(tf.distribute.get_strategy())
+  inputs.check_strategy(tf.distribute.OneDeviceStrategy('CPU:0'))
+  monkeypatch.setattr(inputs, '_TRIED', (tf.distribute.MirroredStrategy,))
   for strategy, why in ((ParameterServerStrategyV2('CPU:0'), 'at different times'),
                         (tf.distribute.OneDeviceStrategy('CPU:0'), 'not tried')):
-    with strategy.scope(), pytest.raises(tfdp.PrivacyError, match=why + '.*MultiWorkerMirrored'):
-      replicas.check()
+    with strategy.scope():
+      model = tfdp.DPSequential([compat.keras.Input([1]), compat.keras.layers.Dense(1)])
+      model.compile(tfdp.DPSGD(0.1, plan=PLAN), loss='mse')
+    batches = PLAN.batches((np.ones([40, 1], np.float32), np.ones([40, 1], np.float32)))
+    refused = pytest.raises(tfdp.PrivacyError, match=why + '.*MultiWorkerMirrored')
+    with refused:  # Outside the scope, as usual.
+      model.fit(batches, verbose=0)
+    with refused:
+      model.train_on_batch(*next(iter(batches)))
+    with refused, strategy.scope():
+      strategy.run(model.train_step, args=(next(iter(batches)),))
+    assert model.optimizer.steps_done == 0
 
 
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 has none')
 def test_a_distribution_of_keras_is_refused_by_fit():
-  if not hasattr(compat.keras, 'distribution'):
-    pytest.skip('Keras 2 has none')
   keras, distribution = compat.keras, compat.keras.distribution
   model = tfdp.DPSequential([keras.Input([1]), keras.layers.Dense(1)])
   model.compile(tfdp.DPSGD(0.1, plan=PLAN), loss='mse')

@@ -82,6 +82,8 @@ WAYS = {
     'pickle': lambda model, path: pickle.loads(pickle.dumps(twin(model))),
     'private pickle': lambda model, path: pickle.loads(pickle.dumps(model)),
     'checkpoint': lambda model, path: checkpointed(twin(model), path),
+    **({'shards': lambda model, path: sharded(base(), model, path)} if compat.KERAS_3 else {}),
+    'checkpoint of variables': lambda model, path: checkpointed_variables(twin(model), path),
     'lambda': lambda model, path: inside_lambda(model),
     'lambda twin': lambda model, path: inside_lambda(twin(model)),
 }
@@ -105,6 +107,18 @@ def loaded_weights(fresh, model, path):
 def checkpointed(model, path):
   written, fresh = tf.train.Checkpoint(model=model).write(f'{path}/c'), base()
   tf.train.Checkpoint(model=fresh).read(written).expect_partial()
+  return fresh
+
+
+def sharded(fresh, model, path):
+  model.save_weights(f'{path}/m.weights.json', max_shard_size=1)
+  fresh.load_weights(f'{path}/m.weights.json')
+  return fresh
+
+
+def checkpointed_variables(model, path):
+  written, fresh = tf.train.Checkpoint(v=model.weights).write(f'{path}/c'), base()
+  tf.train.Checkpoint(v=fresh.weights).read(written)
   return fresh
 
 
@@ -137,6 +151,15 @@ def test_an_optimizer_that_is_assigned_knows_the_model():
   model = compiled(inner)
   model.optimizer = tfdp.DPSGD(0.1, plan=PLAN)
   model.make_train_function()
+  assert model.optimizer.epsilon() == pytest.approx(TWICE)
+
+
+def test_what_a_loss_reads_is_counted():
+  teacher = after(4, base())
+  model = tfdp.make_private(base())
+  model.compile(tfdp.DPSGD(0.1, plan=PLAN),
+                lambda y, output: tf.reduce_mean((teacher(0 * y + [[1., 2.]]) - output) ** 2, -1))
+  looked_at(model)
   assert model.optimizer.epsilon() == pytest.approx(TWICE)
 
 
@@ -272,11 +295,10 @@ def test_a_step_of_ones_own_needs_an_audit():
     model = make(kind)
     with pytest.raises(tfdp.PrivacyError, match=f'{kind.__name__} replaces.*train_step'):
       model.train_on_batch(X[:8], Y[:8])
-    report = tfdp.audit.white_box(make(kind), data=(X[:24], Y[:24]), seed=0)
+    model = make(kind)
+    report = tfdp.audit.white_box(model, data=(X[:24], Y[:24]), seed=0)
     assert report.violated != passes
-  model = make(Doubles)
-  tfdp.audit.white_box(model, data=(X[:24], Y[:24]), seed=0)
-  model.train_on_batch(X[:8], Y[:8])
+  model.train_on_batch(X[:8], Y[:8])  # The one that passed.
   model.compile(plain_optimizer(), 'mse')  # Another loss is another step.
   with pytest.raises(tfdp.PrivacyError, match='replaces'):
     model.train_on_batch(X[:8], Y[:8])
@@ -293,8 +315,44 @@ def test_metrics_leave_no_weight_changed(eager):
   assert abs(float(np.asarray(model.weights[-1])[0])) < 100
 
 
-def penalty(weights):
-  return tf.reduce_sum((weights - tf.constant(X[:2])) ** 2)
+def holder(held):
+  """Everything that a step calls, made of what a closure holds, by kind."""
+  factor = lambda: tf.reduce_sum(tf.cast(held, tf.float32) ** 2)
+  return {
+      'loss': lambda y, output: factor() * tf.reduce_mean((y - output) ** 2, -1),
+      'kernel_regularizer': lambda w: factor() * tf.reduce_sum(w**2),
+      'bias_regularizer': lambda w: factor() * tf.reduce_sum(w**2),
+      'kernel_constraint': lambda w: w + 0 * factor(),
+      'learning_rate': schedule(held),
+  }
+
+
+def schedule(held):
+  class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+
+    def __call__(self, step):
+      return 0.1 + 0 * tf.reduce_sum(tf.cast(held, tf.float32))
+
+  return Schedule()
+
+
+def built_with(kind, what, **arguments):
+  in_layer = {kind: what} if kind.startswith(('kernel', 'bias')) else {}
+  model = tfdp.make_private(keras.Sequential([
+      layers.Input([2]), layers.Dense(2, **in_layer), layers.Dense(1)]))
+  model.compile(
+      tfdp.DPSGD(what if kind == 'learning_rate' else 0.1, plan=PLAN),
+      what if kind == 'loss' else 'mse', **arguments)
+  return model
+
+
+KINDS = list(holder(0.0))
+
+
+def looked_at(model):
+  """What a step does before it is traced."""
+  model._validate_eagerly(None)
+  return model.optimizer.statement()
 
 
 class Table(layers.Layer):
@@ -305,25 +363,107 @@ class Table(layers.Layer):
 
 
 @pytest.mark.pitfall(
-    'A regularizer, constraint or layer holds the training data, which reach the weights after '
-    'the noise.',
+    'A loss, regularizer, constraint, learning-rate schedule or layer holds the training data, '
+    'which reach the weights unclipped.',
     severity='critical', stops='PrivacyError before the first step, unless its arrays are called '
                                'public')
-def test_data_inside_penalties_and_layers():
-  for arguments in (dict(kernel_regularizer=penalty), dict(kernel_constraint=lambda w: w + X[:2])):
-    model = keras.Sequential([layers.Input([2]), layers.Dense(2, **arguments), layers.Dense(1)])
-    with pytest.raises(tfdp.PrivacyError, match=r'arrays of shapes \[\(2, 2\)'):
-      compiled(model, plain_optimizer()).train_on_batch(X[:8], Y[:8])
-    named = compiled(model, tfdp.DPSGD(0.1, plan=PLAN), public_penalty='weights of a public model')
-    named.fit(PLAN.batches((X, Y)), steps_per_epoch=1, verbose=0)
-    assert 'weights of a public model' in named.optimizer.statement()
-  usual = keras.Sequential([layers.Input([2]), layers.Dense(
+@pytest.mark.parametrize('kind', KINDS)
+def test_data_inside_what_a_step_calls(kind):
+  for held in (X[:2], tf.constant(X[:2]), tf.Variable(X[:2]), X.mean(), tf.reduce_mean(X)):
+    with pytest.raises(tfdp.PrivacyError, match='holds arrays of shapes .* and variables'):
+      looked_at(built_with(kind, holder(held)[kind]))
+  named = built_with(kind, holder(X[:2])[kind], public_penalty='weights of a public model')
+  assert 'weights of a public model' in looked_at(named)
+  assert 'hold the numbers [0.25]' in looked_at(built_with(kind, holder(0.25)[kind]))
+
+
+def test_arrays_that_only_the_graph_shows():
+  hidden = type('Hidden', (), {'__call__': staticmethod(
+      lambda w: tf.reduce_sum((w - np.frombuffer(X[:2].tobytes(), 'f4').reshape(2, 2)) ** 2))})
+  with pytest.raises(tfdp.PrivacyError, match=r'arrays of shapes \[\(2, 2\)'):
+    looked_at(built_with('kernel_regularizer', hidden()))
+
+
+def test_settings_of_keras_are_none_of_data():
+  model = tfdp.make_private(keras.Sequential([layers.Input([2]), layers.Dense(
       2, kernel_regularizer='l2', bias_regularizer=keras.regularizers.L1L2(.1, .1),
-      kernel_constraint='max_norm'), layers.Dense(1)])
-  compiled(usual, plain_optimizer()).train_on_batch(X[:8], Y[:8])
+      kernel_constraint='max_norm'), layers.Dense(1)]))
+  model.compile(tfdp.DPSGD(keras.optimizers.schedules.ExponentialDecay(.1, 2, .9), plan=PLAN),
+                keras.losses.Huber(2.0))
+  text = looked_at(model)
+  assert 'hold the numbers' not in text and 'public in the words' not in text
+  model.fit(PLAN.batches((X, Y)), steps_per_epoch=1, verbose=0)
+
+
+def test_data_inside_layers_and_initializers():
   holds = keras.Sequential([layers.Input([2]), Table(), layers.Dense(1)])
   with pytest.raises(tfdp.PrivacyError, match='a row for each of the 64 records'):
     compiled(holds).fit(PLAN.batches((X, Y)), verbose=0)
+  table = lambda rows: compiled(keras.Sequential([
+      layers.Input([1], dtype='int32'),
+      layers.Embedding(rows, 2, embeddings_initializer=keras.initializers.Constant(X[:rows])),
+      layers.Flatten(), layers.Dense(1)]))
+  with pytest.raises(tfdp.PrivacyError, match='a row for each of the 64 records'):
+    looked_at(table(64))
+  assert 'arrays of shapes [(50, 2)]' in looked_at(table(50))
+  mean, scale = X.mean(0), X.std()
+  standardized = compiled(keras.Sequential([
+      layers.Input([2]), layers.Lambda(lambda x: (x - mean) / scale), layers.Dense(1)]))
+  text = looked_at(standardized)
+  assert 'arrays of shapes [(2,)]' in text and f'hold the numbers [{float(scale)}]' in text
+
+
+class WritesWeights(keras.metrics.Mean):
+  """A metric that writes data into a weight."""
+
+  def update_state(self, y, output, sample_weight=None):
+    self.weight.assign(tf.reduce_mean(y, 0))
+    return super().update_state(output)
+
+
+@pytest.mark.pitfall(
+    'A metric writes data into the weights of the model.',
+    severity='critical', stops='what it writes into weights is undone')
+@pytest.mark.parametrize('as_function', [False, True])
+def test_metrics_of_ones_own_leave_no_weight_changed(as_function):
+  model = tfdp.make_private(base())
+
+  def function(y, output):
+    model.weights[-1].assign(tf.reduce_mean(y, 0))
+    return output
+
+  metric = WritesWeights()
+  object.__setattr__(metric, 'weight', model.weights[-1])
+  model.compile(plain_optimizer(), 'mse', metrics=[function if as_function else metric],
+                run_eagerly=True)
+  model.train_on_batch(X[:8], 1000 + Y[:8])
+  assert abs(float(np.asarray(model.weights[-1])[0])) < 100
+
+
+@pytest.mark.pitfall(
+    'A callback of one\'s own writes weights or settings by private numbers.',
+    severity='high', stops='the statement names it, as nothing covers what it does')
+def test_callbacks_of_ones_own_are_named():
+  from tfdp_adaptive.keras import decisions
+  mine = type('Mine', (keras.callbacks.Callback,), {})
+  held = X.mean()
+  for callback, name in (
+      (mine(), 'Mine'), (keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None),
+                         'LambdaCallback'),
+      (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * held), 'LearningRateScheduler')):
+    model = compiled(base())
+    decisions.foresee(model, [callback])
+    assert f'Callbacks of its own ran between the steps, {[name]}' in model.optimizer.statement()
+  model = compiled(base())
+  decisions.foresee(model, [tfdp.callbacks.PrivacyReport(), keras.callbacks.TerminateOnNaN()])
+  assert 'Callbacks of its own' not in model.optimizer.statement()
+
+
+def test_class_weights_are_named():
+  model = compiled(base())
+  model.fit(PLAN.batches((X, Y)), steps_per_epoch=1, verbose=0, class_weight={
+      label: 0.5 for label in range(-9, 10)})
+  assert '`class_weight`' in model.optimizer.statement()
 
 
 @pytest.mark.pitfall(
@@ -341,6 +481,16 @@ def test_decisions_by_private_numbers():
   for statement in (model.optimizer.statement(), model.ledger.statement()):
     assert 'EarlyStopping decides when training stops' in statement
     assert 'all 4 steps that it could have taken are counted' in statement
+
+
+def test_a_callback_that_stops_nothing_costs_the_steps_that_were_fixed_beforehand():
+  from tfdp_adaptive.keras import decisions
+  model = after(2, base())
+  stops = keras.callbacks.EarlyStopping(monitor='loss')
+  for stopped, counted in ((False, 2), (True, 4)):
+    model.stop_training = stopped
+    decisions.look_back(model, [stops])
+    assert model.ledger.epsilon() == pytest.approx(PLAN.epsilon(counted))
 
 
 def test_which_callbacks_decide(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from scipy import optimize
@@ -94,41 +94,53 @@ def one_run_gaussian_epsilon(
   return cost.gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
+# Of what may go wrong: for guesses on all canaries, which find gross errors, and on half of them.
+_ALL, _HALF = 0.05, 0.3
+_MANY, _LEAST = 768, 48  # Canaries from which on fewer attempts are better; the fewest of a side.
+
+
 def sides(canaries: int) -> Tuple[int, ...]:
   """How many canaries are called "in", and as many "out", in attempts that share the confidence.
 
-  Halves, quarters and so on, as long as 32 are left: with many canaries the surest few prove
-  more than all of them.
+  All of them, which is best for gross errors, a quarter, and so on: with many canaries, or a small
+  mu, the surest few prove more.
   """
-  attempts = [max(1, canaries // 2)]
-  while attempts[-1] // 2 >= 32:
-    attempts.append(attempts[-1] // 2)
+  attempts, ratio = [max(1, canaries // 2), max(1, canaries // 4)], 4 if canaries >= _MANY else 2
+  while attempts[-1] // ratio >= _LEAST:
+    attempts.append(attempts[-1] // ratio)
   return tuple(attempts)
 
 
-def provable_epsilon(
-    canaries: int, delta: float = 0.0, confidence: float = 0.95, attempts: int = 1) -> float:
-  """The most that `one_run_epsilon` can say of so many canaries, all guessed rightly.
+def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
+  """[(side, confidence of the attempt)], which together have that confidence."""
+  attempts, wrong = sides(canaries), 1 - confidence
+  surest = attempts[2:]
+  shares = [_ALL, _HALF if surest else 1 - _ALL,
+            *((1 - _ALL - _HALF) / len(surest) for _ in surest)]
+  return [(side, 1 - share * wrong) for side, share in zip(attempts, shares)]
+
+
+def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95) -> float:
+  """What `guess` says of so many canaries if all guesses are right.
 
   Args:
     canaries: Coins.
     delta: In [0, 1).
     confidence: In (0, 1).
-    attempts: Numbers of guesses that share the confidence.
   """
-  return one_run_epsilon(
-      canaries, canaries, canaries, delta, 1 - (1 - confidence) / attempts)
+  proven = [one_run_epsilon(2 * side, 2 * side, canaries, delta, level)
+            for side, level in _levels(canaries, confidence) if 2 * side <= canaries]
+  return max(proven, default=0.0)
 
 
 def canaries_to_refute(
-    epsilon: float, delta: float = 0.0, confidence: float = 0.95,
-    attempts: int = 1) -> Optional[int]:
+    epsilon: float, delta: float = 0.0, confidence: float = 0.95) -> Optional[int]:
   """The least power of two of canaries, up to 2^16, of which perfect guesses refute `epsilon`.
 
   None if there is none: with more canaries delta allows for more luck, too.
   """
   for power in range(1, 17):
-    if provable_epsilon(2**power, delta, confidence, attempts) > epsilon:
+    if provable_epsilon(2**power, delta, confidence) > epsilon:
       return 2**power
   return None
 
@@ -168,6 +180,54 @@ def gaussian_estimate(
   error = math.sqrt(sum(scores.var(ddof=1) / len(scores) for scores in groups))
   low = mu - float(stats.norm.isf(1 - confidence)) * error
   return Estimate(mu, error, cost.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
+
+
+class Guesses(NamedTuple):
+  """What the best of the attempts at scores proves.
+
+  Attributes:
+    epsilon_lower: Lower bound on epsilon (Steinke et al. 2023); it holds whatever runs.
+    gaussian_lower: The same for claims of Gaussian shape (Mahloujifar et al. 2024), at delta > 0.
+    estimate: `Estimate`, which assumes normal scores; at delta > 0.
+    confidence: Of each bound.
+    canaries: Number of coins.
+    guesses: Of the attempt behind `epsilon_lower`.
+    correct: Right ones among them.
+    provable: The bound if all guesses had been right.
+  """
+
+  epsilon_lower: float
+  gaussian_lower: float
+  estimate: Optional[Estimate]
+  confidence: float
+  canaries: int
+  guesses: int
+  correct: int
+  provable: float
+
+
+def guess(
+    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float) -> Guesses:
+  """Guesses "in" for the highest scores and "out" for the lowest, a few numbers of each.
+
+  Args:
+    scores: [canaries].
+    included: [canaries] bool.
+    delta: Where epsilon is wanted.
+    confidence: Of each bound; the attempts share it.
+  """
+  count, order = len(scores), np.argsort(scores, kind='stable')
+  found, gaussian = [], [0.0]
+  for side, level in _levels(count, confidence):
+    correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
+    found.append((one_run_epsilon(correct, 2 * side, count, delta, level), 2 * side, correct))
+    if delta:
+      gaussian.append(one_run_gaussian_epsilon(correct, 2 * side, count, delta, level))
+  bound, guesses, correct = max(found)
+  estimate = gaussian_estimate(
+      scores[included], scores[~included], delta, confidence) if delta else None
+  return Guesses(bound, max(gaussian), estimate, confidence, count, guesses,
+                 correct, provable_epsilon(count, delta, confidence))
 
 
 def epsilon_from_rates(

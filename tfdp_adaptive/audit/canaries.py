@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
@@ -101,7 +100,7 @@ def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0
     delta: Where it is claimed.
     confidence: Of the bound.
   """
-  most = _provable(canaries, delta, confidence)
+  most = bounds.provable_epsilon(canaries, delta, confidence)
   if most > claimed:
     return f'Perfect guesses at {canaries} canaries would prove epsilon >= {most:.3g}.'
   needed = bounds.canaries_to_refute(claimed, delta, confidence)
@@ -110,13 +109,6 @@ def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0
           + ('another attack: up to 65536 canaries do not do it.' if needed is None else
              f'{max(needed, 2 * canaries)} canaries or more.')
           + ' `tfdp.audit.white_box` sees every step.')
-
-
-def _provable(canaries: int, delta: float, confidence: float) -> float:
-  attempts = bounds.sides(canaries)
-  level = 1 - (1 - confidence) / len(attempts)
-  return max((bounds.one_run_epsilon(2 * side, 2 * side, canaries, delta, level)
-              for side in attempts if 2 * side <= canaries), default=0.0)
 
 
 def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] = None) -> Canaries:
@@ -219,19 +211,9 @@ def report(
   if scores.shape != included.shape or scores.ndim != 1 or not np.all(np.isfinite(scores)):
     raise ValueError('`scores` must be finite, one per canary. Received: '
                      f'shapes {scores.shape} and {included.shape}.')
-  count = len(scores)
-  order = np.argsort(scores, kind='stable')
-  attempts = bounds.sides(count)
-  best: Tuple[float, int, int] = (-math.inf, 0, 0)
-  for side in attempts:
-    correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
-    bound = bounds.one_run_epsilon(
-        correct, 2 * side, count, delta, 1 - (1 - confidence) / len(attempts))
-    if bound > best[0]:
-      best = bound, 2 * side, correct
-  return Report(best[0], delta, confidence, claimed, count, best[1], best[2],
-                _provable(count, delta, confidence),
-                _auc(scores, included), scores, included)
+  found = bounds.guess(scores, included, delta, confidence)
+  return Report(found.epsilon_lower, delta, confidence, claimed, len(scores), found.guesses,
+                found.correct, found.provable, _auc(scores, included), scores, included)
 
 
 def _auc(scores: np.ndarray, included: np.ndarray) -> float:

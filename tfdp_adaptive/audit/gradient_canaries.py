@@ -11,44 +11,17 @@ attack on one record does better.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
-
-from tfdp_adaptive.audit import bounds
+from scipy import special
+from scipy import stats
 
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import subjects
   from tfdp_adaptive.privacy import plan as plan_lib
 
 _HUGE = 1e12
-
-
-@dataclasses.dataclass(frozen=True)
-class Guessed:
-  """What the canaries of one run prove.
-
-  Attributes:
-    epsilon_lower: Lower bound on epsilon (Steinke et al. 2023); it holds whatever runs.
-    gaussian_lower: The same for claims of Gaussian shape (Mahloujifar et al. 2024).
-    estimate: `bounds.Estimate`, which assumes normal scores.
-    confidence: Of each bound.
-    canaries: Number of coins.
-    guesses: Of the attempt behind `epsilon_lower`.
-    correct: Right ones among them.
-    provable: The bound if all guesses had been right.
-  """
-
-  epsilon_lower: float
-  gaussian_lower: float
-  estimate: bounds.Estimate
-  confidence: float
-  canaries: int
-  guesses: int
-  correct: int
-  provable: float
 
 
 def run(
@@ -65,10 +38,14 @@ def run(
     batches: Record indices of every step, if they do not come from the plan.
   """
   rng = np.random.default_rng(seed)
-  population = plan.population_size or count
-  count = min(count, population, subject.size)
+  most = getattr(plan.sampling, 'examples_per_user', 1)  # Examples of a canary, all alike.
+  population = plan.population_size or count * most
+  users = population // most
+  count = min(count, users, subject.size)
   of_record = np.full(population, -1)
-  of_record[rng.permutation(population)[:count]] = np.arange(count)
+  of_user = np.full(users, -1)
+  of_user[rng.permutation(users)[:count]] = np.arange(count)
+  of_record[:users * most] = np.repeat(of_user, most)
   included = rng.random(count) < 0.5
   flipped = subject.claims.adjacency == 'replace'
   state = subject.fresh(seed)
@@ -95,17 +72,17 @@ def run(
   probability = None
   if plan.amplified:
     probability = plan.batch_size / population
-  return _scores(subject, observed, np.array(drawn), probability), included
+  return _scores(subject, observed, np.array(drawn), probability, most), included
 
 
 def _scores(
     subject: subjects.Subject, observed: Any, drawn: np.ndarray,
-    probability: Optional[float]) -> np.ndarray:
+    probability: Optional[float], most: int) -> np.ndarray:
   """[count] scores, high where a canary seems to be in.
 
   With steps that are known, the matched filter <C x, C y> / ||C x||; with coins of
-  `probability`, the likelihood ratio, exact for independent noise. Of several releases
-  of a step, each has noise of its own.
+  `probability`, one for each of a canary's `most` examples, the likelihood ratio, exact for
+  independent noise. Of several releases of a step, each has noise of its own.
   """
   steps, count = drawn.shape
   products, energies, gains = np.zeros([steps, count]), np.zeros(count), np.zeros(steps)
@@ -120,40 +97,10 @@ def _scores(
     energies += np.sum((filters @ drawn[when])**2, axis=0)
   if probability is None:
     return np.sum(products * drawn, axis=0) / np.sqrt(np.where(energies > 0, energies, 1))
-  ratio = products - gains[:, np.newaxis] / 2
+  taken = np.arange(most + 1)[:, np.newaxis, np.newaxis]
+  chances = stats.binom.logpmf(taken, most, probability)
+  mixed = lambda values: special.logsumexp(
+      chances + taken * values - taken**2 * gains[:, np.newaxis] / 2, axis=0)
   if subject.claims.adjacency == 'replace':
-    opposite = -products - gains[:, np.newaxis] / 2
-    return np.sum(_mixed(ratio, probability) - _mixed(opposite, probability), axis=0)
-  return np.sum(_mixed(ratio, probability), axis=0)
-
-
-def _mixed(log_ratio: np.ndarray, probability: float) -> np.ndarray:
-  """log(1 - q + q e^x) without overflow."""
-  return np.logaddexp(math.log1p(-probability) if probability < 1 else -math.inf,
-                      math.log(probability) + log_ratio)
-
-
-def guess(scores: np.ndarray, included: np.ndarray, delta: float, confidence: float) -> Guessed:
-  """Guesses "in" for the highest scores and "out" for the lowest, a few numbers of each.
-
-  Args:
-    scores: [count].
-    included: [count] bool.
-    delta: Where epsilon is wanted.
-    confidence: Of each bound; the attempts share it.
-  """
-  count = len(scores)
-  order = np.argsort(scores, kind='stable')
-  sides = bounds.sides(count)
-  level = 1 - (1 - confidence) / len(sides)
-  best, gaussian = (-1.0, 0, 0), 0.0
-  for side in sides:
-    correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
-    bound = bounds.one_run_epsilon(correct, 2 * side, count, delta, level)
-    best = max(best, (bound, 2 * side, correct))
-    gaussian = max(gaussian, bounds.one_run_gaussian_epsilon(
-        correct, 2 * side, count, delta, level))
-  provable = max(bounds.one_run_epsilon(2 * side, 2 * side, count, delta, level) for side in sides)
-  return Guessed(best[0], gaussian,
-                 bounds.gaussian_estimate(scores[included], scores[~included], delta, confidence),
-                 confidence, count, best[1], best[2], provable)
+    return np.sum(mixed(products) - mixed(-products), axis=0)
+  return np.sum(mixed(products), axis=0)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the noise of the releases what was announced: large enough, and new at every step?
+"""Is the noise of the releases what was announced: large enough, new each step, and nothing else?
 
 Empty batches release pure noise, announced as `unit * C^-1 Z`. Taken apart again, with
 the covariance C^-1 C^-T of the mechanism, it must be independent standard normals, or
 more. All tails are exact and one-sided: what is refuted is less noise, in all or in any
-direction over the steps. More noise than announced refutes nothing.
+direction over the steps. More noise than announced refutes nothing; a value that all keys share
+does, since what is neither noise nor a record was added after both.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def measure(subject: subjects.Subject, seed: Optional[int] = None, steps: int = 
   needed = -(-_FOR_TAILS // (steps * subject.size))
   count = needed if _RUNS < needed <= _MOST_RUNS else _RUNS
   runs = [_whitened(subject, None if seed is None else seed + run, steps) for run in range(count)]
-  return weakest([rows for run in runs for rows in run])
+  firsts = [np.array([dict(run)[name][0] for run in runs]) for name in dict(runs[0])
+            if name.startswith('mean')]
+  return weakest([rows for run in runs for rows in run], firsts)
 
 
 def _whitened(
@@ -67,10 +70,15 @@ def _whitened(
           for name, (when, rows) in by_name.items()]
 
 
-def weakest(named_rows: Sequence[Tuple[str, np.ndarray]]) -> Noise:
+def weakest(
+    named_rows: Sequence[Tuple[str, np.ndarray]], firsts: Sequence[np.ndarray] = ()) -> Noise:
   """Tests [(name, [n, k])] rows that should be independent standard normals.
 
   The kinds of tests share the false alarms, and so do the tests of a kind.
+
+  Args:
+    named_rows: Of all steps.
+    firsts: [keys, k] each, what different keys release of the same weights.
   """
   values = sum(rows.size for _, rows in named_rows)
   if not all(np.all(np.isfinite(rows)) for _, rows in named_rows):
@@ -90,6 +98,7 @@ def weakest(named_rows: Sequence[Tuple[str, np.ndarray]]) -> Noise:
       'noise far from zero, of which there is too little': [
           _largest(np.concatenate([np.ravel(rows) for _, rows in named_rows]))],
       'noise in some direction of all steps': [_directions(rows) for rows in stacks],
+      'a value beside the noise, the same from every key': [_shared(rows) for rows in firsts],
   }
   scored = {what: min(1.0, len(kinds) * len(p_values) * min(p_values))
             for what, p_values in kinds.items() if p_values}
@@ -124,6 +133,14 @@ def _sums(rows: np.ndarray) -> float:
 def _largest(rows: np.ndarray) -> float:
   """The largest of all in size: a tail that is cut off."""
   return float((1 - 2 * stats.norm.sf(np.max(np.abs(rows))))**rows.size)
+
+
+def _shared(rows: np.ndarray) -> float:
+  """What all rows have in common, against how they differ: an F test, for noise of any size."""
+  keys, length = rows.shape
+  common = keys * np.sum(np.mean(rows, axis=0)**2)
+  apart = (np.sum(rows**2) - common) / (keys - 1)
+  return float(stats.f.sf(common / apart if apart > 0 else np.inf, length, (keys - 1) * length))
 
 
 def _directions(rows: np.ndarray) -> float:

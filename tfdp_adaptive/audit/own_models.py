@@ -11,6 +11,7 @@ from typing import Any, Iterator, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import errors
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.audit import watched as watched_lib
 from tfdp_adaptive.batches import marks
@@ -69,24 +70,37 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
       others.extend(watched_lib.captured(step.get_concrete_function(*given), variables))
     return step(*given)
 
-  update = hidden.update
+  update, public = hidden.update, own._public_penalty
+  held = '' if public is not None else _held(own)
   model_lib.AUDITED.add(own)
   try:
     hidden.update = watched.update
+    own._public_penalty = public or 'not said; under audit'
+    own.leaves_out_penalties = not held  # What reads weights alone is public.
     subject = subjects.Subject(
         subjects.claims_of(optimizer)._replace(name=f'{own.name} with '
                                                     f'{type(optimizer).__name__}'),
         1, optimizer.rule.asks, subjects.Run(
             fresh, run, lambda state, other: state, sized=True, written=watched.written(
                 own, optimizer, variables, run, others)),
-        count)
+        count, held)
     yield subject
   finally:
     hidden.update = update
     for variable, value in [*zip(variables, before), *others]:
       variable.assign(value)
     own.reset_metrics()
+    own.leaves_out_penalties, own._public_penalty = False, public
     model_lib.AUDITED.discard(own)
+
+
+def _held(model: Any) -> str:
+  """What is wrong with the arrays that a loss, penalty, constraint or schedule holds, or ''."""
+  try:
+    model.check_held()
+  except errors.PrivacyError as error:
+    return str(error)
+  return ''
 
 
 def passed(model: Any) -> None:

@@ -43,19 +43,23 @@ def tests(plan: Any, batches: Sequence[np.ndarray], population: int
 def rounds(plan: Any, batches: Sequence[np.ndarray], population: int
            ) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of batches against one place for each record in every round of steps."""
-  cycle = plan.sampling.cycle
+  cycle, groups = plan.sampling.cycle, plan.sampling.groups
+  group_of = plan.sampling.group_of(population)
   place, before = np.full(population, -1), np.full(population, -1)
   sizes, moves, again = [], [], 1.0
   for step, batch in enumerate(batches):
     turn = step % cycle
     if not turn:
       place, before = np.full(population, -1), place
-    again = 0.0 if np.any(place[batch] >= 0) else again
-    sizes.append(_two_sided(_binomial(int(np.sum(place < 0)), 1 / (cycle - turn)), len(batch)))
+    of_turn = group_of == turn % groups
+    again = 0.0 if np.any(place[batch] >= 0) or not np.all(of_turn[batch]) else again
+    left = -(-(cycle - turn) // groups)  # Steps of this round that the group still has.
+    sizes.append(_two_sided(
+        _binomial(int(np.sum((place < 0) & of_turn)), 1 / left), len(batch)))
     place[batch] = turn
     if turn == cycle - 1 and step >= cycle:
-      moves.append(_two_sided(_binomial(population, 1 / cycle), int(np.sum(place == before))))
-  yield 'a record twice in a round', again
+      moves.append(_two_sided(_binomial(population, groups / cycle), int(np.sum(place == before))))
+  yield 'a record twice in a round, or out of its turn', again
   yield 'how many take part', _fisher(sizes)
   yield 'how many keep their place in the next round', _fisher(moves)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Membership inference on models as they are published: the likelihood-ratio attack (LiRA).
 
-Carlini et al. (2022), arXiv:2112.03570, online form. Some models are trained on random halves of
-the records. For every record, the scores of the models that saw it and of those that did not are
-two normal distributions, and a model under attack is told apart by their likelihood ratio.
+This is the online form of Carlini et al. (2022), arXiv:2112.03570. Some models are trained on
+random halves of the records. For every record, a normal distribution is fitted to the scores of the
+models that were trained on it, and one to the scores of the others. A model is attacked by their
+likelihood ratio.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _LEAST = 1e-6  # Standard deviation; below it, scores are equal.
 
 
 class ShadowReport(NamedTuple):
-  """What the attack found on all models, each attacked with the help of the others.
+  """The result of the attack on all models, each attacked with the help of the others.
 
   Attributes:
-    false_positive_rates: [n] ascending.
-    true_positive_rates: [n], one for each.
-    auc: Area under that curve; 0.5 is chance.
-    models: How many were trained.
-    records: How many records each model was asked about.
+    false_positive_rates: [n], ascending.
+    true_positive_rates: [n], one for each false positive rate.
+    auc: Area under this curve; 0.5 is chance.
+    models: Number of trained models.
+    records: Number of records that each model was attacked with.
   """
 
   false_positive_rates: np.ndarray
@@ -36,7 +37,7 @@ class ShadowReport(NamedTuple):
   records: int
 
   def true_positives_at(self, false_positive_rate: float) -> float:
-    """The largest true-positive rate at no more than this false-positive rate."""
+    """Returns the largest true-positive rate at no more than this false-positive rate."""
     within = self.false_positive_rates <= false_positive_rate
     return float(np.max(self.true_positive_rates[within], initial=0.0))
 
@@ -54,17 +55,17 @@ def shadow_models(
     seed: int = 0) -> ShadowReport:
   """Attacks models trained on random halves of the records.
 
-  With few models the variance of the scores is taken to be the same for all records, as the
-  paper advises; with 64 or more each record has its own.
+  With fewer than 64 models, all records share one variance of the scores, as the paper recommends.
+  With 64 or more, each record has its own variance.
 
   Args:
-    train: `members -> scores`: trains a model from scratch on the records where `members`,
-      [records] bool, is true, and returns the score [records] of every record, high where the
-      model knows it. `logit_scores` makes scores that are close to normal. The models are for
-      the attack: their privacy costs add up, and none is released.
-    records: How many records there are.
-    models: How many models to train, at least 4.
-    seed: Of the halves.
+    train: `members -> scores`. It trains a model from scratch on the records for which `members`,
+      [records] bool, is true. It returns a score [records] of every record, which is high if the
+      model knows the record. `logit_scores` makes scores that are close to normal. The models are
+      for the attack only: their privacy costs add up, and you must not release them.
+    records: Number of records.
+    models: Number of models to train, at least 4.
+    seed: Seed of the random halves.
 
   Returns:
     A `ShadowReport`.
@@ -91,7 +92,7 @@ def shadow_models(
 
 
 def logit_scores(probabilities: Any, labels: Any) -> np.ndarray:
-  """[n] `log(p / (1 - p))` of the probability that a classifier gives to the true class.
+  """Returns [n] `log(p / (1 - p))` of the probability that a classifier gives to the true class.
 
   Args:
     probabilities: [n, classes], each row of sum one.
@@ -116,7 +117,7 @@ def _checked(scores: Any, records: int) -> np.ndarray:
 
 
 def _ratios(scores: np.ndarray, members: np.ndarray, target: int) -> np.ndarray:
-  """[records] log likelihood ratio of one model's scores; the other models say what to expect."""
+  """Returns [records] log likelihood ratios of one model's scores, fitted to the other models."""
   others = np.arange(len(scores)) != target
   densities = []
   for inside in (True, False):

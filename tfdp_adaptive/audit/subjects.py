@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.audit import watched as watched_lib
 from tfdp_adaptive.batches import marks
-from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import private as private_lib
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
@@ -89,13 +89,14 @@ class Subject:
     claims: `Claims`.
     size: Coordinates of a record.
     count: How many records there are, where they cannot be chosen.
+    held: What is wrong with the arrays that a model's loss or penalties hold, or ''.
     participations: 0, or how often a record may take part, where it can still be seen after
       the steps that it took part in.
   """
 
   def __init__(self, claims: Claims, size: int, asks: Tuple[contract.Ask, ...], run: Run,
-               count: int = 0) -> None:
-    self.claims, self.size, self.count = claims, size, count
+               count: int = 0, held: str = '') -> None:
+    self.claims, self.size, self.count, self.held = claims, size, count, held
     self._asks, self._run = asks, run
     self.participations = min(
         (ask.second.participations for ask in asks
@@ -228,7 +229,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     optimizer.public_data = (rng.standard_normal((8, size)).astype(np.float32),
                              np.full((8, 1), _FAR, np.float32))
   rows = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
-  model = model_lib.DPSequential([
+  model = private_lib.DPSequential([
       keras.layers.Input((size,)),
       keras.layers.Reshape((rows, size // rows)),  # Some rules have a scale on either side.
       keras.layers.EinsumDense('bij,ijk->bk', output_shape=1, kernel_initializer='zeros')])
@@ -249,7 +250,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
     return [other if id(v) in secrets else value
             for v, value, other in zip(variables, tensors, others)]
 
-  @tf.function
+  @tf.function(autograph=False)
   def step(tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
     watched.seen = ()
     for variable, value in zip(variables, tensors):
@@ -284,7 +285,7 @@ def _of_query(query: Any) -> Subject:
     del row
     return run(state, tf.constant(records * (weights != 0)[:, np.newaxis]))
 
-  @tf.function(reduce_retracing=True)
+  @tf.function(autograph=False, reduce_retracing=True)
   def run(state: Any, records: Any) -> Tuple[Any, Any]:
     watched.seen = ()
     params = query.derive_sample_params(state)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-example gradients, clipped and summed: the only layer that sees private data.
 
+`Hard()`, `AutoS()`, `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like are ways of clipping, for
+the argument `clipping` of every optimizer.
+
 `register` teaches the book-keeping engine a layer of your own; its function yields
 `explicit` gradients, or an `Outer` product of inputs and cotangents:
 
@@ -16,7 +19,10 @@ from typing import Any
 
 _EXPORTS = {
     'register': 'layers.registry', 'Unsupported': 'layers.registry',
-    'explicit': 'factors', 'Outer': 'factors', 'Rows': 'rows'}
+    'explicit': 'factors', 'Outer': 'factors', 'Rows': 'rows',
+    **dict.fromkeys((
+        'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack', 'Groups',
+        'PerLayer', 'PerVariable'), 'choices')}
 
 __all__ = sorted(_EXPORTS)
 

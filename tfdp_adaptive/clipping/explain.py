@@ -49,6 +49,7 @@ class Explanation(NamedTuple):
   scaled: bool  # Whether records are clipped in a geometry.
   budget: int  # Bytes of gradients of single examples that are formed at once.
   layers: Tuple[Layer, ...]
+  open_inputs: str = ''  # Shapes of inputs that have open axes, which training knows.
 
   def to_dict(self) -> Dict[str, Any]:
     """Returns JSON values; unknown numbers are None."""
@@ -69,7 +70,11 @@ class Explanation(NamedTuple):
         f'Batch of {self.batch_size}, clipped ' + (
             'in a geometry' if self.scaled else 'in the plain norm')
         + f'; at most {self.budget / 2**20:g} MiB of gradients of single examples at once '
-        '(of one example at least).', '']
+        '(of one example at least).']
+    if self.open_inputs:
+      head.append(f'Inputs of shape {self.open_inputs} have open axes: training decides by the '
+                  'sizes of its batches. Give `x`, a batch or its specs, to see what it does.')
+    head.append('')
     foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights;',
             'bytes: with what they form, relative to inputs, cotangents and weights; by static '
             'shapes.']
@@ -94,9 +99,9 @@ def explain_clipping(
 
   Args:
     model: A built Keras model, private or not.
-    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s; from the
-      model's own input specification, or what it was trained on, if None. Needed for
-      subclassed models before their first private step.
+    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s. If None, what
+      the model was trained on, or else the model's own input specification. Needed before the
+      first private step of subclassed models, and of models whose inputs have open axes.
     batch_size: Examples in a batch; that of the model's private optimizer, of `x`, or 32.
     scaled: Whether records are clipped in a geometry; what the rule does if None.
     rule: A `tfdp.rules` rule; that of the model's private optimizer if None, or else one
@@ -117,7 +122,7 @@ def explain_clipping(
   rule = getattr(optimizer, 'rule', None) if rule is None else rule
   if rule is not None and not isinstance(rule, contract.Rule):
     raise ValueError(f'`rule` must be a `tfdp.rules` rule. Received: rule={rule!r}.')
-  engine = engine or str(getattr(optimizer, 'engine', 'auto'))
+  engine = engine or str(getattr(getattr(optimizer, 'performance', None), 'engine', 'auto'))
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
   asks = (contract.Ask(),) if rule is None else rule.asks
   shapes = _geometry(rule, model) if scaled is None else [None] * len(model.trainable_variables)
@@ -129,7 +134,10 @@ def explain_clipping(
     layers = _untraced(model)
   budget = {'bookkeeping': blocks.BLOCK_BYTES, 'layered': layered.RECORD_BYTES}.get(
       name, 4 * sum(map(_size, model.trainable_variables)) * (batch_size if name != 'loop' else 1))
-  return Explanation(name, reason, batch_size, scaled, budget, tuple(layers))
+  shapes = [spec.shape for spec in tf.nest.flatten(specs)]
+  unknown = [str(shape) for shape in shapes if not shape.is_fully_defined()]
+  return Explanation(
+      name, reason, batch_size, scaled, budget, tuple(layers), ', '.join(unknown))
 
 
 def _size(variable: compat.Variable) -> int:
@@ -139,7 +147,7 @@ def _size(variable: compat.Variable) -> int:
 def _inputs(
     model: compat.Model, x: Any, batch_size: Optional[int], optimizer: Any) -> Tuple[Any, int]:
   """Specs of the inputs of a batch, and its size."""
-  seen = x is None and not getattr(model, 'inputs', None)
+  seen = x is None
   x = _SEEN.get(model) if seen else x
   if not model.built or x is None and not getattr(model, 'inputs', None):
     raise ValueError('`model` must be built and `x` given, unless the model tells its inputs. '

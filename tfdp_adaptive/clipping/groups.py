@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
+from tfdp_adaptive.rules import groups as rules_groups
 
 
 class Part(NamedTuple):
@@ -51,11 +52,10 @@ def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tupl
 
 def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:
   """The leaves of every group; raises unless each leaf has one, counted from zero."""
-  if len(groups) != count or sorted(set(groups)) != list(range(max(groups, default=0) + 1)):
-    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
+  if len(groups) != count:
+    raise ValueError('`groups` must name a group for every variable. '
                      f'Received: groups={groups} for {count} variables.')
-  return tuple(tuple(i for i, group in enumerate(groups) if group == k)
-               for k in range(max(groups) + 1))
+  return rules_groups.members_of(groups)
 
 
 def scaled(ask: contract.Ask, query: contract.Query,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import swaps
 
 _SAME_VALUES = {'Cast', 'Identity', 'Reshape', 'ExpandDims', 'Squeeze', 'EnsureShape'}
 _EMBEDDING = compat.keras.layers.Embedding
@@ -18,18 +19,11 @@ _EMBEDDING = compat.keras.layers.Embedding
 def listening(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
   """Collects `(embedding, ids)` of all calls inside, whether its table is trained or not."""
   heard: List[Tuple[Any, Any]] = []
-  layers = [layer for layer in model._flatten_layers() if isinstance(layer, _EMBEDDING)]
-  before = [(layer, vars(layer).get('call')) for layer in layers]
-  for layer in layers:
-    vars(layer)['call'] = _hearing(layer, layer.call, heard)
-  try:
+  layers = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, _EMBEDDING)}
+  with contextlib.ExitStack() as stack:
+    for layer in layers.values():
+      stack.enter_context(swaps.swapped(layer, call=_hearing(layer, layer.call, heard)))
     yield heard
-  finally:
-    for layer, call in before:
-      if call is None:
-        del vars(layer)['call']
-      else:
-        vars(layer)['call'] = call
 
 
 def _hearing(layer: Any, call: Any, heard: List[Tuple[Any, Any]]) -> Any:

@@ -140,13 +140,13 @@ def probe(model: compat.Model, x: Any) -> Proof:
         if output.shape.rank is None or output.shape[0] != _PROBE * record.call.times:
           raise registry.Unsupported(
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
-              f'Received: a result of shape {output.shape} for a batch of {_PROBE}. Broadcast its '
-              "input to the batch first, or use engine='materialized'.")
+              f'Received: a result of shape {output.shape} for a trial batch of {_PROBE}. '
+              "Broadcast its input to the batch first, or use engine='materialized'.")
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
         raise registry.Unsupported(
             'Every output of the model must have the batch as first axis. Received: '
-            f'shape {output.shape} for a batch of {_PROBE}.')
+            f'shape {output.shape} for a trial batch of {_PROBE}.')
     answered: Dict[Any, Any] = {}
     for record in recorder.records:
       rows, layer = _PROBE * record.call.times, id(record.unit.layer)

@@ -5,6 +5,9 @@ Every operation that draws numbers is replaced, in the traced graph and all func
 calls, by one that computes each number from its position alone: the same at every run,
 for whatever else is in the batch and however large it is. Layers, seeds and variables are
 left as they are, and no trace that anybody trains with ever holds a replacement.
+
+The graph is changed, and not the functions of Python that draw: those of Keras, of TensorFlow and
+of layers of one's own are many, and all of them end in the few operations of `_DRAWS`.
 """
 
 import itertools

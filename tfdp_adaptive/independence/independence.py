@@ -24,10 +24,8 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.independence import changes
 from tfdp_adaptive.independence import constants as constants_lib
-from tfdp_adaptive.independence import differences
 from tfdp_adaptive.independence import draws
 from tfdp_adaptive.independence import probes
-from tfdp_adaptive.independence import thresholds
 from tfdp_adaptive.independence import writes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
@@ -66,11 +64,11 @@ def check(
         'Layers write statistics of the data into what outlives the step, around clipping and '
         f'noise. Received: {"; ".join(written)}. Freeze these layers, or leave them out.')
   _check_repeats(traces, leaves)
-  held = constants_lib.find(first.concrete)
+  held = constants_lib.held(first.concrete)
   if not bookkeeping.supports(model, traces.nest(leaves))[0]:
     return held  # Another engine runs every example by itself.
   random = draws.has_draws(first.concrete)
-  constants = thresholds.find(first.concrete)
+  constants = constants_lib.compared(first.concrete)
   _check_contents(traces, leaves)
   for salt in _OTHER_DRAWS if random else ():
     _check_contents(traces, leaves, salt=salt)
@@ -142,9 +140,10 @@ def _check_code(model: compat.Model, traces: _Traces, n: int) -> None:
     if not changed:
       return
   raise errors.PrivacyError(
-      'What a model does must not depend on how often it was called: TensorFlow traces Python code '
-      'once, and what was validated would not be what trains. Received: attributes that change '
-      f'with every call, {sorted({name for (_, name), _ in changed})}. Count in a `tf.Variable`.')
+      'The Python code of a model must do the same in every call. TensorFlow traces it once, so '
+      'the model that trains could differ from the one that was checked. Received: attributes that '
+      f'change with every call, {sorted({name for (_, name), _ in changed})}. Count in a '
+      '`tf.Variable`.')
 
 
 def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
@@ -154,12 +153,12 @@ def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
   before = run(batch)
   _accepted(run, [np.zeros_like(t) for t in batch])
   after = run(batch)
-  if not all(differences.near(old, new, _ROUNDING) for old, new in zip(
+  if not all(changes.near(old, new, _ROUNDING) for old, new in zip(
       before.outputs + before.factors, after.outputs + after.factors)):
     raise errors.PrivacyError(
         'A step must be a function of its batch, its variables and draws of TensorFlow. Received: '
-        'a model that gives something else for the same batch. Let no Python function that the '
-        'graph calls (`tf.numpy_function`) draw numbers or keep anything.')
+        'a model that gives something else for the same batch. Python functions that the graph '
+        'calls (`tf.numpy_function`) must not draw numbers or keep state.')
 
 
 def _check_contents(
@@ -193,10 +192,10 @@ def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
   for words, change, kept in cases if before is not None else ():
     after = _run_changed(run, batch, change, kept)
     if after is not None:
-      how = differences.difference(run, before, after, kept, kept, _ROUNDING)
+      how = changes.difference(run, before, after, kept, kept, _ROUNDING)
       if how:
         raise mixes(f'{how} when others are {words}', max(
-            differences.moved(run, before, after, kept, kept), _influence(run, batch, before)))
+            changes.moved(run, before, after, kept, kept), _influence(run, batch, before)))
 
 
 def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
@@ -206,8 +205,8 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> N
     leaves = [t[np.arange(_MORE * n) % n] for t in leaves]
     n *= _MORE
   run, kept = traces.runner(n), [0, n // 2]
-  for base, c in thresholds.batches(leaves, found):
-    filled = lambda rows, _, __, c=c: thresholds.filled(rows, c)
+  for base, c in constants_lib.batches(leaves, found):
+    filled = lambda rows, _, __, c=c: constants_lib.filled(rows, c)
     words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
     _compare(run, base, [(words, filled, kept)] + [
         (kind, changes.CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
@@ -246,9 +245,9 @@ def _check_sizes(
     after = _accepted(run, [t[taken] for t in batch])
     if after is not None:
       places = list(range(len(rows)))
-      how = differences.difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
+      how = changes.difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
       if how:
-        raise mixes(f'{how} when {words}', differences.moved(run, before, after, rows, places))
+        raise mixes(f'{how} when {words}', changes.moved(run, before, after, rows, places))
 
 
 def _accepted(run: Any, batch: Any) -> Any:
@@ -285,7 +284,7 @@ def _influence(run: Any, batch: Any, before: Any) -> float:
     for kind in ('zeroed', 'negated', 'copies'):
       after = _run_changed(run, batch, changes.CHANGES[kind], kept)
       if after is not None:
-        worst = max(worst, differences.moved(run, before, after, kept, kept))
+        worst = max(worst, changes.moved(run, before, after, kept, kept))
   return worst
 
 

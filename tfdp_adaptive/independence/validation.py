@@ -2,7 +2,8 @@
 """Finds what would let one example change the gradients of another."""
 
 from concurrent import futures
-from typing import Any, Dict, Iterator, List, MutableMapping, Sequence
+import hashlib
+from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence
 import weakref
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
 from tfdp_adaptive.independence import independence
 
@@ -17,17 +19,31 @@ from tfdp_adaptive.independence import independence
 _LENGTHS = (8, 64, 32, 16, 4, 2, 1)
 _NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
 _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
-_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # Models that passed.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
 _BY_EXAMPLE = 'LayerNormalization or GroupNormalization, as `tfdp.fix_model(model)` does'
+# How attributes begin by which TensorFlow saves what a layer has, and this library its ledger.
+_BOOKS = ('_self_', '_tfdp_')
+_KNOWN = ('keras', 'tensorflow', 'tfdp_adaptive', 'numpy', 'builtins', 'inspect', '_thread')
+_DEPTH = 4  # Of lists that layers have for attributes.
 _MIXING = {
     'BatchNormalization': _BY_EXAMPLE,
     'BatchNormalizationV1': _BY_EXAMPLE,
     'SyncBatchNormalization': _BY_EXAMPLE,
     'SpectralNormalization': 'a weight constraint (its power iteration is stateful)',
 }
+
+
+class _Passed(NamedTuple):
+  """Which inputs a model passed for, and how it was then."""
+
+  kinds: str
+  state: Optional[str]
+
+
+_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
+_PASSED: MutableMapping[Any, _Passed] = weakref.WeakKeyDictionary()  # By model.
 
 
 def validate_structure(model: compat.Model) -> None:
@@ -98,6 +114,62 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   _check_inference(model, examples)
   _SEEN[model] = independence.check(
       model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
+  _PASSED[model] = _Passed(_kinds(x), _state(model))
+
+
+def ensure(model: compat.Model, x: Any = None) -> None:
+  """Validates a model unless it has passed for such inputs, and is as it was then.
+
+  A model with code of its own is always validated: that code may read a global or a module,
+  which may have changed since.
+
+  Args:
+    model: A built model.
+    x: As for `validate_model`.
+  """
+  passed = _PASSED.get(model)
+  asked = _input_specs(model) if x is None else x
+  if passed is None or passed.kinds != _kinds(asked) or (
+      passed.state is None or passed.state != _state(model)):
+    validate_model(model, x)
+
+
+def _kinds(x: Any) -> str:
+  return str(tf.nest.map_structure(lambda t: (type(t).__name__, t.shape, t.dtype), x))
+
+
+class _OwnCode(Exception):
+  """A model calls code that is not of Keras, which may read what no digest sees."""
+
+
+def _state(model: compat.Model) -> Optional[str]:
+  """A digest of all that a trace is made of; None where code that is not of Keras makes it."""
+  try:
+    layers = [layer for layer in model._flatten_layers() if layer is not model]
+    said = [(type(layer), _said(type(layer).call), layer.trainable, _said({
+        name: value for name, value in vars(layer).items() if not name.startswith(_BOOKS)}))
+            for layer in layers]
+    digest = hashlib.sha256(repr((_said(type(model).call), said)).encode())
+  except _OwnCode:
+    return None
+  for variable in compat.built_variables(model):
+    digest.update(np.ascontiguousarray(compat.read(variable)).tobytes())
+  return digest.hexdigest()
+
+
+def _said(value: Any, depth: int = _DEPTH) -> Any:
+  """What decides what a value does: its content, or which object of Keras it is."""
+  if isinstance(value, (bool, int, float, str, bytes, type(None))):
+    return value
+  if isinstance(value, (list, tuple)) and depth:
+    return [_said(one, depth - 1) for one in value]
+  if isinstance(value, dict) and depth:
+    return [(str(key), _said(one, depth - 1)) for key, one in value.items()]
+  if isinstance(value, np.ndarray):
+    return value.tobytes()
+  if str(getattr(value, '__module__', None)).partition('.')[0] not in _KNOWN:
+    raise _OwnCode
+  return id(value)
 
 
 def seen(model: compat.Model) -> constants.Held:
@@ -105,43 +177,51 @@ def seen(model: compat.Model) -> constants.Held:
   return _SEEN.get(model, constants.Held([], ()))
 
 
-def copy_seen(model: compat.Model, private: compat.Model) -> None:
-  """Has a model that shares all layers of a validated one hold what that one does."""
-  _SEEN[private] = seen(model)
+def copy_seen(private: compat.Model, model: compat.Model) -> None:
+  """Has a model whose layers a validated one shares hold what that one does."""
+  _SEEN[model] = seen(private)
 
 
-def check_penalties(model: compat.Model, public: Any = None) -> None:
-  """Raises `PrivacyError` for penalties and constraints of weights that hold arrays.
+def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:
+  """Raises `PrivacyError` for losses, penalties, constraints and schedules that hold arrays.
 
-  A penalty is added after the noise, and a constraint follows it: they may read weights, and plain
-  numbers.
+  What they hold reaches the weights unclipped, and mostly after the noise: they may read weights,
+  what they are given, and plain numbers.
 
   Args:
     model: A built model.
+    functions: What else a step calls, such as the loss.
     public: Where arrays in them come from, if the caller says that they are public.
-  """
-  def penalties() -> Any:
-    constraints = [v.constraint for v in model.trainable_variables]
-    return compat.weight_regularization(model), [
-        constraint(tf.convert_to_tensor(v)) for v, constraint in zip(
-            model.trainable_variables, constraints) if constraint is not None]
 
-  if public is not None:
-    return
-  held = constants.find(tf.function(penalties, autograph=False).get_concrete_function())
-  own = {id(compat.raw_variable(v)) for v in model.variables}
-  others = [v.name for v in held.variables if id(v) not in own]
-  if held.shapes or others:
-    raise errors.PrivacyError(
-        'A penalty or constraint of weights acts after the noise, so it may read weights and plain '
-        f'numbers only. Received: one that holds arrays of shapes {held.shapes} and variables '
-        f'{others}. If they come from public data, say so: `model.compile(..., '
-        "public_penalty='where they come from')`; the statement repeats it.")
+  Returns:
+    The plain numbers, of which nothing can tell where they come from.
+  """
+  constraints = [(v, v.constraint) for v in model.trainable_variables if v.constraint is not None]
+  found = captured.find(*functions, *compat.penalties(model), *(one for _, one in constraints))
+  read = [v for layer in found.layers for v in compat.built_variables(layer)]
+  _SEEN[model] = seen(model)._replace(
+      variables=(*seen(model).variables, *map(compat.raw_variable, read)))
+  if public is None:
+    traced = constants.held(tf.function(lambda: (
+        compat.weight_regularization(model),
+        [constraint(tf.convert_to_tensor(v)) for v, constraint in constraints]),
+        autograph=False).get_concrete_function())
+    shapes = traced.shapes + [tuple(np.shape(one)) for one in found.arrays]
+    own = {id(compat.raw_variable(v)) for v in model.variables}
+    others = sorted({v.name for v in [*traced.variables, *found.variables]
+                     if id(compat.raw_variable(v)) not in own})
+    if shapes or others:
+      raise errors.PrivacyError(
+          'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
+          'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
+          f'{shapes} and variables {others}. Write settings as numbers of Python. If arrays come '
+          "from public data, say so: `model.compile(..., public_penalty='where they come from')`.")
+  return found.numbers
 
 
 def check_probed(model: compat.Model) -> None:
   """Raises `PrivacyError` for a model that has not passed the probes of `validate_model`."""
-  if model not in _SEEN:
+  if model not in _PASSED:
     raise errors.PrivacyError(
         'With several replicas the model must be validated before its first step, which cannot do '
         'it. Received: a model that is not. Call `tfdp.validate_model(model, x)` with two '

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which batches a step takes: those that its plan drew for it, or of the declared size."""
 
-from __future__ import annotations
-
-from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +13,8 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import plan as plan_lib
-
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _DRAWN = (
     'The optimizer has a plan, so a step takes the batch that `plan.batches(data)` drew for it, '
@@ -148,15 +144,6 @@ def check_size(
                 message=message.format('other' if exact else 'more'))]
 
 
-def refuse_unseen(optimizer: optimizer_lib.DPOptimizer) -> None:
-  """For steps that cannot see the marks: a plan's batches cannot be recognized."""
-  if optimizer.plan is not None and (
-      optimizer.own_sampler is None or optimizer.plan.unit == 'user'):
-    raise errors.PrivacyError(_DRAWN.format(
-        'losses of a model that is not private, which do not tell their batch. '
-        + errors.FIX))
-
-
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
   """Refuses data whose sampling is not what the plan accounts for, before anything is read.
 
@@ -182,6 +169,9 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
       raise errors.PrivacyError('`validation_split` changes the population after the plan was '
                                 'made. Split first, then pass `validation_data`.')
     weigh = kwargs.pop('class_weight', None)  # Keras cannot combine it with the plan's weights.
+    if weigh is not None:
+      optimizer.run.note('The loss was weighted by `class_weight`. If these numbers were computed '
+                         'from private labels, no epsilon covers them.')
     epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
     wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
     left = plan.steps - optimizer.steps_done

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of private optimizers: what is required, what is refused, how they are saved."""
 
+import dataclasses
 import inspect
 import itertools
-import numbers
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -14,13 +15,16 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
-from tfdp_adaptive.rules import groups as groups_lib
 
+# What was an argument of its own before 0.2; fixed as all others are.
+SPEED = ('engine', 'memory_budget', 'accumulation_steps')
+_OLD = ('quantile_clip', 'slack_clip', 'groups', *SPEED)
 # Arguments of Keras that would break sensitivity or do something else than they say.
 _REFUSED = {
     'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
     'global_clipnorm': 'Use `l2_norm_clip`.',
-    'gradient_accumulation_steps': 'Use `accumulation_steps`: one noise draw per batch.',
+    'gradient_accumulation_steps': 'Use `performance=tfdp.Performance(accumulation_steps=...)`: '
+                                   'one noise draw per batch.',
     'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
                          'need no scaling.',
     'lr': 'Use `learning_rate`.',
@@ -41,56 +45,72 @@ def check_plan(plan: Any) -> None:
                      f'Received: plan={plan!r} of type {type(plan).__name__}.')
 
 
-def check_choices(
-    rule: contract.Rule, engine: str, accumulation_steps: int, memory_budget: Optional[int],
-    average_iterates: bool, kwargs: Dict[str, Any]) -> None:
-  """Refuses what is none of the choices, or choices that exclude one another."""
-  checks.whole(accumulation_steps=accumulation_steps)
-  if memory_budget is not None:
-    if not checks.is_number(memory_budget) or not memory_budget > 0:
-      raise ValueError('`memory_budget` must be a positive number of bytes, such as 2**30. '
-                       f'Received: memory_budget={memory_budget!r}.')
-    if accumulation_steps != 1:
-      raise ValueError('`memory_budget` chooses the number of chunks, which `accumulation_steps` '
-                       f'fixes. Choose one. Received: accumulation_steps={accumulation_steps}, '
-                       f'memory_budget={memory_budget}.')
-  if engine not in engines.ENGINES:
-    raise ValueError(f'`engine` must be one of {engines.ENGINES}. Received: engine={engine!r}.')
+@dataclasses.dataclass(frozen=True)
+class Performance:
+  """Settings of speed and memory: whatever they are, the steps are the same but for rounding.
+
+  Attributes:
+    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
+      for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
+      (one example after the other), or 'auto', the fastest that can do it for the model;
+      `tfdp.explain_clipping` says which, and why.
+    memory_budget: Bytes that working on a chunk of a batch may take (an estimate from the
+      traced computation; weights, optimizer state and the batch itself come on top). The
+      largest chunks that fit are used. None: the whole batch at once.
+    accumulation_steps: Instead of a budget, a number of equal chunks; noise is drawn once per
+      batch.
+  """
+
+  engine: str = 'auto'
+  memory_budget: Optional[float] = None
+  accumulation_steps: int = 1
+
+  def __post_init__(self) -> None:
+    checks.whole(accumulation_steps=self.accumulation_steps)
+    if self.memory_budget is not None:
+      if not checks.is_number(self.memory_budget) or not self.memory_budget > 0:
+        raise ValueError('`memory_budget` must be a positive number of bytes, such as 2**30. '
+                         f'Received: memory_budget={self.memory_budget!r}.')
+      if self.accumulation_steps != 1:
+        raise ValueError(
+            '`memory_budget` chooses the number of chunks, which `accumulation_steps` fixes. '
+            f'Choose one. Received: accumulation_steps={self.accumulation_steps}, '
+            f'memory_budget={self.memory_budget}.')
+    if self.engine not in engines.ENGINES:
+      raise ValueError(
+          f'`engine` must be one of {engines.ENGINES}. Received: engine={self.engine!r}.')
+
+
+def performance(value: Any, given: Dict[str, Any], depth: int) -> Performance:
+  """The value of the argument `performance`, which may be spelled as it was before 0.2.
+
+  Args:
+    value: A `Performance`, its config or None.
+    given: Other arguments, from which those that it replaced are taken away.
+    depth: Functions between this one and whoever wrote it, for the warning.
+  """
+  old = {name: given.pop(name) for name in SPEED if name in given}
+  if isinstance(value, dict) and set(value) <= set(SPEED):
+    value = Performance(**value)
+  if not isinstance(value, (Performance, type(None))) or value is not None and old:
+    raise ValueError('`performance` must be a `tfdp.Performance`, which says all of engine, memory '
+                     f'and chunks, or None. Received: performance={value!r}, {old}.')
+  if old:
+    value = Performance(**old)
+    warnings.warn(f'{sorted(old)} are deprecated. Write `performance=tfdp.{value!r}`.',
+                  DeprecationWarning, stacklevel=depth + 2)
+  return value or Performance()
+
+
+def check_averages(
+    rule: contract.Rule, average_iterates: bool, kwargs: Dict[str, Any]) -> None:
+  """Refuses averages that exclude one another."""
   if kwargs.get('use_ema') and rule.project is not None:
     raise ValueError('`use_ema` cannot be combined with a rule that projects onto a constraint '
                      f'set. Received: use_ema=True, rule={rule.name}.')
   if kwargs.get('use_ema') and average_iterates:
     raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one. '
                      'Received: average_iterates=True, use_ema=True.')
-
-
-def check_groups(groups: Any, rule: contract.Rule) -> None:
-  """Refuses what names no groups of variables, before there are any variables."""
-  if groups is None:
-    return
-  named = groups.get('groups') if isinstance(groups, dict) else groups
-  whole = isinstance(named, (list, tuple)) and all(
-      isinstance(group, numbers.Integral) and int(group) >= 0 for group in named)
-  if not (named in ('layer', 'variable') if isinstance(named, str) else whole and named):
-    raise ValueError("`groups` must be None, 'layer', 'variable', the group of every variable, or "
-                     'a dictionary of the arguments of `tfdp.rules.grouped`. '
-                     f'Received: groups={groups!r}.')
-  groups_lib.grouped(rule, (0,))  # Or it refuses.
-
-
-def grouped(rule: contract.Rule, groups: Any, variables: Any) -> contract.Rule:
-  """The rule on gradients clipped in groups of these variables; see `check_groups`."""
-  if groups is None:
-    return rule
-  arguments = dict(groups) if isinstance(groups, dict) else {'groups': groups}
-  if isinstance(arguments['groups'], str):
-    names = [str(i) for i in range(len(variables))]
-    if arguments['groups'] == 'layer':
-      names = [getattr(v, 'path', v.name).rpartition('/')[0] or str(i)
-               for i, v in enumerate(variables)]
-    first = list(dict.fromkeys(names))
-    arguments['groups'] = tuple(first.index(name) for name in names)
-  return groups_lib.grouped(rule, **arguments)
 
 
 def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optional[str]) -> None:
@@ -178,7 +198,7 @@ def fixed(optimizer_class: Any) -> FrozenSet[str]:
   def is_ours(one: Any) -> bool:
     return one.__module__.split('.')[0] == __name__.split('.')[0]
 
-  names, classes = set(_REFUSED), optimizer_class.__mro__
+  names, classes = {*_REFUSED, *_OLD}, optimizer_class.__mro__
   for one in filter(is_ours, classes):
     names.update(constructed(one), parameters(one.factory) if getattr(one, 'factory', None) else ())
   names -= {'self', 'args', 'kwargs', 'learning_rate', 'name', 'public_data'}

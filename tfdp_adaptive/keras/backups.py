@@ -9,12 +9,15 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import shutil
 import tarfile
 import tempfile
 from typing import Any, Callable, Dict, List, Union
+
+import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
@@ -24,6 +27,7 @@ from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
 _WRITING, _WHOLE, _DIGESTS, _RECORDS = 'writing', 'whole-', 'digests.json', 'records'
+_OF_A_VARIABLE = 2048  # Bytes that a file has besides its values, at the most.
 
 
 class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
@@ -105,10 +109,21 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     return packed.getvalue()
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    if self.save_freq != 'epoch':
+      self._require_room()
     self._keep(super().on_train_batch_end, batch, logs)
 
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    if self.save_freq == 'epoch':
+      self._require_room()
     self._keep(super().on_epoch_end, epoch, logs)
+
+  def _require_room(self) -> None:
+    """Raises OSError where a backup does not fit: of one that was cut off HDF5 ends the process."""
+    if self._writes:
+      runfolder.require_room(self._folder, sum(
+          _OF_A_VARIABLE + math.prod(v.shape) * tf.as_dtype(v.dtype).size
+          for v in (*self.model.variables, *self.model.optimizer.variables)))
 
   def on_train_end(self, logs: Any = None) -> None:
     super().on_train_end(logs)

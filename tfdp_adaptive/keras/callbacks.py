@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of private training; all of them look at releases only, which costs nothing.
+"""Callbacks of private training. They read noisy results only, which costs no privacy.
 
-docs/callbacks.md says what those of Keras cost.
+docs/callbacks.md says what the callbacks of Keras cost.
 """
 
 import math
 import pathlib
 from typing import Any, List, Optional
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -16,23 +17,24 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
-from tfdp_adaptive.keras.divergence import StopIfDiverged as StopIfDiverged
 from tfdp_adaptive.privacy import card_page
 
 _BINS = 30
+_LOOK_EVERY = 20  # Steps.
+_SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
 Callback: Any = compat.keras.callbacks.Callback
 
 
 class PrivacyReport(Callback):
-  """Puts the epsilon that is spent so far into the logs of every epoch, as `epsilon`.
+  """Adds the epsilon spent so far to the logs of every epoch, as `epsilon`.
 
-  Progress bar, history and every callback after it (TensorBoard, CSVLogger) show it. It
-  counts all runs that the weights went through, in this process and in files.
+  Progress bar, history and all later callbacks (TensorBoard, CSVLogger) show it. It counts all
+  private runs on the weights, in this process and in files.
 
   Args:
     target_delta: The delta; by default the largest of the plans.
-    name: Of the entry in the logs.
-    card: A folder that the privacy card is written to when training ends.
+    name: Name of the entry in the logs.
+    card: Folder to which the privacy card is written when training ends.
   """
 
   def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon',
@@ -57,17 +59,17 @@ class PrivacyReport(Callback):
 
 
 class StopAtBudget(Callback):
-  """Ends training before the step that would exceed a budget.
+  """Stops training before the step that would exceed a budget.
 
-  All runs that the weights went through count. How far the budget goes is computed from
-  the plan before the first step, from public constants alone.
+  All private runs on the weights count. The number of steps that the budget covers is computed
+  before the first step, from public constants of the plan.
 
   Args:
     target_epsilon: The budget.
     target_delta: Its delta; by default the plan's.
 
   Raises:
-    PrivacyError: From `fit`, if not even one more step is left.
+    PrivacyError: From `fit`, if the budget does not cover another step.
   """
 
   def __init__(self, target_epsilon: float, target_delta: Optional[float] = None) -> None:
@@ -102,7 +104,7 @@ class StopAtBudget(Callback):
       self.model.stop_training = True
 
   def _next(self) -> int:
-    """Steps done when the next call of the training function returns."""
+    """Returns the number of steps after the next call of the training function."""
     at_once = getattr(self.model, 'steps_per_execution', None)
     if at_once is None:
       at_once = getattr(self.model, '_steps_per_execution', 1)
@@ -123,17 +125,17 @@ class StopAtBudget(Callback):
 
 
 class TensorBoardHistograms(Callback):
-  """Writes histograms of what private training released to TensorBoard, every epoch.
+  """Writes histograms of the results of private training to TensorBoard, every epoch.
 
-  Per trainable variable: `weights/...`, `update/...` (how they moved in the epoch) and, for
-  rules that keep one, `preconditioner/...` (log10 of the second moment, where it is
-  positive); and the norms of all weights and of all updates. All are functions of noised
-  releases, hence as public as the weights. What is exact (`diagnostics=True`, the
-  losses that Keras' own TensorBoard callback writes) is not among it.
+  For each trainable variable it writes `weights/...`, `update/...` (the change in the epoch) and,
+  if the rule has second moments, `preconditioner/...` (log10 of the positive ones). It also writes
+  the norms of all weights and of all updates. All of these are computed from noisy gradients, so
+  they are as public as the weights. It writes no exact numbers, such as `diagnostics=True` or the
+  losses that Keras' own TensorBoard callback writes.
 
   Args:
     log_dir: Folder of the event files, as for `keras.callbacks.TensorBoard`.
-    every: Epochs between two looks.
+    every: Number of epochs between two histograms.
   """
 
   def __init__(self, log_dir: Any, every: int = 1) -> None:
@@ -179,14 +181,14 @@ class TensorBoardHistograms(Callback):
 
 
 def _summaries(kind: str, names: List[str], values: List[np.ndarray]) -> List[Any]:
-  """A histogram of each variable, and the norm of all."""
+  """Returns a histogram of each variable, and the norm of all."""
   norm = float(np.sqrt(sum(np.sum(np.square(value, dtype=np.float64)) for value in values)))
   return [_histogram(f'{kind}/{name}', value) for name, value in zip(names, values)] + [
       tf.compat.v1.Summary.Value(tag=f'{kind}_norm', simple_value=norm)]
 
 
 def _histogram(tag: str, values: np.ndarray) -> Any:
-  """Without the package tensorboard, which `tf.summary.histogram` needs to write."""
+  """Writes a histogram without the package tensorboard, which `tf.summary.histogram` needs."""
   values = np.asarray(values[np.isfinite(values)], np.float64)
   counts, edges = np.histogram(values, _BINS)
   return tf.compat.v1.Summary.Value(tag=tag, histo=tf.compat.v1.HistogramProto(
@@ -195,9 +197,91 @@ def _histogram(tag: str, values: np.ndarray) -> Any:
 
 
 def _check_plan(callback: Any) -> None:
-  """Raises where nothing is accounted for."""
+  """Raises if the optimizer has no plan."""
   optimizer = callback.model.optimizer
   if getattr(optimizer, 'plan', None) is None:
     raise ValueError(
         f'`{type(callback).__name__}` needs a private model whose optimizer has a plan: without '
         f'one nothing is accounted for. Received: optimizer={optimizer!r}.')
+
+
+class StopIfDiverged(Callback):
+  """Stops when weights are not finite or too large, or the loss on public data is too large.
+
+  Every `fit` of a private model stops with a warning if its weights are no longer finite. This
+  callback also stops for other reasons. It costs no privacy, because it does not read the exact
+  training loss.
+
+  Args:
+    growth: Also stop if the root mean square of the weights reaches this multiple of its value at
+      the start (or of 0.1, if that is larger).
+    public_data: `(x, y)`, which must be public. Its loss is evaluated after every epoch. Training
+      stops if the loss is not finite, or reaches `factor` times its smallest value so far.
+    factor: See above.
+  """
+
+  def __init__(self, growth: Optional[float] = None, public_data: Any = None,
+               factor: float = 2.0) -> None:
+    super().__init__()
+    self.async_safe = self._supports_tf_logs = True  # It looks at no logs: nothing waits for them.
+    if growth is not None:
+      checks.positive(growth=growth)
+    checks.positive(factor=factor)
+    self._growth, self._public_data, self._factor = growth, public_data, factor
+    self._start: Optional[float] = None
+    self._least = float('inf')
+    self._batches = 0
+    self.reason = ''  # Why training was stopped.
+
+  def on_train_begin(self, logs: Any = None) -> None:
+    self._start, self._least, self._batches, self.reason = None, float('inf'), 0, ''
+    if self.model.built:
+      self._start = self._size()
+
+  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    self._batches += 1
+    if self._batches % _LOOK_EVERY == 0:
+      self._look_at_weights()
+
+  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    self._look_at_weights()
+    if self._public_data is None or self.reason:
+      return
+    x, y = self._public_data
+    loss = float(self.model.evaluate(x, y, verbose=0, return_dict=True)['loss'])
+    if not loss <= self._factor * self._least and self._least < float('inf') or loss != loss:
+      self._stop(f'the loss on public data is {loss:.4g}, and was {self._least:.4g}')
+    self._least = min(self._least, loss)
+
+  def _size(self) -> float:
+    """Returns the root mean square of the weights."""
+    weights = [tf.cast(tf.convert_to_tensor(v), tf.float32)
+               for v in self.model.trainable_variables]
+    count = sum(v.shape.num_elements() for v in weights)
+    return float(tf.linalg.global_norm(weights)) / max(1, count)**0.5 if weights else 0.0
+
+  def _look_at_weights(self) -> None:
+    size = self._size()
+    if self._start is None:
+      self._start = size
+    if size != size or size == float('inf'):
+      self._stop('the weights are not finite')
+    elif self._growth is not None and size > self._growth * max(self._start, _SMALL):
+      self._stop(f'the root mean square of the weights is {size:.4g}, and was {self._start:.4g}')
+
+  def _stop(self, reason: str) -> None:
+    if self.reason:
+      return
+    self.reason, self.model.stop_training = reason, True
+    warnings.warn(
+        f'Training has diverged and was stopped: {reason}. Lower the learning rate, take larger '
+        'batches, or a larger stability constant (`epsilon`, `scale_epsilon`). The steps done '
+        'are spent: see `model.ledger`.', errors.Caution, stacklevel=2)
+
+
+def watched(callbacks: Any) -> Any:
+  """Returns the callbacks of a `fit`, with one that checks whether weights are finite."""
+  if isinstance(callbacks, compat.keras.callbacks.CallbackList):
+    return callbacks  # It is complete.
+  given: List[Any] = [c for c in tf.nest.flatten(callbacks) if c is not None]
+  return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]

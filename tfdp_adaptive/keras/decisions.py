@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what decides, by what it sees, when a `fit` ends or which weights are kept.
+"""Finds callbacks that decide, by what they see, when a `fit` ends or which weights are kept.
 
 Epsilon after t steps holds for a t that was fixed beforehand. Where releases or private numbers
 decide when to stop, the planned total is what can be stated.
@@ -10,6 +10,7 @@ import warnings
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.independence import captured
 
 callbacks_lib: Any = compat.keras.callbacks
 _CHOICES = {
@@ -38,7 +39,12 @@ def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   run = model.optimizer.run
   for note in notes:
     run.note(note)
-  for one in _flat(callbacks):
+  flat = _flat(callbacks)
+  own = sorted({type(one).__name__ for one in flat if captured.is_own(one)})
+  if own:
+    run.note(f'Callbacks of its own ran between the steps, {own}. If they used private data to '
+             'change weights, settings or data, no epsilon covers that.')
+  for one in flat:
     name = next((kind.__name__ for kind in type(one).__mro__ if kind.__name__ in {
         *_CHOICES, *_REFUSED} and kind.__module__.startswith('keras')), '')
     if name in _REFUSED and not type(one).__module__.startswith('tfdp_adaptive'):
@@ -61,6 +67,9 @@ def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
 
 def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   """Counts all planned steps of a run that something it had seen has stopped.
+
+  A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
+  ended it sooner saw releases of these steps alone, so they are all that is to be counted.
 
   Args:
     model: As for `foresee`.

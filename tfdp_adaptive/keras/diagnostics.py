@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a researcher wants to see of a private optimizer. PRIVATE: never publish it.
+"""Diagnostics of a private optimizer for research. They are PRIVATE: never publish them.
 
-Numbers of one step come straight from the records, without noise: they are for
-experiments on data whose privacy is not at stake. Switch them on by
-`diagnostics=True` of an optimizer; `fit` then reports them beside the loss, for
-the last batch of an epoch, under names that begin with `private/`. They are the
-quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and of
-Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
+The numbers of a step are computed from the records without noise. Use them for experiments on data
+that need no privacy. Turn them on with `diagnostics=True` of an optimizer. `fit` then reports them
+next to the loss, for the last batch of an epoch, under names that start with `private/`. They are
+the quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and of Figures 1 and 3
+of Li et al. (2023), arXiv:2212.00309.
 """
 
-from __future__ import annotations
-
-from typing import Any, Dict, List, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.rules import moments
-
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -29,7 +24,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 def of_step(
     clipped: interface.Clipped, clips: Sequence[tf.Tensor], mask: tf.Tensor, batch_size: float,
     rule_state: Any) -> Dict[str, tf.Tensor]:
-  """Scalars of one step by name; with several asks they are those of the first.
+  """Returns the scalars of one step by name. If the rule has several asks, they are of the first.
 
   Args:
     clipped: `interface.Clipped`.
@@ -60,7 +55,7 @@ def of_step(
 
 
 def second_moment(optimizer: optimizer_lib.DPOptimizer) -> Optional[List[np.ndarray]]:
-  """The rule's second moment estimate, without the noise's part, by variable; None without one."""
+  """Returns the rule's second moments minus the noise, by variable; None if there are none."""
   state = optimizer.rule_state
   if not hasattr(state, 'second'):
     return None
@@ -70,11 +65,10 @@ def second_moment(optimizer: optimizer_lib.DPOptimizer) -> Optional[List[np.ndar
 
 def preconditioner_histogram(
     optimizer: optimizer_lib.DPOptimizer, bins: int = 50) -> Tuple[np.ndarray, np.ndarray, int]:
-  """Histogram of log10 of the rule's second moment estimate, as NumPy does it.
+  """Returns a histogram of log10 of the rule's second moments, like NumPy's.
 
-  Public as the releases it is made of, unless the rule is the noiseless diagnostic.
-  The noise's part is subtracted where the rule does so; what is then negative or
-  zero is counted apart.
+  It is as public as noisy gradients, unless the rule is the noiseless diagnostic. The noise is
+  subtracted if the rule does so. Values that are then negative or zero are counted separately.
 
   Args:
     optimizer: A built `tfdp.DPOptimizer` whose rule keeps a second moment.
@@ -92,7 +86,7 @@ def preconditioner_histogram(
 
 
 def _quantiles(norms: tf.Tensor, mask: tf.Tensor, count: tf.Tensor) -> List[tf.Tensor]:
-  """Of the real examples: padding is sorted to the end. Lower sample quantiles."""
+  """Returns lower sample quantiles of the real examples; padding is sorted to the end."""
   ordered = tf.sort(tf.where(mask, norms, tf.fill(tf.shape(norms), np.float32(np.inf))))
   last = tf.maximum(tf.cast(count, tf.int32) - 1, 0)
   return [ordered[tf.cast(q * tf.cast(last, tf.float32), tf.int32)] for q in QUANTILES]

@@ -17,10 +17,10 @@ from tfdp_adaptive.keras import lines
 
 _SECRET = (
     '%s holds the state of a private optimizer, which is SECRET (noise that is still in the '
-    'weights, and statistics of the data): it resumes training, and only its owner can read it '
-    '(mode 600). Publish `model.save_weights("NAME.weights.h5")` or `model.export(folder)`.')
+    'weights, and statistics of the data), and resumes training. %s. Publish '
+    '`model.save_weights("NAME.weights.h5")` or `model.export(folder)`.')
 _files = threading.local()
-_told: List[str] = []  # Of secret files: once in a process.
+_told: List[str] = []  # Kinds of secret files: once in a process.
 
 
 @contextlib.contextmanager
@@ -66,6 +66,13 @@ def _read(saved: Any, store: Any, partly: bool) -> None:
       lines.follow(saved)
 
 
+def tell(what: str, readable: str) -> None:
+  """Says of a file that is SECRET who can read it, once in a process."""
+  if readable not in _told:
+    _told.append(readable)
+    logging.getLogger('tfdp_adaptive').warning(_SECRET, what, readable)
+
+
 @contextlib.contextmanager
 def _whole(saved: Any, path: str) -> Iterator[None]:
   """While a `.keras` file is written, which resumes."""
@@ -74,9 +81,7 @@ def _whole(saved: Any, path: str) -> Iterator[None]:
     return
   with resuming(), compat.owner_only(path):
     yield
-  if not _told:
-    _told.append(path)
-    logging.getLogger('tfdp_adaptive').warning(_SECRET, path)
+  tell(path, 'Only its owner can read it (mode 600)')
 
 
 def _legacy(saved: Any, wanted: str, *_: Any) -> None:

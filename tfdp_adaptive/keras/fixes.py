@@ -1,42 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models without layers that normalise over the batch: the same, by groups of channels."""
 
-import logging
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.keras import model as model_lib
+from tfdp_adaptive.keras import private as private_lib
 
 keras: Any = compat.keras
 GROUPS = 32  # At most, as in Wu & He (2018), arXiv:1803.08494.
-_KEPT = ('name', 'dtype', 'trainable', 'epsilon', 'center', 'scale', 'beta_initializer',
+_SHOWN = 5  # Changes that are printed.
+_KEPT = ('dtype', 'trainable', 'epsilon', 'center', 'scale', 'beta_initializer',
          'gamma_initializer', 'beta_regularizer', 'gamma_regularizer', 'beta_constraint',
          'gamma_constraint')
 
 
-def fix_model(model: Any, groups: int = GROUPS) -> Any:
-  """A copy in which every BatchNormalization is one over channels of the same example.
+def fix_model(model: Any, groups: int = GROUPS, verbose: bool = True) -> Any:
+  """Returns a copy whose BatchNormalization is replaced by a normalization of each example.
 
-  Images and sequences get a GroupNormalization, vectors a LayerNormalization. All
-  weights are kept, gamma and beta of the normalizations among them; what batches had been
-  averaged to is left out, so the copy computes something else and wants training. Frozen
-  BatchNormalization is left as it is: it does not look at the batch.
+  Images and sequences get a GroupNormalization, vectors a LayerNormalization. The new layer is
+  named after the old one: `bn` becomes `bn_group_normalization`. All weights are kept, gamma
+  and beta of the normalizations among them. Moving averages are dropped, so the copy computes
+  another function than the model: train it before you use it. Frozen BatchNormalization stays,
+  since it does not look at the batch.
 
   Args:
     model: A built Sequential or functional model, models inside included.
-    groups: Of channels, at most. The largest number that divides the channels is taken
-      with which no group has a single channel: its normalized value would be zero.
+    groups: The largest number of groups of channels. The number taken divides the channels
+      and leaves at least two of them for each group: a single one would be normalized to zero.
+    verbose: Whether to print what was changed.
 
   Returns:
-    The copy, to be compiled, private if the model is; `tfdp_changes`, a tuple of strings,
-    lists what was changed.
+    The copy, which you compile; it is private if the model is. Its attribute `tfdp_changes`, a
+    tuple of strings, lists all changes.
 
   Raises:
     PrivacyError: If a layer cannot be replaced; the message names it.
 
   Examples:
-    >>> model = tfdp.make_private(tfdp.fix_model(keras.applications.ResNet50(weights=None)))
+    >>> model = tfdp.fix_model(keras.Sequential([
+    ...     keras.Input([8, 8, 4]), keras.layers.BatchNormalization(name='bn')]))
+    Replaced 1 layer; train the copy before you use it:
+      bn: BatchNormalization -> GroupNormalization of 4 channels in 2 groups
+    >>> model.layers[-1].name
+    'bn_group_normalization'
   """
   if not isinstance(model, keras.Model) or not model.built:
     raise ValueError('`model` must be a Keras model that is built. Received: '
@@ -51,11 +59,23 @@ def fix_model(model: Any, groups: int = GROUPS) -> Any:
     else:
       new.set_weights(old.get_weights())
   if isinstance(model, model_lib.DPModel):
-    copy = model_lib.make_private(copy)
+    copy = private_lib.make_private(copy)
   copy.tfdp_changes = tuple(changes)
-  for change in changes:
-    logging.getLogger(__name__).info('%s', change)
+  if verbose:
+    _show(changes)
   return copy
+
+
+def _show(changes: Sequence[str]) -> None:
+  if not changes:
+    print('Nothing to replace: no layer normalizes over the batch.')
+    return
+  layers = f'{len(changes)} layer{"s" * (len(changes) > 1)}'
+  print(f'Replaced {layers}; train the copy before you use it:')
+  for change in changes[:_SHOWN]:
+    print(f'  {change}')
+  if len(changes) > _SHOWN:
+    print(f'  and {len(changes) - _SHOWN} more, see `tfdp_changes` of the copy')
 
 
 def _cloned(model: Any, groups: int, changes: List[str],
@@ -122,11 +142,13 @@ def _replacement(layer: Any, groups: int, changes: List[str]) -> Any:
           f'{layer.name} (BatchNormalization) normalises a single number per example, of which '
           'nothing is left without the batch. Leave the layer out.')
     changes.append(f'{layer.name}: BatchNormalization -> LayerNormalization of {size} values')
-    return keras.layers.LayerNormalization(axis=axis, **config)
+    return keras.layers.LayerNormalization(
+        axis=axis, name=f'{layer.name}_layer_normalization', **config)
   count = number_of_groups(size, groups)
   changes.append(f'{layer.name}: BatchNormalization -> GroupNormalization of {size} channels in '
                  f'{count} groups')
-  return keras.layers.GroupNormalization(groups=count, axis=axis, **config)
+  return keras.layers.GroupNormalization(
+      groups=count, axis=axis, name=f'{layer.name}_group_normalization', **config)
 
 
 def number_of_groups(channels: int, most: int = GROUPS) -> int:

@@ -8,7 +8,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 
 
-class GuardedOptimizer(compat.keras.optimizers.Optimizer):
+class GuardedOptimizer(compat.GlobalOptimizer):
   """Refuses every public way by which Keras hands gradients to an optimizer.
 
   From when it is made it also refuses other settings: it would go on with those that it has.
@@ -49,3 +49,8 @@ class GuardedOptimizer(compat.keras.optimizers.Optimizer):
 
   def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
     raise errors.PrivacyError(f'{self.name} does not hand out gradients. {errors.FIX}')
+
+  def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuses what plain Keras 2 models call: the gradient of a whole batch."""
+    del loss, args, kwargs
+    raise errors.PrivacyError(f'{self.name} trains private models only. {errors.FIX}')

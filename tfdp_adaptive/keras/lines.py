@@ -5,7 +5,8 @@ A line is a `Run`, whose optimizer may still take steps, or an `Entry` that was 
 Another optimizer, another model that shares a layer, and checkpoints find it there.
 """
 
-from typing import Any, List, Sequence
+import logging
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,9 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
+# What a SavedModel would say of every variable: that it does not read its ledger back.
+logging.getLogger('tensorflow').addFilter(
+    lambda record: f'{__name__}._Lines object' not in record.getMessage())
 State: Any = tf.train.experimental.PythonState
 NAME = '_tfdp_ledger'  # In files and checkpoints.
 _LINES = '_tfdp_runs'  # On variables.
@@ -36,9 +40,14 @@ def hang(variables: Sequence[Any], more: Sequence[Any], replace: bool = False) -
 
 
 def lines(variables: Sequence[Any]) -> List[Any]:
-  """All lines on any of the variables, in order, each once."""
-  found = {id(line): line for v in variables
-           for line in getattr(compat.raw_variable(v), _LINES, [])}
+  """All lines on any of the variables, and on those that their runs read, each once."""
+  found: Dict[int, Any] = {}
+  waiting = list(variables)
+  for v in waiting:
+    new = [line for line in getattr(compat.raw_variable(v), _LINES, []) if id(line) not in found]
+    found.update((id(line), line) for line in new)
+    waiting += [read for line in new if not isinstance(line, ledger_lib.Entry)
+                for read in line.variables]
   return list(found.values())
 
 
@@ -53,7 +62,8 @@ def variables_of(model: Any) -> List[Any]:
   """All that can have lines: variables, those that layers only read (as in a `Lambda`), layers."""
   if not compat.is_model(model):
     return list(model.variables)
-  return [*model.variables, *validation.seen(model).variables, *compat.all_layers(model)]
+  return [*compat.built_variables(model), *validation.seen(model).variables,
+          *compat.all_layers(model)]
 
 
 def entries(some: Sequence[Any]) -> List[ledger_lib.Entry]:
@@ -79,36 +89,28 @@ def parsed(content: Any) -> ledger_lib.Ledger:
   return ledger_lib.Ledger.from_json(text)
 
 
-# Checkpoints of TensorFlow, in which every layer has a line of its own.
+# Checkpoints of TensorFlow, in which every variable and every layer has its own.
 
 
 class _Lines(State):
-  """The ledger of a layer's weights, in checkpoints."""
+  """The ledger of a variable or layer, in checkpoints."""
 
-  def __init__(self, layer: Any) -> None:
+  def __init__(self, one: Any) -> None:
     super().__init__()
-    self._layer, self._unread = layer, b''
+    self._one = one
 
   def serialize(self) -> bytes:
-    return ledger(self._layer).to_json().encode() if tf.executing_eagerly() else b''
+    if not tf.executing_eagerly():
+      return b''  # A SavedModel.
+    return spent(entries(lines([self._one]))).to_json().encode()
 
   def deserialize(self, string_value: bytes) -> None:
-    self._unread = string_value
-    self.hang()
-
-  def hang(self) -> None:
-    """Leaves what was read on the weights, as soon as there are some."""
-    if self._unread and self._layer.built:
-      hang(self._layer.variables, parsed(self._unread).entries, replace=True)
-      self._unread = b''
+    hang([self._one], parsed(string_value).entries if string_value else (), replace=True)
 
 
 def follow(model: Any) -> None:
-  """Has checkpoints of a model, and of every model that shares its layers, keep their ledger."""
-  for layer in compat.all_layers(model):
-    layer._maybe_initialize_trackable()
-    known = layer._lookup_dependency(NAME)
-    if known is None:
-      layer._track_trackable(_Lines(layer), NAME)  # Restores what was waiting for it, too.
-    else:
-      known.hang()
+  """Has checkpoints of a model, its layers or variables, wherever they are, keep their ledger."""
+  for one in (*compat.all_layers(model), *compat.built_variables(model)):
+    one._maybe_initialize_trackable()
+    if one._lookup_dependency(NAME) is None:
+      one._track_trackable(_Lines(one), NAME)  # Restores what was waiting for it, too.

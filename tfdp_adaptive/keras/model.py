@@ -4,7 +4,6 @@
 from concurrent import futures
 import json
 from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
-import warnings
 import weakref
 
 import tensorflow as tf
@@ -14,16 +13,15 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import adapted
 from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import decisions
-from tfdp_adaptive.keras import divergence
-from tfdp_adaptive.keras import habits
+from tfdp_adaptive.keras import inputs
 from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.keras import padding
-from tfdp_adaptive.keras import replicas
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -54,6 +52,8 @@ class DPModel(_Mixin):
   and those that do not read it are warned of.
   """
 
+  leaves_out_penalties = False  # As an audit does, which knows what else a release may hold.
+
   def compile(
       self, optimizer: Any = None, loss: Any = None, *args: Any,
       public_penalty: Optional[str] = None, **kwargs: Any) -> None:
@@ -63,27 +63,30 @@ class DPModel(_Mixin):
       optimizer: A private optimizer.
       loss: As in Keras.
       *args: As in Keras.
-      public_penalty: Where the arrays come from that a regularizer or constraint of weights holds,
-        if they are public. Such arrays are refused by default. The statement repeats the text.
+      public_penalty: Where the arrays come from that a loss, regularizer, constraint or
+        learning-rate schedule holds, if they are public. Such arrays are refused by default. The
+        statement repeats the text.
       **kwargs: As in Keras.
     """
-    kwargs = habits.by_name(keras.Model.compile, 3, args, kwargs)
+    kwargs = inputs.by_name(keras.Model.compile, 3, args, kwargs)
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
-    loss_weights = habits.loss_weights(kwargs.pop('loss_weights', None))
+    loss_weights = inputs.loss_weights(kwargs.pop('loss_weights', None))
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
-    kwargs = habits.on_host(optimizer, kwargs)
-    _refuse_own(self, 'compute_loss')
+    kwargs = inputs.on_host(optimizer, kwargs)
+    refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
     AUDITED.discard(self)
     self._public_penalty = public_penalty
     step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
+    self.has_own_metrics = any(map(
+        captured.is_own, tf.nest.flatten((metrics, weighted_metrics))))
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
-      habits.warn_of_padding(self, (metrics, weighted_metrics))
+      inputs.warn_of_padding(self, (metrics, weighted_metrics))
     if weighted_metrics is None:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
@@ -91,21 +94,16 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
-    run = self.optimizer.run
-    run.of(self)
     lines.follow(self)
     if public_penalty is not None:
-      run.note('A regularizer or constraint holds arrays that are public in the words of whoever '
-               f'trained the model: {public_penalty!r}.')
+      self.optimizer.run.note(
+          'A loss, penalty or schedule holds arrays that are public in the words of whoever '
+          f'trained the model: {public_penalty!r}.')
 
-  @property
-  def layers(self) -> Any:
-    habits.refuse_plain_clone(self)
-    return super().layers
-
-  def _flatten_layers(self, *args: Any, **kwargs: Any) -> Any:
-    habits.refuse_plain_clone(self)  # What Keras 2 asks for.
-    return super()._flatten_layers(*args, **kwargs)
+  def __setattr__(self, name: str, value: Any) -> None:
+    super().__setattr__(name, value)
+    if name == 'optimizer' and isinstance(value, optimizer_lib.DPOptimizer):
+      value.run.of(self)  # Whoever gives it, `compile` or an assignment.
 
   def to_json(self, **kwargs: Any) -> str:
     """As in Keras; `keras.models.model_from_json` makes a private model of it."""
@@ -146,18 +144,18 @@ class DPModel(_Mixin):
 
     Weights that are no longer finite end it, with a warning.
     """
-    kwargs = habits.by_name(keras.Model.fit, 3, args, kwargs)
-    replicas.check()
-    habits.refuse_changed(self)
-    habits.refuse_ragged(x, y)
+    kwargs = inputs.by_name(keras.Model.fit, 3, args, kwargs)
+    inputs.check_strategy(self.distribute_strategy, self.trainable_variables if self.built else ())
+    inputs.refuse_changed(self)
+    inputs.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
     x = admission.check_fit(self.optimizer, x, y, kwargs)
     notes = getattr(x, 'tfdp_notes', list)
-    x = padding.cropped(self, x)
+    x = inputs.cropped(self, x)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
-    x, self._first_shapes = habits.first_shapes(x)
-    kwargs['callbacks'] = divergence.watched(kwargs.get('callbacks'))
+    x, self._first_shapes = inputs.first_shapes(x)
+    kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))
     self._batch_specs: Any = None
     if self.distribute_strategy.num_replicas_in_sync > 1:
       # Here and now: replicas cannot probe themselves.
@@ -165,13 +163,10 @@ class DPModel(_Mixin):
       if not self.built:
         with self.distribute_strategy.scope():
           validation.build(self, specs)
-      validation.validate_model(self, specs)
-      validation.check_penalties(self, self._public_penalty)
-      self.optimizer.run.note_model(self)
-      adapted.check(self, self.optimizer.run)
+      self._validate_eagerly(specs)
       self._batch_specs = _batch_specs(x, self.optimizer.plan)
     decisions.foresee(self, kwargs['callbacks'], notes())
-    x, y = self.prepare_data(replicas.fed(self, x, kwargs), y, kwargs)
+    x, y = self.prepare_data(inputs.fed(self, x, kwargs), y, kwargs)
     try:
       return super().fit(x, y, **kwargs)
     finally:
@@ -199,16 +194,17 @@ class DPModel(_Mixin):
         optimizer.build(self.trainable_variables)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-    replicas.check()
-    habits.refuse_changed(self)
+    inputs.check_strategy(self.distribute_strategy)
+    inputs.refuse_changed(self)
     return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     _refuse_own_step(self)
     _private_optimizer(self)
+    inputs.check_strategy(tf.distribute.get_strategy())
     try:
-      return compat.logs_of_replica(step.train_step(self, habits.with_shapes(self, data)))
+      return compat.logs_of_replica(step.train_step(self, inputs.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.
       self.train_function = None
@@ -255,10 +251,17 @@ class DPModel(_Mixin):
       self._validated = validated | {signature}
 
   def _validate_eagerly(self, specs: Any) -> None:
-    validation.validate_model(self, specs)
-    validation.check_penalties(self, self._public_penalty)
-    self.optimizer.run.note_model(self)
-    adapted.check(self, self.optimizer.run)
+    validation.ensure(self, specs)
+    run = self.optimizer.run
+    run.note_numbers(self.check_held(self._public_penalty))
+    run.note_model(self)
+    adapted.check(self, run)
+
+  def check_held(self, public: Optional[str] = None) -> List[float]:
+    """Refuses arrays in what a step calls, unless they are public; see `validation.check_held`."""
+    return validation.check_held(
+        self, [self._compiled_loss_arguments[0], compat.learning_rate_schedule(self.optimizer)],
+        public)
 
   def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
@@ -266,85 +269,14 @@ class DPModel(_Mixin):
 
   def regularization_gradients(self) -> Optional[List[tf.Tensor]]:
     """Gradients of the weight-only losses, or None."""
+    if self.leaves_out_penalties:
+      return None
     with tf.GradientTape() as tape:
       penalties = compat.weight_regularization(self)
       if not penalties:
         return None
       total = tf.add_n(penalties)
     return derivatives.dense(tape, total, self.trainable_variables)
-
-
-@compat.serializable
-class DPSequential(DPModel, keras.Sequential):
-  """A private `keras.Sequential`."""
-
-
-@compat.serializable
-class DPFunctional(DPModel, keras.Model):
-  """A private functional model: `DPFunctional(inputs, outputs)`."""
-
-
-@compat.serializable
-class DPWrapper(DPModel, keras.Model):
-  """A private model around a subclassed one, whose layers and weights it shares."""
-
-  def __init__(self, model: compat.Model, **kwargs: Any) -> None:
-    super().__init__(**kwargs)
-    self.model = model
-
-  @compat.unconverted
-  def call(self, inputs: Any, training: Any = None) -> Any:
-    return self.model(inputs, training=training)
-
-  def get_config(self) -> Dict[str, Any]:
-    return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
-
-  @classmethod
-  def from_config(cls, config: Dict[str, Any]) -> 'DPWrapper':
-    model = keras.saving.deserialize_keras_object(config.pop('model'))
-    return cls(model, **config)
-
-
-def make_private(model: compat.Model) -> compat.Model:
-  """A private model that shares layers and weights with `model`; compile it again.
-
-  Args:
-    model: Any Keras model; it is validated and left as it is.
-
-  Returns:
-    A `DPModel` of the matching kind.
-
-  Raises:
-    PrivacyError: If a layer mixes examples of a batch, see `validate_model`; or if the
-      model has a `train_step` or `compute_loss` of its own.
-  """
-  if isinstance(model, DPModel):
-    return model
-  if not isinstance(model, keras.Model):
-    raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  lines.follow(model)
-  _refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
-  ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
-             if compat.overrides(model, method)]
-  if ignored:
-    warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
-                  'To keep them, derive your class from tfdp.DPModel and keras.Model.',
-                  errors.Caution, stacklevel=2)
-  if model.built:
-    validation.validate_model(model)
-  from tfdp_adaptive.keras import tasks  # pylint: disable=g-import-not-at-top
-  if tasks.is_task(model):
-    return tasks.DPTask(model)
-  if isinstance(model, keras.Sequential):
-    private = DPSequential(model.layers, name=model.name)
-    if model.built and not private.built:
-      private.build(model.input_shape)
-    validation.copy_seen(model, private)
-    return private
-  if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
-    return DPFunctional(
-        compat.input_structure(model), compat.output_structure(model), name=model.name)
-  return DPWrapper(model, name=model.name)
 
 
 def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
@@ -354,11 +286,10 @@ def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
     raise errors.PrivacyError(
         f'A private model trains by a private optimizer only. Received: {optimizer!r}. Compile it '
         'with one, such as tfdp.DPAdam.')
-  optimizer.run.of(model)
   return optimizer
 
 
-def _refuse_own(model: compat.Model, *methods: str) -> None:
+def refuse_own(model: compat.Model, *methods: str) -> None:
   """Refuses a model that defines what a private step does not call."""
   for method in methods:
     if compat.overrides(model, method):

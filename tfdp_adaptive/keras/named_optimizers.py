@@ -6,10 +6,12 @@ Every class takes the arguments of its factory and those of `DPOptimizer`.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, Optional, Type
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras import arguments
@@ -45,11 +47,8 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def get_config(self) -> Dict[str, Any]:
     config = compat.base_config(self)
     config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
-    config.update(self._hidden.private, clipping=arguments.to_config(self.clipping),
-                  quantile_clip=self.quantile_clip, slack_clip=self.slack_clip,
-                  groups=self.groups,
-                  accumulation_steps=self.accumulation_steps,
-                  memory_budget=self.memory_budget, engine=self.engine,
+    config.update(self._hidden.private, clipping=arguments.to_config(self.clipping.get_config()),
+                  performance=dataclasses.asdict(self.performance),
                   average_iterates=self.average_iterates, own_sampler=self.own_sampler,
                   diagnostics=self.diagnostics)
     if self.plan is not None:
@@ -69,7 +68,8 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
       config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
     if config.get('mechanism') is not None:
       config['mechanism'] = mechanisms.from_json(config['mechanism'])
-    return super().from_config(config, custom_objects=custom_objects)
+    with gate.loading():
+      return super().from_config(config, custom_objects=custom_objects)
 
 
 class _Delayed(NamedOptimizer):

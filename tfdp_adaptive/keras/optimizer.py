@@ -21,18 +21,16 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
 from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import guard
-from tfdp_adaptive.keras import plain_models
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
-from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import moments as rules_moments
-from tfdp_adaptive.rules import record_weights
 
 _DIGEST, _RUN = 'digest', 'run'  # Of the state, and whose it is, in files.
 
@@ -60,27 +58,9 @@ class DPOptimizer(guard.GuardedOptimizer):
     adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
       'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
       noise).
-    clipping: How a record's weight follows from its norm: 'hard' (the default), 'auto_v',
-      'auto_s', 'psac', 'tanh' or 'p_norm', or a pair such as `('auto_s', .05)`; see
-      `tfdp_adaptive.clipping.weights`. All have the privacy of 'hard'.
-    quantile_clip: A quantile of the norms of records that the clip norm follows from
-      `l2_norm_clip` on, or a dictionary of the arguments of `tfdp.rules.quantile_clip`.
-      What it needs is part of the same release and of its cost.
-    slack_clip: The same, from the slack below the clip norm, which costs nothing at all;
-      see `tfdp.rules.slack_clip`.
-    groups: Clip groups of variables by themselves, with the split of the noise that adds
-      the least: 'layer', 'variable', a group for every variable, or a dictionary of the
-      arguments of `tfdp.rules.grouped`. With `quantile_clip` or `slack_clip` every group's
-      clip norm follows by itself.
-    accumulation_steps: Number of equal chunks a batch is worked through in, one
-      after the other, to save memory; noise is drawn once per batch.
-    memory_budget: Instead of `accumulation_steps`, the bytes that working on a chunk
-      may take (an estimate from the traced computation; weights, optimizer state and
-      the batch itself come on top). The largest chunks that fit are then used.
-    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
-      for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
-      (one example after the other), or 'auto', the fastest that can do it for the model;
-      `tfdp.explain_clipping` says which, and why.
+    clipping: How records are clipped: `tfdp.clipping.Hard()` (the default), `AutoS()`,
+      `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
+    performance: A `tfdp.Performance`: engine, memory and chunks, which decide no step.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
       whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
       function that returns such a batch. It is not saved with the optimizer; set
@@ -108,22 +88,23 @@ class DPOptimizer(guard.GuardedOptimizer):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, plan: Optional[plan_lib.PrivacyPlan] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-      clipping: Any = 'hard', quantile_clip: Any = None, slack_clip: Any = None,
-      groups: Any = None,
-      accumulation_steps: int = 1, memory_budget: Optional[int] = None, engine: str = 'auto',
+      clipping: Optional[choices.Clipping] = None,
+      performance: Optional[arguments.Performance] = None,
       public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
       name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
     arguments.check_rule(rule)
     arguments.check_plan(plan)
-    rule = following_clip.chosen(
-        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
-        *((batch_size, noise_multiplier) if plan is None else
-          (plan.batch_size, plan.noise_multiplier)))
-    arguments.check_groups(groups, rule)
-    arguments.check_choices(
-        rule, engine, accumulation_steps, memory_budget, average_iterates, kwargs)
+    # Constructors of subclasses, which call this one.
+    depth = sum('__init__' in vars(one) for one in type(self).__mro__[
+        :type(self).__mro__.index(DPOptimizer)])
+    clipping = choices.chosen(clipping, kwargs, depth + 1)
+    performance = arguments.performance(performance, kwargs, depth + 1)
+    rule = clipping.rule(rule, *(
+        (batch_size, noise_multiplier) if plan is None else
+        (plan.batch_size, plan.noise_multiplier)))
+    arguments.check_averages(rule, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = arguments.privatizer_arguments(
         rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
@@ -135,15 +116,11 @@ class DPOptimizer(guard.GuardedOptimizer):
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
     self._take_rule(rule)
-    self.clipping, self.quantile_clip, self.slack_clip = clipping, quantile_clip, slack_clip
-    self.groups = groups
+    self.clipping, self.performance = clipping, performance
     self.average_iterates = average_iterates
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics
     self.public_data = public_data
-    self.accumulation_steps = int(accumulation_steps)
-    self.memory_budget = memory_budget
-    self.engine = engine
     if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
                     errors.Caution, stacklevel=3)
@@ -252,7 +229,7 @@ class DPOptimizer(guard.GuardedOptimizer):
                        f'Received: weights without any, {empty}. Freeze them, or leave them out.')
     super().build(var_list)
     with tf.init_scope():
-      self._take_rule(arguments.grouped(self.rule, self.groups, var_list))
+      self._take_rule(self.clipping.grouped(self.rule, var_list))
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype), getattr(v, 'path', v.name))
                for v in var_list]
       privatizer = privatizer_lib.Privatizer(
@@ -365,23 +342,13 @@ class DPOptimizer(guard.GuardedOptimizer):
     rate = self.learning_rate if learning_rate is None else learning_rate
     variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
 
-  def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> None:
-    """Keras 2: what a plain `model.compile(..., loss=<reduction none>)` calls.
-
-    Args:
-      loss: [n, ...] unreduced losses of the batch.
-      var_list: Trainable variables.
-      tape: The tape the losses were recorded on.
-    """
-    plain_models.train_step(self, loss, list(var_list), tape)
-
   # Saving.
 
   def save_own_variables(self, store: Any) -> None:
     if not files.writes_state():  # A file of weights, which anybody may read.
       return
     super().save_own_variables(store)
-    store[_RUN] = np.frombuffer(self.run.serialize(), np.uint8)
+    store[_RUN] = np.frombuffer(self.run.line(), np.uint8)
     store[_DIGEST] = self._digest(store[_RUN])
 
   def load_own_variables(self, store: Any) -> None:
@@ -415,4 +382,7 @@ class DPOptimizer(guard.GuardedOptimizer):
 
 
 class _Hidden(types.SimpleNamespace):
-  """Hides its attributes from Keras' and TensorFlow's automatic tracking."""
+  """Hides its attributes from Keras' and TensorFlow's automatic tracking.
+
+  Tracked, dictionaries and lists would be wrapped, and the average would be in checkpoints twice.
+  """

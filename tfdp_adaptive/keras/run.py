@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import warnings
 
@@ -19,14 +18,16 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import lines
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.privacy import weight_digests
 
-_NAMED = 64  # Numbers of a constant from which on the statement names it.
+_MOST = 8  # Numbers that a sentence lists.
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
@@ -34,9 +35,9 @@ _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noi
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _COUNTED = (
     'The ledger counts every run that left its record on these weights, wherever Keras copied, '
-    'loaded or wrapped them. It cannot follow values that were copied by hand (get_weights, '
-    'set_weights), a model trained on predictions of these weights, a SavedModel used as a layer, '
-    'or training without this library.')
+    'loaded or wrapped them, and in checkpoints of variables. It cannot follow values that were '
+    'copied by hand (get_weights, set_weights, set_state_tree, assign), a model trained on '
+    'predictions of these weights, a SavedModel used as a layer, or training without this library.')
 
 
 class Run(lines.State):
@@ -55,21 +56,20 @@ class Run(lines.State):
     notes: Sentences for the statement.
     stopped: How many steps count, where something that was seen decided when to stop.
     l2_norm_clip: The clip norm that is used, where that is not the plan's.
-    seeded: Whether a fixed seed was used for the noise.
   """
 
   def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
                seeded: bool = False) -> None:
     super().__init__()
     self.plan, self.rule, self.own_sampler = plan, rule, own_sampler
-    self.l2_norm_clip, self.seeded = l2_norm_clip, seeded
+    self.l2_norm_clip = l2_norm_clip
     self.privatizer: Any = None
     self.state: Any = None
     self.moved: Sequence[Any] = ()
     self.models: List[Any] = []
     self.records: Optional[str] = None
     self.examples_per_user = 0
-    self.notes: Dict[str, None] = {}
+    self.notes: Dict[str, None] = dict.fromkeys([_SEED] * seeded)
     self.stopped: Optional[int] = None
     self._id, self._foreign = ledger_lib.new_run(), False
     self._resumed: Tuple[Tuple[str, int], ...] = ()
@@ -86,17 +86,30 @@ class Run(lines.State):
 
   def note_model(self, model: Any) -> None:
     """Refuses a model that holds one array row for each record; notes what else it holds."""
-    shapes = validation.seen(model).shapes
+    shapes = validation.seen(model).shapes + [
+        np.shape(value) for layer in compat.all_layers(model)
+        for one in compat.initializers(layer)
+        for value in [*captured.find(one).arrays, *getattr(one, '__dict__', {}).values()]
+        if np.ndim(value)]
     records = getattr(self.plan, 'population_size', None)
     if any(shape and shape[0] == records for shape in shapes):
       raise errors.PrivacyError(
           f'A layer holds an array with a row for each of the {records} records, so that every '
           f"gradient may depend on all of them. Received: {model.name}, with arrays {shapes} that "
           'are no weights. Give the layer public data of another length, or leave it out.')
-    large = [shape for shape in shapes if math.prod(shape) > _NAMED]
-    if large:
-      self.note(f'Layers hold arrays of shapes {large} that are no weights; they are taken as '
+    if shapes:
+      self.note(f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as '
                 'public.')
+    found = captured.find(*(layer.function for layer in compat.all_layers(model)
+                            if hasattr(layer, 'function')))  # `Lambda`s.
+    self.note_numbers(found.numbers + [float(one) for one in found.arrays if not np.ndim(one)])
+
+  def note_numbers(self, numbers: Sequence[float]) -> None:
+    """Notes numbers of which nothing can tell whether they are settings or were computed."""
+    if numbers:
+      self.note('Functions that are not of Keras hold the numbers '
+                f'{sorted(set(numbers))[:_MOST]}. If these were computed from private data, no '
+                'epsilon covers them.')
 
   @property
   def steps(self) -> int:
@@ -186,7 +199,7 @@ class Run(lines.State):
     if self.plan is not None:
       plan = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip)
       mine = dataclasses.replace(mine, plan=plan)
-    facts = [_SEED] * self.seeded + [_BEFORE] * bool(before) + [_COUNTED]
+    facts = [_BEFORE] * bool(before) + [_COUNTED]
     return card_lib.of(ledger_lib.Ledger((*before, mine)), facts=facts,
                        details=statement_lib.details(self.rule), **more)
 
@@ -196,13 +209,19 @@ class Run(lines.State):
     return self  # Of a layer that is copied: its copy has the same history.
 
   def __reduce__(self) -> Any:
-    return _unpickled, (self.serialize(),)
+    return _unpickled, (self.line(),)
+
+  def line(self) -> bytes:
+    """Returns the run as files hold it that resume."""
+    return ledger_lib.Ledger((self.entries()[-1],)).to_json().encode()
 
   def serialize(self) -> bytes:
-    """Its line, for files that hold the optimizer's state, too."""
+    """Returns the same for a checkpoint of TensorFlow, which says what it holds."""
     if not tf.executing_eagerly():
       return b''  # A SavedModel.
-    return ledger_lib.Ledger((self.entries()[-1],)).to_json().encode()
+    files.tell('A checkpoint of TensorFlow', 'TensorFlow lets others read it: set '
+               '`os.umask(0o077)` before, or write into a folder of your own alone (mode 700)')
+    return self.line()
 
   def deserialize(self, string_value: bytes) -> None:
     """Goes on with the run of a file, whose state was or will be restored."""
@@ -212,6 +231,8 @@ class Run(lines.State):
         self._foreign = self._foreign or not np.array_equal(mark_of(entry.plan), self._mark)
         self.examples_per_user = max(self.examples_per_user, entry.examples_per_user)
         self.notes.update(dict.fromkeys(entry.notes))
+        self.own_sampler = '; '.join(dict.fromkeys(filter(None, (
+            entry.own_sampler, self.own_sampler))))
         self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
 
   @functools.cached_property

@@ -7,22 +7,10 @@ Nothing here draws noise or clips by itself: `clipping` does the one, the privat
 the other, and the rule sees releases only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
-from typing import (
-  Any,
-  Callable,
-  Dict,
-  Iterator,
-  NamedTuple,
-  Optional,
-  Sequence,
-  Tuple,
-  TYPE_CHECKING,
-)
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -38,10 +26,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import diagnostics
-
-if TYPE_CHECKING:  # It imports this.
-  from tfdp_adaptive.keras import optimizer as optimizer_lib
-
+from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
 
@@ -111,13 +96,12 @@ def clip(
     model: compat.Model, loss: Any, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
-  optimizer = model.optimizer
-  engine = engines.choose(
-      optimizer.engine, model, request.asks, interface.joined(batch)[0].x)
+  speed = model.optimizer.performance
+  engine = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
   rows = None
-  if optimizer.memory_budget is not None:
+  if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)
-  return chunks.chunked(engine, optimizer.accumulation_steps, rows, model.reads_outputs())(
+  return chunks.chunked(engine, speed.accumulation_steps, rows, model.reads_outputs())(
       model, loss, batch, request)
 
 
@@ -129,13 +113,12 @@ def _rows_within(
   Eager steps would trace the engine anew, each of them several times.
   """
   optimizer = model.optimizer
-  kind = str((optimizer.memory_budget, optimizer.engine,
-              trees.map(lambda t: (t.shape, t.dtype), batch)))
+  kind = str((optimizer.performance, trees.map(lambda t: (t.shape, t.dtype), batch)))
   known = _ROWS.setdefault(model, {})
   if kind not in known:
     size = batch.mask.shape[0] or math.ceil(optimizer.batch_size)
     known[kind] = chunks.rows_within(
-        optimizer.memory_budget, engine, model, loss, batch, request, size)
+        optimizer.performance.memory_budget, engine, model, loss, batch, request, size)
   return known[kind]
 
 
@@ -201,10 +184,10 @@ def observe(
 
 @contextlib.contextmanager
 def _kept(model: compat.Model) -> Iterator[None]:
-  """Undoes whatever a `compute_metrics` of the model's own writes into weights."""
+  """Undoes whatever metrics that are not of Keras write into weights."""
   metrics = {id(v) for metric in model.metrics for v in metric.variables}
-  weights = [v for v in model.variables if id(v) not in metrics] if compat.overrides(
-      model, 'compute_metrics') else []
+  own = compat.overrides(model, 'compute_metrics') or model.has_own_metrics
+  weights = [v for v in model.variables if id(v) not in metrics] if own else []
   before = [tf.identity(v) for v in weights]
   yield
   for weight, value in zip(weights, before):

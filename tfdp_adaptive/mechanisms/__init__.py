@@ -3,13 +3,13 @@
 
 from tfdp_adaptive.mechanisms.banded import Banded as Banded
 from tfdp_adaptive.mechanisms.banded_inverse import BandedInverse as BandedInverse
+from tfdp_adaptive.mechanisms.banded_inverse import SquareRoot as SquareRoot
 from tfdp_adaptive.mechanisms.blt import BLT as BLT
 from tfdp_adaptive.mechanisms.dense_optimal import Dense as Dense
 from tfdp_adaptive.mechanisms.independent import IndependentGaussian as IndependentGaussian
 from tfdp_adaptive.mechanisms.interface import Mechanism as Mechanism
 from tfdp_adaptive.mechanisms.registry import DESIGNS as DESIGNS
 from tfdp_adaptive.mechanisms.registry import KINDS as KINDS
-from tfdp_adaptive.mechanisms.square_root import SquareRoot as SquareRoot
 from tfdp_adaptive.mechanisms.storage import from_config as from_config
 from tfdp_adaptive.mechanisms.storage import from_json as from_json
 from tfdp_adaptive.mechanisms.storage import load as load

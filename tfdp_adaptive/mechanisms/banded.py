@@ -2,7 +2,7 @@
 """Banded strategies that are not Toeplitz: unit columns to the last step."""
 
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,12 +126,6 @@ class Banded(interface.Mechanism):
 
   def memory(self) -> int:
     return self.bands - 1
-
-  def get_config(self) -> Dict[str, Any]:
-    given = self._toeplitz.get_config()['coefficients']
-    return {'bands': self.bands, 'method': self.method, 'coefficients': given,
-            'tolerance': self.tolerance,
-            **super().get_config()}
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
     """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep."""

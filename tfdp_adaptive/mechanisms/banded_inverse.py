@@ -8,7 +8,7 @@ arXiv:2505.12128; powers of 1 - x: arXiv:2605.18379).
 
 import functools
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from scipy import optimize
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import geometric_tail
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
@@ -30,8 +29,28 @@ _LOOKED_AT = 80_000  # Coefficients of C^-1 in all looks of one design of many s
 _SETTLED = 1e-20  # What is left of momentum, relative to where it begins, when it counts as none.
 
 
+class _KnownInverse(families.ToeplitzMechanism):
+  """C is a Toeplitz matrix that is given by its inverse."""
+
+  steps: int
+
+  @property
+  def inverse_coefficients(self) -> np.ndarray:
+    """[p] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
+    return self.arrays['inverse_coefficients']
+
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
+    return {'inverse_coefficients': (self.passes(),)}
+
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
+    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
+
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
+    return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
+
+
 @registry.register(registry.Design('banded-inverse', 'inverse_bands'))
-class BandedInverse(families.ToeplitzMechanism):
+class BandedInverse(_KnownInverse):
   """C^-1 with coefficients `inverse_coefficients`, zero from index `inverse_bands` on.
 
   Args:
@@ -45,7 +64,6 @@ class BandedInverse(families.ToeplitzMechanism):
     objective: 'mean', 'max' or 'last', the error to minimize.
   """
 
-  steps: int
   inverse_bands: int
   cached = True
 
@@ -55,23 +73,15 @@ class BandedInverse(families.ToeplitzMechanism):
       max_participations: int = 1, workload: workload_lib.Like = None,
       objective: str = 'mean') -> None:
     super().__init__(
-        steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective)
+        steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective,
+        min_sep=min_sep, max_participations=max_participations)
     if inverse_bands > steps:
       raise ValueError('`inverse_bands` must be at most `steps`. '
                        f'Received: inverse_bands={inverse_bands}, steps={steps}.')
     if method not in ('optimal', 'power'):
       raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
     self.method = method
-    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
-
-  @property
-  def inverse_coefficients(self) -> np.ndarray:
-    """[inverse_bands] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
-    return self.arrays['inverse_coefficients']
-
-  def shapes(self) -> Dict[str, Tuple[int, ...]]:
-    return {'inverse_coefficients': (self.inverse_bands,)}
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
     d = self._given
@@ -87,19 +97,8 @@ class BandedInverse(families.ToeplitzMechanism):
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
     return {'inverse_coefficients': np.asarray(d) * norm}
 
-  def strategy(self, n: Optional[int] = None) -> np.ndarray:
-    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
-
-  def noising(self, n: Optional[int] = None) -> np.ndarray:
-    return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
-
   def passes(self) -> int:
     return self.inverse_bands
-
-  def get_config(self) -> Dict[str, Any]:
-    return {'inverse_bands': self.inverse_bands, 'method': self.method,
-            'coefficients': self._given and list(self._given), 'min_sep': self.min_sep,
-            'max_participations': self.max_participations, **super().get_config()}
 
   def _power(self) -> np.ndarray:
     """First p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
@@ -143,6 +142,38 @@ class BandedInverse(families.ToeplitzMechanism):
       return math.inf, d
     size, pulled = _squared_sensitivity(c, self.steps, *pattern)
     return size, toeplitz.pull(d, pulled, c, c)
+
+
+@registry.register(registry.Design('square-root'))
+class SquareRoot(_KnownInverse):
+  """B = C = A^(1/2), up to a factor: least maximal error of all Toeplitz strategies.
+
+  Fichtenberger, Henzinger, Upadhyay 2022 (arXiv:2202.11205).
+
+  A stream draws t + 1 rows at step t, so it is a reference for small T rather
+  than a mechanism to train with; truncated it is
+  `BandedToeplitz(method='square_root')`.
+
+  Args:
+    steps: T.
+    workload: A `Workload` with a constant learning rate, or its config.
+  """
+
+  steps: int
+
+  def __init__(self, steps: int, *, workload: workload_lib.Like = None) -> None:
+    super().__init__(steps=steps, workload=workload, objective='max')
+    toeplitz.require_toeplitz(self.workload, 'SquareRoot')
+
+  def design(self) -> Mapping[str, npt.ArrayLike]:
+    c = toeplitz.square_root(self.workload, self.steps)
+    # A^-1 = (1 - x)(1 - beta x), times A^(1/2), is A^(-1/2).
+    inverse = np.convolve(c, [1.0, -1.0])[:self.steps]
+    inverse = np.convolve(inverse, [1.0, -self.workload.momentum])[:self.steps]
+    return {'inverse_coefficients': np.linalg.norm(c) * inverse}
+
+  def passes(self) -> int:
+    return self.steps
 
 
 def _differences(sums: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import families
-from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -50,10 +49,10 @@ class BLT(families.ToeplitzMechanism):
       decays: Optional[Sequence[float]] = None, min_sep: Optional[int] = None,
       max_participations: int = 1, workload: workload_lib.Like = None,
       objective: str = 'mean') -> None:
-    super().__init__(steps=steps, workload=workload, objective=objective)
+    super().__init__(steps=steps, workload=workload, objective=objective, min_sep=min_sep,
+                     max_participations=max_participations)
     checks.whole(0, buffers=buffers)
     self.buffers = int(buffers)
-    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self._given = _check(weights, decays, self.buffers)
     if self._given is None and self.buffers > _MOST:
       raise ValueError(f'`buffers` must be at most {_MOST} to be designed: more gain nothing (four '
@@ -122,12 +121,6 @@ class BLT(families.ToeplitzMechanism):
 
   def memory(self) -> int:
     return self.buffers
-
-  def get_config(self) -> Dict[str, Any]:
-    weights, decays = self._given or (None, None)
-    return {'buffers': self.buffers, 'weights': weights and list(weights),
-            'decays': decays and list(decays), 'min_sep': self.min_sep,
-            'max_participations': self.max_participations, **super().get_config()}
 
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     if self.workload.is_toeplitz:

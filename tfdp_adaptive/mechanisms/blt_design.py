@@ -12,13 +12,14 @@ all coefficients follow from differences of decays, which logits give without
 cancellation; gradients are complex steps, exact to rounding.
 """
 
+import functools
 import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
+from scipy import linalg
 
 from tfdp_adaptive.mechanisms import progress
-from tfdp_adaptive.mechanisms import quadrature
 from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
@@ -28,6 +29,8 @@ _STEP = 1e-100  # Of the complex derivative.
 _WORK = 12 * 10**6  # Steps times squared buffers times looks at the error under a schedule.
 _FEWEST = 10  # Looks that are worth it.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
+_EXACT = 32  # First terms of a long sum, summed one by one.
+_NODES = 16  # Per panel; panels double in length.
 
 
 def optimal(
@@ -136,7 +139,7 @@ def _squared_error(
     limit: np.ndarray, excess: np.ndarray, logs: np.ndarray, steps: int,
     workload: workload_lib.Workload, objective: str) -> np.ndarray:
   """Returns the squared error at a constant learning rate; excess and logs of phi are [..., d]."""
-  j, quadrature_weights = quadrature.nodes(0, steps)
+  j, quadrature_weights = nodes(0, steps)
   powers = np.exp(j * logs[..., None])
   if workload.momentum:
     beta = workload.momentum
@@ -192,7 +195,7 @@ def _squared_sensitivity(
     value = 1 + np.sum(before[..., None] * carried(m - 1), axis=-2)
     return np.sum(m_weights * value**2, axis=-1)
 
-  m, m_weights = quadrature.nodes(0, k - 1)
+  m, m_weights = nodes(0, k - 1)
   last, one = np.array([k - 1.0]), np.ones(1)
   result = at(last, one) + between(last, steps - (k - 1) * min_sep, one)
   if k > 1:
@@ -257,3 +260,37 @@ def _log1p(x: np.ndarray) -> np.ndarray:
   if not np.iscomplexobj(x):
     return np.log1p(x)
   return np.log1p(x.real) + 1j * x.imag / (1 + x.real)
+
+
+@functools.lru_cache(maxsize=256)
+def nodes(start: int, stop: int) -> Tuple[np.ndarray, np.ndarray]:
+  """Points and weights with `sum_{start <= j < stop} f(j)` close to `weights @ f(points)`.
+
+  Exact for short ranges, else for polynomials of degree 31 on panels [a, 2a):
+  sums of powers theta^j, 0 < theta < 1, have an error of about 1e-14.
+  """
+  points, weights = [], []
+  first = min(stop, start + _EXACT)
+  points.append(np.arange(start, first, dtype=np.float64))
+  weights.append(np.ones(first - start))
+  length = _EXACT
+  while first < stop:
+    size = min(length, stop - first)
+    x, w = _gauss(size)
+    points.append(first + x)
+    weights.append(w)
+    first, length = first + size, 2 * length
+  points, weights = np.concatenate(points), np.concatenate(weights)
+  points.setflags(write=False)
+  weights.setflags(write=False)
+  return points, weights
+
+
+def _gauss(size: int) -> Tuple[np.ndarray, np.ndarray]:
+  """Gauss rule of the sum over 0, ..., size - 1: zeros of the discrete Chebyshev polynomials."""
+  if size <= _NODES:
+    return np.arange(size, dtype=np.float64), np.ones(size)
+  k = np.arange(1, _NODES, dtype=np.float64)
+  off = np.sqrt(k**2 * (float(size)**2 - k**2) / (4 * (4 * k**2 - 1)))
+  x, v = linalg.eigh_tridiagonal(np.full(_NODES, (size - 1) / 2), off)
+  return x, size * v[0]**2

@@ -7,7 +7,7 @@ et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
 """
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 import warnings
 
 import numpy as np
@@ -19,7 +19,6 @@ from tfdp_adaptive.mechanisms import coarse
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import fixed_order_design
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -68,12 +67,12 @@ class Dense(families.MatrixMechanism):
       tolerance: Optional[float] = None, min_sep: Optional[int] = None, max_participations: int = 1,
       fixed_order: bool = False, workload: workload_lib.Like = None,
       objective: str = 'mean') -> None:
-    super().__init__(steps=steps, workload=workload, objective=objective)
+    super().__init__(steps=steps, workload=workload, objective=objective, min_sep=min_sep,
+                     max_participations=max_participations)
     matrices.check_dense(steps)
     if objective == 'last':
       raise ValueError("`objective` must be 'mean' or 'max' for Dense: for the last iterate alone "
                        "the optimum is singular. Received: objective='last'.")
-    self.min_sep, self.max_participations = patterns.participation(min_sep, max_participations)
     self.fixed_order = bool(fixed_order)
     many = self.max_participations > 1
     if many and (not fixed_order or (self.min_sep or 1) * self.max_participations < self.steps
@@ -144,12 +143,6 @@ class Dense(families.MatrixMechanism):
 
   def passes(self) -> int:
     return self.steps
-
-  def get_config(self) -> Dict[str, Any]:
-    given = self._given and [list(row) for row in self._given]
-    return {'strategy': given, 'tolerance': self.tolerance, 'min_sep': self.min_sep,
-            'max_participations': self.max_participations, 'fixed_order': self.fixed_order,
-            **super().get_config()}
 
 
 class _Found(NamedTuple):

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects that cannot be changed once they are made."""
 
+import copy
 import functools
-from typing import Any
+import inspect
+from typing import Any, Dict
 
 
 class Frozen:
-  """Attributes may be set in the constructor of an object's own class, and never again."""
+  """Attributes may be set in the constructor of an object's own class, and never again.
+
+  `_arguments` is a copy of what that constructor was given, by name, with its defaults.
+  """
+
+  _arguments: Dict[str, Any]
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     super().__init_subclass__(**kwargs)
-    initialize = cls.__init__
+    initialize, signature = cls.__init__, inspect.signature(cls.__init__)
 
     @functools.wraps(initialize)
     def initialize_and_freeze(self: Any, *args: Any, **kwargs: Any) -> None:
       initialize(self, *args, **kwargs)
       if type(self) is cls:
-        self.__dict__['_frozen'] = True
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(list(bound.arguments.items())[1:])  # Without `self`.
+        self.__dict__.update(_frozen=True, _arguments=copy.deepcopy(given))
 
     cls.__init__ = initialize_and_freeze  # type: ignore[method-assign]
 

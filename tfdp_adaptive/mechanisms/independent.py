@@ -2,12 +2,13 @@
 """Independent Gaussian noise at every step: C is the identity (DP-SGD)."""
 
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import gate
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
@@ -35,6 +36,7 @@ class IndependentGaussian(families.ToeplitzMechanism):
       self, *, workload: workload_lib.Like = None, rounding: Optional[float] = None) -> None:
     super().__init__(workload=workload)
     if rounding is not None:
+      gate.check('discrete noise')
       checks.probability(rounding=rounding)
       rounding = float(rounding)
     self.rounding = rounding
@@ -57,7 +59,3 @@ class IndependentGaussian(families.ToeplitzMechanism):
   def _sensitivity(self, min_sep: int, k: int) -> float:
     del min_sep  # Columns are disjoint at any distance.
     return math.sqrt(k)
-
-  def get_config(self) -> Dict[str, Any]:
-    config: Dict[str, Any] = {'workload': self.workload.get_config()}
-    return config if self.rounding is None else {**config, 'rounding': self.rounding}

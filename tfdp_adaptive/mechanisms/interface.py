@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import gate
 from tfdp_adaptive.mechanisms import frozen
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import patterns
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -63,14 +63,20 @@ class Mechanism(frozen.Frozen, abc.ABC):
   _unrounded: Any = None  # The mechanism that a rounded one was made of.
 
   def __init__(
-      self, *, workload: workload_lib.Like = None, objective: str = 'mean', **counts: int) -> None:
-    """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them."""
+      self, *, workload: workload_lib.Like = None, objective: str = 'mean',
+      min_sep: Optional[int] = None, max_participations: int = 1, **counts: int) -> None:
+    """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them.
+
+    `min_sep` and `max_participations` are what a design is for, where it is for a pattern.
+    """
     checks.whole(**counts)
     for name, value in counts.items():
       setattr(self, name, int(value))
     workload_lib.check_objective(objective)
     self.workload = workload_lib.get(workload)
     self.objective = objective
+    self.min_sep, self.max_participations = sensitivity_lib.participation(
+        min_sep, max_participations)
     if self.steps is not None:
       self.workload.check(self.steps)
 
@@ -104,10 +110,11 @@ class Mechanism(frozen.Frozen, abc.ABC):
   def _sensitivity(self, min_sep: int, k: int) -> float:
     ...
 
-  def get_config(self) -> dict:
-    """JSON-serializable constructor arguments."""
-    return {'steps': self.steps, 'objective': self.objective,
-            'workload': self.workload.get_config()}
+  def get_config(self) -> Dict[str, Any]:
+    """JSON-serializable constructor arguments, as they were understood."""
+    understood = {**self._arguments, **{
+        name: value for name, value in vars(self).items() if name in self._arguments}}
+    return {name: _plain(value) for name, value in understood.items()}
 
   # --- Numbers.
 
@@ -190,7 +197,8 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def _variant(self: _AnyMechanism, **fields: Any) -> _AnyMechanism:
     """Constructed again, so that nothing computed from other numbers is carried over."""
-    other = type(self)(**self.get_config())
+    with gate.loading():
+      other = type(self)(**self.get_config())
     other.__dict__.update(fields)
     return other
 
@@ -210,7 +218,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       fixed_order: Whether all distances are multiples of `min_sep`, as if every
         epoch of `min_sep` steps has the same order. Never more than without.
     """
-    min_sep, k = patterns.participation(min_sep, max_participations)
+    min_sep, k = sensitivity_lib.participation(min_sep, max_participations)
     min_sep = min_sep or 1
     if self.steps is not None:
       k = sensitivity_lib.most_participations(self.steps, min_sep, k)
@@ -307,6 +315,15 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def _description(self) -> str:
     return json.dumps([self.get_config(), self.dtype], sort_keys=True)
+
+
+def _plain(argument: Any) -> Any:
+  """An argument of a constructor as JSON has it."""
+  if isinstance(argument, workload_lib.Workload):
+    return argument.get_config()
+  if isinstance(argument, (list, tuple, np.ndarray)):
+    return np.asarray(argument, np.float64).tolist()
+  return argument
 
 
 def _constant(value: Any, dtype: str) -> np.ndarray:

@@ -8,13 +8,28 @@ where C^T C >= 0 or k = 2. Each function returns that maximum's root, or an uppe
 bound of it, and says which; none of them guesses.
 """
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
+
+from tfdp_adaptive import checks
 
 GRAM_LIMIT = 1024  # Largest matrix that is written out where there is another bound.
 FIXED_ORDER_LIMIT = 4096  # Largest matrix that is written out for the sake of a fixed order.
 PATTERN_LIMIT = 1 << 20  # Partial patterns that are looked at one by one.
+
+
+def participation(min_sep: Optional[int], max_participations: int) -> Tuple[Optional[int], int]:
+  """(min_sep, max_participations) as integers; raises unless they are a pattern."""
+  checks.whole(max_participations=max_participations)
+  if max_participations > 1 and min_sep is None:
+    raise ValueError(
+        '`min_sep` must be given when a record may take part more than once '
+        f'(1 for reshuffled epochs). Received: max_participations={max_participations}, '
+        'min_sep=None.')
+  if min_sep is not None:
+    checks.whole(min_sep=min_sep)
+  return min_sep and int(min_sep), int(max_participations)
 
 
 def most_participations(steps: int, min_sep: int, max_participations: int) -> int:

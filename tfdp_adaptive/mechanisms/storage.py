@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 from typing import Any, Dict, Mapping, Optional, Union
 import warnings
 
@@ -20,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import errors
+from tfdp_adaptive import gate
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.mechanisms import registry
 
 FORMAT = 'tfdp_adaptive.mechanism'
@@ -88,7 +89,8 @@ def from_config(content: dict) -> Any:
     arrays = {name: _decode(value) for name, value in content.get('arrays', {}).items()}
     if kind not in registry.KINDS:
       raise ValueError(f'`kind` must be one of {tuple(registry.KINDS)}. Received: {kind!r}.')
-    mechanism = registry.KINDS[kind](**config)
+    with gate.loading():
+      mechanism = registry.KINDS[kind](**config)
     if 'arrays' in content:
       if checksum(arrays) != content['checksum']:
         raise ValueError('The numbers of the mechanism must match their checksum. Received: a '
@@ -134,13 +136,10 @@ def cache_folder() -> Optional[pathlib.Path]:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-  """All or nothing; a cache that cannot be written is no reason to fail."""
+  """A cache that cannot be written is no reason to fail."""
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=str(path.parent))
-    with os.fdopen(handle, 'w', encoding='utf-8') as file:
-      file.write(text)
-    os.replace(name, str(path))
+    runfolder.replace(path, text.encode(), 0o666)
   except OSError as error:
     warnings.warn(f'The design cannot be kept in {path.parent} ({error}).', errors.Caution,
                   stacklevel=3)

@@ -97,10 +97,6 @@ class BandedToeplitz(families.ToeplitzMechanism):
       return super()._squared_error(objective, n)
     return squared_error(self.coefficients, n, self.workload, objective)[0]
 
-  def get_config(self) -> Dict[str, Any]:
-    return {'bands': self.bands, 'method': self.method,
-            'coefficients': self._given and list(self._given), **super().get_config()}
-
 
 def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
   """[n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""

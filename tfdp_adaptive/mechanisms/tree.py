@@ -8,7 +8,7 @@ exist: a record is in at most floor(log2 T) + 1 of them.
 
 import functools
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -148,10 +148,6 @@ class Tree(interface.Mechanism):
 
   def passes(self) -> int:
     return self.block if self.variant == 'full' else 2
-
-  def get_config(self) -> Dict[str, Any]:
-    return {'steps': self.steps, 'variant': self.variant, 'restart_every': self.restart_every,
-            'workload': self.workload.get_config()}
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
     if k == 1:

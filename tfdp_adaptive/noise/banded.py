@@ -3,8 +3,8 @@
 
     x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0
 
-History: b-1 slots, newest first, each a row of its own. They move on by
-reference and are read in one pass, so outside XLA a step moves no other bytes.
+The history has b-1 slots, newest first, with one row each. Slots move by reference and are read in
+one pass, so outside XLA a step copies no rows.
 """
 
 from typing import Any, Callable, Sequence, Tuple
@@ -32,7 +32,7 @@ def banded_toeplitz(
 @streams.stream.register(banded.Banded)
 def column_normalized(
     mechanism: banded.Banded, key_source: keys.Source = keys.from_system) -> streams.Noise:
-  """Row t of C is `rows[0]` up to the last m rows, where columns are cut short."""
+  """Returns the noise of a C whose row t is `rows[0]`, except for the last m rows."""
   rows = streams.as_run(mechanism).rows
   head = mechanism.steps - len(rows)
   return _recursion(mechanism, key_source, rows,

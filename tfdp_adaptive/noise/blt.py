@@ -17,7 +17,7 @@ from tfdp_adaptive.noise import streams
 
 @streams.stream.register(blt.BLT)
 def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> streams.Noise:
-  """History: one row per buffer, s_i."""
+  """Returns the noise of a BLT; its history has one row s_i per buffer."""
   run = streams.as_run(mechanism)
   output_scale = float(run.output_scale)
   weights = [float(w) for w in run.weights]

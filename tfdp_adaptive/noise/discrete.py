@@ -2,20 +2,19 @@
 """Exact discrete Gaussian noise on a public grid, from the operating system's generator.
 
 Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
-(arXiv 2004.00010), algorithms 1 to 3 on arrays. Every coin is an integer below
-an integer, made of bytes of the system's generator by rejection: there is no
-floating point in a draw, and no key that could give it away.
+(arXiv 2004.00010), algorithms 1 to 3 on arrays. Every coin is an integer below a bound. It is made
+of bytes of the system's generator by rejection. A draw uses no floating point and no key.
 
-What is released is g (round(v / g) + N), with an integer standard deviation S of
-N, and so a grid g = std / S. Rounding moves the difference of neighbours by at most
-g in each of the D coordinates of a step's releases. With
+The release is g (round(v / g) + N). N has an integer standard deviation S, so the grid is g = std /
+S. Rounding changes the difference of neighbors by at most g in each of the D coordinates of a
+step's releases. With
 
     S >= noise_multiplier sqrt(D) / rounding
 
-that is at most `rounding` times what one record is accounted for: 1 + rounding in all.
+this is at most `rounding` times the sensitivity of one record, so the total is 1 + rounding.
 
-A standard normal takes some 25 coins of 4 or 8 bytes: about two seconds of one core
-for a million parameters and step. It runs in Python, outside of XLA and on one replica.
+A standard normal takes about 25 coins of 4 or 8 bytes. A step with a million parameters takes about
+two seconds of one core. The code runs in Python, outside of XLA and on one replica.
 """
 
 import math
@@ -39,7 +38,7 @@ Bytes = Callable[[int], bytes]
 
 
 def below(bound: int, count: int, source: Bytes = os.urandom) -> np.ndarray:
-  """[count] integers, uniform in [0, bound), uint64; `bound` is at most 2**63."""
+  """Returns [count] uint64 integers, uniform in [0, bound); `bound` is at most 2**63."""
   bits = max(bound - 1, 1).bit_length()
   kind = next(k for k in (np.uint8, np.uint16, np.uint32, np.uint64)
               if 8 * np.dtype(k).itemsize >= bits)
@@ -54,7 +53,7 @@ def below(bound: int, count: int, source: Bytes = os.urandom) -> np.ndarray:
 
 
 def exp_minus(numerators: np.ndarray, denominator: int, source: Bytes = os.urandom) -> np.ndarray:
-  """[n] coins that are True with probability exp(-numerator / denominator), for quotients <= 1."""
+  """Returns [n] coins, True with probability exp(-numerator / denominator), for quotients <= 1."""
   result = np.zeros(len(numerators), bool)
   alive, k = np.arange(len(numerators)), 1
   while len(alive):
@@ -67,7 +66,7 @@ def exp_minus(numerators: np.ndarray, denominator: int, source: Bytes = os.urand
 
 
 def _powers(count: int, source: Bytes) -> np.ndarray:
-  """[count] how many coins of probability 1/e fall True in a row."""
+  """Returns [count] lengths of runs of True coins, each of probability 1/e."""
   result = np.zeros(count, np.uint64)
   alive = np.arange(count)
   while len(alive):
@@ -77,7 +76,7 @@ def _powers(count: int, source: Bytes) -> np.ndarray:
 
 
 def _candidates(sigma: int, count: int, source: Bytes) -> np.ndarray:
-  """Some accepted draws: discrete Laplace of scale sigma, each kept with the right probability."""
+  """Returns accepted draws of a discrete Laplace of scale sigma, by rejection."""
   u = below(sigma, count, source)
   u = u[exp_minus(u, sigma, source)]
   size = (u + np.uint64(sigma) * _powers(len(u), source)).astype(np.int64)
@@ -92,7 +91,7 @@ def _candidates(sigma: int, count: int, source: Bytes) -> np.ndarray:
 
 
 def discrete_gaussian(sigma: int, size: int, source: Bytes = os.urandom) -> np.ndarray:
-  """[size] int64 with probabilities proportional to exp(-n^2 / (2 sigma^2)), exactly."""
+  """Returns [size] int64 with probabilities exactly proportional to exp(-n^2 / (2 sigma^2))."""
   found: List[np.ndarray] = []
   missing = size
   while missing > 0:
@@ -103,7 +102,7 @@ def discrete_gaussian(sigma: int, size: int, source: Bytes = os.urandom) -> np.n
 
 
 def integer_stddev(noise_multiplier: float, rounding: float, size: int) -> int:
-  """S for `size` numbers that are released together; see the module."""
+  """Returns S for `size` numbers that are released together; see the module."""
   stddev = math.ceil(noise_multiplier * math.sqrt(size) / rounding * _MARGIN)
   if not 1 <= stddev <= LARGEST:
     raise ValueError(
@@ -154,7 +153,7 @@ def stream(mechanism: independent.IndependentGaussian, noise_multiplier: float) 
 
 
 def add(value: tf.Tensor, row: tf.Tensor, std: tf.Tensor, stddev: int) -> tf.Tensor:
-  """`value`, rounded to the grid std / stddev, plus as many steps of it as `row` says."""
+  """Returns `value` rounded to the grid std / stddev, plus `row` steps of the grid."""
   grid = tf.cast(std, tf.float64) / stddev
   steps = tf.round(tf.math.divide_no_nan(tf.cast(value, tf.float64), grid))
   steps = tf.clip_by_value(steps, -_LARGEST_SUM, _LARGEST_SUM)
@@ -163,5 +162,5 @@ def add(value: tf.Tensor, row: tf.Tensor, std: tf.Tensor, stddev: int) -> tf.Ten
 
 
 def count(specs: trees.Tree) -> int:
-  """How many numbers a tree of specs holds."""
+  """Returns the number of elements of a tree of specs."""
   return sum(spec.shape.num_elements() for spec in tf.nest.flatten(specs))

@@ -9,13 +9,13 @@ turns the noise tau_t (C^-1 Z)_t of release t into `u_t Z` with a row of scalars
 
     u_t = -sum_{i>=1} a_i u_{t-i} + sum_{i>=0} b_i tau_{t-i} C^-1[t-i, :]
 
-so its variance is ||u_t||^2, whatever C^-1 is and however tau varies. Filtering
-the variances instead would count correlated noise as independent: for the square
-root mechanism it is more than three times too large.
+so its variance is ||u_t||^2 for any C^-1 and any tau. If you filter the variances instead,
+correlated noise is treated as independent. For the square root mechanism the result is more than
+three times too large.
 
-The state is what the recursion still needs: the last rows u and tau C^-1. A
-mechanism costs O(steps) scalars a step. Independent noise costs none of them: new
-rows are orthogonal to all before, so the Gram matrix of the state is enough.
+The state holds what the recursion still needs: the last rows u and tau C^-1. A mechanism costs
+O(steps) scalars per step. Independent noise needs no rows. Its new rows are orthogonal to all
+earlier ones, so the Gram matrix of the state is enough.
 """
 
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
@@ -28,7 +28,7 @@ from tfdp_adaptive.noise import streams
 
 
 class State(NamedTuple):
-  """Public: it depends on the mechanism and on variances only."""
+  """State of the filter. It is public: it depends on the mechanism and on variances only."""
 
   row: tf.Tensor  # [] int64, releases so far.
   past: tf.Tensor  # [taps, steps] rows, newest first: of u, then of tau C^-1; or [taps, taps] Gram.
@@ -39,9 +39,9 @@ class FilteredVariance(NamedTuple):
 
   Attributes:
     init: `() -> State` before the first release.
-    next: `(state, variance) -> (filtered, state)`. `variance` is that of an element of
-      release t, the `variance` that a rule finds in its `Release`: tau_t^2 times the
-      row's r_t. `filtered` is the variance of an element of m_t. Both are [] float32.
+    next: `(state, variance) -> (filtered, state)`. `variance` is the variance of
+      an element of release t, as in `Release.variance`: tau_t^2 times the row's r_t.
+      `filtered` is the variance of an element of m_t. Both are [] float32.
   """
 
   init: Callable[[], State]
@@ -50,16 +50,15 @@ class FilteredVariance(NamedTuple):
 
 def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
                       a: Sequence[float] = ()) -> FilteredVariance:
-  """The variance of `m_t`, online, in a `tf.function` or out of it.
+  """Returns functions that compute the variance of `m_t` step by step.
 
-  For a rule that feeds the filtered release to another rule, say divided by the gain
-  c_t (the same recursion driven by ones): its variance is then `filtered / c_t**2`.
-  The filter acts on one scalar tau per release; with a scale for every coordinate,
-  filter in the scaled space, where noise has one variance.
+  Use it in a rule that passes the filtered release to another rule. If the release is divided by
+  the gain c_t (the same recursion driven by ones), the variance is `filtered / c_t**2`. The filter
+  acts on one scalar tau per release. If every coordinate has its own scale, filter in the scaled
+  space, where all noise has one variance.
 
-  Call `next` once per release, in order, from the mechanism's first row on. As the
-  stream's, rows after `mechanism.steps` are not those of the mechanism: the last row
-  is used again.
+  Call `next` once per release, in order, starting with the mechanism's first row. After
+  `mechanism.steps` rows the last row is used again, as in the stream.
 
   Args:
     mechanism: Whose noise the releases carry.
@@ -77,7 +76,7 @@ def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
 
 
 def _weights(b: np.ndarray, a: np.ndarray) -> np.ndarray:
-  """[len(a) + len(b)] of the past rows and the new one: u = weights @ (past u, new, past input)."""
+  """Returns [len(a) + len(b)] weights: u = weights @ (past u, new row, past inputs)."""
   return np.concatenate([-a, b])
 
 
@@ -105,7 +104,7 @@ def _correlated(run: mechanisms.Mechanism, b: np.ndarray, a: np.ndarray) -> Filt
 
 
 def _rows(run: mechanisms.Mechanism) -> Callable[[tf.Tensor], tf.Tensor]:
-  """`t -> [width]` row t of C^-1, float32: a slice of Toeplitz coefficients, or of the matrix."""
+  """Returns `t -> [width]`, row t of C^-1 in float32."""
   noising = run.noising(run.steps)
   if noising.ndim == 2:
     matrix = tf.constant(noising, tf.float32)

@@ -9,12 +9,12 @@ WORTH_COMPILING = 2**16  # Elements of all arguments; compiling takes some tenth
 
 
 def one_pass(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  """An element-wise `function` of tensors that reads and writes each of them once.
+  """Returns an element-wise `function` of tensors that reads and writes each tensor once.
 
-  TensorFlow would go through memory for every product. Compiled by XLA, also
-  within graphs that are not; but not where there is a GPU, whose compiler is
-  often not installed and whose memory is faster than this matters. (A product
-  of matrices would also be one pass, but GPUs round its factors to TF32.)
+  Without it, TensorFlow reads and writes memory for every product. The function is compiled by XLA,
+  also within graphs that are not compiled. On a GPU it is not compiled, because the compiler is
+  often missing there and memory is fast. (A product of matrices would also be one pass, but GPUs
+  round its factors to TF32.)
   """
   compiled = tf.function(function, jit_compile=True, autograph=False)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard normal rows from a key: one flat vector per dtype, split into the tree's leaves.
 
-Own Box-Muller on full-range integers, because TensorFlow's `stateless_normal`
-gives other numbers under XLA than outside it, clamps its uniforms at 1e-7 (no
-noise beyond 5.68 standard deviations, float64 included) and is slower on CPU.
-Here the integers are the same everywhere, the numbers agree to rounding, and
-the tails end where the integers do: at 6.76 (float32) and 9.49 (float64).
-Sines are a series, of an angle reduced while it still is an integer: XLA would
-call the C library for each, and round the angle before reducing it.
+This is a Box-Muller transform of full-range integers. TensorFlow's `stateless_normal` draws other
+numbers under XLA than outside it. It clamps its uniforms at 1e-7, so it has no noise beyond 5.68
+standard deviations, also in float64. It is slower on CPU. Here the integers are the same everywhere
+and the numbers agree up to rounding. The tails end at 6.76 (float32) and 9.49 (float64) standard
+deviations. Sines are computed by a series. The angle is reduced as an integer, because XLA would
+round it first.
 """
 
 import math
@@ -29,10 +28,10 @@ _LONG = fusion.WORTH_COMPILING
 
 
 def flat_specs(specs: trees.Tree) -> Specs:
-  """One [n] spec per dtype in `specs`; n counts the elements, rounded up to even.
+  """Returns one [n] spec per dtype in `specs`; n is the number of elements, rounded up to even.
 
-  Long vectors are rounded up further: XLA shares a loop among its threads, and only
-  where all parts are equal does it use the processor's vector instructions.
+  Long vectors are rounded up further. XLA divides a loop among threads, and uses vector
+  instructions only if all parts are equal.
   """
   sizes: Dict[tf.DType, int] = {}
   for spec in tf.nest.flatten(specs):
@@ -47,7 +46,7 @@ def flat_specs(specs: trees.Tree) -> Specs:
 
 
 def unflatten(vectors: Vectors, specs: trees.Tree) -> trees.Tree:
-  """The tree like `specs` that holds the elements of vectors like `flat_specs(specs)`."""
+  """Returns a tree like `specs` with the elements of vectors like `flat_specs(specs)`."""
   leaves = tf.nest.flatten(specs)
   parts = {}
   for vector in vectors:
@@ -59,7 +58,7 @@ def unflatten(vectors: Vectors, specs: trees.Tree) -> trees.Tree:
 
 
 def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
-  """Standard normal vectors like `flat`; uses up the key."""
+  """Returns standard normal vectors like `flat`; uses up the key."""
   if len(flat) == 1:
     return (_normal(key, flat[0]),)
   vector_keys = keys.children(key, len(flat))
@@ -75,10 +74,10 @@ def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def box_muller(bits: tf.Tensor) -> tf.Tensor:
-  """[2, n] standard normals from [2, n] uniform unsigned integers (one row: radius, one: angle).
+  """Returns [2, n] standard normals of [2, n] uniform unsigned integers (rows: radius, angle).
 
-  `u = (bits + 1/2) 2^-width` keeps full relative precision towards zero, where
-  the tail is, and its factor is rounded down so that it stays below one.
+  `u = (bits + 1/2) 2^-width` has full relative precision near zero, which gives the tail. Its
+  factor is rounded down, so `u` stays below one.
   """
   dtype = tf.float32 if bits.dtype == tf.uint32 else tf.float64
   width, digits = _BITS[dtype][2:4]
@@ -88,7 +87,7 @@ def box_muller(bits: tf.Tensor) -> tf.Tensor:
 
 
 def sine(turn: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """sin(2 pi turn 2^-width), like `turn`, unsigned integers, but of `dtype`; error below 2 eps."""
+  """Returns sin(2 pi turn 2^-width) in `dtype`, for unsigned integers; error below 2 eps."""
   _, signed, width, _, terms = _BITS[dtype]
   half = tf.constant(2**(width - 1), turn.dtype)
   far = tf.bitwise.right_shift(turn + half // 2, width - 1)  # 1: over a quarter turn from zero.

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """128-bit keys from the operating system, and chains of them.
 
-A key is used once, for children or for numbers: every draw uses up a row key and
-returns the next key of the chain, so no two draws share noise whatever happens
-to step counters. Ours because TensorFlow's `NonDeterministicInts` is seeded with
-32 bits per process, and tensorflow_privacy seeds from the wall clock; neither is
-enough for a privacy default.
+A key is used once, for children or for numbers. Every draw uses up a row key and returns the next
+key of the chain, so no two draws share noise, whatever the step counters are. TensorFlow's
+`NonDeterministicInts` has a seed of 32 bits per process, and tensorflow_privacy takes its seed from
+the clock. Neither is enough for private noise.
 """
 
 import numbers
@@ -22,11 +21,11 @@ _KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every re
 
 @tf.autograph.experimental.do_not_convert
 def from_system() -> tf.Tensor:
-  """[2] int64 SECRET key, fresh at every execution, in eager mode and in graphs.
+  """Returns a fresh [2] int64 SECRET key at every execution, in eager mode and in graphs.
 
-  In a graph (a TFF `initialize`, say) the key must be drawn when the graph runs,
-  where there may be no Python: it is hashed from kernel-generated UUIDs. A key
-  drawn while tracing would be a constant shared by all runs.
+  In a graph, such as a TFF `initialize`, the key must be drawn when the graph runs, and there may
+  be no Python then. It is hashed from UUIDs that the kernel generates. A key drawn while tracing
+  would be a constant that all runs share.
   """
   if tf.executing_eagerly():
     return tf.constant(np.frombuffer(os.urandom(16), np.int64))
@@ -42,19 +41,19 @@ def from_system() -> tf.Tensor:
 
 
 def from_seed(seed: int) -> tf.Tensor:
-  """[2] int64 key for tests; noise from it protects nobody."""
+  """Returns a [2] int64 key for tests; noise from it protects nobody."""
   if not isinstance(seed, numbers.Integral) or not -2**63 <= seed < 2**63:
     raise ValueError(f'`seed` must be an integer of 64 bits, or None. Received: seed={seed!r}.')
   return tf.constant([int(seed), 0x7e57], tf.int64)
 
 
 def children(key: tf.Tensor, count: int) -> tf.Tensor:
-  """[count, 2] keys; full-range integers, equal inside and outside XLA."""
+  """Returns [count, 2] keys of full-range integers, equal inside and outside XLA."""
   return tf.random.stateless_uniform(
       [count, 2], key, minval=None, maxval=None, dtype=tf.int64, alg='philox')
 
 
 def split(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """`(key of this row, key of the rest of the chain)`."""
+  """Returns `(key of this row, key of the rest of the chain)`."""
   pair = children(key, 2)
   return pair[0], pair[1]

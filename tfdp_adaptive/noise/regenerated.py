@@ -3,9 +3,9 @@
 
     x_t = sum_k C^-1[t, t-k] z_{t-k}
 
-Memory is 16 bytes per row that may be needed again; a step costs one pass per
-non-zero of its row: p for a banded inverse, t+1 for the square root and dense
-mechanisms, which are therefore for short runs.
+Memory is 16 bytes per row that may be needed again. A step costs one pass per non-zero of its row.
+A banded inverse has p of them. The square root and dense mechanisms have t+1, so use them for short
+runs.
 """
 
 from typing import Any, Callable, Tuple, Union
@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
-from tfdp_adaptive.mechanisms import square_root
 from tfdp_adaptive.mechanisms import tree
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
@@ -23,9 +22,9 @@ from tfdp_adaptive.noise import streams
 
 
 @streams.stream.register(banded_inverse.BandedInverse)
-@streams.stream.register(square_root.SquareRoot)
+@streams.stream.register(banded_inverse.SquareRoot)
 def toeplitz_inverse(
-    mechanism: Union[banded_inverse.BandedInverse, square_root.SquareRoot],
+    mechanism: Union[banded_inverse.BandedInverse, banded_inverse.SquareRoot],
     key_source: keys.Source = keys.from_system) -> streams.Noise:
   d = streams.as_run(mechanism).inverse_coefficients
   return _regenerated(mechanism, key_source, len(d) - 1,
@@ -37,7 +36,7 @@ def toeplitz_inverse(
 def dense_inverse(
     mechanism: Union[dense_optimal.Dense, tree.Tree],
     key_source: keys.Source = keys.from_system) -> streams.Noise:
-  """Every `len(inverse_rows)` steps begins another run of the mechanism."""
+  """Returns the noise of a dense C^-1; the mechanism restarts every `len(inverse_rows)` steps."""
   rows = streams.as_run(mechanism).inverse_rows
   length = len(rows)
 
@@ -51,7 +50,7 @@ def dense_inverse(
 def _regenerated(
     mechanism: mechanisms.Mechanism, key_source: keys.Source, lags: int,
     past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> streams.Noise:
-  """Noise that draws past rows again from their keys.
+  """Returns noise that draws past rows again from their keys.
 
   Args:
     lags: Number of past keys to keep.

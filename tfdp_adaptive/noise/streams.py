@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Online noise: unit rows (C^-1 Z)_t of a mechanism, one per step.
 
-A stream is a set of pure functions, so the same one runs in optimizer variables,
-in a DPQuery's global state and inside TensorFlow Federated. A row is computed on
-flat vectors, one per dtype, and split into the leaves of the tree at the end:
-the work per step does not depend on the number of leaves.
+A stream is a set of pure functions, so the same one runs in optimizer variables, in a DPQuery's
+global state and inside TensorFlow Federated. A row is computed on flat vectors, one per dtype, and
+split into the leaves of the tree at the end. The work per step does not depend on the number of
+leaves.
 
-Every row is drawn from a fresh key, and what a mechanism needs of past rows
-(outputs, buffers, or the keys to draw them again) is in `history`. So a state
-that is restored and given a fresh `key` continues the mechanism, with noise
-that was never used before.
+Every row is drawn from a fresh key. `history` holds what a mechanism needs of past rows: outputs,
+buffers, or the keys to draw them again. A restored state with a fresh `key` therefore continues the
+mechanism with noise that was never used before.
 """
 
 import functools
@@ -28,7 +27,7 @@ _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 
 
 class State(NamedTuple):
-  """SECRET: whoever has it can subtract the noise."""
+  """State of a stream. It is SECRET: with it, anyone can subtract the noise."""
 
   key: tf.Tensor  # [2] int64, of the next row; replaced at every draw.
   row: tf.Tensor  # [] int64, rows drawn so far.
@@ -36,7 +35,7 @@ class State(NamedTuple):
 
 
 class Noise(NamedTuple):
-  """A mechanism that draws row after row.
+  """Pure functions that draw the noise of a mechanism row by row.
 
   Attributes:
     init: `specs -> State`.
@@ -53,10 +52,10 @@ class Noise(NamedTuple):
 
 @functools.singledispatch
 def stream(mechanism: mechanisms.Mechanism, key_source: keys.Source = keys.from_system) -> Noise:
-  """The `Noise` of a mechanism.
+  """Returns the `Noise` of a mechanism.
 
-  Past `mechanism.steps` the rows are still fresh noise, but not noise that was
-  accounted for: callers ask `within` first.
+  After `mechanism.steps` the rows are still fresh noise, but the accounting does not cover them.
+  Callers ask `within` first.
 
   Args:
     mechanism: A `tfdp.mechanisms.Mechanism`.
@@ -70,14 +69,14 @@ def stream(mechanism: mechanisms.Mechanism, key_source: keys.Source = keys.from_
 def independent_gaussian(
     mechanism: independent.IndependentGaussian,
     key_source: keys.Source = keys.from_system) -> Noise:
-  """Z itself: no history, r_t = 1."""
+  """Returns Z itself, without history; r_t = 1."""
   for_graphs(mechanism)
   return build(mechanism, key_source, lambda flat: (),
                lambda key, row, history, flat: (gaussian.vectors(key, flat), history))
 
 
 def for_graphs(mechanism: mechanisms.Mechanism) -> None:
-  """Refuses what cannot run where there is no Python, hence no generator of the system's."""
+  """Refuses a mechanism that needs Python, and so the system's generator, in every step."""
   if not isinstance(mechanism, mechanisms.Mechanism):
     raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
                      f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
@@ -88,10 +87,9 @@ def for_graphs(mechanism: mechanisms.Mechanism) -> None:
 
 
 def require_streams(kinds: Iterable[type]) -> None:
-  """Raises unless every mechanism of `kinds` has a stream of its own, when the library is imported.
+  """Raises unless every mechanism of `kinds` has a stream of its own; called at import.
 
-  Without, a run would fail at its first step; and a stream that a kind inherits
-  may not be that of its C.
+  Otherwise a run would fail at its first step. An inherited stream may not be the one of its C.
   """
   missing = sorted(kind.__name__ for kind in kinds if kind not in stream.registry)
   if missing:
@@ -104,7 +102,7 @@ def build(
     mechanism: mechanisms.Mechanism, key_source: keys.Source,
     empty: Callable[[gaussian.Specs], Any],
     advance: Callable[..., Tuple[gaussian.Vectors, Any]]) -> Noise:
-  """A `Noise` from what is particular to a mechanism.
+  """Returns a `Noise` made of the parts that differ between mechanisms.
 
   Args:
     mechanism: For the variances of its rows.
@@ -130,20 +128,20 @@ def build(
 
 
 def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
-  """The mechanism with the float32 coefficients that a stream really uses, whatever its tensors."""
+  """Returns the mechanism with the float32 coefficients that its stream uses."""
   return mechanism.rounded('float32') if mechanism.dtype == 'float64' else mechanism
 
 
 def zeros(flat: gaussian.Specs) -> gaussian.Vectors:
-  """A slot of history: one zero vector per dtype."""
+  """Returns an empty slot of history: one zero vector per dtype."""
   return tuple(tf.zeros(spec.shape, spec.dtype) for spec in flat)
 
 
 def within(row: Any, steps: Optional[int]) -> tf.Tensor:
-  """[] bool: whether the next row is one of the `steps` accounted for (None: any number).
+  """Returns a [] bool: whether the accounting covers the next row (`steps=None`: always).
 
-  Raises where it is not, but assertions vanish under XLA: callers must also
-  withhold the data where the answer is False, so that pure noise comes out.
+  It raises if the row is not covered, but XLA removes assertions. Callers must therefore also
+  withhold the data if the result is False, so that only noise is released.
   """
   if steps is None:
     return tf.constant(True)

@@ -5,9 +5,9 @@ A finished node of level l covers 2^l steps and has the estimate
 
     e = w_l s n + (1 - w_l) (e_left + e_right)
 
-The noise of a prefix sum adds the estimates of its maximal finished nodes, and
-x_t is what it gains at step t: the estimate of the largest node that ends there
-minus those of the smaller nodes it replaces.
+The noise of a prefix sum is the sum of the estimates of its maximal finished nodes. x_t is its
+increase at step t: the estimate of the largest node that ends there, minus the estimates of the
+nodes it replaces.
 """
 
 from typing import Any, Tuple
@@ -23,7 +23,7 @@ from tfdp_adaptive.noise import streams
 
 @streams.stream.register(tree.Tree)
 def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> streams.Noise:
-  """History: the last finished left node of every level but the root's."""
+  """Returns tree noise; its history holds the last finished left node of each lower level."""
   run = streams.as_run(mechanism)
   if mechanism.variant == 'full':
     return regenerated.dense_inverse(mechanism, key_source)
@@ -65,5 +65,5 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
 
 
 def _select(condition: tf.Tensor, new: Any, old: Any) -> Any:
-  """Either of two slots, by reference."""
+  """Returns one of two slots, by reference."""
   return tf.cond(condition, lambda: new, lambda: old)

@@ -10,13 +10,15 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import mechanism_sum
 from tfdp_adaptive.queries import sums
+from tfdp_adaptive.rules import following_clip
 
 
 class _Pair(NamedTuple):
-  """Of the sum of records, and of the count of those within the estimate."""
+  """A value for the sum of records, and one for the count of records within the estimate."""
 
   total: Any
   count: Any
@@ -25,17 +27,16 @@ class _Pair(NamedTuple):
 class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
   """`MechanismSumQuery` with a quantile-adaptive clip norm (Andrew et al., arXiv:1905.03871).
 
-  A record adds itself, clipped, and +1/2 or -1/2 as its norm is or is not within
-  the estimate of the quantile. Both are noised by the same mechanism and are one
-  joint release of noise multiplier sigma: with the count's stddev s (in records,
-  sensitivity 1/2) the sum gets `(sigma^-2 - (2 s)^-2)^(-1/2)`. Under replace both
-  sensitivities and both noises double. Under zero_out a null record adds nothing
-  to either.
+  Each record adds its clipped value to the sum. It adds +1/2 to the count if its norm is within the
+  estimate of the quantile, and -1/2 otherwise. The same mechanism adds noise to both, and they are
+  one joint release of noise multiplier sigma. If the count has the standard deviation s (in
+  records, with sensitivity 1/2), the sum gets `(sigma^-2 - (2 s)^-2)^(-1/2)`. Under replace both
+  sensitivities and both noises double. Under zero_out a null record adds nothing to either.
 
-  As in tensorflow_privacy, the estimate moves at every step and becomes the clip
-  norm when the query is restarted (`RestartQuery`); `every_step` makes it the
-  clip norm at once. Both are private: past results alone decide, and every row
-  of noise is in the units of its own clip norm.
+  As in tensorflow_privacy, the estimate moves at every step and becomes the clip norm when the
+  query is restarted (`RestartQuery`). With `every_step` it becomes the clip norm at once. Both are
+  private, since past results alone determine the clip norm, and every row of noise is in units of
+  its own clip norm.
 
   Args:
     record_specs: Tree of `tf.TensorSpec` like a record.
@@ -43,7 +44,7 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
     initial_l2_norm_clip: The first estimate and clip norm.
     noise_multiplier: Of both releases together: what is to be accounted for.
     expected_num_records: Records per step, the divisor of the count; public.
-    target_unclipped_quantile: The fraction of records that should be within.
+    target_unclipped_quantile: The fraction of records whose norms should be within the estimate.
     learning_rate: Of the estimate; it moves by at most this, or exp(this).
     clipped_count_stddev: s; `expected_num_records / 20` by default.
     geometric_update: Move the logarithm of the estimate.
@@ -54,7 +55,7 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
   """
 
   class GlobalState(NamedTuple):
-    """SECRET, but for `estimate`."""
+    """Global state. It is SECRET, except for `estimate`."""
 
     sum_state: mechanism_sum.MechanismSumQuery.GlobalState
     count_state: mechanism_sum.MechanismSumQuery.GlobalState
@@ -65,8 +66,9 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
       noise_multiplier: float, expected_num_records: float, *,
       target_unclipped_quantile: float = 0.5, learning_rate: float = 0.2,
       clipped_count_stddev: Optional[float] = None, geometric_update: bool = True,
-      every_step: bool = False, adjacency: str = 'zero_out', clipping: Any = 'hard',
+      every_step: bool = False, adjacency: str = 'zero_out', clipping: Any = None,
       seed: Optional[int] = None) -> None:
+    clipping = choices.for_query(clipping, 1)
     if seed is not None:
       checks.whole(0, seed=seed)
     checks.positive(expected_num_records=expected_num_records)
@@ -76,7 +78,9 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
                        f'target_unclipped_quantile={target_unclipped_quantile}.')
     if clipped_count_stddev is None:
       clipped_count_stddev = expected_num_records / 20 if noise_multiplier else 0.0
-    self._sum_multiplier = sum_noise_multiplier(noise_multiplier, clipped_count_stddev)
+    checks.not_negative(clipped_count_stddev=clipped_count_stddev)
+    self._sum_multiplier = noise_multiplier and noise_multiplier * following_clip.beside_count(
+        noise_multiplier, clipped_count_stddev=clipped_count_stddev)
     self._noise_multiplier = float(noise_multiplier)
     self._mechanism = mechanism
     self._expected_num_records = float(expected_num_records)
@@ -122,7 +126,7 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
     return result, state, self._event()
 
   def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
-    """Before another run of the mechanism, with the estimate as the clip norm."""
+    """Starts another run of the mechanism, with the estimate as the clip norm."""
     state = self._adopt(global_state)
     return state._replace(
         sum_state=self._sum.reset_state(noised_results, state.sum_state),
@@ -143,22 +147,3 @@ class AdaptiveClipSumQuery(sums.SumAggregationDPQuery):
     if not isinstance(self._mechanism, independent.IndependentGaussian):
       return dp_accounting.UnsupportedDpEvent()
     return dp_accounting.GaussianDpEvent(self._noise_multiplier)
-
-
-def sum_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-  """What is left for the sum of a joint `noise_multiplier`; raises if nothing is.
-
-  The squares of sensitivity over standard deviation add up: `sigma^-2 =
-  sum^-2 + (2 s)^-2` (Andrew et al., Theorem 1).
-  """
-  checks.not_negative(
-      noise_multiplier=noise_multiplier, clipped_count_stddev=clipped_count_stddev)
-  noise_multiplier, clipped_count_stddev = float(noise_multiplier), float(clipped_count_stddev)
-  if not noise_multiplier:
-    return 0.0
-  if 2 * clipped_count_stddev <= noise_multiplier:
-    raise ValueError(
-        '`clipped_count_stddev` must be more than half of `noise_multiplier`: the count alone '
-        f'would cost more. Received: clipped_count_stddev={clipped_count_stddev}, '
-        f'noise_multiplier={noise_multiplier}. Expect more records, or raise it.')
-  return (noise_multiplier**-2 - (2 * clipped_count_stddev)**-2)**-0.5

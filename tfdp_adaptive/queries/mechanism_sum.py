@@ -13,28 +13,27 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
-from tfdp_adaptive.rules import record_weights
 
 
 class MechanismSumQuery(sums.SumAggregationDPQuery):
   """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
 
-  A drop-in for tensorflow_privacy's `TreeResidualSumQuery` and (`cumulative`)
-  `TreeCumulativeSumQuery` with any `tfdp.mechanisms.Mechanism`; composes with
-  its `NormalizedQuery`, `RestartQuery` and `NestedSumQuery`, and runs in TFF's
-  `DifferentiallyPrivateFactory`. One convention differs: `noise_multiplier` is
-  the standard deviation of Z, and every mechanism has sensitivity one for a
-  single participation. Tree nodes of tensorflow_privacy with multiplier nm are
-  `Tree(...)` with `noise_multiplier = nm / sqrt(levels)`.
+  It replaces tensorflow_privacy's `TreeResidualSumQuery` and, with `cumulative`, its
+  `TreeCumulativeSumQuery`, for any `tfdp.mechanisms.Mechanism`. It composes with `NormalizedQuery`,
+  `RestartQuery` and `NestedSumQuery`, and runs in TFF's `DifferentiallyPrivateFactory`. One
+  convention differs: `noise_multiplier` is the standard deviation of Z, and every mechanism has
+  sensitivity one for a single participation. Tree nodes of tensorflow_privacy with multiplier nm
+  are `Tree(...)` with `noise_multiplier = nm / sqrt(levels)`.
 
   Records have L2 sensitivity `l2_norm_clip` (twice that under replace, which
-  doubles the noise). After `mechanism.steps` results it raises, unless it was
-  restarted; a restart is another, composed run of the mechanism.
+  doubles the noise). It raises after `mechanism.steps` results, unless it was
+  restarted. A restart is another run of the mechanism, composed with the first.
 
   Args:
     record_specs: Tree of `tf.TensorSpec` like a record.
@@ -42,15 +41,15 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     l2_norm_clip: Clip norm of a record.
     noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
-    clipping: How records are weighted: 'hard' (the default), 'auto_s' and the like, see
-      `tfdp_adaptive.clipping.weights`.
+    clipping: How records are weighted: `tfdp.clipping.Hard()` (the default), `AutoS()` and the
+      like.
     cumulative: Release sums over all steps so far. Only released numbers are
       added up: the state never holds clean sums.
     seed: For tests only: fixed noise protects nobody.
   """
 
   class GlobalState(NamedTuple):
-    """SECRET, but for `clip_value`, `stddev` and `released`."""
+    """Global state. It is SECRET, except for `clip_value`, `stddev` and `released`."""
 
     noise: noise_lib.State
     clip_value: tf.Tensor  # [] float32.
@@ -59,7 +58,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
 
   def __init__(
       self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, l2_norm_clip: float,
-      noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = 'hard',
+      noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = None,
       cumulative: bool = False, seed: Optional[int] = None) -> None:
     trees.check_specs(record_specs=record_specs)
     streams.for_graphs(mechanism)
@@ -77,13 +76,13 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
                        f'float32. Received: l2_norm_clip={l2_norm_clip}, standard deviation '
                        f'{stddev}. Scale the records, and the clip norm with them.')
     self._cumulative = cumulative
-    self._weight = record_weights.weight(clipping)
+    self._weight = choices.weight(clipping, 1)
     self._noise = noise_lib.stream(
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 
   @property
   def relative_stddev(self) -> float:
-    """Of Z, in clip norms: the noise multiplier, doubled under replace."""
+    """Standard deviation of Z in clip norms: the noise multiplier, doubled under replace."""
     return self._relative_stddev
 
   @classmethod
@@ -91,7 +90,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       cls, clip_norm: float, noise_multiplier: float, record_specs: trees.Tree,
       noise_seed: Optional[int] = None, *, mechanism: mechanisms.Mechanism,
       **kwargs: Any) -> 'MechanismSumQuery':
-    """The constructor in the argument order of tensorflow_privacy."""
+    """Makes a query; the arguments are in the order of tensorflow_privacy."""
     return cls(record_specs, mechanism, clip_norm, noise_multiplier, seed=noise_seed, **kwargs)
 
   def initial_global_state(self) -> GlobalState:
@@ -114,7 +113,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
 
   def preprocess_record_l2_impl(
       self, params: tf.Tensor, record: trees.Tree) -> Tuple[trees.Tree, tf.Tensor]:
-    """`(record clipped to the norm params, its norm before)`; not finite counts as zero."""
+    """Returns `(clipped record, its norm before)`; a record that is not finite counts as zero."""
     record = trees.like(record, self._record_specs, 'record')
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
@@ -138,17 +137,17 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     return result, state, self._event(global_state)
 
   def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
-    """Before the first step of another run of the mechanism; the key chain goes on."""
+    """Starts another run of the mechanism; the chain of keys continues."""
     del noised_results  # The state has them, in full precision.
     return global_state._replace(noise=self._noise.restart(global_state.noise, self._specs))
 
   def reset_l2_clip_gaussian_noise(
       self, global_state: GlobalState, clip_norm: trees.Scalar,
       stddev: trees.Scalar) -> GlobalState:
-    """Another clip norm and stddev from now on: public functions of past results.
+    """Sets another clip norm and stddev, which must be public functions of past results.
 
-    Rows are kept in units of `stddev`, so this may be done at any step; what
-    past rows cancel of the noise to come is then approximate.
+    Rows are kept in units of `stddev`, so you may call this at any step. Past rows then cancel
+    later noise only approximately.
     """
     return global_state._replace(
         clip_value=tf.cast(clip_norm, tf.float32), stddev=tf.cast(stddev, tf.float32))
@@ -157,7 +156,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     return collections.OrderedDict(l2_norm_clip=global_state.clip_value)
 
   def _event(self, global_state: GlobalState) -> dp_accounting.DpEvent:
-    """Of one step. Correlated noise has none: all steps together are one event."""
+    """Returns the event of one step. Correlated noise has none: all steps are one event."""
     if not self._noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     if not isinstance(self._mechanism, independent.IndependentGaussian):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole private optimizer as a DPQuery: records in, update direction out.
+"""A private optimizer as a DPQuery, from records to the update direction.
 
 The geometry of every round (scales and clip norms, functions of past releases)
 travels to the clients through `derive_sample_params`, so user-level
@@ -19,20 +19,19 @@ from tfdp_adaptive import geometry
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
-from tfdp_adaptive.rules import following_clip
-from tfdp_adaptive.rules import record_weights
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class State(NamedTuple):
-  """Global state. SECRET: it holds the noise still to come."""
+  """Global state. It is SECRET: it determines later noise."""
 
   rule: Any
   privatizer: privatizer.State
@@ -47,7 +46,7 @@ class Params(NamedTuple):
 
 
 def check_rule(rule: contract.Rule) -> None:
-  """Raises unless releases alone determine the rule's update."""
+  """Raises unless noisy gradients alone determine the rule's update."""
   if not isinstance(rule, contract.Rule):
     raise ValueError('`rule` must be a `tfdp.rules` rule. '
                      f'Received: rule={rule!r} of type {type(rule).__name__}.')
@@ -60,7 +59,7 @@ def check_rule(rule: contract.Rule) -> None:
 
 
 def _check_participations(rule: contract.Rule, most: Optional[int]) -> None:
-  """Raises where the noise of a rule is made for fewer participations than a record has."""
+  """Raises if a record takes part more often than the noise of a rule allows for."""
   made_for = [ask.second.participations for ask in rule.asks
               if ask.second is not None and ask.second.participations]
   if made_for and (most is None or min(made_for) < most):
@@ -90,21 +89,21 @@ class RuleQuery(sums.SumAggregationDPQuery):
     batch_size: EXPECTED number of records per round, the divisor.
     adjacency: 'zero_out' (the default), 'add_remove' or 'replace'.
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
-    clipping: How records are weighted: 'hard' (the default), 'auto_s' and the like, see
-      `tfdp_adaptive.clipping.weights`.
-    quantile_clip, slack_clip: What the clip norm follows, as in the Keras optimizers.
+    clipping: How records are clipped: `tfdp.clipping.Hard()` (the default), `AutoS()`,
+      `Quantile(0.5)`, `Slack()` and the like.
+    quantile_clip, slack_clip: Deprecated spellings of `clipping`.
     steps: Number of rounds accounted for; None for no limit.
     seed: For tests only: fixed noise protects nobody.
     allow_non_private: Accept a rule that releases a statistic without noise.
-    max_participations: Without a plan, how often a record takes part at most: your word, for
-      rules whose noise depends on it.
+    max_participations: Without a plan, the largest number of steps of a record. Nothing checks it.
+      It is for rules whose noise depends on it.
   """
 
   def __init__(
       self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[plan_lib.PrivacyPlan] = None,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
-      mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = 'hard',
+      mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = None,
       quantile_clip: Any = None, slack_clip: Any = None, steps: Optional[int] = None,
       seed: Optional[int] = None, allow_non_private: bool = False,
       max_participations: Optional[int] = None) -> None:
@@ -122,9 +121,9 @@ class RuleQuery(sums.SumAggregationDPQuery):
         raise ValueError(f'`plan` already fixes {given}; leave them out. Received: both.')
       numbers = {name: getattr(plan, name) for name in numbers}
       adjacency, mechanism, steps = plan.adjacency, plan.mechanism, plan.steps
-    rule = following_clip.chosen(
-        record_weights.chosen(rule, clipping), quantile_clip, slack_clip,
-        numbers['batch_size'], numbers['noise_multiplier'])
+    rule = choices.for_query(
+        clipping, 1, quantile_clip=quantile_clip, slack_clip=slack_clip).rule(
+            rule, numbers['batch_size'], numbers['noise_multiplier'])
     if plan is not None:
       plan.check_rule(rule)
     else:
@@ -151,9 +150,9 @@ class RuleQuery(sums.SumAggregationDPQuery):
   def event(self) -> dp_accounting.DpEvent:
     """The `DpEvent` of one round, before any amplification by sampling.
 
-    Correlated noise has no event of its own per round, and neither has a rule
-    that releases statistics of past clean data, which rounds without a record
-    tell of, too: the plan has the event of the whole run.
+    Correlated noise has no event per round. Neither has a rule that releases statistics of past
+    clean data, because these reveal a record in rounds without it, too. The plan has the event
+    of the whole run.
     """
     if not self._privatizer.noise_multiplier or not all(
         ask.second is None or ask.second.private for ask in self._rule.asks):

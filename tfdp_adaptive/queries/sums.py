@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that every DPQuery of ours derives from."""
+"""The base class of every DPQuery of this library."""
 
 from typing import Any
 

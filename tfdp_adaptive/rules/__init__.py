@@ -17,16 +17,16 @@ from tfdp_adaptive.rules.dp2 import dp2 as dp2
 from tfdp_adaptive.rules.dp2 import dp2_adagrad as dp2_adagrad
 from tfdp_adaptive.rules.dp2 import dp2_rmsprop as dp2_rmsprop
 from tfdp_adaptive.rules.dp2 import dp2_yogi as dp2_yogi
-from tfdp_adaptive.rules.ellipsoids import pagan_ellipsoid as pagan_ellipsoid
-from tfdp_adaptive.rules.ellipsoids import pasan_ellipsoid as pasan_ellipsoid
 from tfdp_adaptive.rules.following_clip import quantile_clip as quantile_clip
 from tfdp_adaptive.rules.following_clip import slack_buckets as slack_buckets
 from tfdp_adaptive.rules.following_clip import slack_clip as slack_clip
 from tfdp_adaptive.rules.groups import grouped as grouped
 from tfdp_adaptive.rules.independent_moments import dp_adagrad_ime as dp_adagrad_ime
 from tfdp_adaptive.rules.independent_moments import dp_adam_ime as dp_adam_ime
-from tfdp_adaptive.rules.joint_moments import dp_adam_jme as dp_adam_jme
+from tfdp_adaptive.rules.independent_moments import dp_adam_jme as dp_adam_jme
 from tfdp_adaptive.rules.kfc import dp_kfc as dp_kfc
+from tfdp_adaptive.rules.kronecker import dp_shampoo as dp_shampoo
+from tfdp_adaptive.rules.kronecker import dp_soap as dp_soap
 from tfdp_adaptive.rules.low_pass import low_pass as low_pass
 from tfdp_adaptive.rules.moments import average_iterates as average_iterates
 from tfdp_adaptive.rules.moments import negative_fraction as negative_fraction
@@ -35,7 +35,9 @@ from tfdp_adaptive.rules.muon import muon as muon
 from tfdp_adaptive.rules.noiseless import non_private_noiseless_adam as non_private_noiseless_adam
 from tfdp_adaptive.rules.noisy_adagrad import noisy_adagrad as noisy_adagrad
 from tfdp_adaptive.rules.pagan import pagan as pagan
+from tfdp_adaptive.rules.pagan import pagan_ellipsoid as pagan_ellipsoid
 from tfdp_adaptive.rules.pagan import pasan as pasan
+from tfdp_adaptive.rules.pagan import pasan_ellipsoid as pasan_ellipsoid
 from tfdp_adaptive.rules.partitions import partition as partition
 from tfdp_adaptive.rules.pda_dpmd import pda_dpmd as pda_dpmd
 from tfdp_adaptive.rules.pdp_sgd import pdp_sgd as pdp_sgd
@@ -48,6 +50,4 @@ from tfdp_adaptive.rules.scale_then_privatize import dp_adagrad_stp as dp_adagra
 from tfdp_adaptive.rules.scale_then_privatize import dp_rmsprop_stp as dp_rmsprop_stp
 from tfdp_adaptive.rules.scale_then_privatize import scale_then_privatize as scale_then_privatize
 from tfdp_adaptive.rules.sgd import dp_sgd as dp_sgd
-from tfdp_adaptive.rules.shampoo import dp_shampoo as dp_shampoo
 from tfdp_adaptive.rules.side_information import side_information_adam as side_information_adam
-from tfdp_adaptive.rules.soap import dp_soap as dp_soap

@@ -7,9 +7,11 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -17,6 +19,7 @@ class State(NamedTuple):
   second: trees.Tree  # Second moment of public gradients, >= 0.
 
 
+@gate.part
 def adadps(
     preconditioner: str = 'rmsprop', rho: float = 0.9, epsilon: float = 1e-3,
     epsilon_inside: bool = False) -> contract.Rule:
@@ -34,8 +37,8 @@ def adadps(
     epsilon_inside: Whether `D = sqrt(v + epsilon)`.
 
   Returns:
-    A `contract.Rule` with `public='mean'`, whose direction has no unit and a norm
-    up to `l2_norm_clip`, which is in preconditioned units.
+    A `contract.Rule` with `public='mean'`. Its direction has no unit. Its norm is at most
+    `l2_norm_clip`, which is in preconditioned units.
   """
   checks.positive(epsilon=epsilon)
   checks.one_of(('rmsprop', 'adagrad'), preconditioner=preconditioner)
@@ -55,9 +58,8 @@ def adadps(
     return (contract.Query(trees.map(scale, updated(state, public))),)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     return release.mean, State(state.step + 1, updated(state, public))
 
-  return contract.Rule(init, query, update, public='mean', name='adadps')
+  return contract.Rule(
+      init, query, shapes.of_release(update), public='mean', name='adadps')

@@ -13,15 +13,15 @@ def first_step() -> tf.Tensor:
 
 
 def decayed(beta: float, moment: trees.Tree, value: trees.Tree) -> trees.Tree:
-  """Exponential moving average, `beta * moment + (1 - beta) * value`."""
+  """Returns the exponential moving average `beta * moment + (1 - beta) * value`."""
   return trees.map(lambda m, x: beta * m + (1 - beta) * x, moment, value)
 
 
 def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """`1 - beta**step`, what an average started at zero is divided by.
+  """Returns `1 - beta**step`, by which an average that started at zero is divided.
 
-  Computed as `-expm1(step * log(beta))`: float32 powers lose half their digits
-  near one.
+  It is computed as `-expm1(step * log(beta))`, because float32 powers lose half their digits near
+  one.
   """
   if beta == 0:
     return tf.ones([], dtype)
@@ -29,11 +29,11 @@ def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def safe_divide(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
-  """`numerator / denominator` with 0/0 := 0."""
+  """Returns `numerator / denominator` with 0/0 := 0."""
   return tf.math.divide_no_nan(numerator, denominator)
 
 
 def stored(state: trees.Tree, like: trees.Tree) -> trees.Tree:
-  """A public state that is computed in float32, its numbers in the dtype of another tree."""
+  """Returns a public state, computed in float32, in the dtypes of another tree."""
   dtype = trees.dtype_of(like)
   return trees.map(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, state)

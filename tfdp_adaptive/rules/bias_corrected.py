@@ -11,6 +11,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -28,16 +29,14 @@ def dp_adam_bc(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4
       mu, nu as Adam;   b = beta_2 * b + (1 - beta_2) * w
       direction = mu_hat / sqrt(max{(nu - b) / (1 - beta_2^t), epsilon^2})
 
-  `w` is the variance of the noise in this step's mean, so the correction is
-  right for correlated noise as well (row norms of C^-1; the recursion printed
-  in the paper's Appendix A is not).
+  `w` is the variance of the noise in this step's mean. The correction therefore holds for
+  correlated noise, too, by the row norms of C^-1. The recursion in the paper's Appendix A does not.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
-    epsilon: The smallest root, in gradient units, > 0. To be tuned with the
-      noise: compare it with `l2_norm_clip * noise_multiplier / batch_size`.
-      Tang and Lecuyer's gamma' is its square.
+    epsilon: The smallest root, in gradient units, > 0. Tune it with the noise, near
+      `l2_norm_clip * noise_multiplier / batch_size`. Its square is Tang and Lecuyer's gamma'.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -76,7 +75,7 @@ def dp_rmsprop_bc(rho: float = 0.9, epsilon: float = 1e-4) -> contract.Rule:
 
 
 def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rule:
-  """Any `moments.Method` with a linear second moment, as a `contract.Rule`."""
+  """Returns a `contract.Rule` for any `moments.Method` with a linear second moment."""
   checks.positive(epsilon=epsilon)
   first, second = method
   if not second.linear:
@@ -88,10 +87,8 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
                  tf.zeros([], trees.dtype_of(specs)))
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     del public
-    (release,) = releases
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, moments.squared(release.mean))
@@ -101,5 +98,5 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return contract.Rule(init, contract.isotropic, update, name=name,
+  return contract.Rule(init, contract.isotropic, shapes.of_release(update), name=name,
                        cautions=cautions.epsilon(epsilon), elementwise=True)

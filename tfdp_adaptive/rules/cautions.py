@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings in which a rule is known to go wrong, said in words (algorithms.md, sections 3 to 6)."""
+"""Warnings about settings with which a rule is known to fail."""
 
 import math
 from typing import Callable, Tuple
 
 
 def epsilon(value: float) -> Callable[[float, float, int], Tuple[str, ...]]:
-  """`Rule.cautions` of a rule that divides by at least `value` where noise may dominate."""
+  """Returns `Rule.cautions` of a rule that divides by at least `value` where noise may dominate."""
 
   def check(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
     del clip_norm, size
@@ -26,7 +26,7 @@ def epsilon(value: float) -> Callable[[float, float, int], Tuple[str, ...]]:
 
 
 def scaled(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
-  """`Rule.cautions` of scale-then-privatize."""
+  """Returns `Rule.cautions` of scale-then-privatize."""
   cautions = []
   if noise_std >= 0.9:
     cautions.append(

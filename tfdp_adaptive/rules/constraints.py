@@ -13,7 +13,7 @@ Box = Tuple[float, float]  # Lowest and highest value of every parameter.
 
 
 def check(box: Optional[Box], radius: Optional[float]) -> None:
-  """Raises unless at most one of them is given, and it makes sense."""
+  """Raises if both constraints are given, or one is not valid."""
   if box is not None and radius is not None:
     raise ValueError('At most one of `box` and `radius` may be given. '
                      f'Received: box={box}, radius={radius}.')
@@ -26,23 +26,23 @@ def check(box: Optional[Box], radius: Optional[float]) -> None:
 
 
 def into_box(box: Box, params: trees.Tree) -> trees.Tree:
-  """The nearest point with all coordinates in [low, high], in any diagonal metric."""
+  """Returns the nearest point with all coordinates in [low, high], in any diagonal metric."""
   return trees.map(lambda y: tf.clip_by_value(
       y, tf.constant(box[0], y.dtype), tf.constant(box[1], y.dtype)), params)
 
 
 def into_ball(radius: float, y: tf.Tensor) -> tf.Tensor:
-  """[m] the nearest point of norm at most `radius`."""
+  """Returns [m], the nearest point of norm at most `radius`."""
   norm = tf.norm(y)
   return y * (radius / tf.maximum(norm, radius))
 
 
 def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """[m] argmin of `sum h_j (x_j - y_j)^2` over `||x|| <= radius`, for h >= 0.
+  """Returns [m], argmin of `sum h_j (x_j - y_j)^2` over `||x|| <= radius`, for h >= 0.
 
-  Where h is zero, the limit of h + eps: such coordinates share what the others
-  leave of the ball. Otherwise `x = h y / (h + lam)`, lam > 0 by Newton on
-  `1 / ||x||`, which is concave in lam, so that it climbs to the root from zero.
+  Coordinates with h = 0 are treated as the limit of h + eps. They share the part of the ball that
+  the others leave. The others are `x = h y / (h + lam)`, with lam > 0 by Newton's method on `1 /
+  ||x||`. This function is concave in lam, so the iteration increases to the root from zero.
   """
   weighted = weights > 0
   inner, rest = tf.where(weighted, y, 0), tf.where(weighted, tf.zeros_like(y), y)

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients at a point ahead, averaged into the gradient where the weights are; post-processing."""
+"""Averages gradients at a point ahead into the gradient at the weights; post-processing."""
 
+import functools
 from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -19,8 +22,9 @@ class State(NamedTuple):
   noise: Any  # What the variance of the averaged noise needs.
 
 
+@gate.part
 def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
-  """Any rule, on an average of gradients each of which was taken where it will be needed.
+  """Returns a rule on averaged gradients that were taken at points ahead of the weights.
 
   DiSK (arXiv:2410.03883) at one point. With x the rule's iterates, d_t = x_t - x_{t-1}, and
   gamma = (1 - kappa) / kappa, which makes the weight of its second point zero:
@@ -28,13 +32,13 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
       g_t = the release at x_t + gamma d_t
       g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_1 = g_1;   the rule is given g~_t
 
-  Where the gradient is linear, g~_t is the gradient at x_t exactly, without the lag of an
-  average, and its noise is averaged: kappa / (2 - kappa) of the variance for independent
-  noise, and what the mechanism makes of it for any other, exactly.
+  For a linear gradient, g~_t is exactly the gradient at x_t, without the lag of an average. Its
+  noise is averaged: independent noise has kappa / (2 - kappa) of the variance. The variance of
+  correlated noise is computed exactly.
 
-  The model holds x_t + gamma d_t, so that nothing else changes and a server can use it,
-  too: the direction is `(1 + gamma) D_t - gamma D_{t-1}` for the rule's directions D. That
-  is exact for a constant learning rate and no weight decay.
+  The model holds x_t + gamma d_t. Nothing else changes, so a server can use the rule, too. The
+  direction is `(1 + gamma) D_t - gamma D_{t-1}` for the rule's directions D. This is exact for a
+  constant learning rate and no weight decay.
 
   Args:
     rule: Any rule with one mean per step, in raw gradients or one fixed scale, and without a
@@ -46,23 +50,9 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
   """
   if not (checks.is_number(kappa) and 0 < kappa <= 1):
     raise ValueError(f'`kappa` must be in (0, 1]. Received: kappa={kappa!r}.')
-  if (len(rule.asks) != 1 or not contract.is_steady(rule) or rule.asks[0].second is not None
-      or rule.project is not None or rule.public is not None or rule.for_noise is not None):
-    raise ValueError('`rule` must follow one private mean per step, without a filter, other '
-                     'statistics, public gradients or a projection of its own. '
-                     f'Received: rule={rule.name}.')
-  name = f'denoised({rule.name})'
-
-  def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
-    return _denoised(rule, float(kappa), filtered_variance)
-
-  def unbound(*unused: Any) -> Any:
-    raise ValueError(
-        f'The noise that {name} averages is not known yet. Give the rule to an optimizer or '
-        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
-
-  return rule._replace(init=unbound, query=unbound, update=unbound, name=name, steady=True,
-                       for_noise=for_noise)
+  shapes.require(rule, 'question', 'unit', 'mean', 'releases', 'filter')
+  return shapes.waiting(rule._replace(name=f'denoised({rule.name})', steady=True),
+                        functools.partial(_denoised, rule, float(kappa)))
 
 
 def _denoised(rule: contract.Rule, kappa: float,
@@ -78,9 +68,7 @@ def _denoised(rule: contract.Rule, kappa: float,
     return rule.query(state.rule, public)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     first = tf.equal(state.step, 0)
     estimate = trees.map(
         lambda e, g: tf.where(first, g, (1 - kappa) * e + kappa * g), state.estimate, release.mean)
@@ -95,4 +83,4 @@ def _denoised(rule: contract.Rule, kappa: float,
     return direction, State(state.step + 1, inner, estimate, ahead,
                             arithmetic.stored(after, state.estimate))
 
-  return rule._replace(init=init, query=query, update=update)
+  return rule._replace(init=init, query=query, update=shapes.of_release(update))

@@ -34,28 +34,26 @@ def dp2_rmsprop(
 
   Li et al. (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
 
-  Phases of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, and of
-  `adaptive_steps` steps that clip and noise `g_j / D`, `D = sqrt(v) + epsilon`,
-  and follow it as it is (it is not multiplied by D again).
+  A phase of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, alternates with a phase of
+  `adaptive_steps` steps. These clip `g_j / D` with `D = sqrt(v) + epsilon`, add noise, and follow
+  the result. It is not multiplied by D again.
 
   Args:
     sgd_steps: s1 >= 1.
     adaptive_steps: s2 >= 0; zero is DP-SGD.
     relative_adaptive_clip: Clip norm of `g_j / D` divided by that of `g_j`.
-    relative_adaptive_learning_rate: The learning rate of the adaptive phase
-      divided by that of the other. The paper's text has one for both.
+    relative_adaptive_learning_rate: The learning rate of the adaptive phase divided by the
+      learning rate of the other phase. The paper uses the same for both.
     rho: Decay of `v`, in [0, 1).
     epsilon: In gradient units, > 0.
-    ablation: None; 'noise_first' privatizes the raw gradient and divides after;
-      'extra_query' (Algorithm 2) asks for the raw and the preconditioned
-      gradient at once, half the budget each, updates `v` every `sgd_steps`
-      steps, and needs `adaptive_steps == sgd_steps`.
-    subtract_bias: Whether the noise's variance is taken off `a^2`. For
-      independent noise only.
+    ablation: None, 'noise_first' or 'extra_query'. 'noise_first' privatizes the raw gradient and
+      divides afterwards. 'extra_query' (Algorithm 2) releases the raw and the preconditioned
+      gradient in every step, with half the budget each. It updates `v` every `sgd_steps` steps
+      and needs `adaptive_steps == sgd_steps`.
+    subtract_bias: Whether to subtract the noise's variance from `a^2`. For independent noise only.
 
   Returns:
-    A `contract.Rule`; its direction is a gradient in one phase and has no unit in
-    the other.
+    A `contract.Rule`. Its direction is a gradient in the first phase and has no unit in the other.
   """
   checks.decay(rho=rho)
   return _dp2(moments.average_of_squares(rho, normalized=False), 'dp2_rmsprop', sgd_steps,
@@ -100,7 +98,7 @@ def dp2_yogi(
 
 
 def dp2(preconditioner: str = 'rmsprop', **arguments: Any) -> contract.Rule:
-  """The `dp2_*` factory of that name: 'rmsprop', 'adagrad' or 'yogi'."""
+  """Returns the rule of the `dp2_*` factory of that name: 'rmsprop', 'adagrad' or 'yogi'."""
   factories: Dict[str, Callable[..., contract.Rule]] = {
       'rmsprop': dp2_rmsprop, 'adagrad': dp2_adagrad, 'yogi': dp2_yogi}
   checks.one_of(tuple(factories), preconditioner=preconditioner)

@@ -10,6 +10,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -57,15 +58,29 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
     if not noise_multiplier:
       return 1.0, 0.0
     std = batch_size / 20 if stddev is None else stddev
-    if 2 * std <= noise_multiplier:
-      raise ValueError(
-          '`stddev` must be more than half of the noise multiplier: the count alone would cost '
-          f'more. Received: stddev={std:g}, noise_multiplier={noise_multiplier:g}. Use larger '
-          'batches, or more noise on the count.')
-    return (1 - (noise_multiplier / (2 * std))**2)**-0.5, std
+    return beside_count(noise_multiplier, stddev=std), std
 
   return _following(rule, contract.Rider(1, of_norm, noise, even=True), lambda mean: mean + 0.5,
                     quantile, learning_rate, bounds, 'quantile_clip')
+
+
+def beside_count(noise_multiplier: float, **stddev: float) -> float:
+  """How much more noise a sum needs if a count of plus and minus one half is released with it.
+
+  The squares of sensitivity over standard deviation add up: `sigma^-2 = sum^-2 + (2 s)^-2`
+  (Andrew et al., arXiv:1905.03871, Theorem 1).
+
+  Args:
+    noise_multiplier: sigma, of both together, > 0.
+    **stddev: s, of the noise on the count, by the name that a user knows.
+  """
+  (name, std), = stddev.items()
+  if 2 * std <= noise_multiplier:
+    raise ValueError(
+        f'`{name}` must be more than half of the noise multiplier: the count alone would cost '
+        f'more. Received: {name}={std:g}, noise_multiplier={noise_multiplier:g}. Use larger '
+        'batches, or more noise on the count.')
+  return (1 - (noise_multiplier / (2 * std))**2)**-0.5
 
 
 def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
@@ -163,17 +178,8 @@ def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..
   if not low <= 1 <= high:
     raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
-  if len(rule.asks) != 1 or rule.own_clip:
-    raise ValueError('`rule` must ask one question per step, with a clip norm of one unit. '
-                     f'Received: rule={rule.name}.')
-  ask = rule.asks[0]
-  if ask.rider is not None:
-    raise ValueError('`rule` must have a fixed clip norm: the room on its noise is taken. '
-                     f'Received: rule={rule.name}.')
-  if ask.second is not None and not ask.second.amplifiable:
-    raise ValueError('`rule` must release statistics of one step only: their noise is in units of '
-                     f'one clip norm. Received: rule={rule.name}.')
-  contract.check_rider(ask._replace(rider=rider))
+  shapes.require(rule, 'question', 'clip norm', 'fixed', 'step')
+  contract.check_rider(rule.asks[0]._replace(rider=rider))
   return contract.wrapped(rule, lambda inner: _around(
       inner, rider, estimate, quantile, learning_rate, bounds, name))
 
@@ -201,11 +207,7 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
     moved = tf.clip_by_value(moved, math.log(bounds[0]), math.log(bounds[1]))
     return direction, State(state.step + 1, inner, moved, estimated)
 
-  def project(state: State, params: trees.Tree) -> trees.Tree:
-    assert rule.project is not None  # Else this is not used.
-    return rule.project(state.rule, params)
-
   return rule._replace(
-      init=init, query=query, update=update, project=rule.project and project, public_due=None,
+      init=init, query=query, update=update, project=shapes.of_inner(rule), public_due=None,
       steady=contract.is_steady(rule),
       asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

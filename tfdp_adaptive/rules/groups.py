@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping by groups of variables, with the split of the noise that adds the least of it."""
+"""Clipping by groups of variables, with the split of the noise that adds the least noise."""
 
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -11,6 +11,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 SPLITS = ('optimal', 'global', 'equal')
 
@@ -24,7 +25,7 @@ class State(NamedTuple):
 
 
 class Split(NamedTuple):
-  """How the clip norm is split at one step."""
+  """The split of the clip norm at one step."""
 
   scale: tf.Tensor  # [K] s_k.
   clip: tf.Tensor  # [K] sqrt(p_k).
@@ -32,7 +33,7 @@ class Split(NamedTuple):
 
 
 def shares(sizes: Any, norms: Any, split: str) -> tf.Tensor:
-  """p_k: how much of the squared clip norm a group has; they add up to one.
+  """Returns p_k, each group's share of the squared clip norm.
 
   Args:
     sizes: d_k, coordinates of each group, [K].
@@ -48,32 +49,31 @@ def shares(sizes: Any, norms: Any, split: str) -> tf.Tensor:
 
 def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
             norms: Optional[Sequence[float]] = None) -> contract.Rule:
-  """Any rule on gradients that are clipped group by group.
+  """Returns a rule whose gradients are clipped group by group.
 
   Per-layer clipping as in He et al., arXiv:2212.01539. With C_k the clip norm of group k, in
   gradient units, and zeta = ||C|| that of all of them together:
 
       r_k = clip(s_k g_k; zeta sqrt(p_k)),  s_k = zeta sqrt(p_k) / C_k,  sum p_k = 1
 
-  so that ||r|| <= zeta: one scale per group is the whole split of the noise, which on g_k
-  has standard deviation `sigma C_k / sqrt(p_k)`. The cost is that of one clipped sum, whatever
-  the split. In total it adds to the squared length of the sum:
+  so ||r|| <= zeta. The noise on g_k has the standard deviation `sigma C_k / sqrt(p_k)`. The privacy
+  cost is that of one clipped sum for any split. The noise adds to the squared length of the sum:
 
       'global'   p_k = C_k^2 / zeta^2, one noise for all   sigma^2 d sum C_k^2
       'equal'    p_k = 1 / K, as many budgets as groups    sigma^2 K sum d_k C_k^2
       'optimal'  p_k ~ C_k sqrt(d_k)                       sigma^2 (sum C_k sqrt(d_k))^2, the least
 
-  One group is the rule itself. Do not expect better models than from one norm for all;
-  what it saves is memory where groups are worked on apart, and tuning where layers differ.
+  A single group gives the rule itself. Do not expect better models than with one clip norm for all
+  variables. Groups save memory if they are processed separately, and tuning if layers differ.
 
-  If the clip norm of `rule` follows the records (`quantile_clip`, `slack_clip`), that of
-  every group does, by numbers of its own that ride on the same noise, and the split
-  follows it. Counts of K groups have sqrt(K) times the noise, and the sum of records no
-  more than with one; slack has 1 / sqrt(p_k) times the noise in group k.
+  If the clip norm of `rule` adapts (`quantile_clip`, `slack_clip`), each group has its own adaptive
+  clip norm, and the split follows. The statistics of the groups are part of the same release.
+  Counts of K groups have sqrt(K) times the noise, and the sum of records has no more than with one
+  group. The slack of group k has 1 / sqrt(p_k) times the noise.
 
   Args:
-    rule: Any rule with one query per step, in one unit, that rescales its records; if its
-      clip norm follows, one that treats every coordinate by itself.
+    rule: Any rule with one query per step, in one unit, that rescales its records. If its clip
+      norm adapts, the rule must treat every coordinate separately.
     groups: The group of every variable, counted from 0, in the order of the variables.
     split: 'optimal', 'global' or 'equal'.
     norms: C_k up to a common factor (`l2_norm_clip` is their joint length); by default all
@@ -84,25 +84,27 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   """
   checks.one_of(SPLITS, split=split)
   groups = tuple(int(group) for group in groups)
-  members = _members(groups)
+  members = members_of(groups)
   lengths = np.ones(len(members)) if norms is None else np.asarray(norms, np.float64)
   if lengths.shape != (len(members),) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {len(members)} groups.')
-  if len(rule.asks) != 1 or rule.own_clip or rule.independent_noise:
-    raise ValueError('`rule` must ask one question per step, in one unit, with one noise for all '
-                     f'coordinates. Received: rule={rule.name}.')
-  ask = rule.asks[0]
-  if ask.groups or ask.projection != 'rescale' or (
-      ask.second is not None and not ask.second.amplifiable):
-    raise ValueError('`rule` must rescale its records by one norm, and release statistics of one '
-                     f'step. Received: rule={rule.name}.')
-  if ask.rider is not None and not _apart(rule):
+  shapes.require(rule, 'question', 'clip norm', 'noise', 'norm', 'step')
+  if rule.asks[0].rider is not None and not _apart(rule):
     raise ValueError(
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
         'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
         f'norms alike, or fixed ones. Received: rule={rule.name}.')
   return contract.wrapped(rule, lambda inner: _around(inner, members, lengths, groups, split))
+
+
+def members_of(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
+  """The variables of every group."""
+  if not groups or sorted(set(groups)) != list(range(max(groups) + 1)):
+    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
+                     f'Received: groups={groups}.')
+  return tuple(tuple(i for i, group in enumerate(groups) if group == k)
+               for k in range(max(groups) + 1))
 
 
 def _apart(rule: contract.Rule) -> bool:
@@ -130,14 +132,6 @@ def _of_groups(rider: contract.Rider, count: int) -> contract.Rider:
 
   return rider._replace(
       size=rider.size * count, of_norm=of_norm, noise=noise, of_groups=True)
-
-
-def _members(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
-  if not groups or sorted(set(groups)) != list(range(max(groups) + 1)):
-    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
-                     f'Received: groups={groups}.')
-  return tuple(tuple(i for i, group in enumerate(groups) if group == k)
-               for k in range(max(groups) + 1))
 
 
 def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: np.ndarray,
@@ -206,9 +200,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
         one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     now = ask_copies(state, public)[1] if ask.rider else split_by(state, [contract.Query()])
     means = pieces(unscaled(now, release.mean, 1))
     seconds = pieces(unscaled(now, release.second, 2))
@@ -228,12 +220,9 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
     return whole(directions, release.mean), state._replace(
         step=state.step + 1, rule=tuple(states))
 
-  def project(state: State, params: trees.Tree) -> trees.Tree:
-    assert rule.project is not None  # Else this is not used.
-    return rule.project(state.rule[0], params)
-
   return rule._replace(
-      init=init, query=query, update=update, project=rule.project and project, public_due=None,
+      init=init, query=query, update=shapes.of_release(update), public_due=None,
+      project=shapes.of_inner(rule, lambda state: state.rule[0]),
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
       steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None,
       name=f'grouped({rule.name})')

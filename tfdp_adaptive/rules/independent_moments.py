@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Independent moment estimation: the second moment gets a query of its own (DP-Adam-IME)."""
+"""A second moment with noise of its own: a query beside the mean, or one block with it.
 
-from typing import Optional, Tuple
+Independent moment estimation (DP-Adam-IME), and joint: (x, sqrt(lambda) x^2), noised together
+(DP-Adam-JME).
+"""
+
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 from tfdp_adaptive.rules import statistics
 
 
+@gate.part
 def dp_adam_ime(
     beta_1: float = 0.9,
     beta_2: float = 0.999,
@@ -52,6 +57,7 @@ def dp_adam_ime(
                       printed_2B_plus_1, update_clip, 'dp_adam_ime')
 
 
+@gate.part
 def dp_adagrad_ime(
     initial_accumulator_value: float = 0.0,
     epsilon: float = 1e-4,
@@ -97,29 +103,60 @@ def two_moments(
   checks.positive(epsilon=epsilon)
   if update_clip is not None:
     checks.positive(update_clip=update_clip)
-  first, second = method
-
-  def init(specs: trees.Tree) -> post_processing.State:
-    return post_processing.State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
   def root(v: tf.Tensor) -> tf.Tensor:
     clean = tf.sqrt(tf.maximum(v, 0))
     return tf.maximum(clean, epsilon) if floor else clean + epsilon
 
-  def update(
-      state: post_processing.State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
-    del public
-    (release,) = releases
-    step = state.step + 1
-    mean, moment = first.update(state.first, release.mean, step)
-    nu = second.add(state.second, release.second)
-    direction = moments.divide(mean, trees.map(root, second.estimate(nu, step)))
-    if update_clip is not None:
-      norm = tf.linalg.global_norm(tf.nest.flatten(direction))
-      shrink = update_clip / tf.maximum(norm, update_clip)
-      direction = trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction)
-    return direction, post_processing.State(step, moment, nu)
+  rule = post_processing.adaptive(
+      method, root, name, lambda release, public: release.second, elementwise=False,
+      asks=(contract.Ask(second=statistic),), cautions=cautions.epsilon(epsilon))
+  if update_clip is None:
+    return rule
 
-  return contract.Rule(init, contract.isotropic, update, asks=(contract.Ask(second=statistic),),
-                       name=name, cautions=cautions.epsilon(epsilon))
+  def update(
+      state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Tuple[trees.Tree, Any]:
+    direction, state = rule.update(state, releases, public)
+    norm = tf.linalg.global_norm(tf.nest.flatten(direction))
+    shrink = update_clip / tf.maximum(norm, update_clip)
+    return trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction), state
+
+  return rule._replace(update=update)
+
+
+@gate.part
+def dp_adam_jme(
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-4,
+    floor: bool = False,
+    square_then_average: bool = True,
+    relative_lambda: float = 0.5,
+    update_clip: Optional[float] = None) -> contract.Rule:
+  """Adam whose two moments are noised jointly, the second at no cost (DP-Adam-JME).
+
+  Kalinin, Upadhyay and Lampert (2025), for mini-batches.
+
+  The direction is that of `dp_adam_ime`; only the noise differs. It is meant
+  for replace adjacency and squares that are taken per record, where the second
+  moment costs nothing. All other combinations get the noise of equation (5.1)
+  of algorithms.md. Not to be used with Poisson sampling under replace.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moment, in [0, 1).
+    epsilon: In gradient units, > 0.
+    floor: Divide by `max{sqrt(max{nu_hat, 0}), epsilon}` instead of adding it.
+    square_then_average: Whether the records are squared, or their mean.
+    relative_lambda: Weight of the squares times `l2_norm_clip^2`, > 0; more
+      means less noise on them. Above 1/2 they are not free even under replace.
+    update_clip: None, or the largest L2 norm of the direction.
+
+  Returns:
+    A `contract.Rule` whose direction has no unit.
+  """
+  checks.positive(relative_lambda=relative_lambda)
+  statistic = (statistics.joint_mean_of_squares if square_then_average
+               else statistics.joint_square_of_mean)(relative_lambda)
+  return two_moments(
+      moments.adam(beta_1, beta_2), statistic, epsilon, floor, update_clip, 'dp_adam_jme')

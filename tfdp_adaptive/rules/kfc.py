@@ -7,11 +7,13 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import kronecker
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 MAX_SIDE = 512  # Longer sides of matrices have a diagonal.
 
@@ -23,6 +25,7 @@ class State(NamedTuple):
   scale: Any  # Per variable, as `geometry.packed` has it.
 
 
+@gate.part
 def dp_kfc(
     momentum: float = 0.0, *, power: float = 0.5, scale_epsilon: float = 1e-2,
     decay: float = 0.9, refresh_every: int = 20, frame: str = 'scaled') -> contract.Rule:
@@ -38,7 +41,7 @@ def dp_kfc(
   Records are clipped and noised as `A W G`, and parameters move along the release, `A g G`, or
   along g itself with `frame='raw'`. Vectors have a scale per coordinate, of the squares of
   public gradients. What is public costs no privacy: give noise in the shape of inputs, words of
-  public frequencies (`tfdp_adaptive.data.synthetic`) and random labels as `public_data`. They
+  public frequencies (`tfdp_adaptive.examples.synthetic`) and random labels as `public_data`. They
   say how layers mix and shrink what comes in, and nothing of what the private records look
   like beyond that.
 
@@ -98,10 +101,8 @@ def dp_kfc(
     return (contract.Query(geometry.unpacked(scale, state.first)),)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     contract.check_public(public, 'dp_kfc')
-    (release,) = releases
     step = state.step + 1
 
     def refreshed() -> Any:
@@ -118,7 +119,8 @@ def dp_kfc(
     return direction, State(step, moment, averages, scale)
 
   return contract.Rule(
-      init, query, update, public='factors', public_due=due, name='dp_kfc', own_clip=True)
+      init, query, shapes.of_release(update), public='factors', public_due=due, name='dp_kfc',
+      own_clip=True)
 
 
 def sides(shape: Any) -> Sequence[Sequence[int]]:

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
+from tfdp_adaptive.rules import shapes
 
 
 class Side(NamedTuple):
@@ -59,7 +61,7 @@ def matrices(shape: Sequence[int], max_size: int) -> Optional[Tuple[int, int, in
 def rule(
     name: str, beta_1: float, beta_2: float, epsilon: float, scale_epsilon: float,
     refresh_every: int, max_size: int, rotated: bool) -> contract.Rule:
-  """Shampoo, or Adam in its basis if `rotated`; see `shampoo` and `soap` for the arguments."""
+  """Shampoo, or Adam in its basis if `rotated`; see `dp_shampoo` and `dp_soap`."""
   checks.decay(beta_1=beta_1, beta_2=beta_2)
   checks.positive(epsilon=epsilon, scale_epsilon=scale_epsilon)
   checks.whole(refresh_every=refresh_every, max_size=max_size)
@@ -77,8 +79,7 @@ def rule(
         tuple(tf.ones(spec.shape, spec.dtype) if view is None else ()
               for spec, view in zip(flat, views)))
 
-  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
-    del public
+  def scale(state: State) -> trees.Tree:
     scales: List[Any] = []
     for first, left, right, root in zip(
         tf.nest.flatten(state.first), state.left, state.right, state.root):
@@ -86,13 +87,11 @@ def rule(
       scales.append(1 / root if view is None else contract.Kronecker(*[
           side.scale if side else tf.ones([size], first.dtype)
           for side, size in zip((left, right), view[1:])]))
-    return (contract.Query(tf.nest.pack_sequence_as(state.first, scales)),)
+    return tf.nest.pack_sequence_as(state.first, scales)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     del public
-    (release,) = releases
     step = state.step + 1
     directions, following = [], []
     for mean, first, *others in zip(
@@ -147,7 +146,8 @@ def rule(
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
-      init, query, update, name=name, cautions=cautions.epsilon(epsilon), own_clip=True)
+      init, shapes.in_scale(scale), shapes.of_release(update), name=name,
+      cautions=cautions.epsilon(epsilon), own_clip=True)
 
 
 def _side(size: int, dtype: tf.DType) -> Side:
@@ -210,3 +210,72 @@ def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.T
   mean = tf.reduce_mean(positive)
   relative = tf.where(mean > 0, positive / tf.where(mean > 0, mean, 1), tf.ones_like(positive))
   return tf.pow(relative + scale_epsilon, power)
+
+
+@gate.part
+def dp_shampoo(
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
+    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
+  """Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
+
+  The private form is ours. A record's gradient W of a matrix is clipped and noised as `A W G`,
+  and with g the release taken back to gradient units, v the variance of its noise there:
+
+      L = average of g g' less its noise;   A = (L d / tr L + scale_epsilon)^-1/4
+      R = average of g'g less its noise;    G = (R p / tr R + scale_epsilon)^-1/4
+      direction = A m G / max(sqrt(average of g^2 less its noise), epsilon)
+
+  with m the normalized first moment: Shampoo's direction times (d p)^(1/4), so that learning
+  rates are those of Adam. Eigenvalues that come out negative are noise and count as zero.
+  Vectors have a scale per coordinate, `(nu / mean(nu) + scale_epsilon)^-1/2`.
+
+  A and G are about one: `l2_norm_clip` is in gradient units, though a record whose
+  gradient lies where gradients are large comes out shorter, by (d p)^(1/4) at most. They stay
+  as they are for `refresh_every` steps, in which correlated noise cancels as in DP-SGD.
+  Large `scale_epsilon` has the geometry of DP-SGD.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moments, in [0, 1).
+    epsilon: Floor of the root mean square, in gradient units, > 0.
+    scale_epsilon: Added to eigenvalues relative to their mean, > 0.
+    refresh_every: Steps between two decompositions, in float64. XLA is slow at them on a CPU:
+      some eight seconds for a side of 512, where TensorFlow takes a tenth of one. There,
+      compile the model with `jit_compile=False` (Keras 3 chooses XLA by itself).
+    max_size: Longer sides are left as they are, as tables of embeddings mostly are.
+
+  Returns:
+    A `contract.Rule` whose direction has no unit.
+  """
+  return rule('dp_shampoo', beta_1, beta_2, epsilon, scale_epsilon, refresh_every, max_size,
+              rotated=False)
+
+
+@gate.part
+def dp_soap(
+    beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
+    scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
+  """SOAP (Vyas et al., arXiv:2409.11321) with scale-then-privatize between its matrices.
+
+  The private form is ours. Records are clipped and noised as in `dp_shampoo`, between A and G;
+  with Q_A, Q_G the eigenvectors of these, and h = Q_A' g Q_G the release in their coordinates:
+
+      nu = average of h^2 less its noise, which there is v / (a_i c_j)^2 at row i, column j
+      direction = Q_A (normalized average of h / sqrt(max(nu, epsilon^2))) Q_G'
+
+  with a, c the eigenvalues of A and G. At a refresh the first moment moves to the new
+  coordinates; nu stays, as in SOAP. Vectors are Adam's, in their own coordinates.
+
+  Args:
+    beta_1: Decay of the first moment, in [0, 1).
+    beta_2: Decay of the second moments, in [0, 1).
+    epsilon: Floor of the root of nu, in gradient units, > 0.
+    scale_epsilon: Added to eigenvalues relative to their mean, > 0.
+    refresh_every: Steps between two decompositions, see `dp_shampoo`.
+    max_size: Longer sides are left as they are.
+
+  Returns:
+    A `contract.Rule` whose direction has no unit.
+  """
+  return rule('dp_soap', beta_1, beta_2, epsilon, scale_epsilon, refresh_every, max_size,
+              rotated=True)

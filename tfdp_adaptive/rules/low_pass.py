@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear filter between the noised releases and any rule; post-processing."""
+"""A linear filter of noisy gradients in front of any rule; post-processing."""
 
+import functools
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 _CHECKED = 10_000  # Steps for which the gain is computed beforehand.
 
@@ -21,9 +24,10 @@ class State(NamedTuple):
   noise: Any  # What the variance of the filtered noise needs, for mean and second.
 
 
+@gate.part
 def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
              a: Sequence[float] = (-0.8,)) -> contract.Rule:
-  """Any rule, fed with filtered releases instead of the releases themselves.
+  """Returns a rule that sees filtered noisy gradients instead of the noisy gradients.
 
   The recursion of DOPPLER (Zhang et al., arXiv:2408.13460), as arXiv:2511.08841 prints
   it, with the gain of its first steps divided out exactly:
@@ -32,54 +36,27 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
       c_t = the same recursion driven by 1 from the first step on
       the rule is given m_t / c_t and the variance of its noise
 
-  The variance is exact for the mechanism that the adapter noises with, so bias
-  correction stays right under correlated noise as well. A statistic of the rule that
-  is released beside the mean is filtered in the same way. Of a rule with a
-  fixed scale, the scaled releases are filtered; a scale that moves is refused.
+  The variance is exact for any mechanism, so bias correction also works with correlated noise. A
+  statistic that the rule releases beside the mean is filtered in the same way. If the rule has a
+  fixed scale, the scaled releases are filtered. A scale that changes is refused.
 
-  One pole (`b=(1 - k,), a=(-k,)`) is the normalized first moment of Adam, and DP-SGD behind
-  it is DP-SGD with damped momentum: compare with tuned momentum before praising a filter.
+  One pole (`b=(1 - k,), a=(-k,)`) gives the normalized first moment of Adam. DP-SGD behind it is
+  DP-SGD with damped momentum, so compare a filter with tuned momentum.
 
   Args:
     rule: Any rule with one query per step whose releases are in one unit.
     b: b_0, b_1, ...; at least one.
-    a: a_1, a_2, ... (a_0 is one), with `sum(b) - sum(a) = 1`: a constant goes through as
-      it is. The default is ours: two taps, one pole at .8.
+    a: a_1, a_2, ... (a_0 is one), with `sum(b) - sum(a) = 1`, so a constant is not changed. The
+      default, two taps and one pole at .8, is this library's own.
 
   Returns:
     A `contract.Rule` whose direction has the unit of that of `rule`.
   """
   b, a = _coefficients(b, a)
-  if len(rule.asks) != 1 or not contract.is_steady(rule):
-    raise ValueError('`rule` must ask one question per step, always in the same unit: releases of '
-                     f'other steps cannot be averaged. Received: rule={rule.name}.')
-  if rule.for_noise is not None:
-    raise ValueError('`rule` must be without a filter: multiply the two filters into one. '
-                     f'Received: rule={rule.name}.')
-  second = rule.asks[0].second
-  if second is not None and not second.amplifiable:
-    raise ValueError('`rule` must release statistics of one step only: a statistic of all steps so '
-                     f'far is no series to be filtered. Received: rule={rule.name}.')
-
-  def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
-    return _filtered(rule, b, a, filtered_variance)
-
-  def unbound(*unused: Any) -> Any:
-    raise ValueError(
-        f'The noise that {_name(rule)} filters is not known yet. Give the rule to an optimizer or '
-        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
-
-  def project(state: State, params: trees.Tree) -> trees.Tree:
-    assert rule.project is not None  # Else this is not used.
-    return rule.project(state.rule, params)
-
-  return rule._replace(
-      init=unbound, query=unbound, update=unbound, name=_name(rule), for_noise=for_noise,
-      project=rule.project and project, public_due=None, steady=True)
-
-
-def _name(rule: contract.Rule) -> str:
-  return f'low_pass({rule.name})'
+  shapes.require(rule, 'question', 'unit', 'filter', 'step')
+  outer = rule._replace(
+      name=f'low_pass({rule.name})', project=shapes.of_inner(rule), public_due=None, steady=True)
+  return shapes.waiting(outer, functools.partial(_filtered, rule, b, a))
 
 
 def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
@@ -101,9 +78,7 @@ def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
     return rule.query(state.rule, public)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     values, past = _advance(b, a, (release.mean, release.second), state.past)
     gain, gains = _advance(
         b, a, tf.ones([], state.gain.dtype), tuple(tf.unstack(state.gain, outputs + inputs)))
@@ -120,7 +95,7 @@ def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
     gains = tf.stack(gains) if gains else state.gain
     return direction, State(state.step + 1, inner, past, gains, tuple(noise))
 
-  return rule._replace(init=init, query=query, update=update)
+  return rule._replace(init=init, query=query, update=shapes.of_release(update))
 
 
 def _advance(b: np.ndarray, a: np.ndarray, new: trees.Tree,

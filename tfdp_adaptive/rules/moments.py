@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running moments: the part every adaptive rule shares.
+"""Running moments, which all adaptive rules share.
 
-A `Method` is a first moment (what the parameters follow) and a second moment
-(what the step is divided by); the rules differ in what they feed to them.
+A `Method` has a first moment, which the parameters follow, and a second moment, by which the step
+is divided. Rules differ in the values that they add to them.
 """
 
 from typing import Any, Callable, NamedTuple, Tuple
@@ -45,7 +45,7 @@ class Method(NamedTuple):
 
 
 def gradient_itself() -> FirstMoment:
-  """No first moment, and no state."""
+  """Returns a first moment that is the gradient itself, without state."""
   return FirstMoment(lambda specs: (), lambda state, gradient, step: (gradient, state))
 
 
@@ -129,12 +129,12 @@ def divide(first: trees.Tree, root: trees.Tree) -> trees.Tree:
 
 
 def average_iterates(average: trees.Tree, step: tf.Tensor, iterate: trees.Tree) -> trees.Tree:
-  """Mean of iterates 1 to `step` from that of 1 to `step - 1`, for any rule."""
+  """Returns the mean of iterates 1 to `step`, from the mean of iterates 1 to `step - 1`."""
   return trees.map(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
 
 
 def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:
-  """[] share of the coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
+  """Returns the share of coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
   leaves = tf.nest.flatten(nu)
   below = tf.add_n([
       tf.math.count_nonzero(leaf < tf.cast(bias, leaf.dtype)) for leaf in leaves])

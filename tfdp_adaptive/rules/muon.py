@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon on the privatized mean gradient: momentum, its singular values made equal. Experimental."""
+"""Muon on the noisy mean gradient: momentum whose singular values are made equal. Experimental."""
 
 import math
 import re
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import partitions
 from tfdp_adaptive.rules import post_processing
+from tfdp_adaptive.rules import shapes
 
 A, B, C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: [.01, 1] goes to [.682, 1.134] in 5 steps.
 RATE = 0.2  # Of the direction's entries, as in Adam (Moonlight, arXiv:2502.16982).
@@ -36,13 +38,13 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
       X = u / ||u||_F;   `steps` times  X <- a X + (b S + c S^2) X,  S = X X^T
       direction = .2 sqrt(max(rows, columns)) X
 
-  All singular values come out near one, and so do those of the noise: at rank one a
-  signal of cosine .74 with `u` is left with .21 (32 x 64, noise .02 of its norm). With
-  `edge` X is the exact polar factor of u without the singular values that noise alone
-  would have, those up to `sqrt(v) (sqrt(rows) + sqrt(columns))`. v is the variance of the
-  noise in `u`, exact for any mechanism. The cosine is then .97, .92 at rank four; but
-  where the signal is spread over all 32, .46 instead of .75. Whether Muon helps at small
-  epsilon is not known. See `dp_muon` for models with other variables.
+  All singular values of the direction are near one, also those of the noise. A signal of rank one
+  with cosine .74 to `u` has cosine .21 afterwards (32 x 64, noise .02 of its norm). With `edge`, X
+  is the exact polar factor of u without singular values up to `sqrt(v) (sqrt(rows) +
+  sqrt(columns))`, which noise alone would have. v is the variance of the noise in `u`, exact for
+  any mechanism. The cosine is then .97, and .92 at rank four. If the signal has all 32 ranks, it is
+  .46 instead of .75. We do not know whether Muon helps at small epsilon. See `dp_muon` for models
+  with other variables.
 
   Args:
     momentum: In [0, 1).
@@ -59,38 +61,30 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
   if not edge:
     return _muon(momentum, nesterov, steps, None)
 
-  def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
-    b = (1 + momentum, -momentum) if nesterov else (1.0,)
-    return _muon(momentum, nesterov, steps, filtered_variance(b, (-momentum,)))
-
-  def unbound(*unused: Any) -> Any:
-    raise ValueError(
-        'The noise whose edge muon cuts off is not known yet. Give the rule to an optimizer or '
-        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
-
-  return _muon(momentum, nesterov, steps, None)._replace(
-      init=unbound, query=unbound, update=unbound, cautions=contract.no_cautions,
-      for_noise=for_noise)
+  b = (1 + momentum, -momentum) if nesterov else (1.0,)
+  return shapes.waiting(
+      _muon(momentum, nesterov, steps, None)._replace(cautions=contract.no_cautions),
+      lambda variance: _muon(momentum, nesterov, steps, variance(b, (-momentum,))))
 
 
 def dp_muon(
     momentum: float = 0.95, nesterov: bool = True, steps: int = 5, edge: bool = False,
     exclude: Sequence[str] = (), beta_1: float = 0.9, beta_2: float = 0.999,
     epsilon: float = 1e-8, relative_adam_learning_rate: float = 1.0) -> contract.Rule:
-  """Muon for matrices and Adam for the rest, under one clip norm and one noise. Experimental.
+  """Returns Muon for matrices and Adam for the rest, with one clip norm. Experimental.
 
-  Matrices are variables of two axes, but for embeddings and what `exclude` names; see
-  `muon`, which says what the noise does to them. The rest follows `dp_adam`. Name the output
-  layer in `exclude`: Muon is for hidden layers.
+  Matrices are variables with two axes, except for embeddings and variables that `exclude` names.
+  See `muon` for the effect of noise on them. The rest follows `dp_adam`. Name the output layer in
+  `exclude`, since Muon is for hidden layers.
 
   Args:
     momentum: Of the matrices, in [0, 1).
     nesterov: Whether they look ahead.
     steps: Of Newton and Schulz, >= 1; not used with `edge`.
-    edge: Whether singular values that noise alone would have are dropped, see `muon`.
-    exclude: Regular expressions; a matrix follows Adam if one is found in its path. Where
-      variables have no names, as in federated processes, it is refused, and tables of
-      embeddings are matrices like others: use `rules.partition`.
+    edge: Whether to drop singular values that noise alone would have, see `muon`.
+    exclude: Regular expressions. A matrix follows Adam if one of them matches in its path. In
+      federated processes variables have no names. `exclude` is refused there, and embedding
+      tables are treated as matrices; use `rules.partition` instead.
     beta_1: Adam's decay of the first moment, in [0, 1).
     beta_2: Adam's decay of the second moment, in [0, 1).
     epsilon: Adam's, in gradient units, >= 0.
@@ -110,8 +104,8 @@ def dp_muon(
     name = spec.name or ''
     if patterns and len(spec.shape) == 2 and not name:
       raise ValueError(
-          '`exclude` must be looked for in names, and variables of a DPQuery or of a federated '
-          'process have none. Give specs with names, or tell them apart by their shapes with '
+          '`exclude` must be looked for in names, but variables of a DPQuery or of a federated '
+          'process have none. Give specs with names, or choose variables by their shapes with '
           f'`rules.partition`. Received: exclude={list(exclude)}, for {spec}.')
     return (len(spec.shape) == 2 and 'embedding' not in name.lower()
             and not any(re.search(pattern, name) for pattern in patterns))
@@ -162,6 +156,7 @@ def _over(matrix: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contract.Rule:
+  gate.check('dp_muon')
   first = moments.heavy_ball(momentum, nesterov)
 
   def init(specs: trees.Tree) -> State:
@@ -173,10 +168,8 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     return State(arithmetic.first_step(), first.init(specs), noise)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     del public
-    (release,) = releases
     step = state.step + 1
     followed, moment = first.update(state.first, release.mean, step)
     noise: Any = ()
@@ -190,7 +183,8 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     direction = trees.map(lambda x: RATE * math.sqrt(max(x.shape)) * x, made)
     return direction, State(step, moment, noise)
 
-  return contract.Rule(init, contract.isotropic, update, name='muon', cautions=_caution)
+  return contract.Rule(init, contract.isotropic, shapes.of_release(update), name='muon',
+                       cautions=_caution)
 
 
 def _caution(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:

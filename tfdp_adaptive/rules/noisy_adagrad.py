@@ -15,11 +15,13 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import running_root
+from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import subspaces
 
 MODES = ('truncate', 'floor', 'pinv')
@@ -31,6 +33,7 @@ class State(NamedTuple):
   root: trees.Tree  # Its eigenvalues [k], or its diagonal like the parameters; or ().
 
 
+@gate.part
 def noisy_adagrad(
     participations: int,
     dimension: Optional[int] = None,
@@ -102,15 +105,13 @@ def noisy_adagrad(
     return State(arithmetic.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
 
   def update_(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     direction, metric, root = update(release, public)
     kept = (metric, root) if constrained else ((), ())
     return direction, State(state.step + 1, *kept)
 
   return contract.Rule(
-      init, contract.isotropic, update_,
+      init, contract.isotropic, shapes.of_release(update_),
       asks=(contract.Ask(
           second=running_root.running_root(participations, diagonal, relative_noise)),),
       public=None if dimension is None else 'records',

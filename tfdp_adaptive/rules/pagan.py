@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """PASAN and PAGAN: clip and noise in a fixed ellipsoid that fits the gradients."""
 
-from typing import Callable, NamedTuple, Optional, Tuple
+import math
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
+from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import subspaces
 
 
@@ -21,6 +24,7 @@ class State(NamedTuple):
   scale: trees.Tree  # A^(1/2), public; or () for a ball.
 
 
+@gate.part
 def pasan(
     ellipsoid: trees.Tree = None, projection: str = 'euclidean',
     box: Optional[constraints.Box] = None, radius: Optional[float] = None) -> contract.Rule:
@@ -32,7 +36,7 @@ def pasan(
       direction = g / sqrt(total),   parameters projected onto the constraint set
 
   Records are projected onto `sum_j a_j g_j^2 <= l2_norm_clip^2`: the clip norm
-  is 1 where A holds the bound, as `tfdp.rules.ellipsoids` makes it. The paper's
+  is 1 where A holds the bound, as `tfdp.rules.pasan_ellipsoid` makes it. The paper's
   output is the average of the iterates (`average_iterates`).
 
   Args:
@@ -106,15 +110,9 @@ def _ellipsoidal(
         tf.sqrt, trees.constant_like(ellipsoid, specs, 'ellipsoid'))
     return State(arithmetic.first_step(), zero(specs), scale)
 
-  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
-    del public
-    return (contract.Query(state.scale),)
-
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     del public
-    (release,) = releases
     mean = geometry.unscale(release.mean, state.scale)
     total = add(state.total, mean)
     return direction(mean, total), State(state.step + 1, total, state.scale)
@@ -126,6 +124,42 @@ def _ellipsoidal(
       return params
     return subspaces.unflatten(into_ball(radius, state, subspaces.flatten(params)), params)
 
-  return contract.Rule(init, query, update, asks=(contract.Ask(projection),),
-                       project=None if box is None and radius is None else project, name=name,
-                       steady=True)
+  return contract.Rule(init, shapes.in_scale(lambda state: state.scale), shapes.of_release(update),
+                       asks=(contract.Ask(projection),), name=name, steady=True,
+                       project=None if box is None and radius is None else project)
+
+
+def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
+  """The ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
+
+  Minimizes the error bound of Asi et al. (2021) for sub-Gaussian coordinates.
+
+  Args:
+    stddevs: [d] root mean squares of the gradient's coordinates, > 0, known or
+      estimated from public data or by `tfdp.estimates.private_stddevs`; or a list of arrays,
+      one per variable.
+    bound: Of the gradient's norm in the metric C, at which records are clipped
+      by `l2_norm_clip=1`. Its root mean square by default.
+
+  Returns:
+    `ellipsoid`, in the structure of `stddevs`.
+  """
+  return _ellipsoid(stddevs, -4 / 3, bound)
+
+
+def pasan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
+  """Returns the ellipsoid for `rules.pasan`, as `pagan_ellipsoid` does: C = 1 / stddevs."""
+  return _ellipsoid(stddevs, -1.0, bound)
+
+
+def _ellipsoid(stddevs: trees.Tree, power: float, bound: Optional[float]) -> Any:
+  arrays = [np.asarray(s, np.float64) for s in (
+      stddevs if isinstance(stddevs, (list, tuple)) else [stddevs])]
+  for s in arrays:
+    if not np.all((s > 0) & np.isfinite(s)):
+      raise ValueError(f'`stddevs` must be positive and finite. Received: {s}.')
+  if bound is None:
+    bound = math.sqrt(sum(np.sum(s**(2 + power)) for s in arrays))
+  checks.positive(bound=bound)
+  ellipsoid = [s**power / bound**2 for s in arrays]
+  return ellipsoid if isinstance(stddevs, (list, tuple)) else ellipsoid[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Different rules for different variables, on one clipped and noised release."""
+"""Different rules for different variables, on one noisy gradient."""
 
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 Predicate = Callable[[tf.TensorSpec], bool]
 
@@ -19,25 +20,25 @@ class State(NamedTuple):
 
 
 def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule:
-  """Every variable's own rule; records are clipped and noised as one.
+  """Returns a rule that applies different rules to different variables.
 
       rules.partition([(lambda spec: len(spec.shape) == 2, rules.muon()),
                        (lambda spec: True, rules.dp_adam())])
 
-  A record's gradients have one norm, are clipped once and noised once, so sensitivity,
-  noise and accounting are those of a single rule. Only the update is split: each rule is
-  given the release of its variables. The partition of a rule with itself is the rule,
-  unless it looks at several variables at once (`update_clip`, subspaces).
+  The gradients of a record have one norm. They are clipped once and get noise once, so sensitivity,
+  noise and accounting are those of a single rule. Only the update is split: each rule gets the
+  noisy gradients of its variables. The partition of a rule with itself is the rule, unless it looks
+  at several variables at once (`update_clip`, subspaces).
 
-  The learning rate is one for all, and directions have the units of their rules: those of
-  order one per coordinate go together.
+  All rules share one learning rate. Combine rules whose directions have the same unit, such as
+  order one per coordinate.
 
   Args:
-    parts: Pairs `(predicate, rule)`. A variable's rule is that of the first predicate
-      that is true of its `tf.TensorSpec`: shape, dtype and, in Keras, its path as `name`.
-      Rules ask for one thing, the same for all, in one unit. What concerns all variables
-      goes around the partition, not into it: `with_clipping`, `quantile_clip`,
-      `slack_clip`, `grouped`, `denoised`.
+    parts: Pairs `(predicate, rule)`. A variable gets the rule of the first predicate that is
+      true for its `tf.TensorSpec` (shape, dtype and, in Keras, its path as `name`). All rules
+      must ask for the same single release, in one unit. Apply `with_clipping`,
+      `quantile_clip`, `slack_clip`, `grouped` and `denoised` to the partition, not to its
+      parts.
 
   Returns:
     A `contract.Rule`.
@@ -45,19 +46,9 @@ def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule
   parts = _checked(parts)
   predicates, rules = zip(*parts)
   if any(rule.for_noise is not None for rule in rules):
-    waiting = _partition(predicates, rules)
-
-    def for_noise(filtered_variance: Callable[..., Any]) -> contract.Rule:
-      return _partition(predicates, tuple(
-          rule if rule.for_noise is None else rule.for_noise(filtered_variance)
-          for rule in rules))
-
-    def unbound(*unused: Any) -> Any:
-      raise ValueError(
-          f'The noise that {waiting.name} filters is not known yet. Give the rule to an optimizer '
-          'or query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
-
-    return waiting._replace(init=unbound, query=unbound, update=unbound, for_noise=for_noise)
+    return shapes.waiting(_partition(predicates, rules), lambda variance: _partition(
+        predicates, tuple(rule if rule.for_noise is None else rule.for_noise(variance)
+                          for rule in rules)))
   return _partition(predicates, rules)
 
 
@@ -72,22 +63,16 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
                      f'`tf.TensorSpec` and a `tfdp.rules` rule. Received: parts={parts}.')
   first = parts[0][1]
   for _, rule in parts:
-    if len(rule.asks) != 1 or rule.own_clip or rule.asks[0].rider is not None or (
-        rule.asks[0].groups):
-      raise ValueError(
-          '`parts` must be of rules that ask one question per step, in one unit, with the clip '
-          'norm of the optimizer. What moves or splits the clip norm goes around the partition. '
-          f'Received: rule={rule.name}.')
+    shapes.require(rule, 'question', 'clip norm', 'step')
+    if rule.asks[0].rider is not None or rule.asks[0].groups:
+      raise ValueError('What moves or splits the clip norm goes around the partition, not into it. '
+                       f'Received: rule={rule.name}.')
     if rule.asks != first.asks:
       raise ValueError(
-          '`parts` must be of rules that ask for the same: records are clipped and noised once. '
-          'Weights of records (`with_clipping`) go around the partition; rules with a second '
-          'statistic go with themselves only. '
+          '`parts` must be of rules that ask for the same, since records are clipped once and get '
+          'noise once. Apply `with_clipping` to the partition. Combine rules with a second '
+          'statistic with each other only. '
           f'Received: {first.name} and {rule.name}, whose asks differ.')
-    second = rule.asks[0].second
-    if second is not None and not second.amplifiable:
-      raise ValueError('`parts` must be of rules whose statistics are of one step. '
-                       f'Received: rule={rule.name}.')
   wanted = {rule.public for _, rule in parts} - {None}
   if len(wanted) > 1:
     raise ValueError('`parts` must agree on the public gradients they need. '
@@ -108,7 +93,7 @@ def _partition(
         f'`lambda spec: True`. Received: none for {spec}.')
 
   def pieces(state: State, tree: trees.Tree) -> Tuple[trees.Tree, ...]:
-    """A tree cut into one tuple of leaves per rule; what is absent is absent for all."""
+    """Returns one tuple of leaves per rule; an absent tree is absent for all rules."""
     if trees.absent(tree):
       return ((),) * len(rules)
     return _cut(tf.nest.flatten(tree), state.parts, len(rules))
@@ -150,9 +135,7 @@ def _partition(
         for scale, piece in zip(scales, pieces(state, state.parts))])),)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     directions, states = [], []
     for rule, own, mean, second, known, there in zip(
         rules, state.rules, pieces(state, release.mean), pieces(state, release.second),
@@ -175,7 +158,8 @@ def _partition(
 
   public = {rule.public for rule in rules} - {None}
   return contract.Rule(
-      init, query, update, asks=rules[0].asks, public=public.pop() if public else None,
+      init, query, shapes.of_release(update), asks=rules[0].asks,
+      public=public.pop() if public else None,
       project=project if any(rule.project is not None for rule in rules) else None,
       name=f'partition({", ".join(rule.name for rule in rules)})',
       independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,

@@ -2,20 +2,18 @@
 """PDA-DPMD: descent along a mixture of the private and the public gradient."""
 
 import math
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import shapes
 
 
-class State(NamedTuple):
-  step: tf.Tensor  # [] int64, releases consumed.
-
-
+@gate.part
 def pda_dpmd(steps: int) -> contract.Rule:
   """PDA-DPMD: a mixture of the private and the public gradient.
 
@@ -24,8 +22,8 @@ def pda_dpmd(steps: int) -> contract.Rule:
       a_t = cos(pi t / (2 steps)),  t = 0, 1, ...
       direction = a_t * g + (1 - a_t) * public
 
-  After `steps` steps it follows the public gradient alone. The method assumes a
-  model that was trained on the public data before.
+  After `steps` steps it follows the public gradient alone. The method assumes a model that was
+  pretrained on the public data.
 
   Args:
     steps: K >= 1, the length of the run.
@@ -36,10 +34,9 @@ def pda_dpmd(steps: int) -> contract.Rule:
   checks.whole(steps=steps)
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: shapes.Stateless, release: contract.Release,
+      public: trees.Tree) -> Tuple[trees.Tree, shapes.Stateless]:
     contract.check_public(public, 'pda_dpmd')
-    (release,) = releases
     fraction = tf.cast(tf.minimum(state.step, steps), tf.float64) / steps
     weight = tf.cos(math.pi / 2 * fraction)
 
@@ -47,11 +44,7 @@ def pda_dpmd(steps: int) -> contract.Rule:
       a = tf.cast(weight, private.dtype)
       return a * private + (1 - a) * public
 
-    return trees.map(mix, release.mean, public), State(state.step + 1)
+    return trees.map(mix, release.mean, public), shapes.Stateless(state.step + 1)
 
-  return contract.Rule(_init, contract.isotropic, update, public='mean', name='pda_dpmd')
-
-
-def _init(specs: trees.Tree) -> State:
-  del specs
-  return State(arithmetic.first_step())
+  return contract.Rule(shapes.stateless, contract.isotropic, shapes.of_release(update),
+                       public='mean', name='pda_dpmd')

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive optimizers fed with the privatized mean gradient, and nothing else."""
+"""Adaptive optimizers that see only the noisy mean gradient."""
 
-from typing import NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -10,6 +10,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -38,7 +39,7 @@ def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -
   Returns:
     A `contract.Rule` whose direction has no unit, of order one per coordinate.
   """
-  return adaptive(moments.adam(beta_1, beta_2), epsilon, 'dp_adam')
+  return adaptive(moments.adam(beta_1, beta_2), plus(epsilon), 'dp_adam')
 
 
 def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> contract.Rule:
@@ -55,7 +56,7 @@ def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) ->
   Returns:
     A `contract.Rule` whose direction has no unit.
   """
-  return adaptive(moments.adagrad(initial_accumulator_value), epsilon, 'dp_adagrad')
+  return adaptive(moments.adagrad(initial_accumulator_value), plus(epsilon), 'dp_adagrad')
 
 
 def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8) -> contract.Rule:
@@ -72,7 +73,7 @@ def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8) -> contract.Rule:
   Returns:
     A `contract.Rule` whose direction has no unit.
   """
-  return adaptive(moments.rmsprop(rho), epsilon, 'dp_rmsprop')
+  return adaptive(moments.rmsprop(rho), plus(epsilon), 'dp_rmsprop')
 
 
 def dp_yogi(
@@ -95,26 +96,48 @@ def dp_yogi(
     A `contract.Rule` whose direction has no unit.
   """
   return adaptive(
-      moments.yogi(beta_1, beta_2, initial_accumulator_value), epsilon, 'dp_yogi')
+      moments.yogi(beta_1, beta_2, initial_accumulator_value), plus(epsilon), 'dp_yogi')
 
 
-def adaptive(method: moments.Method, epsilon: float, name: str) -> contract.Rule:
-  """Any `moments.Method` by post-processing, as a `contract.Rule`."""
+def plus(epsilon: float) -> Callable[[tf.Tensor], tf.Tensor]:
+  """Returns `sqrt(nu) + epsilon`."""
   checks.not_negative(epsilon=epsilon)
+  return lambda v: tf.sqrt(v) + epsilon
+
+
+def mean_squared(release: contract.Release, public: trees.Tree) -> trees.Tree:
+  """Returns the square of the noisy mean, which most second moments average."""
+  del public
+  return moments.squared(release.mean)
+
+
+def adaptive(
+    method: moments.Method, root: Callable[[tf.Tensor], tf.Tensor], name: str,
+    square: Callable[[contract.Release, trees.Tree], trees.Tree] = mean_squared,
+    elementwise: bool = True, **fields: Any) -> contract.Rule:
+  """Returns a rule for any `moments.Method`: its first moment over the root of its second moment.
+
+  Args:
+    method: A `moments.Method`.
+    root: `nu_hat -> divisor` of a coordinate.
+    name: Name of the rule.
+    square: `(release, public) -> square`, which the second moment averages.
+    elementwise: See `contract.Rule`.
+    **fields: More of it.
+  """
   first, second = method
 
   def init(specs: trees.Tree) -> State:
     return State(arithmetic.first_step(), first.init(specs), second.init(specs))
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    del public
-    (release,) = releases
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)
-    nu = second.add(state.second, moments.squared(release.mean))
-    root = trees.map(lambda v: tf.sqrt(v) + epsilon, second.estimate(nu, step))
-    return moments.divide(mean, root), State(step, moment, nu)
+    nu = second.add(state.second, square(release, public))
+    roots = trees.map(root, second.estimate(nu, step))
+    return moments.divide(mean, roots), State(step, moment, nu)
 
-  return contract.Rule(init, contract.isotropic, update, name=name, elementwise=True)
+  return contract.Rule(
+      init, contract.isotropic, shapes.of_release(update), name=name,
+      elementwise=elementwise, **fields)

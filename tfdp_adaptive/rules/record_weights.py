@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the records of a rule are clipped: `clipping='hard'`, 'auto_s' and the like."""
+"""The weights of records: `clipping='hard'`, 'auto_s' and others."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ KINDS = {'hard': None, 'auto_v': None, 'auto_s': 0.01, 'psac': 0.1, 'tanh': None
 
 
 def weight(clipping: Any) -> contract.Weight:
-  """The weight that `clipping` names: a kind, or a pair `(kind, constant)`.
+  """Returns the weight that `clipping` names: a kind, or a pair `(kind, constant)`.
 
   Args:
     clipping: 'hard', 'auto_v', 'auto_s' (gamma .01), 'psac' (r .1), 'tanh' or 'p_norm'
@@ -19,7 +19,7 @@ def weight(clipping: Any) -> contract.Weight:
       chooses the constant, in units of the scaled gradient.
 
   Raises:
-    ValueError: If it is none of these.
+    ValueError: If `clipping` is none of these.
   """
   kind, *constants = clipping if isinstance(clipping, (list, tuple)) and clipping else (clipping,)
   if not isinstance(kind, str) or kind not in KINDS or len(constants) > 1:
@@ -39,17 +39,16 @@ def weight(clipping: Any) -> contract.Weight:
 
 
 def chosen(rule: contract.Rule, clipping: Any) -> contract.Rule:
-  """`with_clipping` for an adapter, where 'hard' leaves the rule as it was made."""
+  """Returns `with_clipping(rule, clipping)`; 'hard' leaves the rule unchanged."""
   return rule if weight(clipping).kind == 'hard' else with_clipping(rule, clipping)
 
 
 def with_clipping(rule: contract.Rule, clipping: Any) -> contract.Rule:
-  """The same rule, whose records are weighted as `clipping` says.
+  """Returns the same rule, with records weighted as `clipping` says.
 
-  Sensitivity, noise and accounting are those of the rule: whatever the weight, a record
-  has at most the clip norm. A stability constant in the update (`epsilon`) is compared
-  with other numbers, though: with 'auto_v', 'auto_s' and 'psac' gradients have the
-  magnitude of the clip norm.
+  Sensitivity, noise and accounting do not change, since a weighted record has at most the clip
+  norm. Retune a stability constant of the update (`epsilon`): with 'auto_v', 'auto_s' and 'psac'
+  gradients have the size of the clip norm.
 
   Args:
     rule: Any rule whose records are rescaled.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistic of noisy AdaGrad: the root of all past clean second moments."""
+"""The statistic of noisy AdaGrad: the root of the sum of all past second moments without noise."""
 
 import math
 from typing import Tuple
@@ -17,10 +17,9 @@ def running_root(
     participations: int, diagonal: bool = False, relative_noise: float = 1.0) -> contract.Statistic:
   """The root of the sum of `x x^T` over all steps so far, x the clean mean.
 
-  If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most
-  `sqrt(2 K) D1` in the Frobenius norm (Araki-Yamagami), and the diagonal root
-  by `sqrt(K) D1`. The secret is kept in float64: a root of rounding errors
-  would exceed that.
+  If at most K rows of X change, by D1 each, `(X^T X)^(1/2)` changes by at most `sqrt(2 K) D1` in
+  the Frobenius norm (Araki-Yamagami), and the diagonal root by `sqrt(K) D1`. The secret is kept in
+  float64, because the root of rounding errors in float32 would be larger.
   """
 
   def specs_of_value(specs: trees.Tree) -> trees.Tree:
@@ -61,8 +60,8 @@ def running_root(
 
 def equivalent_noise_multiplier(
     noise_multiplier: float, steps: int, participations: int, relative_noise: float = 1.0) -> float:
-  """The noise multiplier of the one Gaussian mechanism that costs what the run costs.
+  """Returns the noise multiplier of the single Gaussian mechanism with the cost of the run.
 
-  GDP adds up: K releases of the mean see a record, all releases of the root do.
+  GDP adds up: a record takes part in K releases of the mean and in all releases of the root.
   """
   return noise_multiplier / math.sqrt(participations + steps / relative_noise**2)

@@ -12,6 +12,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
+from tfdp_adaptive.rules import shapes
 
 
 def scale_then_privatize(
@@ -24,20 +25,18 @@ def scale_then_privatize(
       s_t = 1 / (sqrt(nu_hat_{t-1}) + scale_epsilon)
       g = (sum_j clip(s_t * g_j; zeta) + noise) / batch_size / s_t;   then Adam on g
 
-  `l2_norm_clip` (zeta) is in scaled units: a well preconditioned gradient has a
-  norm of about the square root of the number of parameters. The first step
-  clips the raw gradients at `l2_norm_clip * scale_epsilon`. Where
-  `l2_norm_clip * noise_multiplier / batch_size >= 1` the noise feeds itself
-  through the scale and the second moment grows without bound.
+  `l2_norm_clip` (zeta) is in scaled units. A well preconditioned gradient has a norm of about the
+  square root of the number of parameters. The first step clips the raw gradients at
+  `l2_norm_clip * scale_epsilon`. If `l2_norm_clip * noise_multiplier / batch_size >= 1`, the scale
+  amplifies the noise, and the second moment grows without bound.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: Added to the root in the update, in gradient units, >= 0.
-    scale_epsilon: Added to the root in the scale, in gradient units, > 0; no
-      default is safe. Large recovers DP-Adam with the clip norm
-      `l2_norm_clip * scale_epsilon`; small puts the noise where gradients are
-      small.
+    scale_epsilon: Added to the root in the scale, in gradient units, > 0. No default suits all
+      tasks. A large value gives DP-Adam with the clip norm `l2_norm_clip * scale_epsilon`. A
+      small one gives small gradients less noise.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -83,20 +82,28 @@ def dp_rmsprop_stp(
 
 def scaled(
     method: moments.Method, epsilon: float, scale_epsilon: float, name: str) -> contract.Rule:
-  """Any `moments.Method` behind its own scale, as a `contract.Rule`."""
-  checks.positive(scale_epsilon=scale_epsilon)
-  rule = post_processing.adaptive(method, epsilon, name)
+  """Returns a `contract.Rule` for any `moments.Method` in its own scale."""
+  return behind_own_scale(
+      post_processing.adaptive(method, post_processing.plus(epsilon), name), method.second,
+      scale_epsilon)._replace(cautions=cautions.scaled)
 
-  def query(state: post_processing.State, public: trees.Tree = ()) -> contract.Queries:
-    del public
-    estimate = method.second.estimate(state.second, state.step)
-    return (contract.Query(trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)),)
+
+def behind_own_scale(
+    rule: contract.Rule, second: moments.SecondMoment, scale_epsilon: float) -> contract.Rule:
+  """Returns a rule whose records are clipped in the scale `1 / (root + scale_epsilon)`."""
+  checks.positive(scale_epsilon=scale_epsilon)
+
+  def scale(state: post_processing.State) -> trees.Tree:
+    estimate = second.estimate(state.second, state.step)
+    return trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)
 
   def update(
-      state: post_processing.State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, post_processing.State]:
-    (release,), (asked,) = releases, query(state)
-    mean = geometry.unscale(release.mean, asked.scale)
-    return rule.update(state, (release._replace(mean=mean),), public)
+      state: post_processing.State, release: contract.Release,
+      public: trees.Tree) -> Tuple[trees.Tree, post_processing.State]:
+    used = scale(state)
+    raw = release._replace(mean=geometry.unscale(release.mean, used))
+    if not trees.absent(release.second):
+      raw = raw._replace(second=geometry.unscale(release.second, used))
+    return rule.update(state, (raw,), public)
 
-  return rule._replace(query=query, update=update, cautions=cautions.scaled)
+  return rule._replace(query=shapes.in_scale(scale), update=shapes.of_release(update))

@@ -10,6 +10,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -26,7 +27,7 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
       direction = m                  (Nesterov: g + momentum * m)
 
   Args:
-    momentum: In [0, 1). Undamped: the direction grows to `g / (1 - momentum)`.
+    momentum: In [0, 1). It is not damped: the direction grows to `g / (1 - momentum)`.
     nesterov: Whether to look ahead; needs `momentum > 0`.
 
   Returns:
@@ -42,12 +43,11 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
     return State(arithmetic.first_step(), first.init(specs))
 
   def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
+      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     del public
-    (release,) = releases
     step = state.step + 1
     direction, moment = first.update(state.first, release.mean, step)
     return direction, State(step, moment)
 
-  return contract.Rule(init, contract.isotropic, update, name='dp_sgd', elementwise=True)
+  return contract.Rule(
+      init, contract.isotropic, shapes.of_release(update), name='dp_sgd', elementwise=True)

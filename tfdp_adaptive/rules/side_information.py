@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Side information: Adam whose second moment comes from public data."""
 
-from typing import NamedTuple, Tuple
-
-import tensorflow as tf
-
-from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import post_processing
 
 
-class State(NamedTuple):
-  step: tf.Tensor  # [] int64, releases consumed.
-  first: trees.Tree  # First moment of the released means.
-  second: trees.Tree  # Second moment of public gradients, >= 0.
-
-
+@gate.part
 def side_information_adam(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
     second_moment: trees.Tree = None) -> contract.Rule:
@@ -27,42 +18,32 @@ def side_information_adam(
 
       direction = mu_hat / (sqrt(nu_hat) + epsilon)
 
-  with `mu` from the private releases and `nu` from public data only: given
-  beforehand, or averaged online over the public gradient at every iterate. The
-  data must be public; a part held out of the private set is not.
+  `mu` comes from noisy gradients and `nu` from public data only. `nu` is given, or averaged over
+  the public gradients of all steps. The data must be public. A held-out part of the private data is
+  not public.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the online second moment, in [0, 1).
     epsilon: In gradient units, >= 0; the paper has none (0/0 := 0).
-    second_moment: None for online, or `nu_hat`: a number or one array per
-      variable, in squared gradient units, >= 0.
+    second_moment: `nu_hat`, a number or one array per variable, in squared gradient units, >= 0;
+      or None to average public gradients.
 
   Returns:
-    A `contract.Rule` whose direction has no unit; `public='mean'` if online.
+    A `contract.Rule` whose direction has no unit, with `public='mean'` without `second_moment`.
   """
-  checks.not_negative(epsilon=epsilon)
-  first, second = moments.adam(beta_1, beta_2)
-  online = second_moment is None
+  method, name = moments.adam(beta_1, beta_2), 'side_information_adam'
+  if second_moment is not None:
+    known = moments.SecondMoment(
+        lambda specs: trees.constant_like(second_moment, specs, 'second_moment'),
+        lambda nu, square: nu, lambda nu, step: nu)
+    return post_processing.adaptive(
+        method._replace(second=known), post_processing.plus(epsilon), name, elementwise=False)
 
-  def init(specs: trees.Tree) -> State:
-    nu = second.init(specs) if online else trees.constant_like(
-        second_moment, specs, 'second_moment')
-    return State(arithmetic.first_step(), first.init(specs), nu)
+  def square(release: contract.Release, public: trees.Tree) -> trees.Tree:
+    del release
+    contract.check_public(public, name)
+    return moments.squared(public)
 
-  def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    (release,) = releases
-    step = state.step + 1
-    mean, moment = first.update(state.first, release.mean, step)
-    nu = estimate = state.second
-    if online:
-      contract.check_public(public, 'side_information_adam')
-      nu = second.add(nu, moments.squared(public))
-      estimate = second.estimate(nu, step)
-    root = trees.map(lambda v: tf.sqrt(v) + epsilon, estimate)
-    return moments.divide(mean, root), State(step, moment, nu)
-
-  return contract.Rule(init, contract.isotropic, update, public='mean' if online else None,
-                   name='side_information_adam')
+  return post_processing.adaptive(
+      method, post_processing.plus(epsilon), name, square, elementwise=False, public='mean')

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics that a rule can request besides the mean gradient, and their noise.
 
-`zeta` is the clip norm, `B` the batch size, `D1` the sensitivity of the mean.
-Sensitivities hold for batches of ANY size (Poisson sampling): whatever is not
-linear in the records is computed on a mean projected onto the ball of radius
-zeta. All are derived in algorithms.md, sections 4 and 5.
+`zeta` is the clip norm, `B` the batch size, `D1` the sensitivity of the mean. Sensitivities hold
+for batches of ANY size (Poisson sampling). Values that are not linear in the records are computed
+from a mean that is projected onto the ball of radius zeta.
 """
 
 import math
@@ -19,13 +18,13 @@ from tfdp_adaptive.rules import arithmetic
 
 
 def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contract.Statistic:
-  """The squared mean, `clip(S / B; zeta)^2`: independent moment estimation.
+  """Returns the statistic `clip(S / B; zeta)^2`, the squared mean: independent moment estimation.
 
   The sensitivity is `(2 B - 1) * zeta^2 / B^2` for B >= 2 under zero_out and
   add_remove (equation 4.3 for the rest), attained by equal one-sparse records.
 
   Args:
-    share: Of the step's budget that goes to the mean, in (0, 1).
+    share: Share of the step's budget for the mean, in (0, 1).
     printed_2B_plus_1: Use `(2 B + 1)`, the constant printed in Algorithm 6 of
       Ganesh et al. (2025): safe, but larger than needed. Not for replace.
 
@@ -49,14 +48,14 @@ def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contr
 
 
 def mean_of_squares(share: float = 0.5) -> contract.Statistic:
-  """The mean of the squared clipped records: square, then average.
+  """Returns the statistic of the mean of squared clipped records: square, then average.
 
-  Every record adds at most `zeta^2 / B` whatever the others are; sqrt(2) times
-  that is the distance of two records under replace. It estimates E[g^2] of one
-  record rather than the square of the mean, and so is larger by up to B.
+  Every record adds at most `zeta^2 / B`. Under replace, two records differ by at most sqrt(2) times
+  that. The statistic estimates E[g^2] of one record and not the square of the mean, so it is larger
+  by a factor of up to B.
 
   Args:
-    share: Of the step's budget that goes to the mean, in (0, 1).
+    share: Share of the step's budget for the mean, in (0, 1).
 
   Returns:
     A `contract.Statistic`; both releases together cost what the mean alone costs.
@@ -108,7 +107,7 @@ def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
 
 
 def clean_mean() -> contract.Statistic:
-  """The mean itself, WITHOUT noise: no privacy whatsoever."""
+  """Returns the mean itself, WITHOUT noise and without any privacy."""
 
   def measure(
       mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
@@ -124,7 +123,7 @@ def clean_mean() -> contract.Statistic:
 
 
 def joint_sensitivity(distance: float, relative_lambda: float) -> float:
-  """(5.1) for zeta = 1: sup of sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2)."""
+  """Returns (5.1) for zeta = 1: sup of sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2)."""
   d, lam = distance, relative_lambda
   if d <= 2 / 3:
     return d * math.sqrt(1 + lam * (2 - d)**2)

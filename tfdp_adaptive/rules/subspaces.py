@@ -16,7 +16,7 @@ Finder = Callable[[trees.Tree, tf.DType], tf.Tensor]  # (public, dtype) -> [m, k
 
 
 def flatten(tree: trees.Tree) -> tf.Tensor:
-  """[m] all leaves, in order."""
+  """Returns all leaves in order, [m]."""
   return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)], 0)
 
 
@@ -29,7 +29,7 @@ def unflatten(vector: tf.Tensor, tree: trees.Tree) -> trees.Tree:
 
 
 def size(specs: trees.Tree) -> int:
-  """Number of elements of all leaves."""
+  """Returns the number of elements of all leaves."""
   return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
 
 
@@ -53,7 +53,7 @@ def finder(
 
 
 def check_basis(basis: npt.ArrayLike) -> np.ndarray:
-  """[m, k] float64 NumPy, orthonormal columns."""
+  """Returns the basis as [m, k] float64, with orthonormal columns, or raises."""
   basis = np.asarray(basis, np.float64)
   if basis.ndim != 2 or basis.shape[1] > basis.shape[0]:
     raise ValueError('`basis` must be an [m, k] matrix with k <= m. '
@@ -66,13 +66,13 @@ def check_basis(basis: npt.ArrayLike) -> np.ndarray:
 
 
 def records_matrix(public: trees.Tree) -> tf.Tensor:
-  """[n, m] one row per public record, from a tree of [n, ...] gradients."""
+  """Returns [n, m], one row per public record, from a tree of [n, ...] gradients."""
   leaves = tf.nest.flatten(public)
   return tf.concat([tf.reshape(leaf, [leaf.shape[0], -1]) for leaf in leaves], 1)
 
 
 def top(matrix: tf.Tensor, dimension: int, method: str = 'exact') -> tf.Tensor:
-  """[m, k] leading right singular vectors of an [n, m] matrix, largest first.
+  """Returns [m, k] leading right singular vectors of an [n, m] matrix, largest first.
 
   'exact' solves the n x n side in float64, never the m x m one; directions of
   vanishing singular values are zero. 'randomized' is the range finder of Halko,

@@ -276,7 +276,8 @@ def factor(
   """The `Convolution` of a layer's inputs and cotangents, channels last."""
   if None in inputs.shape[1:].as_list():
     raise registry.Unsupported(
-        f'Layer {layer.name!r} must get inputs of a fixed size. Received: {inputs.shape}. '
+        f'Layer {layer.name!r} must get inputs of a fixed size. Received: '
+        f'examples of shape {inputs.shape[1:]}. '
         "Fix the size, or use engine='materialized'.")
   pads = []
   for size, output, kernel, stride, dilation in zip(

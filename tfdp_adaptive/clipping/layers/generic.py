@@ -16,6 +16,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import mapping
+from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import registry
 
 # Operations that draw numbers, or change something that outlives the call.
@@ -96,24 +97,16 @@ def _dropped(inputs: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
 def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterator[None]:
   """Has `stand_in(inputs, original call)` in place of every dropout layer's call."""
   inside = {id(one): one for one in layer._flatten_layers() if type(one) in _DROPOUT}
-  before = []  # A layer may have a `call` of its own already, from another wrapper.
 
   def wrapper(original: Callable[..., Any]) -> Callable[..., tf.Tensor]:
     def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
       return stand_in(inputs, lambda x: original(x, *args, **kwargs))
     return compat.unconverted(call)
 
-  try:
+  with contextlib.ExitStack() as stack:
     for one in inside.values():
-      before.append((one, 'call' in vars(one), vars(one).get('call')))
-      vars(one)['call'] = wrapper(one.call)
+      stack.enter_context(swaps.swapped(one, call=wrapper(one.call)))
     yield
-  finally:
-    for one, own, call in before:
-      if own:
-        vars(one)['call'] = call
-      else:
-        del vars(one)['call']
 
 
 def _each(function: Callable[..., Any], records: Any, layer: compat.Layer) -> List[tf.Tensor]:

@@ -13,6 +13,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import rows
+from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import normalization
@@ -100,12 +101,8 @@ def _at_bias(
     taps.append((bias, positions, more))
     return bias
 
-  attributes = layer.__dict__
-  attributes['compute_bias'] = tapped
-  try:
+  with swaps.swapped(layer, compute_bias=tapped):
     outputs = function(*args, **kwargs)
-  finally:
-    del attributes['compute_bias']
   if len(taps) != 1:
     raise registry.Unsupported(
         f'Layer {layer.name!r} must compute its bias by relative position when it is called. '
@@ -126,12 +123,9 @@ def t5_attention(
   positions, more = call.saved
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
-  attributes = layer.__dict__
-  attributes['relative_attention_bias'] = tf.eye(table.shape[0], dtype=cotangents.dtype)
-  try:
+  identity = tf.eye(table.shape[0], dtype=cotangents.dtype)
+  with swaps.swapped(layer, relative_attention_bias=identity):
     buckets = layer.compute_bias(*positions, **more)[0]  # [buckets, queries, keys], of 0 and 1.
-  finally:
-    attributes['relative_attention_bias'] = table
   yield table, factors.explicit(tf.einsum('nhqk,bqk->nbh', cotangents, buckets))
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -35,13 +36,8 @@ def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.T
 
   These are the operations of the layer's call once more, which TensorFlow shares.
   """
-  attributes = layer.__dict__
-  before = {name: attributes[name] for name in without}
-  attributes.update(without)
-  try:
+  with swaps.swapped(layer, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)
-  finally:
-    attributes.update(before)
   return tf.cast(outputs, trees.wide(outputs.dtype))
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -201,24 +202,13 @@ def _graft(value: tf.Tensor, shadow: tf.Tensor) -> Any:
 @contextlib.contextmanager
 def _with_masks(layer: compat.Layer, weights: _Weights) -> Iterator[None]:
   """Makes the layer drop what its shadow drops."""
-  changed = []
-
-  def replace(owner: Any, name: str, function: Any) -> None:
-    changed.append((owner, name, owner.__dict__.get(name)))
-    owner.__dict__[name] = function
-
-  for owner in (layer, layer.cell):
-    for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states)):
-      if masks is not None:
-        replace(owner, *compat.recurrent_mask_getter(name, masks, owner is layer))
-  try:
+  with contextlib.ExitStack() as stack:
+    for owner in (layer, layer.cell):
+      stack.enter_context(swaps.swapped(owner, **dict(
+          compat.recurrent_mask_getter(name, masks, owner is layer)
+          for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states))
+          if masks is not None)))
     yield
-  finally:
-    for owner, name, value in reversed(changed):
-      if value is None:
-        del owner.__dict__[name]
-      else:
-        owner.__dict__[name] = value
 
 
 def _why(layer: compat.Layer) -> str:

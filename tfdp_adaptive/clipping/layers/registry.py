@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tu
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import swaps
 
 
 class Unsupported(ValueError):
@@ -107,12 +108,8 @@ def at_activation(
     taps.append(x)
     return activation(x)
 
-  attributes = layer.__dict__
-  attributes['activation'] = tapped
-  try:
+  with swaps.swapped(layer, activation=tapped):
     outputs = function(*args, **kwargs)
-  finally:
-    attributes['activation'] = activation
   tap, = taps
   return outputs, tap, ()
 

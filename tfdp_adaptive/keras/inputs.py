@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras users do every day: taken as Keras takes it, or refused in one sentence."""
+"""What users hand to `compile` and `fit`: taken as Keras takes it, or refused in one sentence.
+
+The batches of a plan go to Keras without their padding where steps are traced for any size, and
+over the replicas of a `tf.distribute` strategy, in one process or several: all workers begin a
+`fit` alike, with the same weights, steps and records, and with the coins that the chief drew.
+"""
 
 import dis
+import functools
 import inspect
 import itertools
+import math
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import warnings
 
@@ -11,6 +18,8 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.batches import sources
+from tfdp_adaptive.batches import workers
 
 Shapes = Optional[Callable[[], Any]]  # Of a nest; hidden from Keras, which tracks attributes.
 
@@ -81,15 +90,6 @@ def refuse_ragged(*data: Any) -> None:
             'the model mask the padding), or densify sparse data with `tf.sparse.to_dense`.')
 
 
-def refuse_plain_clone(model: Any) -> None:
-  """Raises `PrivacyError` where Keras is about to make a plain Sequential of a private one."""
-  if compat.is_cloned_as_sequential():
-    raise errors.PrivacyError(
-        '`keras.models.clone_model` makes a plain Sequential of every Sequential, which would '
-        f'train without privacy. Received: {type(model).__name__} {model.name!r}. Use '
-        '`type(model).from_config(model.get_config())`, a private model with new weights.')
-
-
 def warn_of_padding(model: Any, metrics: Any) -> None:
   """Warns of metrics of one's own that take no notice of weights, which tell what is padding."""
   names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)
@@ -105,7 +105,11 @@ def warn_of_padding(model: Any, metrics: Any) -> None:
 
 
 def _ignores_weights(function: Any) -> bool:
-  """Whether a function has an argument `sample_weight` that it never reads."""
+  """Whether a function has an argument `sample_weight` that it never reads.
+
+  A signature does not tell, and the padding cannot be left out instead: XLA, which Keras 3 uses on
+  a GPU, wants batches of one size. So the instructions of the function are looked at.
+  """
   code = getattr(inspect.unwrap(function), '__code__', None) if callable(function) else None
   if code is None or 'sample_weight' not in code.co_varnames[:code.co_argcount
                                                               + code.co_kwonlyargcount]:
@@ -167,3 +171,135 @@ def _column(target: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
   if shape.rank and shape.rank > 1 and shape[-1] == 1 and target.shape.rank in (None, shape.rank):
     return tf.ensure_shape(target, [None] * (shape.rank - 1) + [1])
   return target
+
+
+# The batches of a plan, without their padding.
+
+# Of an expected batch: rows are left out in multiples of a part. What convolutions prepare for
+# every size of batch they then find again; the rows that stay are 1.6% on average.
+_PARTS = 32
+
+
+def cropped(model: Any, x: Any) -> Any:
+  """`x` without most empty rows at the end of its batches; what is no plan's is left as it is.
+
+  So is what XLA compiles for each size anew, eager steps examine for each, or replicas share.
+  The rows that stay depend on the number of records drawn alone.
+  """
+  plan = getattr(x, 'tfdp_plan', None)
+  if plan is None or model.jit_compile or model.run_eagerly or (
+      model.distribute_strategy.num_replicas_in_sync > 1):
+    return x
+  rows = tf.nest.flatten(x.element_spec)[-1].shape[0]
+  if rows is not None and rows <= plan.batch_size:
+    return x
+  return x.map(functools.partial(_crop, math.ceil(plan.batch_size / _PARTS)))
+
+
+@tf.autograph.experimental.do_not_convert
+def _crop(multiple: int, *batch: Any) -> Any:
+  used = tf.zeros([], tf.bool)
+  for weight in tf.nest.flatten(batch[-1]):
+    used |= tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
+  rows = tf.range(1, tf.shape(used)[0] + 1)
+  count = tf.maximum(1, tf.reduce_max(tf.where(used, rows, 0)))
+  count = -(-count // multiple) * multiple  # Slices end where their tensor does.
+  return tf.nest.map_structure(lambda t: None if t is None else t[:count], batch)
+
+
+# Replicas.
+
+_TRIED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy,
+          tf.distribute.OneDeviceStrategy)
+# Of an optimizer: what decides by how much one record moves a sum, and how many sums there are.
+_DECIDE = ('l2_norm_clip', 'noise_multiplier', 'batch_size', 'adjacency', 'clipping',
+           'own_sampler')
+
+
+def check_strategy(strategy: Any, variables: Sequence[Any] = ()) -> None:
+  """Refuses what spreads a model in a way of which nobody knows that its steps are private.
+
+  Args:
+    strategy: The `tf.distribute.Strategy` of a model, or of a step.
+    variables: The model's.
+
+  Raises:
+    PrivacyError: For a strategy that was not tried, variables that are not spread by it, or a
+      distribution of Keras 3.
+  """
+  if compat.is_strategy(strategy) and not isinstance(strategy, _TRIED):
+    why = ('Its workers take steps at different times, on one state of the noise'
+           if 'ParameterServer' in type(strategy).__name__ else
+           'Private steps were not tried under it')
+    raise errors.PrivacyError(
+        f'{why}. Received: {type(strategy).__name__}. Use tf.distribute.MirroredStrategy for the '
+        'devices of one machine, or tf.distribute.MultiWorkerMirroredStrategy for several.')
+  if strategy.num_replicas_in_sync > 1 and not all(
+      strategy.extended.variable_created_in_scope(compat.raw_variable(v)) for v in variables):
+    raise errors.PrivacyError(
+        'A model trains on the replicas of a strategy if they all have its weights. Received: a '
+        'model that was made elsewhere. Make, compile and load it under `with strategy.scope():`.')
+  if compat.keras_distribution() is not None:
+    raise errors.PrivacyError(
+        'A distribution of Keras trains on one device with the TensorFlow backend, and says '
+        f'nothing of it. Received: {type(compat.keras_distribution()).__name__}. Take it back by '
+        '`keras.distribution.set_distribution(None)`, and use tf.distribute.MirroredStrategy or '
+        'MultiWorkerMirroredStrategy.')
+
+
+def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
+  """What Keras is to be given for batches `x` of a plan; other data are left as they are.
+
+  Args:
+    model: A `DPModel`.
+    x: What `fit` was given.
+    kwargs: Other arguments of `fit`; steps and callbacks are added to them.
+  """
+  strategy = model.distribute_strategy
+  plan = getattr(x, 'tfdp_plan', None)
+  if strategy.num_replicas_in_sync == 1:
+    return x
+  callbacks = [one for one in tf.nest.flatten(kwargs.get('callbacks')) if one is not None]
+  backup = compat.keras.callbacks.BackupAndRestore
+  if not compat.BACKUPS_KNOW_WORKERS and compat.has_workers(strategy) and any(
+      type(one) is backup for one in callbacks):
+    raise errors.PrivacyError(
+        'A backup must be written by one worker, or steps are lost or taken twice. Received: '
+        '`keras.callbacks.BackupAndRestore`, which every worker would write. Use '
+        '`tfdp.callbacks.BackupAndRestore`.')
+  optimizer = model.optimizer
+  if compat.has_workers(strategy):
+    settings = {name: getattr(optimizer, name) for name in _DECIDE}
+    workers.agree(
+        strategy, optimizer=repr((type(optimizer).__name__, optimizer.rule.name, settings)),
+        fit=repr([kwargs.get(name) for name in ('epochs', 'initial_epoch', 'steps_per_epoch')]),
+        backups=repr([isinstance(one, backup) for one in callbacks].count(True)))
+  if plan is None:
+    kwargs['callbacks'] = [*callbacks, _Begin()]
+    return x
+  distributed = workers.Distributed(strategy, x)
+  # Data on replicas do not tell how many there are.
+  kwargs['steps_per_epoch'] = kwargs.get('steps_per_epoch') or (
+      plan.steps - optimizer.steps_done)
+  kwargs['callbacks'] = [*callbacks, _Begin(distributed)]
+  return distributed.batches
+
+
+class _Begin(compat.keras.callbacks.Callback):
+  """Lets all workers begin together, when a backup was restored and no batch was read."""
+
+  def __init__(self, distributed: Optional[workers.Distributed] = None) -> None:
+    super().__init__()
+    self._distributed = distributed
+
+  def on_train_begin(self, logs: Any = None) -> None:
+    optimizer, strategy = self.model.optimizer, self.model.distribute_strategy
+    if self._distributed is not None:
+      self._distributed.begin(optimizer.steps_done)
+    if not compat.has_workers(strategy):
+      return
+    state = [*self.model.trainable_variables]
+    if optimizer.run.state is not None:
+      state += tf.nest.flatten(optimizer.rule_state)
+    workers.agree(strategy, steps_done=repr(optimizer.steps_done), weights=sources.fingerprint(
+        tuple(compat.read(v) for v in state)))

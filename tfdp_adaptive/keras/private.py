@@ -1,26 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KerasHub's tasks: private models that take strings, and generate, as the task does.
+"""Makes private models of Keras' models and of KerasHub's tasks; they share layers and weights.
 
-The private model shares layers and weights with the task, which still does everything
-but training: what is not found here is asked of the task.
+A private task takes strings, and generates, as the task does: what is not found here is asked of
+the task, which still does everything but training.
 """
 
 import os
 import types
 from typing import Any, Callable, Dict, Optional, Tuple
+import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 from tfdp_adaptive.batches import marks
-from tfdp_adaptive.keras import habits
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import inputs
+from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import model as model_lib
 
 keras: Any = compat.keras
 
 
-class DPTask(model_lib.DPFunctional):
+@compat.serializable
+class DPSequential(model_lib.DPModel, keras.Sequential):
+  """A private `keras.Sequential`."""
+
+
+@compat.serializable
+class DPFunctional(model_lib.DPModel, keras.Model):
+  """A private functional model: `DPFunctional(inputs, outputs)`."""
+
+
+@compat.serializable
+class DPWrapper(model_lib.DPModel, keras.Model):
+  """A private model around a subclassed one, whose layers and weights it shares."""
+
+  def __init__(self, model: compat.Model, **kwargs: Any) -> None:
+    super().__init__(**kwargs)
+    self.model = model
+
+  @compat.unconverted
+  def call(self, inputs: Any, training: Any = None) -> Any:
+    return self.model(inputs, training=training)
+
+  def get_config(self) -> Dict[str, Any]:
+    return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
+
+  @classmethod
+  def from_config(cls, config: Dict[str, Any]) -> 'DPWrapper':
+    model = keras.saving.deserialize_keras_object(config.pop('model'))
+    return cls(model, **config)
+
+
+class DPTask(DPFunctional):
   """A private `keras_hub.models.Task`; `task` is what it was made of."""
 
   def __init__(self, task: Any, **kwargs: Any):
@@ -55,7 +90,7 @@ class DPTask(model_lib.DPFunctional):
     return self._prepared(x, y, kwargs, self._preprocess_records)
 
   def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-    kwargs = habits.by_name(keras.Model.evaluate, 3, args, kwargs)
+    kwargs = inputs.by_name(keras.Model.evaluate, 3, args, kwargs)
     if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
       x, y = self._prepared(x, y, kwargs)
     return super().evaluate(x, y, **kwargs)
@@ -150,3 +185,57 @@ def is_task(model: Any) -> bool:
   return compat.input_structure(model) is not None and any(
       one.__name__ == 'Task' and one.__module__.partition('.')[0] == 'keras_hub'
       for one in type(model).__mro__)
+
+
+def make_private(model: compat.Model) -> compat.Model:
+  """A private model that shares layers and weights with `model`; compile it again.
+
+  Args:
+    model: Any Keras model; it is validated and left as it is.
+
+  Returns:
+    A `DPModel` of the matching kind.
+
+  Raises:
+    PrivacyError: If a layer mixes examples of a batch, see `validate_model`; or if the
+      model has a `train_step` or `compute_loss` of its own.
+  """
+  if isinstance(model, model_lib.DPModel):
+    return model
+  if not isinstance(model, keras.Model):
+    raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  lines.follow(model)
+  model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
+  ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
+             if compat.overrides(model, method)]
+  if ignored:
+    warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
+                  'To keep them, derive your class from tfdp.DPModel and keras.Model.',
+                  errors.Caution, stacklevel=2)
+  if model.built:
+    validation.validate_structure(model)
+  private = _around(model)
+  if model.built and private.built:  # Others tell their inputs to `fit`.
+    validation.validate_model(private)
+    validation.copy_seen(private, model)
+  return private
+
+
+def _around(model: compat.Model) -> Any:
+  """The private model of the matching kind."""
+  if is_task(model):
+    return DPTask(model)
+  if isinstance(model, keras.Sequential):
+    private = DPSequential(compat.sequential_layers(model), name=model.name)
+    if model.built and not private.built:
+      private.build(model.input_shape)
+    return private
+  if getattr(model, '_is_graph_network', False) or type(model).__name__ == 'Functional':
+    return DPFunctional(
+        compat.input_structure(model), compat.output_structure(model), name=model.name)
+  return DPWrapper(model, name=model.name)
+
+
+# A copy of a private model is private.
+compat.on_clones(lambda model, copy: _around(copy) if isinstance(
+    model, model_lib.DPModel) else copy)

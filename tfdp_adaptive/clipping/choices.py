@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an optimizer clips: one value, as `Hard()`, `Quantile(0.5)` or `PerLayer(Quantile(0.5))`.
+
+All of them have the privacy of `Hard()` at the same noise.
+"""
+
+import dataclasses
+import numbers
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type
+import warnings
+
+from tfdp_adaptive import contract
+from tfdp_adaptive.rules import following_clip
+from tfdp_adaptive.rules import groups as groups_lib
+from tfdp_adaptive.rules import record_weights
+
+_REPLACED = ('quantile_clip', 'slack_clip', 'groups')  # Arguments of optimizers, by `clipping`.
+_PLAIN = contract.Rule(  # Arguments are tried on it.
+    lambda specs: (), lambda state, public: (), lambda *_: ((), ()), elementwise=True)
+
+
+class Clipping:
+  """A way of clipping; see its subclasses."""
+
+  def __repr__(self) -> str:
+    """As it is written, without what is left at its default."""
+    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+    said = [(one.name, getattr(self, one.name)) for one in fields
+            if getattr(self, one.name) != one.default]
+    return f'tfdp.clipping.{type(self).__name__}({", ".join(f"{n}={v!r}" for n, v in said)})'
+
+  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> contract.Rule:
+    """The rule, whose records are clipped so; those of groups when variables are known."""
+    raise NotImplementedError
+
+  def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:
+    """The same rule on gradients that are clipped in groups of these variables."""
+    del variables
+    return rule
+
+  def get_config(self) -> Dict[str, Any]:
+    """Something that JSON can hold, see `of`."""
+    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+    values = {one.name: getattr(self, one.name) for one in fields}
+    return {'kind': type(self).__name__, **{
+        name: value.get_config() if isinstance(value, Clipping) else value
+        for name, value in values.items() if value is not None}}
+
+
+class _Weighted(Clipping):
+  """Weights records by a function of their norm, as `tfdp_adaptive.clipping.weights` says."""
+
+  _kind = ''
+
+  def __post_init__(self) -> None:
+    self.weight  # pylint: disable=pointless-statement  # noqa: B018  # Or it refuses.
+
+  @property
+  def _as_before(self) -> Tuple[Any, ...]:
+    return (self._kind, *dataclasses.astuple(self))  # type: ignore[call-overload]
+
+  @property
+  def weight(self) -> contract.Weight:
+    """The weight of a record."""
+    return record_weights.weight(self._as_before)
+
+  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> contract.Rule:
+    return record_weights.chosen(rule, self._as_before)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Hard(_Weighted):
+  """Records above the clip norm are scaled down to it."""
+
+  _kind = 'hard'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AutoV(_Weighted):
+  """Every record is scaled to the clip norm."""
+
+  _kind = 'auto_v'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AutoS(_Weighted):
+  """A norm n becomes C n / (n + gamma), for the clip norm C."""
+
+  gamma: float = 0.01
+  _kind = 'auto_s'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PSAC(_Weighted):
+  """A norm n becomes C / (1 + r / (n (n + r))), for the clip norm C."""
+
+  r: float = 0.1
+  _kind = 'psac'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tanh(_Weighted):
+  """A norm n becomes C tanh(n / C), for the clip norm C."""
+
+  _kind = 'tanh'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PNorm(_Weighted):
+  """A norm n becomes (n^-p + C^-p)^(-1/p), for the clip norm C."""
+
+  p: float = 2.0
+  _kind = 'p_norm'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Following(Clipping):
+  """The clip norm follows the norms of records, from `l2_norm_clip` on."""
+
+  quantile: float = 0.5
+  weights: Clipping = Hard()
+  learning_rate: Optional[float] = None
+  bounds: Optional[Tuple[float, float]] = None
+
+  def __post_init__(self) -> None:
+    _check(self, 'weights', _Weighted)
+    if self.bounds is not None:
+      object.__setattr__(self, 'bounds', tuple(self.bounds))
+    self.rule(_PLAIN)
+
+  def _arguments(self) -> Dict[str, Any]:
+    """Of the function of `tfdp.rules`, which has the defaults."""
+    values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+    del values['weights']
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Quantile(_Following):
+  """The clip norm follows a quantile; see `tfdp.rules.quantile_clip` for the arguments.
+
+  What it needs is part of the same release and of its cost.
+  """
+
+  stddev: Optional[float] = None
+
+  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> contract.Rule:
+    return following_clip.chosen(
+        self.weights.rule(rule), self._arguments(), None, batch_size, noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Slack(_Following):
+  """The clip norm follows the slack below it, at no cost; see `tfdp.rules.slack_clip`."""
+
+  buckets: Optional[int] = None
+
+  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> contract.Rule:
+    return following_clip.chosen(
+        self.weights.rule(rule), None, self._arguments(), batch_size, noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Groups(Clipping):
+  """Groups of variables are clipped by themselves; see `tfdp.rules.grouped`.
+
+  Attributes:
+    groups: The group of every variable.
+    within: How each group is clipped: with `Quantile` or `Slack` each has a norm of its own.
+    split: See `tfdp.rules.grouped`.
+    norms: See `tfdp.rules.grouped`.
+  """
+
+  groups: Any = None
+  within: Clipping = Hard()
+  split: str = 'optimal'
+  norms: Optional[Tuple[float, ...]] = None
+
+  def __post_init__(self) -> None:
+    _check(self, 'within', (_Weighted, _Following))
+    if self.norms is not None:
+      object.__setattr__(self, 'norms', tuple(float(norm) for norm in self.norms))
+    whole = isinstance(self.groups, (list, tuple)) and all(
+        isinstance(group, numbers.Integral) and int(group) >= 0 for group in self.groups)
+    if type(self) is Groups and not (whole and self.groups):
+      raise ValueError('`groups` must be the group of every variable, whole numbers. '
+                       f'Received: groups={self.groups!r}.')
+    if whole:
+      object.__setattr__(self, 'groups', tuple(int(group) for group in self.groups))
+    groups_lib.grouped(_PLAIN, (0,), split=self.split)  # Or it refuses.
+
+  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> contract.Rule:
+    rule = self.within.rule(rule, batch_size, noise_multiplier)
+    groups_lib.grouped(rule, (0,))  # Or it refuses, before there are any variables.
+    return rule
+
+  def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:
+    names = list(self._names(variables))
+    first = list(dict.fromkeys(names))
+    groups = self.groups or tuple(first.index(name) for name in names)
+    return groups_lib.grouped(rule, groups, split=self.split, norms=self.norms)
+
+  def _names(self, variables: Sequence[Any]) -> Sequence[str]:
+    """What the variables of a group have in common."""
+    return [str(i) for i in range(len(variables))]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Named(Groups):
+  """Groups that the variables tell."""
+
+  groups: Any = dataclasses.field(default=None, init=False)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerLayer(_Named):
+  """Every layer is clipped by itself: `PerLayer(Quantile(0.5))`; arguments as for `Groups`."""
+
+  def _names(self, variables: Sequence[Any]) -> Sequence[str]:
+    return [getattr(v, 'path', v.name).rpartition('/')[0] or str(i)
+            for i, v in enumerate(variables)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerVariable(_Named):
+  """Every variable is clipped by itself; arguments as for `Groups`."""
+
+
+_KINDS: Dict[str, Any] = {one.__name__: one for one in (
+    Hard, AutoV, AutoS, PSAC, Tanh, PNorm, Quantile, Slack, Groups, PerLayer, PerVariable)}
+_WEIGHTED = {one._kind: one for one in _KINDS.values() if issubclass(one, _Weighted)}
+
+
+def _check(choice: Any, name: str, kinds: Any) -> None:
+  value = getattr(choice, name)
+  if isinstance(value, dict):
+    object.__setattr__(choice, name, from_config(value))
+  elif not isinstance(value, kinds):
+    raise ValueError(
+        f'`{name}` of {type(choice).__name__} must be a way of clipping that can stand inside it, '
+        f'such as tfdp.clipping.Hard(). Received: {name}={value!r}.')
+
+
+def from_config(config: Mapping[str, Any]) -> Clipping:
+  """The inverse of `Clipping.get_config`.
+
+  Examples:
+    >>> from_config(PerLayer(Quantile(0.4)).get_config())
+    tfdp.clipping.PerLayer(within=tfdp.clipping.Quantile(quantile=0.4))
+  """
+  fields = dict(config)
+  try:
+    kind: Type[Clipping] = _KINDS[fields.pop('kind', '')]
+    return kind(**fields)
+  except (KeyError, TypeError) as error:
+    raise ValueError('`clipping` must be a way of clipping, such as tfdp.clipping.Hard(). '
+                     f'Received: clipping={config!r}.') from error
+
+
+def chosen(clipping: Any, given: Dict[str, Any], depth: int) -> Clipping:
+  """The value of an optimizer's argument `clipping`, which may be spelled as it was before 0.2.
+
+  Args:
+    clipping: A `Clipping`, its config, or what was written before.
+    given: Other arguments, from which those that `clipping` replaced are taken away.
+    depth: Functions between this one and whoever wrote it, for the warning.
+  """
+  old = {name: given.pop(name) for name in _REPLACED if name in given}
+  old = {name: value for name, value in old.items() if value is not None}
+  if isinstance(clipping, dict):
+    clipping = from_config(clipping)
+  if clipping is None and not old:
+    return Hard()
+  if isinstance(clipping, Clipping):
+    if old:
+      raise ValueError('`clipping` says all of how records are clipped. '
+                       f'Received: clipping={clipping!r} and {old}.')
+    return clipping
+  value = _as_before('hard' if clipping is None else clipping, **old)
+  old.update({} if clipping is None else {'clipping': clipping})
+  warnings.warn(
+      f'{", ".join(f"`{name}={one!r}`" for name, one in old.items())} is deprecated. '
+      f'Write `clipping={value!r}`.', DeprecationWarning, stacklevel=depth + 2)
+  return value
+
+
+def for_query(
+    clipping: Any, depth: int, kinds: Any = (_Weighted, _Following), **given: Any) -> Clipping:
+  """`chosen` for a query, which knows no layers."""
+  value = chosen(clipping, given, depth + 1)
+  if not isinstance(value, kinds):
+    raise ValueError('`clipping` of a query must not follow the records where it sums alone, and '
+                     'groups are of its rule: `tfdp.rules.grouped(rule, groups)`. '
+                     f'Received: clipping={value!r}.')
+  return value
+
+
+def weight(clipping: Any, depth: int) -> contract.Weight:
+  """The weight of a record in a query that sums alone; see `for_query`."""
+  value: Any = for_query(clipping, depth + 1, _Weighted)
+  return value.weight
+
+
+def _as_before(
+    clipping: Any, quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None
+    ) -> Clipping:
+  weight = record_weights.weight(clipping)
+  constants = [] if record_weights.KINDS[weight.kind] is None else [weight.constant]
+  value = _WEIGHTED[weight.kind](*constants)
+  following_clip.chosen(_PLAIN, quantile_clip, slack_clip, None, None)  # Or it refuses.
+  for kind, of in ((Quantile, quantile_clip), (Slack, slack_clip)):
+    if of is not None:
+      value = kind(weights=value, **(of if isinstance(of, dict) else {'quantile': of}))
+  if groups is None:
+    return value
+  named, rest = groups, {}
+  if isinstance(groups, dict):
+    rest = dict(groups)
+    named = rest.pop('groups', None)
+  if isinstance(named, str) and named in ('layer', 'variable'):
+    return (PerLayer if named == 'layer' else PerVariable)(within=value, **rest)
+  return Groups(named, value, **rest)

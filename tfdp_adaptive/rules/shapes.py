@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes that many rules have: one release, a scale of their own, noise that is not known yet."""
+
+import operator
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import trees
+from tfdp_adaptive.rules import arithmetic
+
+Update = Callable[[Any, contract.Release, trees.Tree], Tuple[trees.Tree, Any]]
+
+
+# What a wrapper may need of a rule, and how it is said.
+_NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
+    'question': (lambda rule: len(rule.asks) == 1, 'ask one question per step'),
+    'clip norm': (lambda rule: not rule.own_clip,
+                  'ask one question per step, in one unit, with the clip norm of the optimizer'),
+    'unit': (contract.is_steady,
+             'ask always in the same unit: releases of other steps cannot be averaged'),
+    'filter': (lambda rule: rule.for_noise is None,
+               'be without a filter: multiply the two filters into one'),
+    'fixed': (lambda rule: rule.asks[0].rider is None,
+              'have a fixed clip norm: the room on its noise is taken'),
+    'norm': (lambda rule: rule.asks[0].projection == 'rescale' and not rule.asks[0].groups,
+             'rescale its records by one norm'),
+    'noise': (lambda rule: not rule.independent_noise, 'have one noise for all coordinates'),
+    'step': (lambda rule: rule.asks[0].second is None or rule.asks[0].second.amplifiable,
+             'release statistics of one step only'),
+    'mean': (lambda rule: rule.asks[0].second is None, 'release one private mean, nothing else'),
+    'releases': (lambda rule: rule.project is None and rule.public is None,
+                 'follow releases alone: no public gradients, no projection'),
+}
+
+
+def require(rule: contract.Rule, *needs: str) -> None:
+  """Raises unless a rule has what its wrapper needs, in this order."""
+  for need in needs:
+    holds, text = _NEEDS[need]
+    if not holds(rule):
+      raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
+
+
+class Stateless(NamedTuple):
+  step: tf.Tensor  # [] int64, releases consumed.
+
+
+def stateless(specs: trees.Tree) -> Stateless:
+  """The `init` of a rule that remembers nothing."""
+  del specs
+  return Stateless(arithmetic.first_step())
+
+
+def of_release(update: Update) -> Callable[..., Any]:
+  """The `update` of a rule that asks for one thing, from `(state, release, public)`."""
+
+  def of_releases(state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Any:
+    (release,) = releases
+    return update(state, release, public)
+
+  return of_releases
+
+
+def in_scale(scale: Callable[[Any], trees.Tree]) -> Callable[..., contract.Queries]:
+  """The `query` of a rule whose records are clipped in a scale that its state decides."""
+  return lambda state, public=(): (contract.Query(scale(state)),)
+
+
+def of_inner(
+    rule: contract.Rule, own: Callable[[Any], Any] = operator.attrgetter('rule')
+    ) -> Optional[Callable[..., trees.Tree]]:
+  """The `project` of a wrapper that has the state of `rule` at `own` of its own state."""
+  project = rule.project
+  return project and (lambda state, params: project(own(state), params))
+
+
+def waiting(rule: contract.Rule, for_noise: Callable[..., contract.Rule]) -> contract.Rule:
+  """A rule that cannot run before its noise is known; then it is `for_noise(filtered_variance)`."""
+
+  def unbound(*unused: Any) -> Any:
+    raise ValueError(
+        f'The noise that {rule.name} filters is not known yet. Give the rule to an optimizer or '
+        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
+
+  return rule._replace(init=unbound, query=unbound, update=unbound, for_noise=for_noise)
