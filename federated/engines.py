@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, T
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
   from tfdp_adaptive import privacy
+  from tfdp_adaptive.privacy import ledger as ledger_lib
 
   from . import server as server_lib
 
@@ -56,6 +57,10 @@ class PrivateFedAvg(abc.ABC):
       server: server_lib.Server, settings: Dict[str, Any], seed: Optional[int]) -> None:
     self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
     self.settings, self.seed = settings, seed
+
+  def history(self) -> Sequence[ledger_lib.Entry]:
+    """What the initial weights have cost, where they tell."""
+    return ()
 
   @abc.abstractmethod
   def initialize(self) -> server_lib.State:

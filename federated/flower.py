@@ -93,7 +93,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
             server_rule=rule, server_learning_rate=server_learning_rate,
             quantile_clip=quantile_clip, private_metrics=private_metrics))
     self._metrics = list(private_metrics.ranges) if private_metrics else []
-    self._record = tf.function(self._server.record)
+    self._record = tf.function(self._server.record, autograph=False)
     self._out = None if out is None else pathlib.Path(out)
     self._size, self._evaluate, self._settings = (
         plan.population_size, evaluate, dict(settings or {}))

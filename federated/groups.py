@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients in one call: the batches of all of them, one behind the other in a few tensors.
+"""Puts the batches of many clients into a few tensors, for one call.
 
-A data set per client is a graph of its own that is made, sent, parsed and run: for small
-models that takes ten times what the training does. `local_training` goes through a group
+One data set per client would be one graph per client, which must be built, sent, parsed and run.
+For small models this takes ten times as long as the training. `local_training` trains a group
 client by client.
 """
 
@@ -17,12 +17,12 @@ CLIENTS, BYTES = 2048, 64 * 2**20  # Of a call, at most.
 
 
 class Group(NamedTuple):
-  """Batches of clients, one behind the other.
+  """The concatenated batches of some clients.
 
   Attributes:
     rows: A tensor per leaf of a batch, all examples of all batches along its first axis.
-    batch_ends: [batches] where each batch ends in the rows.
-    client_ends: [clients] where each client ends in the batches.
+    batch_ends: [batches] index in the rows at which each batch ends.
+    client_ends: [clients] index in the batches at which each client ends.
   """
 
   rows: Any
@@ -35,10 +35,10 @@ class NotInGroupsError(ValueError):
 
 
 def specs(input_spec: Any) -> Group:
-  """`tf.TensorSpec`s of a group.
+  """Returns the `tf.TensorSpec`s of a group.
 
   Raises:
-    NotInGroupsError: Batches are not tensors that can lie one behind the other.
+    NotInGroupsError: If batches are not tensors that can be concatenated.
   """
   leaves = tf.nest.flatten(input_spec)
   for leaf in leaves:
@@ -51,12 +51,12 @@ def specs(input_spec: Any) -> Group:
 
 
 def batches_of(users: Any, client_id: Any, input_spec: Any, as_one: bool = False) -> List[Any]:
-  """The batches of one client, as tuples of arrays in the order of the flat spec.
+  """Yields the batches of one client, as tuples of arrays in the order of the flat spec.
 
   Args:
-    users: What has `create_tf_dataset_for_client`; and `batches`, where it can do without.
-    client_id: Of the client.
-    input_spec: Of a batch; any other one is refused.
+    users: An object with `create_tf_dataset_for_client`, and `batches` if it needs no data set.
+    client_id: Id of the client.
+    input_spec: Specs of a batch; any other batch is refused.
     as_one: Whether all of the client's examples make one batch.
   """
   batches = (users.batches(client_id) if hasattr(users, 'batches') else
@@ -80,7 +80,7 @@ def batches_of(users: Any, client_id: Any, input_spec: Any, as_one: bool = False
 
 
 def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
-  """The `Group` of some clients' batches."""
+  """Returns the `Group` of some clients' batches."""
   batches = [batch for client in clients for batch in client]
   rows = tuple(
       np.concatenate([np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype),
@@ -91,7 +91,7 @@ def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
 
 
 def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
-  """`count` lists of clients of about the same work, whatever the sizes; some may be empty."""
+  """Divides clients into `count` lists of about the same work; some may be empty."""
   parts: List[List[Any]] = [[] for _ in range(count)]
   work = [0] * count
   for client in sorted(clients, key=len, reverse=True):
@@ -102,7 +102,7 @@ def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
 
 
 def calls(clients: Any) -> Iterator[Any]:
-  """Calls of a bounded number of clients and bytes; a size of their own compiles nothing again."""
+  """Divides clients into calls with a bounded number of clients and bytes."""
   call, size = [], 0
   for client, batches in clients:
     call.append((client, batches))

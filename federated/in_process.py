@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras import lines
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
 from . import groups
@@ -124,8 +126,11 @@ class InProcess(engines.PrivateFedAvg):
     self.full_weight, self.exact_metrics = full_weight, exact_metrics
     self._as_one = as_one
     self._lanes: Dict[Any, _Lane] = {}
-    self._step = tf.function(self.server.step)
+    self._step = tf.function(self.server.step, autograph=False)
     self._tracing = threading.Lock()
+
+  def history(self) -> Sequence[ledger_lib.Entry]:
+    return lines.ledger(self.make_model().keras).entries
 
   def initialize(self) -> server_lib.State:
     model = self.make_model()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which node of Flower has which place of a plan's population, on disk before it is asked."""
+"""Assigns nodes of Flower to places of the population, and saves them before they are asked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger('flwr')
 
 
 class Nodes:
-  """Places of the population, and whose they are: given in order of appearance, for good.
+  """Places of the population and their nodes, assigned permanently in order of appearance.
 
   Args:
     size: Number of places.
-    grid: Flower's.
-    folder: Where the places are kept, or None.
+    grid: Flower's grid.
+    folder: Folder in which the places are saved, or None.
   """
 
   def __init__(self, size: int, grid: Any, folder: Optional[pathlib.Path]) -> None:
@@ -32,10 +32,10 @@ class Nodes:
     self._online: Dict[str, int] = {}
 
   def read(self) -> None:
-    """Goes on with the places that were given.
+    """Reads the saved places.
 
     Raises:
-      SavedRunError: There is a run, but not who takes part in it.
+      SavedRunError: If there is a run, but no file of its places.
     """
     if self._path is None:
       return
@@ -48,7 +48,7 @@ class Nodes:
     self._write()
 
   def meet(self) -> None:
-    """Looks who is online, and gives places to those who have none."""
+    """Finds the nodes that are online, and assigns places to new ones."""
     # A key outlives its node: registered again, it is the same user.
     self._online = {node.public_key.hex() or str(node.node_id): node.node_id
                     for node in self._grid.get_nodes()}
@@ -61,7 +61,7 @@ class Nodes:
       self._write()
 
   def at(self, place: int) -> Optional[int]:
-    """The node at a place, or None if there is none online."""
+    """Returns the node at a place, or None if it is not online."""
     return self._online.get(self._places[place]) if place < len(self._places) else None
 
   def _write(self) -> None:

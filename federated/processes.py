@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated averaging with user-level privacy and an adaptive server optimizer.
 
-Clients train from the server's weights and answer with `initial - final`, which
-is gradient-like. The answer of every client is clipped in the geometry of the
-round, the sum is noised and divided by the EXPECTED number of clients, and the
-rule turns it into a direction of descent:
+Clients train from the server's weights and answer with `initial - final`, which is gradient-like.
+The answer of every client is clipped in the geometry of the round. Noise is added to the sum, which
+is divided by the EXPECTED number of clients. The rule turns the result into a direction of descent:
 
     weights <- weights - server_learning_rate * direction
 """
@@ -38,9 +37,9 @@ def build_private_fed_avg(
   """Builds federated averaging with user-level differential privacy.
 
   Args:
-    model_fn: A no-argument function that makes a Keras model, whose clients are trained in
-      process; or a `tff.learning.models.VariableModel`, whose clients TFF trains; or a
-      `tff.learning.models.FunctionalModel`.
+    model_fn: A function without arguments that makes a Keras model or a
+      `tff.learning.models.VariableModel`; or a `tff.learning.models.FunctionalModel`. Clients
+      of a Keras model are trained in this process, the others by TFF.
     server_rule: A `tfdp.rules` rule that needs no public gradients.
     plan: A `tfdp.PrivacyPlan` with unit='user': `batch_size` is the expected
       number of clients per round, `steps` the number of rounds, `l2_norm_clip`
@@ -52,19 +51,20 @@ def build_private_fed_avg(
     loss: Of a Keras model: `tf.keras.losses.Loss`, or `(y_true, y_pred) -> losses`.
       Batches are `(x, y)`, or have these names.
     metrics: Of a Keras model: Keras metrics of the clients' training, copied.
-    client_weighting: 'uniform', or 'num_examples': an update counts in proportion
-      to the client's examples, up to `max_examples_per_client`, whose weight is
-      one. Weights above one are refused: they would multiply the sensitivity.
-    max_examples_per_client: For 'num_examples'; a public constant.
+    client_weighting: 'uniform' or 'num_examples'. With 'num_examples' the weight of an update is
+      proportional to the client's number of examples, and is one at
+      `max_examples_per_client`. Weights above one are refused, because they would multiply
+      the sensitivity.
+    max_examples_per_client: A public constant, for 'num_examples'.
     quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics` of the clients' training, or None.
-    exact_metrics: Whether rounds also return the sums of the clients' training
-      metrics, as `metrics['not_private']`: exact, for diagnosis only.
+    exact_metrics: Whether rounds also return the exact sums of the clients' training metrics, as
+      `metrics['not_private']`. Use them for diagnosis only.
     seed: For tests only: fixed noise protects nobody.
 
   Returns:
-    A `PrivateFedAvg`, see `engines`. `next` returns `metrics` with what was `released` privately
-    beside the weights, and what is `not_private`.
+    A `PrivateFedAvg`, see `engines`. The `metrics` of `next` hold `released`, which is private, and
+    `not_private`.
   """
   if callable(client_optimizer_fn):
     client_optimizer_fn = client_optimizer_fn()
@@ -83,10 +83,10 @@ def build_private_fed_sgd(
     quantile_clip: Optional[server_lib.QuantileClip] = None,
     private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
     seed: Optional[int] = None) -> engines.PrivateFedAvg:
-  """Federated SGD: a client's answer is its gradient, the mean over its examples.
+  """Builds federated SGD, where a client's answer is its mean gradient over its examples.
 
-  All of a client's examples of a round make one batch of one step of size one.
-  For the arguments see `build_private_fed_avg`.
+  A client's examples of a round are one batch, with one step of learning rate one. For the
+  arguments see `build_private_fed_avg`.
   """
   return _build(
       model_fn, None, True, loss=loss, metrics=metrics, rule=server_rule, plan=plan,
@@ -132,7 +132,7 @@ def _build(
 
 
 def _tff_process() -> Any:
-  """The module of TFF's engine."""
+  """Returns the module of TFF's engine."""
   if importlib.util.find_spec('tensorflow_federated') is None:
     raise ValueError(
         '`loss` must be given, with a function that makes a Keras model: it is trained in process. '

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where released numbers go: whatever has TFF's `async release(value, key)`, from ordinary Python.
+"""Writes released numbers to release managers, which have TFF's `async release(value, key)`.
 
-CSV and TensorBoard need no TFF; a `tff.program.ReleaseManager` serves beside them.
+CSV and TensorBoard do not need TFF. A `tff.program.ReleaseManager` works, too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _METRICS, _KEY = 'metrics.csv', 'round'
 
 
 class UnreadableError(ValueError):
-  """What a run released cannot be read any more."""
+  """The released numbers of a run cannot be read."""
 
 
 def managers(path: pathlib.Path) -> List[Any]:
-  """CSV and TensorBoard files in a run's folder."""
+  """Returns release managers for CSV and TensorBoard files in a run's folder."""
   _drop_unfinished_row(path / _METRICS)
   return [_Csv(path / _METRICS), _TensorBoard(path / 'tensorboard')]
 
 
 def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
-  """Hands a row of numbers to every release manager."""
+  """Passes a row of numbers to every release manager."""
   values = {name: value for name, value in row.items() if name != _KEY}
 
   async def to_all() -> None:
@@ -41,10 +41,10 @@ def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
 
 
 def together(**parts: Mapping[str, Any]) -> Dict[str, Any]:
-  """One row of all parts; two parts with one name would overwrite each other.
+  """Returns one row of all parts. Two parts with the same name would overwrite each other.
 
   Raises:
-    ValueError: A name is in two parts.
+    ValueError: If a name is in two parts.
   """
   row: Dict[str, Any] = {}
   for part, values in parts.items():
@@ -57,10 +57,10 @@ def together(**parts: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def last_round(path: pathlib.Path) -> Optional[int]:
-  """The last round that was released into a folder, or None.
+  """Returns the last round that was released into a folder, or None.
 
   Raises:
-    UnreadableError: `metrics.csv` is not what a run wrote.
+    UnreadableError: If `metrics.csv` was not written by a run.
   """
   _drop_unfinished_row(path / _METRICS)
   rounds = [int(file.name.rsplit('.', 1)[1]) for file in (path / 'tensorboard').glob(_EVENTS + '*')
@@ -85,7 +85,7 @@ def _round(row: Dict[str, str], names: Any) -> int:
 
 
 def _drop_unfinished_row(path: pathlib.Path) -> None:
-  """Removes half a row, of a run that was killed while it wrote; it is released again."""
+  """Removes the partial row of a run that was killed while it wrote; the row is written again."""
   if path.exists():
     data = path.read_bytes()
     whole = data[:data.rfind(b'\n') + 1]
@@ -99,7 +99,7 @@ _EVENTS = 'events.out.tfevents.'
 
 
 class _Csv:
-  """One table of all rounds, replaced as a whole where a round has a new column."""
+  """Writes one table of all rounds, and replaces it if a round has a new column."""
 
   def __init__(self, path: pathlib.Path) -> None:
     self._path = path
@@ -130,7 +130,7 @@ class _Csv:
 
 
 class _TensorBoard:
-  """Numbers for TensorBoard, with the round for a time: the real one is not private."""
+  """Writes numbers for TensorBoard with the round as time, since real times are not private."""
 
   def __init__(self, path: pathlib.Path) -> None:
     self._path = path

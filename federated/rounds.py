@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of one round: spread over lanes, failing one by one and not together."""
+"""Trains the clients of one round in several lanes; a client that fails affects no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClientsFailedError(RuntimeError):
-  """No client could be trained at all: the model or all data are at fault."""
+  """No client could be trained, because of the model or of all data."""
 
 
 class WorkerLostError(ConnectionError):
@@ -24,12 +24,12 @@ class WorkerLostError(ConnectionError):
 
 
 class Outcome(NamedTuple):
-  """What a cohort's clients sent.
+  """The answers of a cohort's clients.
 
   Attributes:
     answers: The sum of the clients' `Answer`s, tensors; SECRET.
-    not_private: One dict of exact metrics per call, and the clients it is of.
-    failed: Ids of the clients that failed and count as if they had not taken part.
+    not_private: One dict of exact metrics per call, and its clients.
+    failed: Ids of the clients that failed. They count as if they had not taken part.
   """
 
   answers: object
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
   failed: List[Any]
 
   def exact(self) -> Dict[str, float]:
-    """Metrics of all calls: integers add up, others are means over the calls' clients."""
+    """Returns the metrics of all calls: sums of integers, and means over clients of others."""
     clients = sum(count for count, _ in self.not_private)
     merged: Dict[str, float] = {}
     for count, metrics in self.not_private:
@@ -52,21 +52,21 @@ def run(
     users: Any, check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
 
-  A client that fails contributes nothing and leaves the others untouched, which
-  is what user-level privacy needs: were the clients around it dropped with it,
-  one user's data would move more than one clip norm. So a call with a failing
-  client is repeated in halves until it stands alone.
+  A client that fails contributes nothing and does not affect the others. User-level privacy needs
+  this: if other clients were dropped with it, one user's data would change the sum by more than one
+  clip norm. A call with a failing client is therefore repeated in halves until that client is
+  alone.
 
   Args:
     process: A `PrivateFedAvg`.
     engine: Of the process.
     state: The server's state.
     cohort: Ids of the clients.
-    users: What has `create_tf_dataset_for_client`.
-    check_all_failed: Raise `ClientsFailedError` if every client failed.
+    users: An object with `create_tf_dataset_for_client`.
+    check_all_failed: Whether to raise `ClientsFailedError` if every client failed.
 
   Raises:
-    WorkerLostError: A worker is gone. Nothing was released.
+    WorkerLostError: If a worker is lost. Nothing was released.
   """
   if len(set(cohort)) != len(cohort):
     raise ValueError('`cohort` must have every client once at most: the noise is for one update '
@@ -87,7 +87,7 @@ def run(
         yield client, data
 
   def call(lane: Any, clients: Sequence[Any]) -> List[Any]:
-    """[(clients, Sums)] of one call, or of its parts if it failed."""
+    """Returns [(clients, Sums)] of one call, or of its parts if it failed."""
     if not clients:
       return []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State and history of a run: in memory and, where it has a folder, on disk."""
+"""State and history of a run, in memory and, if it has a folder, on disk."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _RECORD = ('identity', 'history', 'failed', 'pending')
 
 
 class Run:
-  """A run that begins, or goes on from what is saved.
+  """A run that starts, or resumes from its saved state.
 
   Args:
     process: A `PrivateFedAvg`.
     folder: A `RunFolder`, or None to keep nothing.
-    resume: Whether to go on with a run that is found there.
+    resume: Whether to resume a run that is found there.
     train_data: The clients' data.
     client_ids: Their ids, in the order that cohorts are drawn from.
 
   Attributes:
     state: SECRET state of the server.
-    history: Rows of the rounds that were released.
-    pending: The row of the last round, saved and perhaps not released.
+    history: Rows of the released rounds.
+    pending: The row of the last round, which is saved and perhaps not released yet.
     failed: {client: rounds in which it failed}.
     ever_succeeded: Whether any client could ever be trained.
   """
@@ -61,7 +61,7 @@ class Run:
     self.ever_succeeded = True
 
   def _check(self, record: Dict[str, Any]) -> None:
-    """Raises unless the saved record is one to go on with."""
+    """Raises unless this run can resume from the saved record."""
     folder: Any = self._folder
     path = folder.path
     if not isinstance(record, dict) or not set(_RECORD) <= set(record):
@@ -76,7 +76,7 @@ class Run:
 
   @property
   def done(self) -> int:
-    """Rounds of the plan that are used up."""
+    """Number of rounds of the plan that are used up."""
     return int(self.state.round)
 
   def weights(self) -> Any:
@@ -84,7 +84,7 @@ class Run:
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
 
   def advance(self, state: Any, released: Any, exact: Any, failed: Any) -> None:
-    """Takes over the next state and saves it, before anything of it is released."""
+    """Takes the next state and saves it before anything of it is released."""
     self.state = state
     # The size of the cohort is left out: under add_remove it is private. So is its time.
     self.pending = releases.together(
@@ -100,7 +100,7 @@ class Run:
 
 
 def _identity(process: Any, train_data: Any, client_ids: Sequence[str]) -> Dict[str, Any]:
-  """What a run must have in common with the saved one that it goes on with."""
+  """Returns what a run must have in common with the saved run that it resumes."""
   return json.loads(json.dumps({
       'plan': json.loads(process.plan.to_json()),
       'client_ids': identity.of_clients(client_ids), 'data': identity.of_data(train_data),
@@ -108,7 +108,7 @@ def _identity(process: Any, train_data: Any, client_ids: Sequence[str]) -> Dict[
 
 
 def _check_released(path: pathlib.Path, saved_round: Optional[int]) -> None:
-  """Raises if rounds were released that the saved state, or None, knows nothing of."""
+  """Raises if rounds were released that the saved state does not contain."""
   try:
     last = releases.last_round(path)
   except releases.UnreadableError as error:
@@ -122,7 +122,7 @@ def _check_released(path: pathlib.Path, saved_round: Optional[int]) -> None:
 
 
 def _differences(left: Any, right: Any) -> Tuple[Any, Any]:
-  """The two trees of settings without what they agree on."""
+  """Returns two trees of settings without the settings that are equal."""
   if not (isinstance(left, dict) and isinstance(right, dict)):
     return left, right
   pairs = {key: _differences(left.get(key), right.get(key)) for key in {**left, **right}

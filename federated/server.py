@@ -5,11 +5,11 @@
     record(broadcast, update, metrics) -> the answer of one client, bounded
     step(state, sum of the answers) -> next state, released numbers
 
-Beside the update an answer may hold whether it was clipped, which moves the clip
-norm, and some metrics. Everything a round releases is ONE Gaussian mechanism of
-the plan's noise multiplier sigma: a part with share s of the budget is noised with
-`sigma / sqrt(s)` times its own sensitivity, and the shares add up to one, so the
-joint vector, each part in units of its own noise, moves by at most 1 / sigma.
+Besides the update, an answer may hold some metrics, and whether it was clipped, which moves the
+clip norm. Everything that a round releases is ONE Gaussian mechanism of the plan's noise multiplier
+sigma. A part with share s of the budget gets noise of `sigma / sqrt(s)` times its own sensitivity.
+The shares add up to one. The joint vector, with each part in units of its own noise, therefore
+changes by at most 1 / sigma.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _plain = tf.autograph.experimental.do_not_convert
 class QuantileClip(NamedTuple):
   """A clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
 
-  After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with
-  the noised fraction of clients whose update was within the clip norm. It starts
-  at the plan's `l2_norm_clip`, and noise stays proportional to it. With
-  correlated noise privacy is exact and what cancels is approximate.
+  After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with the noisy fraction
+  of clients whose update was within the clip norm. The clip norm starts at the plan's
+  `l2_norm_clip`, and the noise stays proportional to it. With correlated noise the privacy is
+  exact, and the cancellation of the noise is approximate.
 
   Attributes:
     quantile: Fraction of the updates that should not be clipped, in (0, 1).
     learning_rate: Largest move of the logarithm of the clip norm per round.
-    share: Part of each round's privacy budget that this costs, in (0, 1). The
-      fraction has the noise stddev `noise_multiplier / (2 clients sqrt(share))`.
+    share: Its share of each round's privacy budget, in (0, 1). The noise of the fraction has the
+      standard deviation `noise_multiplier / (2 clients sqrt(share))`.
   """
 
   quantile: float = 0.5
@@ -59,14 +59,14 @@ class QuantileClip(NamedTuple):
 
 
 class PrivateMetrics(NamedTuple):
-  """Noised means over the clients of a round of metrics of their training.
+  """Noisy means of the clients' training metrics in a round.
 
-  A client counts with its own value of a metric, clipped to its range; the number
-  of clients is released as well.
+  Each client contributes its own value of a metric, clipped to the range of the metric. The noisy
+  number of clients is released as well.
 
   Attributes:
     ranges: {metric of the model: (lowest, highest)}, chosen without the data.
-    share: Part of each round's privacy budget that this costs, in (0, 1).
+    share: Their share of each round's privacy budget, in (0, 1).
   """
 
   ranges: Mapping[str, Tuple[float, float]]
@@ -74,13 +74,13 @@ class PrivateMetrics(NamedTuple):
 
 
 class ModelWeights(NamedTuple):
-  """Of a model, in its order; TFF's own class of this name serves as well."""
+  """Weights of a model in its order; TFF's own class of this name works as well."""
 
   trainable: Any
   non_trainable: Any
 
   def assign_weights_to(self, model: Any) -> None:
-    """Puts them into a Keras model."""
+    """Assigns the weights to a Keras model."""
     for variables, values in ((model.trainable_weights, self.trainable),
                               (model.non_trainable_weights, self.non_trainable)):
       for variable, value in zip(variables, values):
@@ -88,7 +88,7 @@ class ModelWeights(NamedTuple):
 
 
 class RuleState(NamedTuple):
-  """SECRET: it holds the noise still to come."""
+  """State of rule and noise. It is SECRET: it determines later noise."""
 
   rule: Any
   privatizer: privatizer.State
@@ -103,7 +103,7 @@ class Broadcast(NamedTuple):
 
 
 class State(NamedTuple):
-  """SECRET, but for the weights."""
+  """State of the server. It is SECRET, except for the weights."""
 
   global_model_weights: Any  # `ModelWeights`.
   round: tf.Tensor  # [] int64, rounds done.
@@ -113,7 +113,7 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-  """Of a client, or the sum of them; SECRET."""
+  """The SECRET answer of a client, or a sum of answers."""
 
   sums: Any  # One `contract.Sums` per ask.
   within: Any = ()  # [1] float32: 1 if the update was within the clip norm, or -1.
@@ -121,14 +121,14 @@ class Answer(NamedTuple):
 
 
 class Sums(NamedTuple):
-  """Of the clients of a round, or of some of them; SECRET, and so is `not_private`."""
+  """SECRET sums over clients of a round; `not_private` is SECRET, too."""
 
   answers: Answer
   not_private: Any
 
 
 class _Scaled(NamedTuple):
-  """State of a rule whose clip norms are multiplied by `factor`."""
+  """State of a rule with clip norms multiplied by `factor`."""
 
   rule: Any
   factor: tf.Tensor  # []
@@ -192,9 +192,10 @@ class Server:
 
   @_plain
   def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
-    """One client's `Answer`; `metrics` from `bounded_metrics`, or ().
+    """Returns a client's `Answer`; `metrics` come from `bounded_metrics`, or are ().
 
-    An update of other shapes than the weights is refused; one that is not finite counts as zero.
+    An update with other shapes than the weights is refused. An update that is not finite counts as
+    zero.
     """
     tf.nest.assert_same_structure(update, self._specs)
     update = trees.map(lambda u, s: tf.ensure_shape(tf.cast(u, s.dtype), s.shape), update,
@@ -212,7 +213,7 @@ class Server:
 
   @_plain
   def bounded_metrics(self, values: Any) -> tf.Tensor:
-    """[1 + metrics] float32 of norm at most one, from a client's own metrics."""
+    """Returns [1 + metrics] float32 of norm at most one, from a client's own metrics."""
     parts = [tf.ones([])]
     for name, (low, high) in self._private_metrics.ranges.items():
       if name not in values:
@@ -223,17 +224,17 @@ class Server:
     return tf.stack(parts) / math.sqrt(len(parts))
 
   def zero(self) -> Answer:
-    """The sum over no clients."""
+    """Returns the sum over no clients."""
     return Answer(tuple(interface.zero_sums(ask, self._update.specs) for ask in self._rule.asks),
                   tf.zeros([1]) if self._within else (),
                   tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
 
   @_plain
   def step(self, state: State, total: Answer) -> Tuple[State, Any]:
-    """Noises the sums of a round and moves the weights.
+    """Adds noise to the sums of a round and updates the weights.
 
     Returns:
-      The next state, and {name: [] float32} of what else is released.
+      The next state, and {name: [] float32} of the other released numbers.
     """
     asked = self._followed.query(state.query.rule, ())
     releases, secret = self._update.release(state.query.privatizer, asked, total.sums)

@@ -16,6 +16,8 @@ import tqdm
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.keras import lines
+from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
 
@@ -23,6 +25,7 @@ from . import engines
 from . import releases
 from . import rounds as rounds_lib
 from . import run as run_lib
+from . import server as server_lib
 from . import statement as statement_lib
 from . import storage
 
@@ -33,11 +36,26 @@ if TYPE_CHECKING:
 _PREFIXES = ('private/', 'not_private/')
 
 
+class TrainedWeights(server_lib.ModelWeights):
+  """Weights that tell the Keras model that they are assigned to what they cost.
+
+  Attributes:
+    ledger: The `tfdp.Ledger` of all rounds.
+  """
+
+  ledger: ledger_lib.Ledger = ledger_lib.Ledger()
+
+  def assign_weights_to(self, model: Any) -> None:
+    """Puts them into a Keras model, whose ledger is theirs from then on."""
+    super().assign_weights_to(model)
+    lines.hang(lines.variables_of(model), self.ledger.entries, replace=True)
+
+
 class Simulation(NamedTuple):
   """What came out.
 
   Attributes:
-    weights: `trainable` and `non_trainable` ones after the last round.
+    weights: `TrainedWeights` after the last round.
     rounds: Number of rounds of the plan that are used up.
     history: One dict per round: `private/...` is what the round released, what starts
       with `not_private/` is exact, and other names are `evaluate`'s.
@@ -129,7 +147,7 @@ def simulate(
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
         total=rounds, initial=run.done, disable=not progress, unit='round'))
-    step = tf.function(process.server.step)
+    step = tf.function(process.server.step, autograph=False)
 
     def report() -> None:
       """Releases what the last round, which is saved, gave."""
@@ -164,7 +182,9 @@ def simulate(
       seconds.append(time.monotonic() - start)
       report()
       bar.update()
-  return Simulation(run.weights(), run.done, run.history,
+  weights = TrainedWeights(*run.weights())
+  weights.ledger = statement_lib.ledger(process, run.done)
+  return Simulation(weights, run.done, run.history,
                     privacy_statement.of(statement_lib.card(process, run.done, facts, plots=False)),
                     run.state, run.failed, _speed(run, clients, seconds),
                     (process, tuple(facts)))

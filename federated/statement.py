@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Sequence
 
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import ledger
+from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as statement_lib
+
+
+def ledger(process: Any, rounds: int) -> ledger_lib.Ledger:
+  """What the weights have cost after `rounds`, and before the first, where that is known."""
+  before = ledger_lib.Ledger(tuple(process.history()))
+  *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
+  return ledger_lib.Ledger((*others, dataclasses.replace(mine, run=ledger_lib.new_run())))
 
 
 def card(
@@ -38,6 +46,6 @@ def card(
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
   return card_lib.of(
-      ledger.Ledger().begin(process.plan, process.rule).done(rounds), trust='federated',
+      ledger(process, rounds), trust='federated',
       facts=lines, words=[card_lib.Words('the data', fact) for fact in facts], weights=weights,
       details=statement_lib.details(process.rule), plots=plots)

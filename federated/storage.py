@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on disk: one state, replaced atomically, readable by its owner alone.
+"""Keeps the state of a run on disk, replaced atomically and readable by its owner only.
 
-Only the LAST state is kept, and it is written before anything of its round is
-released. Going on from an older one would publish a round twice, with the same
-noise around different clients' data.
+Only the LAST state is kept. It is written before anything of its round is released. A run that
+resumed from an older state would release a round twice, with the same noise around different
+clients' data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATE = 'state.npz'
 
 
 class SavedRunError(ValueError):
-  """The run in a folder is not one to go on with."""
+  """The run in a folder cannot be resumed."""
 
 
 class RunFolder:

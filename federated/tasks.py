@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users, a model and held-out users: next words, and tags of questions.
+"""Users, a model and held-out users of known data sets.
 
 A task knows nothing of privacy but one thing: whether its vocabulary was given,
 or chosen privately from the users' own words.
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import collections
 import functools
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import next_word as next_word_lib
-from tfdp_adaptive.data import tag_prediction as tags_lib
 from tfdp_adaptive.estimates import vocabulary as vocabulary_lib
 
 from . import sources
 from . import users as users_lib
 
+_PADDING = 0  # The id after the end of a sentence, which no loss or metric counts.
 _TOKENS = {'tokens': tf.io.FixedLenFeature([], tf.string)}
 Words = Union[Sequence[str], vocabulary_lib.PrivateVocabulary]
 
@@ -43,73 +41,6 @@ class Task(NamedTuple):
   items: Tuple[int, ...]
   loss: Any = None
   metrics: Tuple[Any, ...] = ()
-
-
-def next_word(
-    sentences: Sequence[corpus.Sentence], vocabulary: Words,
-    build_model: Callable[[int], Any], *, batch_size: int = 16, max_examples: int = 64,
-    epochs: int = 1) -> Task:
-  """Next-word prediction.
-
-  Args:
-    sentences: Iterable of `corpus.Sentence` that know their client.
-    vocabulary: Words; PUBLIC, or a `PrivateVocabulary`.
-    build_model: `number of word ids -> Keras model` from [n, length, context]
-      word ids to [n, length, number of ids] logits.
-    batch_size: Sentences per local step.
-    max_examples: Sentences of one user that a round uses at most.
-    epochs: Local epochs.
-  """
-  vocabulary = _words(vocabulary)
-  parts = corpus.split(list(sentences))
-  num_ids = next_word_lib.FIRST_WORD + len(vocabulary)
-  users = users_lib.Users(
-      {client: _sentence_examples(mine, vocabulary)
-       for client, mine in corpus.by_client(parts.train).items()},
-      batch_size=batch_size, max_examples=max_examples, epochs=epochs)
-
-  return Task(users, held_out_sentences(parts.test, vocabulary), lambda: build_model(num_ids),
-              (num_ids,), WordLoss(), (_WordAccuracy, _WordCrossEntropy))
-
-
-def held_out_sentences(
-    sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str]) -> tf.data.Dataset:
-  """`tf.data.Dataset` of batches for `evaluator`."""
-  return tf.data.Dataset.from_tensor_slices(_sentence_examples(sentences, vocabulary)).batch(256)
-
-
-def tag_prediction(
-    questions: Sequence[tags_lib.Question], words: Sequence[str], tags: Sequence[str], *,
-    batch_size: int = 16, max_examples: int = 64, epochs: int = 1) -> Task:
-  """Tags of questions by logistic regression on bags of words (Li et al., ICLR 2023).
-
-  Args:
-    questions: `tag_prediction.Question`s.
-    words: Vocabulary; PUBLIC, or from `private_vocabulary`.
-    tags: The tags to predict; PUBLIC.
-    batch_size: Questions per local step.
-    max_examples: Questions of one user that a round uses at most.
-    epochs: Local epochs.
-  """
-  by_user: Dict[Any, List[Any]] = {}
-  for question in questions:
-    by_user.setdefault(question.client, []).append(question)
-  parts = {client: _part(client) for client in by_user}
-  shape = lambda mine: collections.OrderedDict(zip('xy', tags_lib.examples(mine, words, tags)))
-  users = users_lib.Users(
-      {client: shape(mine) for client, mine in by_user.items() if parts[client] == 'train'},
-      batch_size=batch_size, max_examples=max_examples, epochs=epochs)
-  held_out = [q for client, mine in by_user.items() if parts[client] == 'test' for q in mine]
-
-  def model_fn() -> Any:
-    return tf.keras.Sequential([
-        tf.keras.layers.Input((len(words),)),
-        tf.keras.layers.Dense(len(tags), kernel_initializer='zeros')])
-
-  return Task(users, tf.data.Dataset.from_tensor_slices(shape(held_out)).batch(256), model_fn,
-              (len(words), len(tags)), TagLoss(),
-              (tf.keras.metrics.Recall(top_k=5, name='recall_at_5'),
-               tf.keras.metrics.Precision(top_k=1, name='precision_at_1')))
 
 
 def stackoverflow(
@@ -134,7 +65,7 @@ def stackoverflow(
       are also trained on, so what is measured on it is exact for them.
     held_out_users: Number of its users to evaluate on, the first ones.
   """
-  words = _words(vocabulary)
+  words = listed(vocabulary)
   ids = {word.encode(): number for number, word in enumerate(words, 1)}
 
   def encode(columns: Any) -> Any:
@@ -151,7 +82,7 @@ def stackoverflow(
                       epochs=epochs),
       users_lib.Users(first, batch_size=batch_size).all_examples(),
       lambda: (build_model or _usual_lstm)(num_ids), (num_ids,), WordLoss(),
-      (functools.partial(_WordAccuracy, known=len(words)), _WordCrossEntropy))
+      (functools.partial(WordAccuracy, known=len(words)), WordCrossEntropy))
 
 
 def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Source:
@@ -201,20 +132,11 @@ def _usual_lstm(num_ids: int) -> Any:
       layers.LSTM(670, return_sequences=True), layers.Dense(96), layers.Dense(num_ids)])
 
 
-def _words(vocabulary: Words) -> Sequence[str]:
+def listed(vocabulary: Words) -> Sequence[str]:
+  """The words of a vocabulary, however it was chosen."""
   if isinstance(vocabulary, vocabulary_lib.PrivateVocabulary):
     return vocabulary.words
   return vocabulary
-
-
-def _sentence_examples(sentences: Sequence[corpus.Sentence], vocabulary: Sequence[str]) -> Any:
-  return collections.OrderedDict(zip('xy', next_word_lib.examples(sentences, vocabulary)))
-
-
-def _part(client: Optional[str]) -> Optional[str]:
-  """The part of a user, by the same fixed hash as of sentences."""
-  parts = corpus.split([corpus.Sentence(client, ())])
-  return next(name for name, sentences in parts._asdict().items() if sentences)
 
 
 class WordLoss(tf.keras.losses.Loss):
@@ -225,15 +147,7 @@ class WordLoss(tf.keras.losses.Loss):
     return tf.math.divide_no_nan(tf.reduce_sum(losses, -1), tf.reduce_sum(words, -1))
 
 
-class TagLoss(tf.keras.losses.Loss):
-  """Sum over the tags of the binary cross-entropy."""
-
-  def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(
-        tf.nn.sigmoid_cross_entropy_with_logits(labels=y_true, logits=y_pred), -1)
-
-
-class _WordAccuracy(tf.keras.metrics.Mean):
+class WordAccuracy(tf.keras.metrics.Mean):
   """Share of the words that are predicted; with `known`, of those with an id up to it."""
 
   def __init__(
@@ -253,7 +167,7 @@ class _WordAccuracy(tf.keras.metrics.Mean):
     return super().update_state(tf.cast(right, y_pred.dtype), words)
 
 
-class _WordCrossEntropy(tf.keras.metrics.Mean):
+class WordCrossEntropy(tf.keras.metrics.Mean):
   """Mean cross-entropy per word."""
 
   def __init__(self, name: str = 'word_loss', **kwargs: Any) -> None:
@@ -266,7 +180,7 @@ class _WordCrossEntropy(tf.keras.metrics.Mean):
 
 def _word_losses(y_true: tf.Tensor, y_pred: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """Cross-entropies and which of them count, both [n, length]; padding does not."""
-  words = tf.cast(tf.not_equal(y_true, next_word_lib.PADDING), y_pred.dtype)
+  words = tf.cast(tf.not_equal(y_true, _PADDING), y_pred.dtype)
   losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
       labels=tf.cast(y_true, tf.int32), logits=y_pred)
   return losses * words, words

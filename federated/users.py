@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose data there is: anything with `client_ids` and a data set for each.
+"""The users of a simulation and their data.
 
-`tff.simulation.datasets.ClientData` is one, a `Users` another: it reads a user's arrays
-from a `sources.Source` and caps what one user may contribute to a round.
+Any object with `client_ids` and a data set for each of them works, such as
+`tff.simulation.datasets.ClientData`. `Users` reads the arrays of a user from a `sources.Source` and
+limits how many examples of a user take part in a round.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SAMPLED = 32  # Users whose data a saved run knows again.
 
 
 class Users:
-  """Users and how much of their examples a round uses.
+  """Users, their examples, and how many of them a round uses.
 
   Args:
     examples: {user: nest of arrays}, equally long along the leading axis; the
@@ -29,9 +30,8 @@ class Users:
       users whose examples do not fit into memory.
     batch_size: Examples per local step.
     epochs: Passes over a user's examples in a round.
-    max_examples: Examples of one user that a round uses at most, drawn again in
-      every round; None for all. Clipping bounds a user's influence anyway: this
-      bounds its work.
+    max_examples: The largest number of examples of one user in a round, drawn again in every
+      round; None for all. It bounds the work of a user. Clipping bounds the influence.
   """
 
   def __init__(
@@ -54,13 +54,13 @@ class Users:
 
     Args:
       path: The file, such as TFF's `stackoverflow.sqlite`.
-      features: As for `tf.io.parse_example`, which reads its examples.
+      features: The features of an example, as for `tf.io.parse_example`.
       preprocess: `{feature: [n, ...] array} -> nest of [n, ...] arrays`.
       split: Value of `split_name`.
       **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
 
     Raises:
-      ValueError: The file or the split is not there.
+      ValueError: If the file or the split does not exist.
     """
     return cls(sources.Database(path, split, sources.protos(features), preprocess), **sizes)
 
@@ -70,18 +70,18 @@ class Users:
       database: Optional[sources.Path] = None, **sizes: Any) -> Users:
     """Reads a file of JSON objects, one example per line, user by user.
 
-    The file is streamed into an SQLite file once, which takes about as much disk again.
+    The file is copied once into an SQLite file of about the same size.
 
     Args:
       path: JSON lines, also .gz or .xz.
-      user: Name of what says whose a line is, a text or a whole number.
+      user: Name of the field with the user of a line, a text or a whole number.
       preprocess: `{name: list of values} -> nest of arrays`, one example per line; by
         default an array of each.
       database: The SQLite file, `path` with '.sqlite' by default. It holds the users' data.
       **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
 
     Raises:
-      ValueError: A line is no object, or has no user.
+      ValueError: If a line is not an object, or has no user.
     """
     made = sources.json_database(path, user, database)
     return cls(sources.Database(made, 'train', sources.parse_json,
@@ -91,7 +91,7 @@ class Users:
   def from_rows(
       cls, data: Any, *, user: str, preprocess: Optional[sources.Preprocess] = None,
       **sizes: Any) -> Users:
-    """Groups rows by the column that says whose they are.
+    """Groups rows by a column of users.
 
     Memory: 16 bytes per row besides the data and the users' ids.
 
@@ -116,19 +116,19 @@ class Users:
 
   @property
   def element_type_structure(self) -> Any:
-    """Nest of `tf.TensorSpec` of a batch; what a TFF model takes as `input_spec`."""
+    """Nest of `tf.TensorSpec` of a batch, which is the `input_spec` of a TFF model."""
     return self._dataset(self._source[next(iter(self._source))]).element_spec
 
   @property
   def settings(self) -> Dict[str, Any]:
-    """What a round uses of a user's examples; a saved run goes on with the same."""
+    """Settings of a round, which must be the same when a saved run resumes."""
     return dict(batch_size=self._batch_size, epochs=self._epochs, max_examples=self._max_examples)
 
   def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
     return self._dataset(self._drawn(client_id))
 
   def batches(self, client_id: str) -> Iterator[Any]:
-    """The same batches as nests of arrays, for whoever can do without a data set."""
+    """Yields the batches of a user as nests of arrays, without a data set."""
     arrays = self._drawn(client_id)
     if self._epochs > 1:
       arrays = tf.nest.map_structure(lambda a: np.concatenate([a] * self._epochs), arrays)
@@ -137,11 +137,11 @@ class Users:
       yield tf.nest.map_structure(lambda a, s=start: a[s:s + self._batch_size], arrays)
 
   def _drawn(self, client_id: str) -> Any:
-    """The examples of a user that a round uses."""
+    """Returns the examples of a user that a round uses."""
     return self._source.sample(client_id, self._max_examples)
 
   def sample_digest(self) -> Optional[str]:
-    """SECRET digest of some users' examples; None if they change by themselves."""
+    """Returns a SECRET digest of some users' examples, or None if the examples change."""
     client_ids = sorted(self._source, key=repr)  # Their order has a digest of its own.
     places = np.linspace(0, len(client_ids) - 1, min(len(client_ids), _SAMPLED)).round()
     chosen = [client_ids[int(i)] for i in np.unique(places)]
@@ -152,7 +152,7 @@ class Users:
     return fingerprints.fingerprint(np.array([first, *map(digest, chosen[1:])]))
 
   def all_examples(self, batch_size: int = 256) -> tf.data.Dataset:
-    """One data set of everybody's examples, for evaluation; reads one user at a time."""
+    """Returns a data set of all users' examples for evaluation; it reads one user at a time."""
     return tf.data.Dataset.from_generator(
         lambda: (self._source[user] for user in self._source),
         output_signature=self.element_type_structure).unbatch().batch(batch_size)
@@ -165,7 +165,7 @@ class Users:
 
 
 def _as_it_is() -> tf.data.Options:
-  """Options of a data set that is read once: optimizing it takes longer than reading it."""
+  """Turns off optimizations of a data set that is read once, which take longer than reading it."""
   options = tf.data.Options()
   options.autotune.enabled = False
   options.experimental_optimization.apply_default_optimizations = False

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """TFF worker processes: started here or elsewhere, driven by gRPC, never left behind.
 
-TFF's default context starts a worker that shares Python's output and often
-outlives it, so that `python train.py | tail` waits for ever; and it retries a
-lost worker for ever. Here a worker has no output, dies with its parent whatever
-happens to it, and a lost one is an error.
+TFF's default context starts a worker that shares Python's output and often outlives it, so that
+`python train.py | tail` never ends. It also retries a lost worker for ever. The workers here have
+no output and end with their parent process. A lost worker is an error.
 
-The connection is neither encrypted nor authenticated: whoever can reach a worker
-can read its data and run code on it. Those started here no network reaches, see
-`isolated_worker`; reach others through that and an SSH tunnel.
+The connection is neither encrypted nor authenticated. Anyone who can reach a worker can read its
+data and run code on it. No network reaches the workers that are started here, see
+`isolated_worker`. Use it and an SSH tunnel for other workers, too.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Workers:
-  """One or more TFF workers, each with an execution context of its own.
+  """One or more TFF workers, each with its own execution context.
 
-  Use it as a context manager: inside, TFF computations run on the first worker;
-  at the end the processes started here are gone.
+  Use it as a context manager. Inside, TFF computations run on the first worker. At the end, the
+  processes that it started are ended.
 
   Args:
-    addresses: 'host:port' or 'unix:/path' of running workers, or nothing to start
-      `count` of them on this machine.
+    addresses: 'host:port' or 'unix:/path' of running workers. Without addresses, `count` workers
+      are started on this machine.
     count: Number of local workers.
-    max_concurrent_clients: How many clients a local worker trains at a time; 0
-      for no limit. Each needs memory for a model of its own.
+    max_concurrent_clients: How many clients a local worker trains at a time; 0 for no limit.
+      Each client needs memory for its own model.
 
   Attributes:
-    addresses: 'unix:/path' or 'host:port' of each.
-    contexts: The TFF context of each.
+    addresses: 'unix:/path' or 'host:port' of each worker.
+    contexts: The TFF context of each worker.
     processes: `subprocess.Popen` of the workers started here.
   """
 
@@ -94,7 +93,7 @@ class Workers:
       raise
 
   def installed(self) -> Any:
-    """A context manager inside which TFF computations run on the first worker."""
+    """Returns a context manager in which TFF computations run on the first worker."""
     return tff.get_context_stack().install(self.contexts[0])
 
   def __enter__(self) -> 'Workers':
@@ -106,7 +105,7 @@ class Workers:
     self.close()
 
   def close(self) -> None:
-    """Ends the processes started here; remote workers go on."""
+    """Ends the processes that were started here; remote workers keep running."""
     for channel in self._channels:
       channel.close()
     for process in self.processes:
@@ -116,7 +115,7 @@ class Workers:
     self._folders.close()
 
   def _start(self, max_concurrent_clients: int) -> str:
-    """Starts a worker that no network reaches, or any where that cannot be; its address."""
+    """Starts a worker, isolated from the network if possible, and returns its address."""
     flags = [f'--max_concurrent_computation_calls={max_concurrent_clients or -1}']
     folder = pathlib.Path(self._folders.enter_context(tempfile.TemporaryDirectory()))
     path = folder / 'worker'
@@ -151,10 +150,9 @@ class Workers:
 
 
 def _answers(channel: grpc.Channel) -> bool:
-  """Whether a server is there within a moment: it says that it knows no such method.
+  """Returns whether a server answers soon; it answers that it does not know the method.
 
-  gRPC's own way to wait leaves a thread behind, which prints "Channel closed!" when the
-  channel is.
+  gRPC's own function to wait leaves a thread behind, which prints "Channel closed!" later.
   """
   probe = channel.unary_unary('/tfdp_adaptive/IsThere')
   try:
@@ -165,7 +163,7 @@ def _answers(channel: grpc.Channel) -> bool:
 
 
 def binary() -> str:
-  """Path of the `worker_binary` of the installed tensorflow_federated."""
+  """Returns the path of the `worker_binary` of the installed tensorflow_federated."""
   if not tff.WORKER_BINARY.is_file():
     raise FileNotFoundError(
         f'tensorflow_federated must come with {tff.WORKER_BINARY}, and it does not.')
@@ -179,7 +177,7 @@ def _run(arguments: Sequence[str], **environment: str) -> subprocess.Popen:
 
 
 def check_address(address: str) -> None:
-  """Raises unless it is host and port, or a socket's path."""
+  """Raises unless the address is host and port, or the path of a socket."""
   if address.startswith('unix:/'):
     return
   host, _, port = address.rpartition(':')
@@ -193,7 +191,7 @@ def _cause(error: Any) -> str:
 
 
 class _Stub(tff.RemoteExecutorGrpcStub):
-  """Turns what TFF would retry for ever into `rounds.WorkerLostError`."""
+  """Raises `rounds.WorkerLostError` where TFF would retry for ever."""
 
   def __init__(self, channel: grpc.Channel, address: str) -> None:
     # Not TFF's own initializer: it subscribes to the channel, and the thread behind
@@ -227,10 +225,10 @@ for _name in ('get_executor', 'create_value', 'create_struct', 'create_call', 'c
 
 
 class _ExecutorFactory(tff.ExecutorFactory):
-  """An executor per number of clients, the last few of them.
+  """Keeps the last few executors, one for each number of clients.
 
-  A new one compiles every computation again. TFF's own factory keeps ten and
-  forgets to close the eleventh, which leaks in the worker.
+  A new executor compiles every computation again. TFF's own factory keeps ten and does not close
+  the eleventh, which leaks memory in the worker.
   """
 
   def __init__(self, stub: _Stub) -> None:
@@ -256,6 +254,6 @@ class _ExecutorFactory(tff.ExecutorFactory):
 
 @atexit.register
 def end_default_worker() -> None:
-  """Ends the worker of TFF's own default context, which outlives Python otherwise."""
+  """Ends the worker of TFF's own default context, which would outlive Python."""
   tff.remove_default_context()
   gc.collect()

@@ -186,6 +186,17 @@ def test_kill_9(tmp_path):
   assert len(set(used)) == len(used)
 
 
+def test_a_run_that_goes_on_draws_with_fresh_keys(tmp_path):
+  process = unseeded_process()
+  unseeded(process, tmp_path, rounds=1)
+  saved, _ = storage.RunFolder(tmp_path).load(
+      tf.nest.map_structure(tf.constant, process.initialize()))
+  unseeded(process, tmp_path, rounds=2)
+  first, second = (tmp_path / 'noise_used').read_text(encoding='utf-8').splitlines()
+  assert first.endswith(' 0') and second.endswith(' 1')
+  assert not any(str(key) in second for key in noise_keys(saved))
+
+
 def test_fresh_keys_reach_all_noise_and_nothing_else(process):
   state = tf.nest.map_structure(tf.constant, process.initialize())
   fresh = storage.with_fresh_keys(state)

@@ -45,7 +45,7 @@ def test_the_clip_norm_follows_the_quantile_of_the_norms():
   server = make_server(quantile_clip=CLIP, noise_multiplier=0.0, steps=60)
   norms = np.exp(np.random.default_rng(0).normal(size=30))  # Of 30 users, 3 per round expected.
   state, clips = server.init(zero_weights()), []
-  step = tf.function(server.step)
+  step = tf.function(server.step, autograph=False)
   for round_ in range(60):
     broadcast = server.broadcast(state)
     mine = norms[round_ * 3 % 30:][:3]
@@ -68,7 +68,7 @@ def test_noise_follows_the_clip_norm_and_every_part_has_the_noise_of_its_share()
   sigma, batch = 0.5, 3
   server = make_server(  # An empty cohort: as many within the clip norm as not.
       quantile_clip=CLIP._replace(quantile=0.5), private_metrics=METRICS, steps=400)
-  step = tf.function(server.step)
+  step = tf.function(server.step, autograph=False)
   state, zero = server.init(zero_weights()), server.zero()
   draws = {'update': [], 'within': [], 'clients': []}
   for _ in range(400):

@@ -119,3 +119,25 @@ def test_refusals():
   with pytest.raises(ValueError, match='population_size=6'):
     tfdp.federated.simulate(
         process, tfdp.federated.Users(regression.make_users(5), batch_size=4))
+
+
+@pytest.mark.pitfall(
+    'Weights of a federated run are trained further by Keras, or those of a private Keras model by '
+    'users, and the epsilon of one run is stated.',
+    severity='critical', stops='`assign_weights_to` and the model that is given carry the ledger')
+def test_the_ledger_goes_from_users_to_keras_and_back(tmp_path):
+  plan, model, path = regression.make_plan(steps=2), regression.model_fn(), tmp_path / 'm.keras'
+
+  def simulated(model_fn):
+    process = tfdp.federated.build_private_fed_avg(
+        model_fn, server_rule=rules.dp_sgd(), plan=plan, server_learning_rate=0.1,
+        loss=tf.keras.losses.MeanSquaredError(), client_optimizer_fn=regression.client_optimizer)
+    users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+    return tfdp.federated.simulate(process, users, progress=False)
+
+  simulated(regression.model_fn).weights.assign_weights_to(model)
+  assert tfdp.make_private(model).ledger.epsilon() == pytest.approx(plan.epsilon())
+  model.save(path)
+  again = simulated(lambda: tf.keras.models.load_model(path))
+  assert again.card().epsilon == pytest.approx((plan + plan).epsilon())
+  assert 'of all 2 run(s) on these weights together' in again.statement

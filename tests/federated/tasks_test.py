@@ -11,8 +11,9 @@ import user_sources_test
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import tag_prediction
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import federated_tasks
+from tfdp_adaptive.examples import tag_prediction
 from tfdp_adaptive.federated import tasks
 
 
@@ -42,7 +43,7 @@ def build_model(num_ids):
 def test_next_word():
   sentences = [corpus.Sentence(f'client{i % 40}', tuple('abcdefgh'[j % 8] for j in range(i, i + 6)))
                for i in range(200)]
-  task = tasks.next_word(sentences, tuple('abcdefgh'), build_model)
+  task = federated_tasks.next_word(sentences, tuple('abcdefgh'), build_model)
   assert task.items == (10,) and 25 < len(task.users.client_ids) < 40
   metrics = tfdp.federated.PrivateMetrics({'word_loss': (0.0, 5.0), 'accuracy': (0.0, 1.0)})
   start, end = train(task, rounds=6, private_metrics=metrics)
@@ -57,7 +58,7 @@ def test_tag_prediction():
   questions = [tag_prediction.Question(f'client{i % 50}', ('red', 'apple') if i % 2 else ('sea',),
                                        ('fruit',) if i % 2 else ('water',)) for i in range(200)]
   tags = ('fruit', 'water', 'air', 'x', 'y', 'z')
-  task = tasks.tag_prediction(questions, ('red', 'apple', 'sea'), tags)
+  task = federated_tasks.tag_prediction(questions, ('red', 'apple', 'sea'), tags)
   start, end = train(task, rounds=8)
   assert start['loss'] == pytest.approx(6 * np.log(2), rel=1e-5)
   assert end['loss'] < start['loss'] - 1 and end['precision_at_1'] > 0.9
