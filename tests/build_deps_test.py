@@ -11,11 +11,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-PACKAGES = ('tfdp_adaptive', 'federated')
-FEDERATED = 'federated'
+PLACED = ('federated', 'examples')  # Packages of `tfdp_adaptive` that lie beside it.
+PACKAGES = ('tfdp_adaptive', *PLACED)
+FEDERATED, EXAMPLES = PLACED
 TFF = 'tensorflow-federated'
 INIT = 'package'  # The target of `tfdp_adaptive/__init__.py` and what it imports at once.
 INIT_MODULES = ('__init__', 'version')
+DATA = ('css', 'json')  # Files that a package reads.
 HEADER = '''"""One target per package; `tests/build_deps_test.py` checks or writes their deps."""
 
 load("@pypi//:requirements.bzl", "requirement")
@@ -36,13 +38,13 @@ FEDERATED_IF_IT_IS_THERE = select({
     "//conditions:default": [],
 })
 
-# `federated/` is imported as `tfdp_adaptive.federated`.
+# `federated/` is imported as `tfdp_adaptive.federated`, and so is `examples/`.
 [genrule(
     name = "tfdp_adaptive_" + path.replace("/", "_"),
     srcs = [path],
     outs = ["tfdp_adaptive/" + path],
     cmd = "cp $< $@",
-) for path in glob(["federated/*.py"])]
+) for path in glob(["examples/*.py", "federated/*.py"])]
 '''
 FOOTER = '''py_binary(
     name = "tfdp",
@@ -62,6 +64,7 @@ py_library(
         "*",
         "benchmarks/**",
         "colabs/**",
+        "examples/**",
         "federated/**",
         "requirements/**",
         "tests/**",
@@ -130,9 +133,9 @@ DISTRIBUTIONS = {
 
 
 def dotted(path):
-  """The name a file of the library is imported by; `federated/` is a package of ours."""
+  """The name a file of the library is imported by, in a package of ours or beside them."""
   parts = path.with_suffix('').parts
-  if parts[0] == FEDERATED:
+  if parts[0] in PLACED:
     parts = ('tfdp_adaptive',) + parts
   return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
 
@@ -183,8 +186,8 @@ def imported_names(path):
 def target_of(path):
   """The target a file belongs to: its package, or itself beside the packages."""
   parts = path.with_suffix('').parts
-  if parts[0] == FEDERATED:
-    return FEDERATED
+  if parts[0] in PLACED:
+    return parts[0]
   return INIT if parts[1] in INIT_MODULES else parts[1]
 
 
@@ -220,21 +223,25 @@ def libraries():
     others.update(theirs)
   # What `import tfdp_adaptive` may load on first use.
   files['tfdp_adaptive'] = []
-  deps['tfdp_adaptive'] = (set(files) - {'tfdp_adaptive', 'cli', FEDERATED}, set())
+  deps['tfdp_adaptive'] = (set(files) - {'tfdp_adaptive', 'cli', *PLACED}, set())
   return {name: (sorted(files[name]), sorted(deps[name][0] - {name}), sorted(deps[name][1]))
           for name in sorted(files)}
 
 
 def target(name, files, ours, others):
   lines = ['py_library(', f'    name = "{name}",']
-  if name == FEDERATED:
-    lines += ['    srcs = ["tfdp_adaptive/" + path for path in glob(["federated/*.py"])],',
-              '    target_compatible_with = FEDERATED_ONLY,']
+  if name in PLACED:
+    lines.append(f'    srcs = ["tfdp_adaptive/" + path for path in glob(["{name}/*.py"])],')
+    lines += ['    target_compatible_with = FEDERATED_ONLY,'] * (name == FEDERATED)
   elif name == INIT:
     lines += ['    srcs = ['] + [f'        "{path}",' for path in files] + [
         '    ],', '    data = ["tfdp_adaptive/py.typed"],']
   elif len(files) > 1:
     lines.append(f'    srcs = glob(["tfdp_adaptive/{name}/**/*.py"]),')
+    data = sorted(path.relative_to(ROOT).as_posix()
+                  for kind in DATA for path in (ROOT / 'tfdp_adaptive' / name).rglob(f'*.{kind}'))
+    if data:
+      lines += ['    data = ['] + [f'        "{path}",' for path in data] + ['    ],']
   elif files:
     lines.append(f'    srcs = ["{files[0]}"],')
   optional = FEDERATED in ours
@@ -292,7 +299,7 @@ def test_every_package_has_one_target_with_its_imports_as_deps():
   fix = 'Run `python tests/build_deps_test.py`.'
   assert set(declared) == {*expected, 'testing'}, fix
   for name, (files, ours, others) in expected.items():
-    placed = [f'tfdp_adaptive/{path}' if name == FEDERATED else path for path in files]
+    placed = [f'tfdp_adaptive/{path}' if name in PLACED else path for path in files]
     assert sorted(declared[name].get('srcs', ())) == placed, fix
     assert sorted(declared[name].get('deps', ())) == sorted(
         [f':{dep}' for dep in ours] + [f'requirement {dep}' for dep in others]), f'{name}: {fix}'

@@ -56,6 +56,23 @@ def test_tables_of_measurements_begin_with_their_remarks(remarks):
   assert table.read_text(encoding='utf-8').startswith(remarks.read_text(encoding='utf-8'))
 
 
+def test_the_comparison_has_the_numbers_of_the_measurements():
+  """The least ratio to the plain gradient that each library shows for a model."""
+  cases = {'tfdp_adaptive': r'isotropic', 'TensorFlow Privacy': r'DPModel(?: fast)?',
+           'Opacus': r'Opacus (?:hooks|ghost)', 'jax_privacy': r'jax_privacy(?: one by one)?'}
+  text = (ROOT / 'benchmarks' / 'results' / 'clipping_speed.txt').read_text(encoding='utf-8')
+  models = re.split(r'^(\w+) +first s .*$', text, flags=re.M)
+  page = (ROOT / 'docs' / 'comparison.md').read_text(encoding='utf-8')
+  table = page.partition('| model |')[2].partition('\n\n')[0]
+  shown = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.splitlines()[2:]]
+  assert [row[0] for row in shown] == models[1::2] and len(shown) > 4
+  for (model, *cells), measured in zip(shown, models[2::2]):
+    measured = measured.partition('  TF 2.21')[2]  # The current stack, and the others after it.
+    for cell, case in zip(cells, cases.values()):
+      ratios = re.findall(rf'^    {case} +[\d.]+ +[\d.]+ +([\d.]+) ', measured, re.M)
+      assert cell == min(ratios, key=float, default='-'), (model, case)
+
+
 def test_every_block_says_what_it_is():
   for path in PAGES:
     kinds = {kind for kind, _ in BLOCK.findall(path.read_text(encoding='utf-8'))}
@@ -92,22 +109,53 @@ def test_documents_name_what_exists():
     text = path.read_text(encoding='utf-8')
     for target in re.findall(r'(?:^|`)make ([a-z-]+)', text, re.M):
       assert target in targets, f'{name(path)} names make {target}, which does not exist.'
-    for link in re.findall(r'\]\(([\w./-]+)\)', text):
+    for link, anchor in re.findall(r'\]\(([\w./-]*)(?:#([\w-]+))?\)', text):
       if not link.startswith('reference/') and '/reference/' not in link:  # Made by `make docs`.
-        assert (path.parent / link).exists(), f'{name(path)} links to {link}: it does not exist.'
+        target = path.parent / link if link else path
+        assert target.exists(), f'{name(path)} links to {link}: it does not exist.'
+        assert not anchor or anchor in _anchors(target), f'{name(path)} links to {link}#{anchor}.'
+
+
+def _anchors(path):
+  """What headings are called in a link, as repositories' sites and MkDocs do."""
+  headings = re.findall(r'^#+ (.*)$', path.read_text(encoding='utf-8'), re.M)
+  return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
 def test_reference_holds_every_public_name_with_its_docstring():
   import hooks  # pylint: disable=g-import-not-at-top
   pages = hooks.names()
-  assert {**pages['tfdp'], **pages['optimizers']}.keys() == _exports() and len(pages) > 8
+  listed = [name for page in ('tfdp', *hooks.PAGES) for name in pages[page]]
+  assert len(listed) == len(set(listed)) and set(listed) == _exports() and len(pages) > 8
   texts = hooks.reference()
   for page, public in pages.items():
-    assert public, f'{page} has no public names.'
     for public_name, where in public.items():
-      assert (f'::: {where}\n' in texts[f'reference/{page}.md']
-              or f'][{where}].' in texts[f'reference/{page}.md']), public_name
+      text = texts[f'reference/{page}.md']
+      assert (f'::: {where}\n' in text or f'][{where}].' in text
+              or f'`tfdp.rules.{public_name}` makes the rule of [' in text), public_name
       assert _documented(where), f'{where} has no docstring: its reference would be empty.'
+
+
+def test_every_optimizer_is_on_the_page_of_its_family():
+  import hooks  # pylint: disable=g-import-not-at-top
+
+  import tfdp_adaptive as tfdp  # pylint: disable=g-import-not-at-top
+  named = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
+  families = [names for page, (_, names) in hooks.PAGES.items()
+              if page.startswith('optimizers/') and page != 'optimizers/common']
+  assert {name for names in families for name in names} == named
+  rules = {getattr(tfdp, name).factory.__name__ for name in named}
+  assert hooks._classes().keys() == rules
+
+
+def test_methods_that_the_reference_shows_exist():
+  import hooks  # pylint: disable=g-import-not-at-top
+
+  import tfdp_adaptive as tfdp  # pylint: disable=g-import-not-at-top
+  for kind, members in hooks.MEMBERS.items():
+    for member in members:
+      found = getattr(tfdp, kind, None)
+      assert found is None or hasattr(found, member) or member in found.__dataclass_fields__, member
 
 
 def _exports():
@@ -150,6 +198,24 @@ def test_links_out_of_the_pages_are_named_instead():
   text = 'See [security](../../SECURITY.md#x), [words](../glossary.md), [gone](../../GONE.md).'
   assert hooks.on_page_markdown(text, page, config) == (
       'See security (`SECURITY.md`), [words](../glossary.md), [gone](../../GONE.md).')
+  text = 'See [the first](../../colabs/1_first_private_model.ipynb).'
+  assert hooks.on_page_markdown(text, page, config) == (
+      'See [the first](../notebooks/1_first_private_model.md).')
+
+
+def test_notebooks_are_pages_with_what_they_showed():
+  import notebooks  # pylint: disable=g-import-not-at-top
+  files = notebooks.pages(ROOT / 'colabs')
+  pages = {path: text for path, text in files.items() if path.endswith('.md')}
+  assert len(pages) == len(list((ROOT / 'colabs').glob('*.ipynb'))) > 6
+  for path, text in pages.items():
+    assert text.startswith('# ') and text.index('.md-button') < text.index('```python'), path
+    opened = path.replace('.md', '.ipynb')
+    assert files[opened] == (ROOT / 'colabs' / pathlib.Path(opened).name).read_bytes()
+    pictures = re.findall(r'^!\[(.+)\]\((\w+\.png)\)$', text, re.M)
+    assert pictures
+    assert all(files[f'notebooks/{name}'].startswith(b'\x89PNG') for _, name in pictures)
+    assert '```text\n' in text
 
 
 def test_a_chart_that_would_be_drawn_wrongly_is_refused():

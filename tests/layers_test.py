@@ -12,7 +12,7 @@ import pytest
 # components of lower layers only, and none of its own.
 LAYERS = (
     ('version', 'errors', 'checks', 'compat', 'runfolder', 'trees'),
-    ('contract', 'data', 'terms'),
+    ('contract', 'gate', 'terms'),
     ('geometry',),
     ('mechanisms', 'rules'),
     ('noise', 'accounting', 'clipping'),
@@ -22,6 +22,7 @@ LAYERS = (
     ('keras', 'queries'),
     ('audit', 'estimates', 'tuning'),
     ('federated',),
+    ('examples',),
     ('cli',),
 )
 LAYER_OF = {component: level for level, components in enumerate(LAYERS) for component in components}
@@ -33,9 +34,9 @@ ONLY_IN = {  # A library -> the modules that may import it.
     'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
 }
 VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')
-SAY_VERSIONS = {  # They print versions, but for the first, which branches on them.
-    'tfdp_adaptive.compat', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.report',
-    'tfdp_adaptive.privacy.card', 'tfdp_adaptive', 'tfdp_adaptive.version',
+SAY_VERSIONS = {  # They print or compare versions, but for the first, which branches on them.
+    'tfdp_adaptive.compat', 'tfdp_adaptive.examples.report', 'tfdp_adaptive.privacy.card',
+    'tfdp_adaptive', 'tfdp_adaptive.version', 'tfdp_adaptive.batches.workers',
 }
 MODULES = build_deps_test.modules()
 
@@ -102,6 +103,34 @@ def test_imports_point_down(module):
       assert LAYER_OF[other] < LAYER_OF[mine], f'{module} must not import {name}.'
 
 
+def circles(below):
+  """Those of `{file: the files it imports}` that import themselves in the end, with the next."""
+  def reach(module):
+    found, left = set(), set(below[module])
+    while left:
+      found |= left
+      left = {name for one in left for name in below[one]} - found
+    return found
+
+  reached = {module: reach(module) for module in below}
+  return {module: sorted(name for name in below[module] if module in reached[name] | {name})
+          for module in below if module in reached[module]}
+
+
+def test_no_files_import_one_another():
+  """At any depth, in functions and for type checkers too."""
+  below = {module: {name for name in imports(module) if name in MODULES} for module in MODULES}
+  assert len(below) > 200 and sum(map(len, below.values())) > 1000
+  assert circles(below) == {}
+
+
+def test_circles_are_seen():
+  assert not circles({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()})
+  assert circles({'a': {'b'}, 'b': {'c', 'd'}, 'c': {'b'}, 'd': set()}) == {
+      'b': ['c'], 'c': ['b']}
+  assert circles({'a': {'a'}}) == {'a': ['a']}
+
+
 def lazy_imports(module):
   """Modules of ours that a file names in a string, to import them later."""
   text = (build_deps_test.ROOT / MODULES[module]).read_text(encoding='utf-8')
@@ -158,11 +187,12 @@ def test_questions_for_versions_are_seen():
   assert not list(version_questions(ast.parse('f(layer.call); getattr(layer, "units", None)')))
 
 
-@pytest.mark.parametrize('module', sorted(m for m in MODULES if layer(m) == 'federated'))
-def test_federated_finds_its_own_files_by_their_place(module):
-  """It is installed under another name than its folder's, which editors cannot know."""
+@pytest.mark.parametrize(
+    'module', sorted(m for m in MODULES if layer(m) in build_deps_test.PLACED))
+def test_packages_beside_find_their_own_files_by_their_place(module):
+  """They are installed under another name than their folder's, which editors cannot know."""
   text = (build_deps_test.ROOT / MODULES[module]).read_text(encoding='utf-8')
-  assert 'tfdp_adaptive.federated' not in [
+  assert f'tfdp_adaptive.{layer(module)}' not in [
       name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
       for name in (node.module, '.'.join((node.module or '').split('.')[:2]))]
 

@@ -20,6 +20,8 @@ IMPORTS = {  # The names that annotations may use.
     'npt': 'import numpy.typing as npt',
     'mechanisms': 'from tfdp_adaptive import mechanisms',
     'trees': 'from tfdp_adaptive import trees',
+    'choices': 'from tfdp_adaptive.clipping import choices',
+    'arguments': 'from tfdp_adaptive.keras import arguments',
     'optimizer_lib': 'from tfdp_adaptive.keras import optimizer as optimizer_lib',
     'plan_lib': 'from tfdp_adaptive.privacy import plan as plan_lib',
     'constraints': 'from tfdp_adaptive.rules import constraints',
@@ -31,6 +33,9 @@ OPENING = '''# SPDX-License-Identifier: Apache-2.0
 BASE = '''class NamedOptimizer(optimizer_lib.DPOptimizer):
   factory: Any
   def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None: ...'''
+KERAS = {  # Of Keras' optimizers.
+    'use_ema': 'bool', 'ema_momentum': 'float', 'ema_overwrite_frequency': 'Optional[int]'}
+WEIGHT_DECAY = {'weight_decay': 'Optional[float]'}
 
 
 def functions(path):
@@ -60,30 +65,47 @@ def classes():
       yield name.value, factory.attr, ''.join(word.arg for word in node.value.keywords)
 
 
+def typed_dict(name, base, types):
+  return '\n'.join([f'class {name}({base}, total=False):', *(
+      f'  {key}: {kind}' for key, kind in types.items())])
+
+
+def wrapped(texts):
+  """A constructor of these arguments; no line ends inside one."""
+  text = ', '.join(text.replace(' ', '\0') for text in texts)
+  return textwrap.fill(
+      f'def\0__init__({text})\0->\0None:\0...', 100, initial_indent='  ',
+      subsequent_indent='               ', break_long_words=False,
+      break_on_hyphens=False).replace('\0', ' ')
+
+
 def stub():
+  """What all classes take is said once, in a TypedDict; each says what its rule takes."""
   factories = {}
   for path in sorted((PACKAGE / 'rules').glob('*.py')):
     factories.update(functions(path))
   own = parameters(functions(ADAPTER / 'optimizer.py')['__init__'])
-  parts = [BASE]
+  rate = own.pop('learning_rate')
+  common = {name: text.partition(': ')[2].partition(' = ')[0] for name, text in own.items()}
+  parts = [typed_dict('_Undecayed', 'TypedDict', {**common, **KERAS}),
+           typed_dict('_Common', '_Undecayed', WEIGHT_DECAY), BASE]
   for name, factory, kind in classes():
     extra = {each: f'{each}: Optional[float] = {default}'
              for each, (default, _) in signatures.EXTRA[kind].items()}
     mine = {**parameters(factories[factory]), **extra}
-    rest = {key: text for key, text in own.items() if key != 'learning_rate' and key not in mine}
-    texts = ['self', own['learning_rate'], '*', *mine.values(), *rest.values(), '**kwargs: Any']
-    lines = textwrap.wrap(
-        ', '.join(text.replace(' ', '\0') for text in texts), 94, break_long_words=False,
-        break_on_hyphens=False)
-    body = '\n'.join(f'      {line}' for line in lines).replace('\0', ' ')
-    parts.append(f'class {name}(NamedOptimizer):\n  def __init__(\n{body}) -> None: ...')
-  text = '\n\n'.join(parts)
+    shared = '_Undecayed' if 'weight_decay' in mine else '_Common'
+    mine = {key: text for key, text in mine.items() if key not in common}
+    texts = ['self', rate, *['*'] * bool(mine), *mine.values(),
+             f'**kwargs: Unpack[{shared}]']
+    parts.append(f'class {name}(NamedOptimizer):\n'
+                 + wrapped(texts))
+  text = '\n'.join(parts)
   types = [name for name in ('Any', 'Dict', 'Optional', 'Sequence', 'Tuple', 'Union')
            if re.search(rf'\b{name}\b', text)]
   used = [line for name, line in IMPORTS.items() if re.search(rf'\b{name}\.', text)]
-  blocks = (f'from typing import {", ".join(types)}',
-            '\n'.join(line for line in used if 'numpy' in line),
-            '\n'.join(line for line in used if 'numpy' not in line), text)
+  extensions = [f'from typing_extensions import {name}' for name in ('TypedDict', 'Unpack')]
+  blocks = (f'from typing import {", ".join(types)}', '\n'.join([*used[:1], *extensions]),
+            '\n'.join(used[1:]), text)
   return OPENING + '\n\n'.join(blocks) + '\n'
 
 
@@ -92,15 +114,26 @@ def test_the_stub_is_what_the_sources_say():
       'Run `python tests/named_optimizers_stub_test.py`.')
 
 
+def keys(name, nodes):
+  """Of a TypedDict of the stub, and of those that it extends."""
+  if name not in nodes:
+    return []
+  return [*keys(ast.unparse(nodes[name].bases[0]), nodes), *(
+      line.target.id for line in nodes[name].body)]
+
+
 def test_the_stub_shows_the_arguments_that_there_are():
   import tfdp_adaptive as tfdp
-  constructors = {node.name: node.body[0].args for node in ast.parse(stub()).body
-                  if isinstance(node, ast.ClassDef) and node.name != 'NamedOptimizer'}
+  nodes = {node.name: node for node in ast.parse(stub()).body if isinstance(node, ast.ClassDef)}
+  constructors = {name: node.body[0].args for name, node in nodes.items()
+                  if ast.unparse(node.bases[0]) == 'NamedOptimizer'}
   public = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
   assert set(constructors) == public and len(public) > 20
   for name, arguments in constructors.items():
-    shown = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs + [arguments.kwarg]]
-    assert shown == list(inspect.signature(getattr(tfdp, name)).parameters), name
+    shown = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs]
+    shown += keys(ast.unparse(arguments.kwarg.annotation.slice), nodes)
+    taken = {*inspect.signature(getattr(tfdp, name)).parameters} - {'kwargs'}
+    assert len(shown) == len(set(shown)) and set(shown) == taken | {*KERAS, *WEIGHT_DECAY}, name
 
 
 if __name__ == '__main__':

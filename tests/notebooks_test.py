@@ -75,7 +75,12 @@ def test_notebook_is_whole(path):
   nbformat.validate(notebook)
   first = notebook.cells[0]
   assert first.cell_type == 'markdown' and first.source.startswith('# ')
-  assert 'https://colab.research.google.com/' in first.source
+  assert 'At the end you have' in first.source
+  assert re.search(r'It takes (about|a few) ', first.source)
+  assert 'https://colab.research.google.com/' in notebook.cells[1].source
+  for before, cell in zip(notebook.cells, notebook.cells[1:]):
+    assert cell.cell_type == 'markdown' or before.cell_type == 'markdown', cell.source
+  assert notebook.cells[-1].source.startswith('## What to try')
   assert '%pip install' in code[0].source and "find_spec('tfdp_adaptive')" in code[0].source
   (parameters,) = [cell for cell in code if 'parameters' in cell.metadata.get('tags', ())]
   assert assigned(notebook.metadata['tfdp']['short']) <= assigned(parameters.source)
@@ -127,4 +132,4 @@ def test_notebook_runs_in_full_from_a_clean_kernel(path, monkeypatch):
 
 def test_the_documents_list_every_notebook():
   text = (ROOT / 'docs' / 'notebooks.md').read_text(encoding='utf-8')
-  assert set(re.findall(r'^\| `(\w+)` \|', text, re.M)) == {path.stem for path in PATHS}
+  assert set(re.findall(r'^\| \[(\w+)\]\(', text, re.M)) == {path.stem for path in PATHS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel holds every module, `federated` in its place, and starts `tfdp`."""
+"""A wheel holds every module, those beside the library in their place, and starts `tfdp`."""
 
 import importlib.metadata
 import re
@@ -35,11 +35,14 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_every_module_and_the_licence(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
   expected = {
-      (f'tfdp_adaptive/{path.as_posix()}' if path.parts[0] == 'federated' else path.as_posix())
+      (f'tfdp_adaptive/{path.as_posix()}' if path.parts[0] in build_deps_test.PLACED
+       else path.as_posix())
       for path in build_deps_test.modules().values()}
   assert expected == {name for name in names if name.endswith('.py')}
   assert any(name.endswith('/LICENSE') for name in names)
-  assert 'tfdp_adaptive/py.typed' in names
+  data = {path.relative_to(ROOT).as_posix() for kind in build_deps_test.DATA
+          for path in (ROOT / 'tfdp_adaptive').rglob(f'*.{kind}')}
+  assert {'tfdp_adaptive/py.typed', *data} <= names and data
 
 
 def test_wheel_starts_the_command_and_names_what_it_needs(wheel):

@@ -25,7 +25,7 @@ NOISE = {
         'accounting.private_search.noisy_score'},
     'which records take part': {'accounting.scheme.bernoulli'},
     'the dropout of a client, which is its own': {'federated.in_process._draw_anew'},
-    'made-up inputs, which are public': {'data.synthetic.pink_noise'},
+    'made-up inputs, which are public': {'examples.synthetic.pink_noise'},
     'the draws of an accountant': {
         'accounting.monte_carlo.BallsInBinsDpEvent.losses',
         'accounting.monte_carlo.MinSeparationDpEvent._chunk'},
@@ -38,8 +38,7 @@ RECORDS = {
         'clipping.engines.record_gradients', 'clipping.layered.engine.body',
         'clipping.materialized._project', 'clipping.projection._numbers'},
     'public records, which rules may see': {'clipping.public.gradients'},
-    'the step of a private model, and of a plain one': {
-        'keras.step.clip', 'keras.plain_models._clip'},
+    'the step of a private model': {'keras.step.clip'},
     'one record of a query, at its owner\'s': {
         'queries.rule_query.RuleQuery.preprocess_record', 'federated.server.Server.record'},
 }
@@ -50,8 +49,8 @@ _RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'e
                  'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.
 _NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.task_facts.', 'audit.',
-                 'cli.showcases.', 'rules.subspaces.', 'independence.independence.',
-                 'independence.probes.', 'independence.validation.')
+                 'examples.multi_worker.', 'examples.showcases.', 'rules.subspaces.',
+                 'independence.independence.', 'independence.probes.', 'independence.validation.')
 
 
 def functions(names, also=()):

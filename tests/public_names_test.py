@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public names: loaded when they are first used, and all of them there."""
 
-import ast
 import importlib.util
 import inspect
-import pathlib
 import re
 import subprocess
 import sys
@@ -101,19 +99,3 @@ def test_subclasses_of_named_optimizers_show_their_own_arguments():
     assert list(inspect.signature(kind).parameters) == ['warm_up', 'learning_rate', 'kwargs']
   assert inspect.signature(Plain) == inspect.signature(tfdp.DPAdam)
   assert inspect.signature(Momentum) == inspect.signature(tfdp.DPSGD)
-
-
-def test_editors_see_the_names_that_there_are():
-  """The block for type checkers against the table that is used."""
-  body = ast.parse(pathlib.Path(tfdp.__file__).read_text(encoding='utf-8')).body
-  (block,) = [node for node in body if isinstance(node, ast.If)
-              and ast.unparse(node.test) == 'TYPE_CHECKING']
-  shown = {}
-  for node in block.body:
-    assert isinstance(node, ast.ImportFrom) and all(a.name == a.asname for a in node.names)
-    shown.update((alias.name, node.module.partition('.')[2]) for alias in node.names)
-  expected = dict.fromkeys(tfdp._SUBPACKAGES, '')
-  for name, where in tfdp._EXPORTS.items():
-    parent, _, last = where.rpartition('.')
-    expected[name] = parent if last == name else where
-  assert shown == expected

@@ -6,16 +6,19 @@
     python -m pytest tests --part=half      this stack's half of them: `make test`, on both stacks
     python -m pytest tests --part=rest      the other half, and half of those that are not quick
     python -m pytest tests --slow           all
+    python -m pytest tests --shuffle=3      in another order, of files and in each; 3 is the seed
 
 A test is left out of the quick ones where a cheaper one notices every bug that it was written for;
 `thorough.LEFT_OUT` names each with the reason. The two stacks share the tests: each runs on one of
 them, but for those that ask which stack they are on, which run on both. `.ci/run` adds the rest:
 the quick tests on the stack that they did not run on, and the others on one. What can compute with
-NumPy alone runs on the newer stack, and a few of it, marked `both_stacks`, on both.
+NumPy alone runs on the newer stack, `tests/federated` on the older one, and a few of both, marked
+`both_stacks`, on both.
 """
 
 import importlib.metadata
 import pathlib
+import random
 import re
 import zlib
 
@@ -25,19 +28,31 @@ import thorough
 TESTS = pathlib.Path(__file__).parent
 KERAS_2 = importlib.metadata.version('keras').startswith('2.')
 NUMPY = ('mechanisms', 'accounting', 'advice')
-ASKS = {'KERAS_3', 'importorskip', 'skip', 'find_spec'}  # Names by which a test asks for its stack.
+BOTH = ('both_stacks', 'skipif', 'federated')  # Marks of tests that run on both stacks.
+ASKS = {'KERAS_3', 'TELLS_SHAPES', 'find_spec'}  # Names by which a test asks for its stack.
 
 
 def pytest_addoption(parser):
   group = parser.getgroup('selection')
   group.addoption('--part', choices=('quick', 'half', 'rest'), help='see tests/selection.py')
   group.addoption('--slow', action='store_true', help='also the tests marked slow')
+  group.addoption('--shuffle', type=int, metavar='SEED', help='run files and their tests in an '
+                  'order that is drawn')
 
 
 def pytest_configure(config):
   for line in ('slow: takes minutes; runs with --slow',
                'both_stacks: runs on both stacks, where others run on one'):
     config.addinivalue_line('markers', line)
+
+
+def pytest_ignore_collect(collection_path, config):
+  """Does not even import files whose tests are all for the other stack."""
+  if config.getoption('--part') not in ('half', 'rest') or not KERAS_2 or (
+      collection_path.suffix != '.py' or collection_path.parent.name not in NUMPY):
+    return None
+  text = collection_path.read_text(encoding='utf-8')
+  return None if any(word in text for word in (*BOTH, *ASKS)) else True
 
 
 def _name(item):
@@ -66,13 +81,13 @@ def _is_quick(item, left_out):
 def _is_ours(item):
   """Whether this stack is the one that a quick test runs on."""
   code = getattr(item.function, '__code__', None)
-  if (any(item.get_closest_marker(name) for name in ('both_stacks', 'skipif', 'federated'))
+  if (any(item.get_closest_marker(name) for name in BOTH)
       or code is not None and ASKS.intersection(code.co_names)):
     return True
   if _room(item) in NUMPY:
     return not KERAS_2
-  if _room(item) == 'federated':  # One stack has it.
-    return True
+  if _room(item) == 'federated':  # TensorFlow Federated is on the older stack alone.
+    return KERAS_2
   shared = any(definitions[-1].scope in ('module', 'session') and definitions[-1].baseid
                and definitions[-1].baseid.endswith(item.path.name)
                for definitions in item._fixtureinfo.name2fixturedefs.values())
@@ -100,4 +115,17 @@ def pytest_collection_modifyitems(config, items):
   for item in items:
     (kept if is_wanted(item) else left).append(item)
   config.hook.pytest_deselected(items=left)
-  items[:] = kept
+  items[:] = kept if config.getoption('--shuffle') is None else shuffled(
+      kept, config.getoption('--shuffle'))
+
+
+def shuffled(items, seed):
+  """Items in another order; those of a file stay together, as they share fixtures."""
+  rng, files = random.Random(seed), {}
+  for item in items:
+    files.setdefault(item.path, []).append(item)
+  of_files = list(files.values())
+  rng.shuffle(of_files)
+  for of_file in of_files:
+    rng.shuffle(of_file)
+  return [item for of_file in of_files for item in of_file]

@@ -50,11 +50,11 @@ def test_every_test_runs_on_one_stack_and_those_that_ask_on_both(monkeypatch):
   assert 60 < sum(stacks == [True] for stacks in rows) < 140
   both = [False, True]
   assert _stacks(_item('keras/some_test.py', names=('KERAS_3',)), monkeypatch) == both
-  assert _stacks(_item('keras/some_test.py', names=('importorskip',)), monkeypatch) == both
+  assert _stacks(_item('keras/some_test.py', names=('TELLS_SHAPES',)), monkeypatch) == both
   for mark in ('skipif', 'federated', 'both_stacks'):
     assert _stacks(_item('accounting/some_test.py', marks=(mark,)), monkeypatch) == both
   assert _stacks(_item('accounting/some_test.py'), monkeypatch) == [False]
-  assert _stacks(_item('federated/some_test.py'), monkeypatch) == both
+  assert _stacks(_item('federated/some_test.py'), monkeypatch) == [True]
 
 
 def test_what_shares_a_fixture_of_its_file_stays_together(monkeypatch):
@@ -87,7 +87,7 @@ def test_the_parts_are_all_there_is():
       self._options = {'--part': part, '--slow': False}
 
     def getoption(self, name):
-      return self._options[name]
+      return self._options.get(name)
 
   def part(name):
     left = list(items)
@@ -98,6 +98,16 @@ def test_the_parts_are_all_there_is():
   assert not [item for item in half if item in rest]
   assert len(part('quick')) == len(part(None)) == len(items)
   assert len(half) + len(rest) == len(items) - (5 if selection.KERAS_2 else 0)
+
+
+def test_shuffled_tests_stay_with_their_file():
+  items = [_item(f'keras/{file}_test.py', str(i)) for file in 'abcde' for i in range(9)]
+  first, again, other = (selection.shuffled(items, seed) for seed in (1, 1, 2))
+  name = lambda item: item.nodeid
+  assert first == again != other and sorted(first, key=name) == items
+  files = [item.path for item in first]
+  assert sum(one != two for one, two in zip(files, files[1:])) == 4
+  assert [item for item in first if item.path == files[0]] != items[:9]
 
 
 def test_what_a_change_touches():

@@ -23,15 +23,14 @@ _BY_REASON = {
         'audit/gradient_canaries_test.py::'
         'test_the_difference_is_what_a_plan_without_amplification_accounts_for': (
             'tree', 'replace'),
-        'cli/showcases_test.py::test_what_is_reported_is_within_epsilon': ('noise',),
+        'examples/showcases_test.py::test_what_is_reported_is_within_epsilon': ('noise',),
         'clipping/bookkeeping_forward_test.py::test_expressions_of_models_that_draw': (
             'GaussianDropout',),
         'clipping/bookkeeping_forward_test.py::test_results': (
             'transformer-float32', 'towers-mixed_float16', 'reversible-float32'),
-        'clipping/bookkeeping_generic_test.py::test_layers_with_weights': ('!RNN', '!ConvLSTM1D'),
-        'clipping/bookkeeping_layers_test.py::test_in_functions': ('True-images',),
+        'clipping/bookkeeping_generic_test.py::test_layers_with_weights': ('!RNN', '!ConvLSTM*'),
         'clipping/bookkeeping_layers_test.py::test_precisions': (
-            'float64-*', 'mixed_float16-sequences'),
+            'float64-images', 'float64-sequences', 'mixed_float16-sequences'),
         'clipping/bookkeeping_models_test.py::test_recurrent_dropout': ('layer0', 'layer3'),
         'clipping/bookkeeping_numbers_test.py::test_every_route': ('gram', 'ragged blocks'),
         'clipping/bookkeeping_numbers_test.py::test_mixed_precision': ('mixed_float16',),
@@ -43,37 +42,38 @@ _BY_REASON = {
         'clipping/bookkeeping_restored_test.py::test_another_thread_takes_turns': ('False',),
         'clipping/bookkeeping_test.py::test_dense_in_a_function': ('True',),
         'clipping/bookkeeping_test.py::test_recurrent': (
-            'lstm', 'lstm unlike', 'gru', 'gru reset before', 'gru without bias', 'bidirectional'),
+            'lstm', 'gru', 'gru reset before', 'bidirectional'),
         'clipping/bookkeeping_test.py::test_recurrent_with_a_mask': ('<lambda>0', '<lambda>2'),
         'clipping/losses_test.py::test_losses_that_compare_examples_get_them_one_at_a_time': (
             '!contrastive-y0',),
         'clipping/magnitudes_test.py::test_book_keeping': (
             'rank one', 'explicit', 'embedding', 'generic', 'blocks'),
         'clipping/magnitudes_test.py::test_other_engines': ('rank one-*',),
-        'clipping/materialized_test.py::'
-        'test_one_example_moves_the_sum_by_at_most_the_clip_norm': (
-            'normal-*', 'nan-scaled', 'near_overflow-isotropic', 'huge-scaled', 'inf-isotropic'),
         'clipping/materialized_test.py::test_sums_are_those_of_batches_of_one': (
             'dense-vectorized-4-scaled', 'sequence-looped-2-isotropic', 'dense-looped-1-scaled',
             'per_step-*'),
         'clipping/out_of_range_test.py::test_tables_that_are_not_trained_and_ids_of_other_types': (
             '_frozen-int32-7', '_frozen-float32-nan'),
-        'clipping/out_of_range_test.py::test_the_record_counts_as_none': (
-            '-1-id-bookkeeping', '7-label-bookkeeping', '2147483647-id-materialized',
-            '-1-label-layered', '7-id-layered', '-2147483648-label-bookkeeping'),
         'clipping/users_test.py::test_sums_are_those_of_users_one_by_one': (
             'bookkeeping-mixed-mean', 'layered-sequence-sum'),
+        'federated/groups_test.py::test_groups_give_what_clients_give_one_by_one': (
+            '!functional', '!gradients'),
+        'federated/processes_test.py::test_equals_numpy_over_user_deltas': (
+            'in_process-*', 'tff-scale_then_privatize'),
+        'federated/processes_test.py::test_equals_the_query_and_the_rule_by_hand': (
+            'in_process-*', 'tff-two releases'),
+        'federated/workers_test.py::test_nothing_is_left_running': ('kill',),
         'independence/honest_models_test.py::'
         'test_honest_models_pass_without_any_difference': (
             '!an LSTM that drops', '!a GRU both ways'),
         'keras/admission_test.py::test_batches_are_taken_once_and_in_their_order': (
             'Poisson-*', 'RandomAllocation-*'),
         'keras/agreement_test.py::test_keras_equals_the_query': (
-            'DPAdam', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'DPSOAP', 'DPAdamJME'),
+            'DPAdamSTP', 'DP2Yogi', 'DPSOAP', 'DPAdamJME'),
         'keras/agreement_test.py::test_large_models_take_the_same_steps_in_one_pass': (
             'DPAdamSTP',),
         'keras/classes_test.py::test_fits_and_resumes_mid_phase': (
-            'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi', 'PAGAN', 'NoisyAdaGrad', 'DPSOAP'),
+            'DPSGD', 'DPAdamIME', 'DP2Yogi', 'NoisyAdaGrad', 'DPSOAP'),
         'keras/features_test.py::test_mixed_precision_clips_and_adds_noise_in_float32': (
             'auto-mixed_float16', 'materialized-mixed_bfloat16'),
         'keras/formulas_test.py::test_without_noise_it_is_the_formula': (
@@ -117,10 +117,14 @@ _BY_REASON = {
             'True-dp_sgd', 'True-dp_soap', 'True-scale_then_privatize', 'False-dp_adam_ime'),
     },
     LARGER: {
+        'clipping/layers_page_test.py::test_the_page_is_what_the_program_writes': (),
         'audit/own_models_test.py::test_a_right_model_passes_and_is_left_as_it_was': (),
         'cli/compare_test.py::test_tuning_takes_the_least_validation_loss_and_counts_its_runs': (),
+        'clipping/bookkeeping_layers_test.py::test_in_functions': (),
         'clipping/bookkeeping_models_test.py::test_a_recurrent_layer_of_unknown_cells': (),
         'clipping/bookkeeping_restored_test.py::test_a_pass_that_breaks_off': (),
+        'federated/tasks_test.py::test_stackoverflow_of_tff': (),
+        'federated/workers_test.py::test_only_what_is_used_is_imported': (),
         'keras/matrix_rules_test.py::test_compiled_by_xla_equals_eager_training': (),
         'keras/explain_test.py::test_why_a_layer_goes_another_way': (),
         **{f'queries/mechanism_conformance_test.py::AdaptiveTest::test_adaptation_{case}': ()
@@ -130,6 +134,7 @@ _BY_REASON = {
                         'linspace_noise_converge_start_low_geometric',
                         'linspace_noise_converge_start_high_geometric')},
         'queries/mechanism_conformance_test.py::EveryStepTest::test_sum_with_noise': (),
+        'queries/mechanism_conformance_test.py::GaussianTest::test_gaussian_sum_with_noise': (),
         'queries/mechanism_conformance_test.py::NestedTest::test_nested_query_with_noise': (),
     },
     PARTS: {
@@ -138,6 +143,9 @@ _BY_REASON = {
         'cli/audit_command_test.py::test_training_without_noise_is_refuted': (),
         'cli/compare_test.py::test_every_method_is_in_the_table': (),
         'faults/kill_test.py::test_train_survives_kills_and_keeps_its_curve': (),
+        'federated/resume_test.py::test_kill_9': (),
+        'keras/distribute_test.py::test_what_mixes_examples_is_refused_before_replicas_see_it': (),
+        'keras/multi_worker_kill_test.py::test_a_killed_run_goes_on_and_uses_no_noise_twice': (),
         'keras/multi_worker_kill_test.py::test_the_example_runs_by_the_lines_that_it_shows': (),
         'keras/multi_worker_test.py::'
         'test_every_record_takes_part_once_at_most_and_all_workers_agree': (),

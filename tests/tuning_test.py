@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp.tune`: what runs is what `cost.private_search` accounts for."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import runfolder
 from tfdp_adaptive import tuning
 from tfdp_adaptive.accounting import cost
 
@@ -87,15 +87,15 @@ def test_a_search_that_is_interrupted_goes_on_and_forgets_its_losers(monkeypatch
   with pytest.raises(KeyboardInterrupt):
     run(interrupted, plan, directory=tmp_path)
   assert build.built == [0.0, 1.0]
-  assert [path.name for path in tmp_path.glob('*.npz')] == ['run-1.npz']
+  assert runfolder.load(tmp_path / 'search.npz')[1]['best'] == {'setting': 1, 'score': 1.0}
   best = run(build, plan, directory=tmp_path)
   assert build.built == [0.0, 1.0, 2.0, 1.0]  # The third, and the best one for its weights.
   assert best.settings == {'bias': 1.0}
   np.testing.assert_array_equal(best.model.trainable_variables[1], [1.0, 1.0])
   assert best.model.ledger.epsilon() == plan.epsilon()
-  left = json.loads((tmp_path / 'state.json').read_text())
+  left = runfolder.load(tmp_path / 'search.npz')[1]
   assert left['candidates'] == [1] and left['done'] == 1
-  assert sorted(p.name for p in tmp_path.iterdir()) == ['run-0.npz', 'state.json']
+  assert [path.name for path in tmp_path.iterdir()] == ['search.npz']
   again = run(build, plan, directory=tmp_path)
   assert again.settings == best.settings and len(build.built) == 5
   with pytest.raises(ValueError, match='must hold the same search'):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/audit.md: `make audit-table`, some minutes on one core.
 
-With `--only` the page keeps what is not named: classes, `users`, `bugs`, `alarms`.
+With `--only` the page keeps what is not named: classes, `users`, `bugs`, `alarms`, `lira`.
 """
 
 import argparse
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import time
@@ -14,16 +15,22 @@ import warnings
 
 import numpy as np
 import planted
+from scipy import special
 
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import audit
+from tfdp_adaptive import compat
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
-from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import white_box
 
+keras = compat.keras
 SEEDS, CONFIDENCE = 1000, 0.95
+SHADOWS, RECORDS, RATES = 16, 256, (0.001, 0.01, 0.03, 0.1, 0.3)
 USERS = 'DPAdam, users'
 PROBES = 0.02 * (1 - CONFIDENCE)
 TEXT = '''# What the audit finds
@@ -59,6 +66,22 @@ False alarms in {seeds} seeds of what is right, and how many are allowed on aver
 Those of noise, batches and canaries are of the statistics that look at them, on normals and batches
 drawn for it; classes with one sum per step all have the noise of DPAdamW. The searches
 for changes and for what is written past the noise have no randomness.
+
+## An attack on models
+
+The likelihood-ratio attack (LiRA, `tfdp.audit.shadow_models`) knows the data and how models are
+trained, but sees final models only. Here {shadows} Keras models of {lira_records} records with
+random labels, which a model can only know by heart, are each attacked with the help of the others.
+Each cell is the share of members that are found at a rate of false alarms.
+
+| models | {rates} | AUC |
+|---|{lines}---|
+{lira}
+
+The last line is what no attack exceeds at that epsilon and delta. An attack that finds little does
+not show that a model is private: another one may find more. It cannot refute a plan, since it is no
+bound on epsilon, and it looks at records that the test chose. The white-box audit above looks for
+proofs.
 '''
 
 
@@ -66,12 +89,13 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', type=pathlib.Path,
                       default=pathlib.Path(__file__).parents[2] / 'docs' / 'audit.md')
-  parser.add_argument('--only', nargs='+', default=[*white_box.METHODS, 'users', 'bugs', 'alarms'])
+  parser.add_argument('--only', nargs='+', default=[
+      *white_box.METHODS, 'users', 'bugs', 'alarms', 'lira'])
   arguments = parser.parse_args()
   warnings.simplefilter('ignore')
   old = arguments.out.read_text(encoding='utf-8') if arguments.out.exists() else ''
   rows = {line.split(' | ')[0][2:]: line for line in old.splitlines() if line.startswith('| ')}
-  if set(arguments.only) - {'bugs', 'alarms'}:
+  if set(arguments.only) - {'bugs', 'alarms', 'lira'}:
     white_box.report('DPSGD', seed=1, canaries=64, batch_size=16)  # The first takes longer.
   for name in arguments.only:
     if name in white_box.METHODS:
@@ -89,9 +113,43 @@ def main():
       delta=white_box.DELTA, confidence=CONFIDENCE,
       rows='\n'.join(rows[name] for name in [*white_box.METHODS, USERS] if name in rows),
       switched=', '.join(planted.SWITCHED), others=others, others_planted=planted_others,
-      seeds=SEEDS, alarms=said)
+      seeds=SEEDS, alarms=said, shadows=SHADOWS, lira_records=RECORDS,
+      rates=' | '.join(f'{rate:.1%}' for rate in RATES), lines='---|' * len(RATES),
+      lira='\n'.join(lira() if 'lira' in arguments.only else
+                     [line for line in old.splitlines() if line.startswith('| LiRA: ')]))
   arguments.out.parent.mkdir(exist_ok=True)
   arguments.out.write_text(text, encoding='utf-8')
+
+
+def lira():
+  """Lines of the table of the attack on models, and of what is the most that can be found."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(RECORDS, 16)).astype(np.float32)
+  y = rng.integers(2, size=RECORDS)
+  plan = tfdp.PrivacyPlan.calibrate(
+      target_epsilon=4.0, target_delta=1e-3, population_size=RECORDS, batch_size=64, steps=80,
+      l2_norm_clip=1.0)
+
+  def train(members, private):
+    model = keras.Sequential([
+        keras.layers.Input([16]), keras.layers.Dense(64, 'relu'), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if private:
+      model = tfdp.make_private(model)
+      model.compile(tfdp.DPAdam(0.01, plan=plan), loss)
+      model.fit(plan.batches((x, y, members.astype(np.float32))), verbose=0)
+    else:
+      model.compile(keras.optimizers.Adam(0.01), loss)
+      model.fit(x[members], y[members], epochs=40, batch_size=64, verbose=0)
+    return audit.logit_scores(special.softmax(model.predict(x, verbose=0), axis=1), y)
+
+  for name, private in (('not private', False), ('epsilon 4, delta 0.001', True)):
+    report = audit.shadow_models(lambda members: train(members, private), RECORDS, models=SHADOWS)
+    cells = ' | '.join(f'{report.true_positives_at(rate):.1%}' for rate in RATES)
+    yield _shown(f'| LiRA: {name} | {cells} | {report.auc:.3f} |')
+  most = (min(math.exp(4.0) * rate + 1e-3, 1 - math.exp(-4.0) * (1 - 1e-3 - rate))
+          for rate in RATES)
+  yield f'| LiRA: no more than | {" | ".join(f"{share:.1%}" for share in most)} | |'
 
 
 def _shown(text):
@@ -179,7 +237,7 @@ def alarms():
   canaries = 0
   for _ in range(SEEDS):
     included = rng.random(white_box.CANARIES) < 0.5
-    guessed = gradient_canaries.guess(
+    guessed = bounds.guess(
         rng.standard_normal(len(included)) + mu * included, included, white_box.DELTA,
         1 - left / 2)
     canaries += max(guessed.epsilon_lower, guessed.gaussian_lower) > truth

@@ -103,20 +103,47 @@ def test_public_names():
     assert getattr(audit, name) is getattr(bounds, name)
 
 
-def test_fewer_guesses_where_there_are_many_canaries():
-  """Of 5,000 canaries of mu = 1/2 the surest prove more than two fixed parts of all of them."""
-  assert [bounds.sides(n) for n in (1, 2, 63, 127, 128, 512)] == [
-      (1,), (1,), (31,), (63,), (64, 32), (256, 128, 64, 32)]
-  assert bounds.sides(5000)[-1] == 39
-  rng = np.random.default_rng(0)
-  found = {'ours': [], 'two parts': []}
-  for _ in range(10):
-    included = rng.random(5000) < 0.5
-    order = np.argsort(rng.standard_normal(5000) + 0.5 * included)
-    for name, sides in (('ours', bounds.sides(5000)), ('two parts', (2500, 625))):
-      found[name].append(max(bounds.one_run_epsilon(
-          int(included[order[-side:]].sum() + (~included[order[:side]]).sum()), 2 * side, 5000,
-          1e-6, 1 - 0.05 / len(sides)) for side in sides))
-  assert np.mean(found['ours']) > np.mean(found['two parts'])
-  truth = cost.gaussian_epsilon(2.0, 1e-6)
-  assert max(found['ours']) < truth
+def one_sided(scores, included, delta, confidence):
+  """The bound of jax_privacy: "in" above a threshold, all of which share the confidence.
+
+  Only thresholds that are 3% apart are tried, so that this is a little less than theirs.
+  """
+  right = np.cumsum(included[np.argsort(-scores)])
+  counts = np.unique(np.geomspace(8, len(scores), 180).astype(int))
+  best = 0.0
+  for guesses in counts[np.argsort(-right[counts - 1] / counts)]:
+    correct = int(right[guesses - 1])
+    if correct / guesses > 1 / (1 + math.exp(-best)):  # Else it cannot prove more.
+      best = max(best, bounds.one_run_epsilon(
+          correct, int(guesses), len(scores), delta, 1 - (1 - confidence) / len(scores)))
+  return best
+
+
+@pytest.mark.parametrize('count', [512, 5000])
+def test_attempts_prove_more_than_others(count):
+  """Than two fixed parts of all canaries, and than every threshold of one side, whatever mu."""
+  for mu in (0.5, 1.0, 2.0, 4.0):
+    rng = np.random.default_rng(1)
+    found = {'ours': [], 'two parts': [], 'thresholds': []}
+    for _ in range(16):
+      included = rng.random(count) < 0.5
+      scores = rng.standard_normal(count) + mu * included
+      order = np.argsort(scores)
+      right = lambda side: int(included[order[-side:]].sum() + (~included[order[:side]]).sum())
+      found['ours'].append(bounds.guess(scores, included, 1e-6, 0.95).epsilon_lower)
+      found['two parts'].append(max(bounds.one_run_epsilon(
+          right(side), 2 * side, count, 1e-6, 0.975) for side in (count // 2, count // 8)))
+      found['thresholds'].append(one_sided(scores, included, 1e-6, 0.95))
+    means = {name: np.mean(values) for name, values in found.items()}
+    assert means['ours'] > max(means['two parts'], means['thresholds']), (mu, means)
+    assert max(found['ours']) < cost.gaussian_epsilon(1 / mu, 1e-6)
+
+
+def test_attempts_share_the_confidence():
+  for count in (2, 64, 512, 1000, 5000):
+    levels = bounds._levels(count, 0.95)
+    assert [side for side, _ in levels] == list(bounds.sides(count))
+    assert sum(1 - level for _, level in levels) == pytest.approx(0.05)
+    assert all(1 <= side <= max(1, count // 2) for side, _ in levels)
+  assert [bounds.sides(n) for n in (128, 512, 1000, 5000)] == [
+      (64, 32), (256, 128, 64), (500, 250, 62), (2500, 1250, 312, 78)]

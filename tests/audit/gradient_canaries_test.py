@@ -10,6 +10,7 @@ from scipy import stats
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import subjects
 
@@ -37,19 +38,22 @@ def test_the_difference_is_what_a_plan_without_amplification_accounts_for(plan):
   scores, included = run(plan)
   np.testing.assert_allclose(scores[~included].std(), 1, atol=0.2)
   mu = 1 / plan.event().noise_multiplier
-  estimate = gradient_canaries.bounds.gaussian_estimate(scores[included], scores[~included], 1e-6)
+  estimate = bounds.gaussian_estimate(scores[included], scores[~included], 1e-6)
   assert estimate.mu < mu + 4 * estimate.standard_error
   if not isinstance(plan.mechanism, (tfdp.mechanisms.Tree, tfdp.mechanisms.SquareRoot)):
     assert estimate.mu > mu - 4 * estimate.standard_error  # Every record is as exposed as any.
   assert stats.kstest(scores[~included] - scores[~included].mean(), 'norm').pvalue > 1e-4
 
 
-def test_likelihood_ratios_of_coins_are_calibrated():
-  """E[exp(score)] is one for canaries that are out, as of any likelihood ratio."""
-  plan = plan_of(sampling=tfdp.sampling.Poisson(), batch_size=40, steps=10)
+@pytest.mark.parametrize('plan', [
+    plan_of(sampling=tfdp.sampling.Poisson(), batch_size=40, steps=10),
+    plan_of(sampling=tfdp.sampling.PoissonExamples(examples_per_user=3), unit='user', batch_size=90,
+            population_size=3 * SIZE, steps=10)], ids=['coins', "users' examples"])
+def test_likelihood_ratios_of_coins_are_calibrated(plan):
+  """E[exp(score)] is one for canaries that are out, and E[exp(-score)] for those that are in."""
   scores, included = run(plan)
-  out = np.exp(scores[~included])
-  assert abs(out.mean() - 1) < 4 * out.std() / math.sqrt(len(out))
+  for ratio in (np.exp(scores[~included]), np.exp(-scores[included])):
+    assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(len(ratio))
   assert scores[included].mean() > scores[~included].mean()
 
 
@@ -65,7 +69,7 @@ def test_guesses_of_right_scores_are_right_as_often_as_stated():
   lower, gaussian = [], []
   for _ in range(60):
     included = rng.random(300) < 0.5
-    guessed = gradient_canaries.guess(
+    guessed = bounds.guess(
         rng.standard_normal(300) + 1.5 * included, included, 1e-6, 0.95)
     lower.append(guessed.epsilon_lower)
     gaussian.append(guessed.gaussian_lower)
@@ -81,5 +85,5 @@ def test_little_noise_is_convicted_by_canaries_alone():
   with planted.switched(batch_size=100) as bugs:
     bugs.only('no clipping')
     scores, included = run(plan)
-  guessed = gradient_canaries.guess(scores, included, 1e-6, 0.95)
+  guessed = bounds.guess(scores, included, 1e-6, 0.95)
   assert guessed.gaussian_lower > plan.epsilon()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise that is as announced passes as often as stated; noise that is not is caught."""
 
-import importlib
 import math
 
 import numpy as np
@@ -52,10 +51,19 @@ def test_the_weakest_point_is_named():
   assert 'elements' in noise_rows.weakest([('mean', np.tile(one, (1, 400)))]).what
 
 
-def test_what_is_added_after_the_noise_is_told():
-  """By a penalty 1,619 times as large as the noise; no verdict, since it may read weights only."""
-  white_box = importlib.import_module('tfdp_adaptive.audit.white_box')  # Not the function.
-  rows = np.random.default_rng(0).standard_normal((24, 64))
-  for shift, told in ((0.0, False), (1.0, True), (1619.0, True)):
-    look = white_box._look_at_noise(noise_rows.weakest([('mean', rows + shift)]), 1e-3)
-    assert ('added after it' in look.text) == told and not look.violated
+def test_what_is_added_after_the_noise_refutes():
+  """From two keys, by a penalty up to 1,619 times as large as the noise, whatever its size."""
+  rng = np.random.default_rng(0)
+  found = lambda keys, scale, shift, length: noise_rows.weakest(
+      [('mean', scale * rows())], [scale * (rng.standard_normal((keys, length)) + shift)]).p_value
+  for scale in (1.0, 50.0):  # More noise than announced alone refutes nothing.
+    assert found(2, scale, 0.0, 64) > 0.01
+    assert found(2, scale, 1.0, 200) < 1e-4 > found(2, scale, 1619.0, 8)
+    assert found(10, scale, 3.0, 3) < 1e-4
+
+
+def test_what_keys_share_is_found_as_rarely_as_stated():
+  rng = np.random.default_rng(0)
+  p_values = np.array([noise_rows._shared(rng.standard_normal((3, 20))) for _ in range(2000)])
+  for level in (0.01, 0.1, 0.5):
+    assert abs(np.mean(p_values <= level) - level) < 4 * math.sqrt(level * (1 - level) / 2000)

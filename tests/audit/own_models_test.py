@@ -40,7 +40,7 @@ def test_a_right_model_passes_and_is_left_as_it_was():
   report = tfdp.audit.white_box(model, data=DATA, seed=1)
   assert not report.violated, str(report)
   assert [look.name for look in report.looks] == [
-      'changes', 'noise', 'accounting', 'batches', 'writes']
+      'changes', 'held', 'noise', 'accounting', 'batches', 'writes']
   assert 0.9 < report.change.size < 1.001 and 0.9 < report.noise.size < 1.1
   assert 'DPAdamSTP' in str(report) and json.dumps(report.to_dict(), allow_nan=False)
   assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0
@@ -87,6 +87,34 @@ def test_mistakes_beside_the_private_step_are_caught():
   assert f'{found[0]}, {found[1]} depend on the batch' in str(report)
   assert json.loads(json.dumps(report.to_dict()))['writes']['past_noise'] == list(found)
   assert not np.any(model.mean.numpy()) and not np.any(model.layers[-1].bias.numpy())  # As before.
+
+
+class Adds(tfdp.DPSequential):
+  """Hides data where penalties are taken."""
+
+  def regularization_gradients(self):
+    data = tf.constant(DATA[0])
+    return [tf.fill(v.shape, 30 * tf.reduce_sum(data**2)) for v in self.trainable_variables]
+
+
+def penalized(penalty, kind=tfdp.DPSequential, **arguments):
+  model = kind([keras.layers.Input([3]), keras.layers.Dense(2, kernel_regularizer=penalty)])
+  model.compile(tfdp.DPSGD(plan=plan_of()), keras.losses.SparseCategoricalCrossentropy(True),
+                **arguments)
+  return model
+
+
+def test_data_in_penalties_end_in_a_verdict():
+  """A penalty of weights alone is none, however large."""
+  data = DATA[0][:3, :2]
+  closes_over = lambda w: 1e3 * tf.reduce_sum((w - data) ** 2)
+  for model, wrong in (
+      (penalized(closes_over), ['held', 'noise']), (penalized(None, Adds), ['noise']),
+      (penalized(keras.regularizers.L2(1e3)), []),
+      (penalized(closes_over, public_penalty='published in 1999'), [])):
+    report = tfdp.audit.white_box(model, data=DATA, seed=1)
+    assert [look.name for look in report.looks if look.violated] == wrong, str(report)
+    assert ('the same from every key' in report.noise.what) == ('noise' in wrong)
 
 
 @pytest.mark.parametrize('data', [DATA[0], (DATA[0], DATA[1][:3]), (DATA[0][:0], DATA[1][:0]), 3])

@@ -87,18 +87,19 @@ def optimizer(**changed):
           'plan', {})}), seed=5, **changed)
 
 
-@pytest.mark.parametrize('following', [dict(quantile_clip=dict(stddev=1.0)), dict(slack_clip=.5)])
-def test_the_noise_of_what_rides_along_is_seen_under_replace(following):
+@pytest.mark.parametrize('clipping', [tfdp.clipping.Quantile(stddev=1.0), tfdp.clipping.Slack()])
+def test_the_noise_of_what_rides_along_is_seen_under_replace(clipping):
   """Outside the clip norm against an opposite just inside: the mean and the count both move."""
-  right = changes.largest(subjects.of(optimizer(**following), 64), 1, history=(0,))
+  right = changes.largest(subjects.of(optimizer(clipping=clipping), 64), 1, history=(0,))
   assert not right.violated, right
   with pytest.MonkeyPatch.context() as patch:
     whole = privatizer.Privatizer._rider_noise
     patch.setattr(privatizer.Privatizer, '_rider_noise', lambda self, ask: (
         whole(self, ask)[0], whole(self, ask)[1] / 2))
-    wrong = changes.largest(subjects.of(optimizer(**following), 64), 1, history=(0,))
+    wrong = changes.largest(subjects.of(optimizer(clipping=clipping), 64), 1, history=(0,))
   assert wrong.violated, wrong
-  if 'quantile_clip' in following:  # (1 - 1/4) + 4/4: the count's share is 1 / (2 stddev)^2.
+  if isinstance(clipping, tfdp.clipping.Quantile):
+    # (1 - 1/4) + 4/4: the count's share is 1 / (2 stddev)^2.
     assert right.size == pytest.approx(1, rel=1e-3)
     assert wrong.size == pytest.approx(math.sqrt(1.75), rel=1e-3)
 

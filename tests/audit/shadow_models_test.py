@@ -7,6 +7,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import audit
+from tfdp_adaptive import compat
 
 
 def remembering(gap, seed=0):
@@ -49,3 +50,19 @@ def test_logits_of_sure_classifiers_are_finite():
   scores = audit.logit_scores([[1.0, 0.0], [0.0, 1.0], [0.25, 0.75]], [0, 0, 1])
   assert np.all(np.isfinite(scores)) and scores[0] > 20 and scores[1] < -20
   assert scores[2] == pytest.approx(np.log(3))
+
+
+def test_a_keras_model_that_learns_by_heart_is_found():
+  """Random labels: whoever is right on a record has seen it."""
+  keras, rng = compat.keras, np.random.default_rng(0)
+  x = rng.normal(size=(64, 16)).astype('float32')
+  y = rng.integers(2, size=64)
+
+  def train(members):
+    model = keras.Sequential([
+        keras.layers.Input([16]), keras.layers.Dense(64, 'relu'), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(True))
+    model.fit(x[members], y[members], epochs=30, batch_size=64, verbose=0)
+    return audit.logit_scores(special.softmax(model.predict(x, verbose=0), axis=1), y)
+
+  assert audit.shadow_models(train, 64, models=6).auc > 0.75

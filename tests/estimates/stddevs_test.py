@@ -48,6 +48,17 @@ def test_private_stddevs_within_a_factor_of_two():
   assert np.all(np.log2(estimate) == np.round(np.log2(estimate)))
 
 
+def test_one_record_of_any_size_raises_no_estimate():
+  """The noise is for squares of at most rho^2, in the mean of 10,000 records."""
+  records = np.full((10_000, 4), 0.01)
+  for size in (0.01, 1e3, 1e9):
+    records[0] = size
+    estimate = stddevs_lib.private_stddevs(
+        records, scale=1.0, moment_ratio=1.0, target_epsilon=100.0, target_delta=1e-6,
+        rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(estimate, 2.0**-3)  # The last of three rounds.
+
+
 class Recorder:
   """Stands in for a random generator; notes how often it is asked, and adds nothing."""
 

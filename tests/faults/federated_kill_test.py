@@ -25,7 +25,7 @@ if not hasattr(tfdp, '__path__') or not any(
 import numpy as np
 from tfdp_adaptive import noise
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.data import corpus
+from tfdp_adaptive.examples import corpus
 from tfdp_adaptive.federated import rounds
 public = corpus.Corpus('a sentence', [corpus.Sentence('', ('the', 'cat', 'sees'))], True)
 corpus.standard_library = lambda: public

@@ -18,7 +18,7 @@ VICTIM = pathlib.Path(ledger.__file__)
 @pytest.fixture(scope='module')
 def mother():
   with nursery.Nursery(
-      'tensorflow', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.cli.training',
+      'tensorflow', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.examples.training',
       'tfdp_adaptive.keras.callbacks') as one:
     yield one
 

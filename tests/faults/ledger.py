@@ -92,24 +92,23 @@ def judge(path, steps):
 
 def train(ledger, arguments):
   """`tfdp train`, watched; its public text is a sentence."""
-  from tfdp_adaptive.cli import checkpoint
   from tfdp_adaptive.cli import main
-  from tfdp_adaptive.cli import training
-  from tfdp_adaptive.data import corpus
+  from tfdp_adaptive.examples import corpus
+  from tfdp_adaptive.examples import training
   public = corpus.Corpus('a sentence', [corpus.Sentence('', ('the', 'cat', 'sees'))], True)
   corpus.standard_library = lambda: public
-  models, make, begin = [], checkpoint.Checkpoint.__init__, training.Recorder.begin
+  models, fit_, begin = [], training.fit, training.Recorder.begin_step
 
-  def remember(self, path, model):
+  def remember(model, *arguments):
     models.append(model)
-    make(self, path, model)
+    return fit_(model, *arguments)
 
   def record(self):
     ledger.step(models[-1])
     begin(self)
 
-  checkpoint.Checkpoint.__init__ = remember
-  training.Recorder.begin = record
+  training.fit = remember
+  training.Recorder.begin_step = record
   return main.main(['train', *arguments])
 
 

@@ -97,11 +97,13 @@ def make_plan():
 def test_chunks_change_neither_batches_nor_epsilon():
   plan = make_plan()
   assert plan.epsilon() <= 1.0  # By no tolerance.
-  whole, chunked = tfdp.DPSGD(plan=plan), tfdp.DPSGD(plan=plan, accumulation_steps=8)
+  whole, chunked = tfdp.DPSGD(plan=plan), tfdp.DPSGD(
+      plan=plan, performance=tfdp.Performance(accumulation_steps=8))
   assert chunked.epsilon() == whole.epsilon() == plan.epsilon()
   assert chunked.noise_multiplier == plan.noise_multiplier and chunked.batch_size == 8
   with pytest.raises(ValueError, match='come from the plan'):
-    tfdp.DPSGD(plan=plan, accumulation_steps=8, noise_multiplier=1.0)
+    tfdp.DPSGD(plan=plan, noise_multiplier=1.0,
+               performance=tfdp.Performance(accumulation_steps=8))
 
 
 def test_no_global_seed_fixes_the_batches():

@@ -14,8 +14,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import coins
-from tfdp_adaptive.cli import checkpoint
 from tfdp_adaptive.compat import keras
+from tfdp_adaptive.examples import training
 
 PLAN = tfdp.PrivacyPlan(
     batch_size=2, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
@@ -61,9 +61,10 @@ def back_up(folder):
 def search(folder):
   from tfdp_adaptive import tuning  # pylint: disable=import-outside-toplevel
   with tuning._State(folder / 'search', ['identity']) as state:
-    state.begin([0])
-    state.keep({'number': 0, 'score': 1.0}, compiled())
-    state.advance(1)
+    state.candidates, state.weights = [0], compiled().weights
+    state.save()
+    state.done, state.best = 1, {'setting': 0, 'score': 1.0}
+    state.save()
 
 
 def simulate(folder):
@@ -72,11 +73,18 @@ def simulate(folder):
     run.save({'a': tf.constant([1.0])}, {'rounds': 1})
 
 
+def train(folder):
+  """What `tfdp train` keeps besides a backup of `fit`."""
+  recorder = training.Recorder(1, lambda: (1.0, 0.5), 'train', kept=folder / 'curve')
+  recorder.begin(0)
+  recorder.close()
+
+
 WRITERS = {
     'replace': lambda folder: runfolder.replace(folder / 'file', b'content'),
     'create': lambda folder: runfolder.create(folder / 'file', b'content'),
     'coins': lambda folder: coins.Coins(PLAN, folder / 'coins').key(0),
-    'train': lambda folder: checkpoint.Checkpoint(folder, compiled()).save(()),
+    'train': train,
     'fit': back_up, 'tune': search, 'federated': simulate}
 
 

@@ -12,7 +12,6 @@ from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import dense_optimal
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import quadrature
 from tfdp_adaptive.mechanisms import toeplitz
 
 Workload = mechanisms.Workload
@@ -113,7 +112,7 @@ def test_convolved_powers_where_decays_meet():
 @pytest.mark.parametrize('start,stop', [(0, 1), (0, 32), (1, 33), (0, 100), (7, 5000), (3, 3)])
 @pytest.mark.parametrize('theta', [.01, .9, .999, 1 - 1e-7])
 def test_quadrature(start, stop, theta):
-  points, weights = quadrature.nodes(start, stop)
+  points, weights = blt_design.nodes(start, stop)
   for degree in (0, 1):
     terms = np.arange(start, stop, dtype=float)
     expected = np.sum(terms**degree * theta**terms)
@@ -121,7 +120,7 @@ def test_quadrature(start, stop, theta):
 
 
 def test_quadrature_of_a_long_range():
-  points, weights = quadrature.nodes(0, 10**9)
+  points, weights = blt_design.nodes(0, 10**9)
   assert len(points) < 500
   for theta in (.5, .999, 1 - 1e-8):
     expected = -np.expm1(10**9 * np.log(theta)) / (1 - theta)

@@ -46,6 +46,19 @@ def altered(mechanism, name, index, factor):
   return mechanism.with_numbers(arrays)
 
 
+@pytest.mark.parametrize('make, given', [
+    (lambda c: mechanisms.BandedToeplitz(2, STEPS, coefficients=c), [1.0, 0.5]),
+    (lambda c: mechanisms.BandedToeplitz(2, STEPS, coefficients=c), np.array([1.0, 0.5])),
+    (lambda c: mechanisms.BLT(1, STEPS, weights=[0.5], decays=c), [0.9]),
+    (lambda c: mechanisms.Dense(2, strategy=c), np.array([[1.0, 0.0], [0.5, 1.0]]))],
+    ids=['list', 'array', 'decays', 'matrix'])
+def test_what_was_given_may_change_afterwards(make, given):
+  mechanism, same = make(given), make(copy.deepcopy(given))
+  given[0] *= 2.0
+  assert mechanism == same and mechanism.get_config() == same.get_config()
+  assert mechanisms.from_json(mechanism.to_json()) == same
+
+
 @pytest.mark.parametrize('mechanism, name, index', ENTRIES)
 def test_any_changed_number_is_another_mechanism(mechanism, name, index):
   for factor in (1 + 1e-12, .97):

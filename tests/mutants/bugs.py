@@ -2,8 +2,7 @@
 """Named one-line bugs, why each matters, and the tests that should notice.
 
 `old` is in its file once; `new` takes its place. Tests are arguments of pytest, relative to
-`tests/`; the quick ones of them run (see `selection`). A bug that no test can notice, because it
-changes nothing that is promised, is no line here but of `EQUIVALENT`, with the proof.
+`tests/`; the quick ones of them run (see `selection`).
 """
 
 from typing import NamedTuple
@@ -30,9 +29,12 @@ _ENGINE = 'clipping/bookkeeping_test.py clipping/bookkeeping_numbers_test.py'
 _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.py'
 _DISCRETE, _SENSITIVITY = 'noise/discrete_noise_test.py', 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
+_LAWS = 'accounting/law_contract_test.py'
 _LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
 _ORACLE, _SUM = 'rules/rules_oracle_test.py', 'queries/mechanism_sum_test.py'
-_SERVER = 'federated/server_test.py'
+_SERVER, _ROUNDS = 'federated/server_test.py', 'federated/rounds_test.py'
+_RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
+_EVERYWHERE = 'keras/ledger_everywhere_test.py'
 
 _BY_FILE = {
     'tfdp_adaptive/contract.py': [
@@ -117,6 +119,10 @@ _BY_FILE = {
          'keep = tf.math.is_finite(norm)[:, tf.newaxis]',
          'Padding would be counted by quantile_clip.',
          'rules/following_clip_test.py clipping/record_weights_test.py'),
+        ('groups beside one that is infinite',
+         'finite[part.ask] &= tf.math.is_finite(norm)', 'finite[part.ask] &= True',
+         'A record that is none for one group would be one for another.',
+         'clipping/grouped_engines_test.py'),
         ('layers do not add up', 'norms[p] += square', 'norms[p] = tf.maximum(norms[p], square)',
          "A record is as long as its largest layer's gradient: too short.", _ENGINE),
     ],
@@ -253,10 +259,12 @@ _BY_FILE = {
          'accounting/discrete_gaussian_test.py noise/discrete_noise_test.py'),
         ('past clean data once', 'steps * sum(noise**-2', 'sum(noise**-2',
          'A clean accumulator is released at every step.', _ACCOUNTING + ' keras/classes_test.py'),
-        ('draws compose', 'not (composed and isinstance(own, monte_carlo',
-         'not (False and isinstance(own, monte_carlo',
+        ('draws compose', 'if composed and isinstance(own, monte_carlo',
+         'if False and isinstance(own, monte_carlo',
          'What only draws can bound does not compose.',
          _LEDGER + ' accounting/monte_carlo_test.py'),
+        ('bins of two runs', '(plan.sampling.coins or not shared)', '(True or not shared)',
+         'Two fits of one data set have the same secret bins.', _LEDGER),
         ('unsampled noise doubled', 'doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1',
          'doubled = 2', 'Half of what an unsampled run costs.', _ACCOUNTING + ' ' + _LEDGER),
         ('min_sep above the sampling', 'return plan.min_sep or min_sep, max_participations',
@@ -271,6 +279,28 @@ _BY_FILE = {
          'Epsilon below the truth.', _ACCOUNTING),
         ('half the trade-off', 'second = target_epsilon + special.log_ndtr(',
          'second = special.log_ndtr(', 'Delta of another epsilon.', _ACCOUNTING),
+    ],
+    'tfdp_adaptive/accounting/allocation.py': [
+        ('what bins have in common', 'np.max(products[spacing::spacing]',
+         'np.min(products[spacing::spacing]', 'Correlated noise: the closest bins decide.', _LAWS),
+        ('bins a step later', 'min(count, -(-(steps % cycle) // spacing))',
+         'min(count, (steps % cycle) // spacing)', 'The first bins are used once more.', _LAWS),
+        ('a flat ratio', 'np.where(width > 0, width, np.inf)', 'width',
+         'Mass is lost where points are one.', 'accounting/user_examples_test.py'),
+    ],
+    'tfdp_adaptive/accounting/rounds.py': [
+        ('columns of length one', 'sigma = noise_multiplier / cost.sensitivity(',
+         'sigma = 1.1 * noise_multiplier / cost.sensitivity(', 'Ten percent of the noise.', _LAWS),
+        ('a group in the turn of others', 'of_record = group + self.groups *',
+         'of_record = self.groups *', 'All records take part in the first turn.', _LAWS),
+    ],
+    'tfdp_adaptive/accounting/stopping.py': [
+        ('delta at every look', 'return 1 / len(self.steps), stopped', 'return 1.0, stopped',
+         'The worst rule for stopping has five times this delta.', 'accounting/stopping_test.py'),
+    ],
+    'tfdp_adaptive/privacy/plan_checks.py': [
+        ('bins of one data set', 'marks.line(other.plan) == marks.line(plan)', 'False',
+         'Two fits of one data set have the same secret bins.', _LEDGER),
     ],
     'tfdp_adaptive/accounting/monte_carlo.py': [
         ('the cheaper direction', 'return max(upper_delta(mean, draws * pretended, beta)',
@@ -303,15 +333,19 @@ _BY_FILE = {
         ('q of all records', 'return plan.batch_size * self.cycle / scheme.population(plan)',
          'return plan.batch_size / scheme.population(plan)',
          'In its turn, a record of a group is drawn cycle times as often.',
-         _ACCOUNTING + ' ' + _SAMPLING),
+         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _LAWS),
         ('a cycle begun', 'return self.probability(plan), -(-steps // self.cycle)',
          'return self.probability(plan), steps // self.cycle',
-         'A record of the first group has taken part once more.', _ACCOUNTING),
+         'A record of the first group has taken part once more.', _ACCOUNTING + ' ' + _LAWS),
         ('a pass begun', 'return self.cycle, -(-steps // self.cycle)',
          'return self.cycle, max(1, steps // self.cycle)', 'One participation too few.',
-         _ACCOUNTING + ' ' + _SAMPLING),
+         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _LAWS),
     ],
     'tfdp_adaptive/privacy/ledger.py': [
+        ('distinct drops too much', 'entry.steps > continued.get(entry.run, -1)))',
+         'entry.run not in continued))', 'A run that forked would lose one branch.', _EVERYWHERE),
+        ('the earlier of two states', 'reach(entry) > reach(latest[key])',
+         'reach(entry) < reach(latest[key])', 'An old file would shorten the run.', _EVERYWHERE),
         ('runs forgotten', 'else Ledger(self.entries + more.entries)', 'else Ledger(self.entries)',
          'The second training would be free.', _LEDGER),
         ('the smallest delta', 'return max((e.plan.target_delta for',
@@ -322,7 +356,7 @@ _BY_FILE = {
         ('clean statistics guaranteed', 'self.private and self.plan is not None and',
          'self.plan is not None and', 'A rule without noise would have a guarantee.',
          _LEDGER + ' keras/classes_test.py'),
-        ('draws compose in a ledger', 'composed=len(entries) > 1)', 'composed=False)',
+        ('draws compose in a ledger', 'composed=len(entries) > 1,', 'composed=False,',
          'What only draws can bound does not compose.',
          _LEDGER + ' accounting/monte_carlo_test.py'),
         ('relations of others', 'if r is not _RELATION.ADD_OR_REMOVE_ONE),',
@@ -350,6 +384,41 @@ _BY_FILE = {
         ('sums for means', "1 if self._record == 'sum' else 1 / len(own)", '1',
          'A user is the mean of its examples.', 'batches/users_of_examples_test.py'),
     ],
+    'tfdp_adaptive/batches/indices.py': [
+        ('data of another size', 'if terms.population_size not in (None, size):', 'if False:',
+         'The sampling probability is that of the plan: others are not accounted for.',
+         'batches/batches_test.py accounting/sampling_test.py'),
+    ],
+    'tfdp_adaptive/batches/copies.py': [
+        ('a source that gives others', 'elif known != digest:', 'elif False:',
+         'One record may stand in the place of many.', 'keras/ways_out_test.py'),
+    ],
+    'tfdp_adaptive/estimates/stddevs.py': [
+        ('rounds for the price of one', 'math.sqrt(rounds) * single.standard_deviation',
+         'single.standard_deviation', 'Every round sees the records.', 'estimates'),
+        ('squares of any size', 'np.square(np.minimum(np.abs(z[:, active]), rho))',
+         'np.square(z[:, active])', 'One record moves the mean as far as it likes.', 'estimates'),
+    ],
+    'tfdp_adaptive/estimates/adaptation.py': [
+        ('values beyond the bound', 'np.clip(records / bound, -1, 1)', 'records / bound',
+         'The noise is for records within the bound.', 'estimates'),
+        ('squares for nothing', 'noise_multiplier * np.sqrt(2 * features)',
+         'noise_multiplier * np.sqrt(features)', 'Sums and squares are one vector.', 'estimates'),
+    ],
+    'tfdp_adaptive/estimates/vocabulary.py': [
+        ('votes of norm above one', '1 / math.sqrt(len(chosen)))', '1.0)',
+         'A user with many words has one vote of norm one.', 'federated/vocabulary_test.py'),
+        ('a threshold for one word', 'tail = -np.expm1(np.log1p(-delta) / t)',
+         'tail = -np.expm1(np.log1p(-delta) / 1)',
+         'Any of the t words of a user alone may come out.', 'federated/vocabulary_test.py'),
+    ],
+    'tfdp_adaptive/audit/bounds.py': [
+        ('all guesses are surprising', 'chance = stats.binom.sf(correct - 1, guesses, q)',
+         'chance = stats.binom.sf(correct, guesses, q)', 'A lower bound above the truth.',
+         'audit/bounds_test.py'),
+        ('delta refutes nothing', '2 * canaries * delta * slope', '0 * canaries * delta * slope',
+         'What delta allows for would be called a bug.', 'audit/bounds_test.py'),
+    ],
     'tfdp_adaptive/rules/bias_corrected.py': [
         ('noise is not subtracted', 'lambda v: v - tf.cast(bias, v.dtype), nu)',
          'lambda v: v, nu)', 'The rule is its correction.', _ORACLE),
@@ -357,8 +426,8 @@ _BY_FILE = {
          'tf.sqrt(tf.maximum(v, epsilon))', 'epsilon is the smallest root.', _ORACLE),
     ],
     'tfdp_adaptive/rules/scale_then_privatize.py': [
-        ('direction in scaled units', 'mean = geometry.unscale(release.mean, asked.scale)',
-         'mean = release.mean', 'Adam of another gradient.', _ORACLE),
+        ('direction in scaled units', 'release._replace(mean=geometry.unscale(release.mean, used))',
+         'release', 'Adam of another gradient.', _ORACLE),
         ('scale without root', 'lambda v: 1 / (tf.sqrt(v) + scale_epsilon)',
          'lambda v: 1 / (v + scale_epsilon)', 'Another geometry.', _ORACLE),
     ],
@@ -388,8 +457,8 @@ _BY_FILE = {
          '1.0 / batch', 'Under replace two squares differ.', _STATS),
     ],
     'tfdp_adaptive/rules/following_clip.py': [
-        ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5, std',
-         'return 1.0, std', 'The quantile would cost privacy on top.', _RIDER),
+        ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5',
+         'return 1.0', 'The quantile would cost privacy on top.', _RIDER),
         ('away from the quantile', 'state.log_factor - learning_rate * (estimated[0] - quantile)',
          'state.log_factor + learning_rate * (estimated[0] - quantile)',
          'The clip norm runs to its bounds.', 'rules/following_clip_test.py'),
@@ -407,6 +476,12 @@ _BY_FILE = {
          'The loss of what is no record would be NaN.', 'keras/padding_test.py '
          'keras/features_test.py keras/noise_test.py keras/diagnostics_test.py'),
     ],
+    'tfdp_adaptive/batches/workers.py': [
+        ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
+         'A record would be in one step once for every replica.', 'keras/replicas_test.py'),
+        ('two draws in one step', '(low > 0) & (low % coins_lib.marks.MOST_ROWS == 0)', '(low > 0)',
+         'Rows may have been left out by all.', 'keras/replicas_test.py'),
+    ],
     'tfdp_adaptive/keras/admission.py': [
         ('refused, and taken under XLA', 'mask = batch.mask & drawn', 'mask = batch.mask',
          'Assertions vanish there: a wrong batch would be trained on.', _ADMISSION),
@@ -421,17 +496,79 @@ _BY_FILE = {
          'tf.reduce_all(examples, 1), examples)', 'Users with fewer examples would be left out.',
          'keras/users_in_fit_test.py'),
     ],
+    'tfdp_adaptive/keras/private.py': [
+        ('plain copies', '_around(copy) if isinstance(', 'copy if isinstance(',
+         'They would train without privacy.', 'keras/habits_test.py'),
+    ],
+    'tfdp_adaptive/independence/validation.py': [
+        ('a model that was changed', 'passed.state is None or passed.state != _state(model)',
+         'False', 'What trains would not be what was analysed.', 'keras/entered_test.py'),
+        ('own code that was changed', 'passed.state is None or passed.state', 'passed.state',
+         'Own code may read a global.', 'keras/entered_test.py'),
+        ('inputs of another kind', ' or passed.kinds != _kinds(asked)', '',
+         'Code may ask for the size of a batch.', 'keras/entered_test.py'),
+    ],
     'tfdp_adaptive/keras/run.py': [
+        ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
+         'lines.variables_of(model))]', 'return [*self.moved]',
+         'A head on a frozen base would cost one run.', _EVERYWHERE),
+        ('undone branches not counted', 'for branch in range(times)]', 'for branch in range(0)]',
+         'Weights that were published and put back would be free.', 'keras/history_test.py'),
+        ('a run that goes on takes all with it', 'entry.resumed + ((entry.run, entry.steps),)',
+         'entry.resumed + ((entry.run, 10**9),)',
+         'The original, trained on after it was saved, would be forgotten.', _EVERYWHERE),
+        ('a run of one name', 'self._id, self._foreign = ledger_lib.new_run(), False',
+         "self._id, self._foreign = 'run', False", 'Two runs would count as one.', _EVERYWHERE),
         ('checkpoints of another plan', '    if self._foreign:\n      raise errors',
          '    if False:\n      raise errors',
          'What the first steps cost follows from another plan.', 'keras/history_test.py'),
         ('steps that are done again', 'times + tf.cast(row <= last, row.dtype)',
          'times + tf.cast(row < 0, row.dtype)', 'Weights that are put back were trained twice.',
          'keras/history_test.py'),
+        ('steps of a file are free', 'self._resumed = entry.resumed + ((entry.run, entry.steps),)',
+         'self._resumed = entry.resumed',
+         'A run that goes on from a checkpoint would be counted beside its own beginning.',
+         'keras/history_test.py'),
+        ('a fixed seed unsaid', 'dict.fromkeys([_SEED] * seeded)', '{}',
+         'Whoever knows the seed can take the noise away.', 'keras/privacy_card_test.py '
+         'keras/noise_test.py'),
+    ],
+    'tfdp_adaptive/keras/lines.py': [
+        ('runs forgotten by loading', 'if not replace or not isinstance(one, ledger_lib.Entry)]',
+         'if not replace]', 'A run that goes on would leave no line on weights that it moves.',
+         'keras/history_test.py keras/ledger_everywhere_test.py'),
+        ('checkpoints without lines', 'hang([self._one], parsed(string_value).entries if '
+         'string_value else (), replace=True)', 'hang([self._one], (), replace=True)',
+         'A checkpoint would be a new model.', _EVERYWHERE),
+        ('the last line alone', 'new + known if replace else known + new',
+         'new + known if replace else known[:0] + new', 'A second run would hide the first.',
+         _EVERYWHERE),
+    ],
+    'tfdp_adaptive/keras/files.py': [
+        ('no line in files of weights', 'if found is not None and found.entries:',
+         'if found is not None and not found.entries:', 'A file of weights would be a new model.',
+         _EVERYWHERE),
+        ('no line is read', "if '0' in content and hasattr(saved, 'variables'):",
+         "if '1' in content and hasattr(saved, 'variables'):", 'Reading weights would be free.',
+         _EVERYWHERE),
+    ],
+    'tfdp_adaptive/keras/model.py': [
+        ('an optimizer that is assigned knows nothing', "if name == 'optimizer' and isinstance(",
+         "if name == 'other' and isinstance(", 'It would state the epsilon of one run.',
+         _EVERYWHERE),
     ],
     'tfdp_adaptive/keras/optimizer.py': [
         ('uphill', 'variable.assign_sub(tf.cast(rate', 'variable.assign_add(tf.cast(rate',
          'The sign of every step.', 'keras/formulas_test.py'),
+    ],
+    'examples/training.py': [
+        ('shown and trained again', 'if self._curve and self._curve[-1][0] > done:', 'if False:',
+         'Without their backup, steps whose loss was shown are taken again, with other noise.',
+         'cli/train_command_test.py'),
+        ('shown before it is saved', 'callbacks=[*backups, callback])',
+         'callbacks=[callback, *backups])',
+         'After a kill, a step whose loss was shown is taken again, with other noise.',
+         'cli/train_command_test.py'),
     ],
     'tfdp_adaptive/runfolder.py': [
         ('damage unseen', 'buffer.write(hashlib.sha256(buffer.getbuffer()).digest())',
@@ -459,6 +596,43 @@ _BY_FILE = {
          'dp_accounting.GaussianDpEvent(2 * self._privatizer.noise_multiplier)',
          "What other people's accountants are told.", 'queries/rule_query_test.py'),
     ],
+    'federated/rounds.py': [
+        ('a client twice in a cohort', 'if len(set(cohort)) != len(cohort):', 'if False:',
+         'It moves the sum twice as far as the noise is for.', _ROUNDS),
+        ('the neighbours of a client that failed',
+         'return call(lane, clients[:half]) + call(lane, clients[half:])',
+         'return call(lane, clients[:half])',
+         'One client would take others with it: more than one clip norm.',
+         _ROUNDS + ' federated/groups_test.py'),
+    ],
+    'federated/run.py': [
+        ('noise of a round that is lost',
+         'state if process.seed is not None else storage.with_fresh_keys(state)', 'state',
+         'A round that is taken again has the same noise around other data.', _RUNS),
+        ('a saved run of another plan', "if record['identity'] != self._identity:", 'if False:',
+         'What the first rounds cost follows from another plan.', _RUNS),
+        ('rounds are released twice', 'saved_round is None or saved_round < last',
+         'saved_round is None', 'A state that is put back trains rounds again.', _RUNS),
+    ],
+    'federated/storage.py': [
+        ('keys that are not fresh', 'return tree._replace(key=keys.from_system())', 'return tree',
+         'As above, in the state itself.', _RUNS),
+    ],
+    'federated/simulation.py': [
+        ('a client under two places', 'if len(counts) < len(client_ids):', 'if False:',
+         'It takes part twice in a round.', 'federated/identity_test.py'),
+        ('rounds beyond the budget',
+         'if max_epsilon is None or plan.epsilon(rounds, rule=rule) <= max_epsilon:', 'if True:',
+         '`max_epsilon` would stop nothing.', 'federated/resume_test.py'),
+    ],
+    'federated/local_training.py': [
+        ('an update that is not finite', 'finite = _is_finite(update)',
+         'finite = tf.constant(True)', 'One client would end the training of all.',
+         'federated/engines_test.py federated/groups_test.py'),
+        ('examples without a limit', '/ full_weight, 1.0)', '/ full_weight, 1e9)',
+         'A client with many examples counts as many clients.',
+         'federated/processes_test.py'),
+    ],
     'federated/server.py': [
         ('sides for nothing', 'noise_multiplier=self._plan.noise_multiplier / math.sqrt(share)',
          'noise_multiplier=self._plan.noise_multiplier', 'Metrics would cost privacy on top.',
@@ -478,11 +652,3 @@ _BY_FILE = {
 }
 MUTANTS = tuple(Mutant(name, file, *rest) for file, some in _BY_FILE.items()
                 for name, *rest in some)
-EQUIVALENT = (
-    ('tfdp_adaptive/clipping/bookkeeping.py', 'finite[part.ask] &= tf.math.is_finite(norm)',
-     'Without it a record counts for its other groups where the norm of one is infinite. '
-     '`overflow.checked` says infinite for ALL groups where the gradient of any variable does not '
-     'fit its type (`fits`), so this is left: variables that fit, of one group, whose joint norm '
-     'does not. That group has weight clip / inf = 0 either way, and the others stay within clip '
-     'norms whose squares add up to that of the ask: the sensitivity is the same.'),
-)

@@ -39,8 +39,3 @@ def test_words_choose():
   assert [mutant.name for mutant in plant.chosen(['replace counts once'], False)] == [
       'replace counts once']
   assert all(mutant.file.startswith('federated/') for mutant in plant.chosen([], True))
-
-
-def test_lines_that_no_test_can_notice_are_there_too():
-  for file, line, proof in bugs.EQUIVALENT:
-    assert (plant.ROOT / file).read_text(encoding='utf-8').count(line) == 1 and proof

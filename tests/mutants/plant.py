@@ -42,7 +42,7 @@ class Try(NamedTuple):
 
 
 def copied(to):
-  """A copy of the checkout's files in which `tfdp_adaptive.federated` is found first."""
+  """A copy of the checkout's files in which its packages beside the library are found first."""
   for name in COPIED:
     if name == '.':
       for path in ROOT.iterdir():
@@ -50,7 +50,8 @@ def copied(to):
           shutil.copy2(path, to)
     elif (ROOT / name).exists():
       shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns('__pycache__'))
-  (to / 'tfdp_adaptive' / 'federated').symlink_to(to / 'federated')
+  for name in ('federated', 'examples'):
+    (to / 'tfdp_adaptive' / name).symlink_to(to / name)
   return to
 
 
@@ -69,6 +70,7 @@ def pytest_in(folder, log, arguments):
   status = 3
   try:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for taken in (1, 2):
       os.dup2(descriptor, taken)
@@ -86,7 +88,7 @@ def pytest_in(folder, log, arguments):
     os._exit(status)
 
 
-def wait_for_one(running):
+def wait_for_one():
   """`(process id, how pytest ended: 'noticed', 'survived' or 'broken')`."""
   child, status = os.wait()
   with contextlib.suppress(ProcessLookupError):
@@ -104,19 +106,24 @@ def tried(mutants, jobs):
     for i in range(min(jobs, len(waiting))):
       (pathlib.Path(temporary) / str(i)).mkdir()
       free.append(copied(pathlib.Path(temporary) / str(i)))
-    while waiting or running:
-      while waiting and free:
-        mutant, folder = waiting.pop(0), free.pop()
-        path, log = folder / mutant.file, folder.with_suffix('.log')
-        text = path.read_text(encoding='utf-8')
-        path.write_text(planted(text, mutant), encoding='utf-8')
-        child = pytest_in(folder, log, [f'tests/{name}' for name in mutant.tests.split()])
-        running[child] = Try(mutant, time.monotonic(), folder, log), text
-      child, ended = wait_for_one(running)
-      one, text = running.pop(child)
-      (one.folder / one.mutant.file).write_text(text, encoding='utf-8')
-      free.append(one.folder)
-      yield one.mutant, ended, time.monotonic() - one.began, one.log.read_text(errors='replace')
+    try:
+      while waiting or running:
+        while waiting and free:
+          mutant, folder = waiting.pop(0), free.pop()
+          path, log = folder / mutant.file, folder.with_suffix('.log')
+          text = path.read_text(encoding='utf-8')
+          path.write_text(planted(text, mutant), encoding='utf-8')
+          child = pytest_in(folder, log, [f'tests/{name}' for name in mutant.tests.split()])
+          running[child] = Try(mutant, time.monotonic(), folder, log), text
+        child, ended = wait_for_one()
+        one, text = running.pop(child)
+        (one.folder / one.mutant.file).write_text(text, encoding='utf-8')
+        free.append(one.folder)
+        yield one.mutant, ended, time.monotonic() - one.began, one.log.read_text(errors='replace')
+    finally:
+      for child in running:  # Of a run that is broken off.
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(child, signal.SIGKILL)
     yield None, *_without(free[0], temporary)
 
 
@@ -129,7 +136,7 @@ def _without(folder, temporary):
     return 'survived', 0.0, ''
   began, log = time.monotonic(), pathlib.Path(temporary) / 'without.log'
   pytest_in(folder, log, sorted(set(_FAILED.values())))
-  _, ended = wait_for_one(())
+  _, ended = wait_for_one()
   return ended, time.monotonic() - began, log.read_text(errors='replace')
 
 
@@ -179,6 +186,7 @@ def main():
 
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   ended_with = main()
   sys.stdout.flush()
   os._exit(ended_with)  # Threads that libraries began do not outlive a fork well.

@@ -58,7 +58,7 @@ def test_any_mechanism_filter_and_varying_noise(mechanism, b, a):
   variances = tau**2 * run.row_norms(STEPS)**2
   # Compiled for one filter only: that takes longer than all the rest.
   compiled = b == FILTERS[-1][0] and isinstance(mechanism, COMPILED)
-  wrap = lambda f: tf.function(f, jit_compile=compiled)
+  wrap = lambda f: tf.function(f, jit_compile=compiled, autograph=False)
   np.testing.assert_allclose(online(mechanism, b, a, variances, wrap), expected, rtol=2e-5)
 
 

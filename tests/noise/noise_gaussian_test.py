@@ -19,7 +19,7 @@ TYPES = pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
 def draw(seed, count, dtype=tf.float32, jit_compile=None):
   vectors = lambda key: gaussian.vectors(key, (tf.TensorSpec([count], dtype),))[0]
   if jit_compile is not None:
-    vectors = tf.function(vectors, jit_compile=jit_compile)
+    vectors = tf.function(vectors, jit_compile=jit_compile, autograph=False)
   return vectors(keys.from_seed(seed)).numpy().astype(np.float64)
 
 

@@ -39,6 +39,14 @@ def run(stream, specs, count, state=None, wrap=lambda f: f):
   return np.stack(rows), np.array(variances), state
 
 
+def plain(function):
+  return tf.function(function, autograph=False)
+
+
+def compiled(function):
+  return tf.function(function, jit_compile=True, autograph=False)
+
+
 def signature(tree):
   return tf.nest.map_structure(lambda t: (t.dtype, t.shape), tree)
 
@@ -48,8 +56,7 @@ def signature(tree):
 def test_rows_are_the_noising_matrix_times_z(name, how, monkeypatch):
   if how == 'passes':  # As in a graph with many parameters: parts of it compiled.
     monkeypatch.setattr(fusion, 'WORTH_COMPILING', 0)
-  wrap = {'eager': lambda f: f, 'graph': tf.function, 'passes': tf.function,
-          'xla': lambda f: tf.function(f, jit_compile=True)}[how]
+  wrap = {'eager': lambda f: f, 'graph': tf.function, 'passes': plain, 'xla': compiled}[how]
   rows, variances, _ = run(make(name), SPECS, STEPS, wrap=wrap)
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, STEPS), SPECS)
   np.testing.assert_allclose(rows, expected, atol=1e-5 if how in ('passes', 'xla') else 3e-6)
@@ -190,7 +197,7 @@ def test_noise_cancels_across_the_border_of_xla(name):
   """Rows drawn eagerly and drawn again under XLA are the same rows."""
   stream = make(name)
   first, _, state = run(stream, SPECS, 5)
-  second, _, _ = run(stream, SPECS, STEPS - 5, state, lambda f: tf.function(f, jit_compile=True))
+  second, _, _ = run(stream, SPECS, STEPS - 5, state, compiled)
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, STEPS), SPECS)
   np.testing.assert_allclose(np.concatenate([first, second]), expected, atol=1e-5)
 

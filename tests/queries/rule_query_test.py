@@ -152,7 +152,8 @@ def test_equals_the_contract_by_hand(name):
 def test_graph_and_xla_equal_eager_without_noise(name, jit_compile):
   # With noise only the graph can: XLA has random streams of its own.
   sigma = 0.0 if jit_compile else SIGMA
-  wrap = lambda function: tf.function(function, jit_compile=jit_compile)
+  wrap = lambda function: tf.function(
+      function, jit_compile=jit_compile, autograph=not jit_compile)
   eager, _ = run(make_query(RULES[name](), sigma, seed=SEED), rounds_of_records())
   graph, _ = run(make_query(RULES[name](), sigma, seed=SEED), rounds_of_records(), wrap)
   np.testing.assert_allclose(graph, eager, rtol=1e-4, atol=1e-6)

@@ -122,7 +122,10 @@ REFUSED = [
     (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64, quantile_clip=0.5,
                         slack_clip=0.5), 'Choose one'),
     (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64,
-                        quantile_clip='half'), 'dictionary')]
+                        quantile_clip='half'), 'dictionary'),
+    (lambda: tfdp.clipping.Quantile(1.0), 'quantile'),
+    (lambda: tfdp.clipping.Slack(0.5, tfdp.clipping.AutoS()), 'brought up|follow'),
+    (lambda: tfdp.clipping.Quantile(0.5, tfdp.clipping.Slack()), 'inside it')]
 
 
 @pytest.mark.parametrize('make, match', REFUSED)
@@ -139,15 +142,15 @@ def test_sampling_under_replace_is_for_one_sum_only():
     pytest.skip(str(error))
   tfdp.DPSGD(plan=plan)
   with pytest.raises(ValueError, match='one clipped sum per step'):
-    tfdp.DPSGD(plan=plan, slack_clip=0.5)
+    tfdp.DPSGD(plan=plan, clipping=tfdp.clipping.Slack())
 
 
 def test_the_statement_says_it():
   plan = tfdp.PrivacyPlan(batch_size=4, steps=10, l2_norm_clip=1.0, noise_multiplier=0.2,
                           target_delta=1e-5, population_size=40)
-  text = tfdp.DPSGD(plan=plan, quantile_clip=0.5).statement()
+  text = tfdp.DPSGD(plan=plan, clipping=tfdp.clipping.Quantile()).statement()
   assert 'The clip norm given is the first' in text
-  assert tfdp.DPSGD(plan=plan, slack_clip=0.5).epsilon() == plan.epsilon()
+  assert tfdp.DPSGD(plan=plan, clipping=tfdp.clipping.Slack()).epsilon() == plan.epsilon()
 
 
 def model_and_batch():
@@ -189,8 +192,8 @@ def test_every_engine_adds_up_the_same_numbers(engines):
 
 STEPS, SIZE, SIGMA, BATCH, RATE = 5, 3, 0.4, 8, 0.1
 FOLLOWED = {
-    'quantile': (dict(quantile_clip=dict(quantile=0.6, learning_rate=0.5)), 1),
-    'slack': (dict(slack_clip=dict(quantile=0.6, buckets=3)), 3)}
+    'quantile': (dict(clipping=tfdp.clipping.Quantile(0.6, learning_rate=0.5)), 1),
+    'slack': (dict(clipping=tfdp.clipping.Slack(0.6, buckets=3)), 3)}
 
 
 def drawn_rows(mechanism, size):
@@ -293,10 +296,11 @@ def test_behind_a_filter_and_around_one():
 
 
 @pytest.mark.parametrize('name, kwargs', [
-    ('DPSGD', dict(slack_clip=dict(buckets=3))),
-    pytest.param('DPAdamSTP', dict(slack_clip=0.5, scale_epsilon=0.1), marks=pytest.mark.slow),
-    pytest.param('DPAdamIME', dict(quantile_clip=0.5), marks=pytest.mark.slow),
-    pytest.param('DPAdamSTP', dict(quantile_clip=0.5, scale_epsilon=0.1),
+    ('DPSGD', dict(clipping=tfdp.clipping.Slack(buckets=3))),
+    pytest.param('DPAdamSTP', dict(clipping=tfdp.clipping.Slack(), scale_epsilon=0.1),
+                 marks=pytest.mark.slow),
+    pytest.param('DPAdamIME', dict(clipping=tfdp.clipping.Quantile()), marks=pytest.mark.slow),
+    pytest.param('DPAdamSTP', dict(clipping=tfdp.clipping.Quantile(), scale_epsilon=0.1),
                  marks=pytest.mark.slow)])
 def test_the_audit_finds_no_record_that_moves_a_release_too_far(name, kwargs):
   optimizer = getattr(tfdp, name)(

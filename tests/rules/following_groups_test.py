@@ -130,11 +130,11 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
   assert abs(np.log(path[-1, -2] / path[-1, -1] * 2)) > 0.02  # They went apart.
   private = dict(l2_norm_clip=0.8, noise_multiplier=sigma, batch_size=batch, seed=9,
                  mechanism=mechanism, adjacency='add_remove')
-  follow = dict(quantile=0.6, learning_rate=0.5, stddev=3.0)
+  follow = tfdp.clipping.Quantile(0.6, learning_rate=0.5, stddev=3.0)
   model = tfdp.DPSequential([keras.layers.Input((size,)), keras.layers.Dense(1)])
   model.set_weights([np.full((size, 1), 0.3), np.full(1, 0.3)])
   model.compile(optimizer=tfdp.DPSGD(
-      rate, quantile_clip=follow, groups=dict(groups='variable', norms=[1.0, 2.0]), **private),
+      rate, clipping=tfdp.clipping.PerVariable(follow, norms=[1.0, 2.0]), **private),
                 loss='mse')
   for t in range(steps):
     model.train_on_batch(x, y[:, np.newaxis])
@@ -147,7 +147,7 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
     np.testing.assert_allclose(reached, path[t], rtol=1e-4, atol=1e-5)
 
   queries = pytest.importorskip('tfdp_adaptive.queries')
-  rule = rules.grouped(rules.quantile_clip(rules.dp_sgd(), **follow), (0, 1), norms=(1.0, 2.0))
+  rule = rules.grouped(follow.rule(rules.dp_sgd()), (0, 1), norms=(1.0, 2.0))
   query = queries.RuleQuery(rule, specs, **private)
   state, w = query.initial_global_state(), [np.full((size, 1), 0.3), np.full(1, 0.3)]
   for expected in path:

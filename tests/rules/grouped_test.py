@@ -151,8 +151,9 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
       (size, hidden), (hidden,), (hidden, 1), (1,))]
   specs = [tf.TensorSpec(w.shape) for w in start]
   stream = noise.stream(mechanisms.IndependentGaussian(), lambda: keys.from_seed(9))
-  kwargs = dict(groups=groups) if groups != 'layer' else dict(
-      groups=dict(groups='layer', norms=(1.0, 2.0)))
+  kwargs = dict(clipping=tfdp.clipping.PerLayer(norms=(1.0, 2.0)) if groups == 'layer' else
+                tfdp.clipping.PerVariable() if groups == 'variable' else
+                tfdp.clipping.Groups(groups))
   raw = np.ones(max(names) + 1) if groups != 'layer' else np.array([1.0, 2.0])
   sizes = [sum(w.size for w, name in zip(start, names) if name == k) for k in range(len(raw))]
   raw = clip * raw / np.linalg.norm(raw)
@@ -219,8 +220,11 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
      'one unit'),
     (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, groups='layers'),
      '`groups` must be'),
-    (lambda: tfdp.DPAdamIME(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64, groups='layer',
-                            quantile_clip=0.5), 'every coordinate')])
+    (lambda: tfdp.clipping.Groups('layers'), '`groups` must be'),
+    (lambda: tfdp.clipping.PerLayer(split='half'), 'split'),
+    (lambda: tfdp.DPAdamIME(
+        l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64,
+        clipping=tfdp.clipping.PerLayer(tfdp.clipping.Quantile())), 'every coordinate')])
 def test_refusals(make, match):
   with pytest.raises(ValueError, match=match):
     make()
@@ -231,6 +235,6 @@ def test_refusals(make, match):
 def test_the_audit_finds_no_record_that_moves_a_release_too_far(name, kwargs):
   optimizer = getattr(tfdp, name)(
       l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, adjacency='add_remove',
-      groups='layer', **kwargs)
+      clipping=tfdp.clipping.PerLayer(), **kwargs)
   change = changes.largest(subjects.of(optimizer, 16), 1, history=(1,))
   assert not change.violated and 0.999 < change.size < 1.001

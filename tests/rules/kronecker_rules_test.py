@@ -74,7 +74,7 @@ def test_the_noise_is_taken_off_without_bias():
   assert min(np.linalg.cond(side) for side in (query.scale[0].left, query.scale[0].right)) > 1.2
   clean, z = follow(rule, state, signal, np.zeros((3, 2)), 0.0), rng.normal(size=(20000, 3, 2))
 
-  @tf.function
+  @tf.function(autograph=False)
   def draws(variance):
     def one(draw):
       after = follow(rule, state, signal, draw, variance)

@@ -56,7 +56,7 @@ def test_the_variance_that_the_rule_is_given(mechanism, filters, expected):
   spec = tf.TensorSpec([1])
   unit = mechanism.rounded('float32').row_norms(200)**2
 
-  @tf.function
+  @tf.function(autograph=False)
   def update(state, variance):
     return rule.update(state, (contract.Release(tf.zeros([1]), variance),))
 

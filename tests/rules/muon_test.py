@@ -98,14 +98,12 @@ def test_zeros_and_numbers_out_of_range():
 
 
 @pytest.mark.filterwarnings('ignore:.*noise_multiplier=0')
+@pytest.mark.skipif(not hasattr(keras.optimizers, 'Muon'), reason='This Keras has none.')
 def test_without_noise_it_is_the_muon_of_keras():
-  theirs = getattr(keras.optimizers, 'Muon', None)
-  if theirs is None:
-    pytest.skip('This Keras has none.')
   rng = np.random.default_rng(0)
   x, y = rng.normal(size=(8, 3)).astype('float32'), rng.normal(size=(8, 2)).astype('float32')
-  plain = theirs(0.1, weight_decay=None, adam_weight_decay=None, exclude_layers=['last'],
-                 epsilon=1e-8)
+  plain = keras.optimizers.Muon(
+      0.1, weight_decay=None, adam_weight_decay=None, exclude_layers=['last'], epsilon=1e-8)
   ours = tfdp.DPMuon(0.1, exclude=['last'], l2_norm_clip=1e6, noise_multiplier=0.0, batch_size=8)
   weights = []
   for kind, optimizer in ((keras.Sequential, plain), (tfdp.DPSequential, ours)):

@@ -87,7 +87,7 @@ REFUSED = [
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.dp_adam_ime())]), 'same'),
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.pagan())]), 'same'),
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.with_clipping(
-        rules.dp_sgd(), 'auto_s'))]), 'Weights of records'),
+        rules.dp_sgd(), 'auto_s'))]), 'Apply `with_clipping` to the partition'),
     (lambda: rules.partition([(rest, rules.noisy_adagrad(2, diagonal=True))]), 'of one step'),
     (lambda: rules.partition([(first, rules.adadps()), (rest, rules.pdp_sgd(2))]), 'public'),
     (lambda: rules.partition([(first, rules.dp_sgd())]).init(loop.SPECS), 'for every variable'),

@@ -21,7 +21,7 @@ def mean_second_moment(rule, std, scaled=False):
   g = np.tile(GRADIENT, (COPIES, 1))
   state = rule.init((tf.TensorSpec(g.shape, tf.float64),))
 
-  @tf.function
+  @tf.function(autograph=False)
   def step(state, z):
     (query,) = rule.query(state)
     mean = query.scale[0] * g + std * z if scaled else g + std * z

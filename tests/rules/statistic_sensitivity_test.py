@@ -51,7 +51,7 @@ def neighbours(rng, size, adjacency, clip, pairs=PAIRS):
 def batched(measure):
   """`measure` over a leading axis, traced once per shape."""
 
-  @tf.function
+  @tf.function(autograph=False)
   def values(means, squares, clip):
     return tf.vectorized_map(lambda xs: measure(xs[0], xs[1], clip, ())[0], (means, squares))
 
