@@ -12,7 +12,8 @@ _COLUMN, _ROW, _WIDTH, _HEIGHT, _MARGIN = 140, 88, 118, 34, 8
 _STYLE = '''\
 <style>
 .chart { text-align: center }
-.chart svg { height: auto; max-width: 100% }
+.chart { overflow-x: auto }
+.chart svg { height: auto; max-width: 100%; min-width: 700px }
 .chart rect { fill: var(--md-code-bg-color, #f5f5f5); stroke: currentColor }
 .chart text { dominant-baseline: central; fill: currentColor; font: 15px sans-serif; \
 text-anchor: middle }

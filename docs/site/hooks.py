@@ -11,29 +11,70 @@ import re
 import shutil
 
 import diagram
+import notebooks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
 ORDER = {
     'Start': (
-        'index.md', 'choosing.md', 'claims.md', 'frontier.md', 'notebooks.md', 'glossary.md'),
+        'index.md', 'choosing.md', 'comparison.md', 'claims.md', 'frontier.md', 'notebooks.md',
+        'glossary.md'),
     'Guides': (
-        'guides/installing.md', 'guides/training.md', 'guides/clipping.md', 'guides/users.md',
-        'guides/federated.md', 'guides/command_line.md',
+        'guides/installing.md', 'guides/training.md', 'guides/clipping.md', 'layers.md',
+        'guides/batch_normalization.md', 'guides/users.md',
+        'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
+        'guides/reports_compared.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/flower.md',
         'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
         'callbacks.md'),
     'Trust': ('pitfalls.md', 'independence.md', 'accounting.md', 'audit.md', 'faults.md',
-              'scale.md', 'architecture.md'),
+              'scale.md', 'state.md',
+              'architecture.md'),
 }
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
+# {page: (title, names of `tfdp`)}; what is not listed is on the page `tfdp`.
+PAGES = {
+    'plan': ('Plan, ledger and sampling',
+             ('PrivacyPlan', 'Ledger', 'sampling', 'PrivacyError', 'Caution')),
+    'models': ('Models', (
+        'make_private', 'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'fix_model',
+        'validate_model', 'explain_clipping')),
+    'callbacks': ('Callbacks and diagnostics', ('callbacks', 'diagnostics')),
+    'optimizers/common': ('Arguments of every optimizer', ('DPOptimizer',)),
+    'optimizers/plain': ('SGD, Adam, AdaGrad, RMSProp, Yogi', (
+        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi')),
+    'optimizers/bias_corrected': ('Bias correction', ('DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC')),
+    'optimizers/scale_then_privatize': ('Scale, then privatize', (
+        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP')),
+    'optimizers/moments': ('Second moments with noise of their own', (
+        'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME', 'NoisyAdaGrad')),
+    'optimizers/delayed': ('Delayed preconditioners', ('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi')),
+    'optimizers/public': ('With public data or public bounds', (
+        'AdaDPS', 'SideInformationAdam', 'PDPSGD', 'PDADPMD', 'PASAN', 'PAGAN')),
+    'optimizers/matrices': ('For weight matrices', ('DPShampoo', 'DPSOAP', 'DPKFC', 'DPMuon')),
+    'optimizers/noiseless': ('Without a guarantee', ('NonPrivateNoiselessAdam',)),
+}
+# What classes show of themselves; their other methods are for Keras and for the library.
+MEMBERS = {
+    'DPModel': ('compile', 'fit', 'ledger', 'privacy_card'),
+    'DPOptimizer': ('epsilon', 'ledger', 'statement', 'plan', 'steps_done', 'rule_state'),
+    'PrivacyPlan': ('calibrate', 'batches', 'index_batches', 'epsilon', 'delta', 'statement',
+                    'to_json', 'from_json'),
+    'Ledger': ('epsilon', 'delta', 'statement', 'to_json', 'from_json'),
+    'AdaptiveClipSumQuery': (),
+    'MechanismSumQuery': ('build_l2_gaussian_query',),
+}
 # What a page of the reference says before its names.
 INTRODUCTIONS = {
-    'optimizers': 'One Keras class per rule. All take their arguments by name.',
-    'federated': 'Needs TensorFlow Federated, see the README under "Installing".',
-    'queries': 'Needs tensorflow_privacy, see the README under "Installing".',
+    'federated': ('Several engines run a round; [Federated training](../guides/federated.md) says '
+                  'what each of them needs.'),
+    'queries': 'Needs tensorflow_privacy, see [Installing](../guides/installing.md).',
+    'rules': ('A rule that has a Keras optimizer is described there. The other names on this page '
+              'combine rules, or are what rules are made of.'),
 }
+_OF_OPTIMIZERS = ('Every optimizer also takes the [arguments of `DPOptimizer`](common.md), such as '
+                  '`plan`, by name.')
 
 
 def exported(package):
@@ -73,35 +114,48 @@ def _lazy(package):
   return importlib.import_module(package.replace('tfdp_adaptive.federated', 'federated'))._EXPORTS
 
 
+def _classes():
+  """`{rule: Keras class}` of the named optimizers."""
+  source = (ROOT / 'tfdp_adaptive' / 'keras' / 'named_optimizers.py').read_text(encoding='utf-8')
+  made = re.findall(r"^(\w+) = _class\('\w+', rules\.(\w+)", source, re.M)
+  return {rule: name for name, rule in reversed(made)}  # The first, where a rule has two.
+
+
 def names():
   """`{page: {public name: where it is defined}}` of the whole library."""
   library = importlib.import_module('tfdp_adaptive')
-  pages = {'tfdp': {}, 'optimizers': {}}
-  for name, where in sorted(exported('tfdp_adaptive').items()):
-    named = library._EXPORTS[name].endswith('named_optimizers')
-    pages['optimizers' if named else 'tfdp'][name] = where
+  rest = exported('tfdp_adaptive')
+  pages = {page: {name: rest.pop(name) for name in listed} for page, (_, listed) in PAGES.items()}
   for name in library._SUBPACKAGES:
     pages[name] = exported(f'tfdp_adaptive.{name}')
-  return pages
+  return {'tfdp': dict(sorted(rest.items())), **pages}
 
 
 def reference():
   """`{path: text}` of the pages of the reference."""
   texts, shown = {}, {}
+  classes = _classes()
   for page, public in names().items():
-    top = page in ('tfdp', 'optimizers')
-    title = page if top else f'tfdp.{page}'
-    prefix = 'tfdp' if top else title
-    text = f'# {title}\n\n{INTRODUCTIONS.get(page, "")}\n\n'
-    if not top:
+    package = page not in PAGES and page != 'tfdp'
+    prefix = f'tfdp.{page}' if package else 'tfdp'
+    introduction = (_OF_OPTIMIZERS if page.startswith('optimizers/') and 'common' not in page
+                    else INTRODUCTIONS.get(page, ''))
+    text = f'# {PAGES.get(page, [prefix])[0]}\n\n{introduction}\n\n'
+    if package:
       text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
                '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
     for name, where in _with_modules(public, shown):
       if where in shown:
         text += f'`{prefix}.{name}` is [`{shown[where]}`][{where}].\n\n'
+      elif page == 'rules' and name in classes:
+        named = f'tfdp_adaptive.keras.named_optimizers.{classes[name]}'
+        text += f'`tfdp.rules.{name}` makes the rule of [`tfdp.{classes[name]}`][{named}].\n\n'
       else:
         text += (f'::: {where}\n    options:\n      heading: {prefix}.{name}\n'
-                 f'      toc_label: {name}\n\n')
+                 f'      toc_label: {name}\n')
+        if name in MEMBERS:
+          text += f'      members: {list(MEMBERS[name])}\n'
+        text += '\n'
         shown[where] = f'{prefix}.{name}'
     texts[f'reference/{page}.md'] = text
   return texts
@@ -114,7 +168,8 @@ def on_startup(**unused):
   # A stub would hide the docstrings of what it describes.
   ignored = shutil.ignore_patterns('__pycache__', '*.pyi')
   shutil.copytree(ROOT / 'tfdp_adaptive', SOURCE / 'tfdp_adaptive', ignore=ignored)
-  shutil.copytree(ROOT / 'federated', SOURCE / 'tfdp_adaptive' / 'federated', ignore=ignored)
+  for name in ('federated', 'examples'):
+    shutil.copytree(ROOT / name, SOURCE / 'tfdp_adaptive' / name, ignore=ignored)
 
 
 def on_config(config):
@@ -127,7 +182,12 @@ def on_config(config):
   rest = sorted(there.difference(*ORDER.values()))
   if rest:
     config.nav.append({'More': rest})
-  config.nav.append({'Reference': list(reference())})
+  config.nav.insert(1, {'Notebooks': [
+      path for path in notebooks.pages(ROOT / 'colabs') if path.endswith('.md')]})
+  pages = {path: public for path, public in zip(reference(), names().values()) if public}
+  families = [path for path in pages if '/optimizers/' in path]
+  config.nav.append({'Reference': [
+      {'Optimizers': families}, *(path for path in pages if path not in families)]})
   return config
 
 
@@ -142,6 +202,9 @@ def on_page_markdown(markdown, page, config, **unused):
     path = (here / target).resolve()
     if folder.resolve() in path.parents or not path.exists():
       return match.group(0)  # Of the site; or wrong, which is an error.
+    if path.suffix == '.ipynb':
+      up = '../' * page.file.src_uri.count('/')
+      return f'[{text}]({up}notebooks/{path.stem}.md)'
     path = path.relative_to(ROOT).as_posix()
     return text if path.rsplit('/', 1)[-1] in text else f'{text} (`{path}`)'
 
@@ -151,16 +214,24 @@ def on_page_markdown(markdown, page, config, **unused):
 def on_files(files, config):
   """Adds the pages that are made here."""
   from mkdocs.structure.files import File  # pylint: disable=g-import-not-at-top
-  for path, text in reference().items():
-    files.append(File.generated(config, path, content=text))
+  for path, content in {**reference(), **notebooks.pages(ROOT / 'colabs')}.items():
+    files.append(File.generated(config, path, content=content))
   return files
 
 
 def on_page_content(html, page, **unused):
-  """Refuses a reference that says nothing of a name (not a constant's), or reads '>' as a quote."""
+  """Refuses a reference that says nothing of a name (not a constant's), or reads '>' as a quote.
+
+  Every picture says in words what it shows, and leads to itself, since it is small on a phone.
+  """
+  from mkdocs import exceptions  # pylint: disable=g-import-not-at-top
+  for alternative in re.findall(r'<img [^>]*?alt="([^"]*)"', html):
+    if len(alternative.split()) < 5:
+      raise exceptions.PluginError(
+          f'{page.file.src_uri}: {alternative!r} does not say what its picture shows.')
+  html = re.sub(r'(<img [^>]*src="([^"]+)"[^>]*>)', r'<a href="\2">\1</a>', html)
   del unused
   if page.file.src_uri.startswith('reference/'):
-    from mkdocs import exceptions  # pylint: disable=g-import-not-at-top
     for entry in html.split('<h2 ')[1:]:
       if '<p>' not in entry and 'doc-symbol-attribute' not in entry:
         name = re.search('id="([^"]+)"', entry).group(1)

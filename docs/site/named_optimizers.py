@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows the reference the named optimizers, which are made by a call and not by `class`.
 
+Each has the arguments of its rule; those of every optimizer are described once.
 From the sources alone: building the pages needs no TensorFlow.
 """
 
@@ -10,6 +11,10 @@ import inspect
 import griffe
 
 from tfdp_adaptive.keras import signatures
+
+_COMMON = """
+  **common: Arguments of `tfdp.DPOptimizer`, such as `plan`.
+"""
 
 
 class NamedOptimizers(griffe.Extension):
@@ -30,14 +35,15 @@ class NamedOptimizers(griffe.Extension):
         continue
       factory = made.args[1].attr
       rule = _factory(pkg, factory)
-      rest = {key: p for key, p in theirs.items() if key != 'learning_rate'}
-      extra = [griffe.Parameter(key, kind=griffe.ParameterKind.keyword_only, default=str(default))
+      extra = [griffe.Parameter(key, annotation='Optional[float]',
+                                kind=griffe.ParameterKind.keyword_only, default=str(default))
                for word in made.keywords
                for key, (default, _) in signatures.EXTRA[word.arg].items()]
-      parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra]}
-      parameters.update((key, p) for key, p in rest.items() if key not in parameters)
+      common = griffe.Parameter('common', kind=griffe.ParameterKind.var_keyword)
+      parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra, common]}
       text = signatures.assemble(
           factory, _text(rule), _text(base), parameters, lambda key: _text(_factory(pkg, key)))
+      text = text.partition('\nRaises:\n')[0] + _COMMON
       kind = griffe.Class(
           name, lineno=attribute.lineno, endlineno=attribute.endlineno, parent=module,
           docstring=griffe.Docstring(text, lineno=attribute.lineno))

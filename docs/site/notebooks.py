@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notebooks as pages, with what they showed when they were run."""
+
+import base64
+import json
+import pathlib
+import re
+
+
+def pages(folder):
+  """`{path in the site: text or bytes}`: a page, its pictures and the notebook itself, of each."""
+  files = {}
+  for path in sorted(pathlib.Path(folder).glob('*.ipynb')):
+    files.update(_page(path))
+  return files
+
+
+def _page(path):
+  content = path.read_bytes()
+  parts, pictures = [], {}
+  said = ''
+  for number, cell in enumerate(json.loads(content)['cells']):
+    source = ''.join(cell['source']).rstrip()
+    if cell['cell_type'] == 'markdown':
+      parts.append(source)
+      said = _last_sentence(source)
+      continue
+    parts.append(f'```python\n{source}\n```')
+    for output in cell['outputs']:
+      if output['output_type'] == 'stream':
+        parts.append(f'```text\n{"".join(output["text"]).rstrip()}\n```')
+      elif 'image/png' in output['data']:
+        name = f'{path.stem}_{number}.png'
+        pictures[f'notebooks/{name}'] = base64.b64decode(output['data']['image/png'])
+        parts.append(f'![{said}]({name})')
+  title, _, rest = '\n\n'.join(parts).partition('\n')
+  link = f'[Open the notebook]({path.name}){{ .md-button download="{path.name}" }}'
+  return {f'notebooks/{path.stem}.md': f'{title}\n\n{link}\n{rest}\n',
+          f'notebooks/{path.name}': content, **pictures}
+
+
+def _last_sentence(text):
+  """What a picture's alternative text says: the words before the cell that draws it."""
+  paragraph = text.rsplit('\n\n', 1)[-1]
+  return re.sub(r'[\[\]()*`#]', '', ' '.join(paragraph.split()))
