@@ -8,6 +8,7 @@
 # make ci    everything: lint, docs, test, test-rest, test-fast on newer Pythons
 # make lint    check style, imports and types
 # make docs    build the pages into build/site
+# make wheel   build the wheel and the source distribution into dist, and check what an index reads
 # make notebooks    run the notebooks of colabs/ again and keep what they show
 # make bench   measure all tables of speed (QUICK=1: a row of each): bench-{clipping,users,edges,federated}
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
@@ -46,7 +47,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower
+.PHONY: help demo wheel test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -124,6 +125,17 @@ docs: build/docs-env/installed
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
 
+# The wheel is built from the source distribution: no stale file of this folder gets in.
+wheel: build/wheel-env/installed
+	rm -rf dist
+	build/wheel-env/bin/python -m build --no-isolation --outdir dist .
+	build/wheel-env/bin/python -m twine check --strict dist/*
+
+build/wheel-env/installed: requirements/wheel.lock
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 # Flower with real processes on loopback, in an environment of its own.
 test-flower: build/flower/installed
 	build/flower/bin/python -m pytest -q -p no:cacheprovider tests/federated/flower_test.py \
@@ -140,9 +152,8 @@ build/docs-env/installed: requirements/docs.lock
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-notebooks: $(FULL)/installed $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python colabs/run.py $(filter-out colabs/4_%,$(wildcard colabs/*.ipynb))
-	$(RUN) $(FULL)/bin/python colabs/run.py $(wildcard colabs/4_*.ipynb)
+notebooks: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python colabs/run.py $(wildcard colabs/*.ipynb)
 
 audit-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/audit/audit_table.py
@@ -216,7 +227,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs flower lint peers-hub peers-jax peers-torch peers-pfl; do \
+	@set -e; for list in docs flower lint wheel peers-hub peers-jax peers-torch peers-pfl; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

@@ -6,7 +6,7 @@ import setuptools
 setuptools.setup(
     packages=(
         setuptools.find_packages(include=['tfdp_adaptive', 'tfdp_adaptive.*'])
-        + ['tfdp_adaptive.federated']
+        + ['tfdp_adaptive.federated', 'tfdp_adaptive.examples']
     ),
-    package_dir={'tfdp_adaptive.federated': 'federated'},
+    package_dir={'tfdp_adaptive.federated': 'federated', 'tfdp_adaptive.examples': 'examples'},
 )

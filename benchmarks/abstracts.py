@@ -36,6 +36,8 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 
+tfdp.experimental('dp_adam_ime')
+
 EPSILON, DELTA, BANDS, TRAIN = 8.0, 1e-5, 8, 10_240
 TUNING_SEED, TEST_SEEDS = 1, (11, 12)
 NOISES = ('independent', 'banded', 'blt')

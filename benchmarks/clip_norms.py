@@ -31,13 +31,17 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
+tfdp.experimental('denoised', 'dp_muon', 'low_pass')
+
 keras = compat.keras
 ROUNDS, BATCH = 15, 256
+CLIPPING = {
+    'auto_v': tfdp.clipping.AutoV(), 'auto_s': tfdp.clipping.AutoS(), 'psac': tfdp.clipping.PSAC(),
+    'tanh': tfdp.clipping.Tanh(), 'quantile_clip': tfdp.clipping.Quantile(),
+    'slack_clip': tfdp.clipping.Slack(), 'groups': tfdp.clipping.PerLayer()}
 VARIANTS = {
-    'hard': {}, 'auto_v': dict(clipping='auto_v'), 'auto_s': dict(clipping='auto_s'),
-    'psac': dict(clipping='psac'), 'tanh': dict(clipping='tanh'),
-    'quantile_clip': dict(quantile_clip=0.5), 'slack_clip': dict(slack_clip=0.5),
-    'groups': dict(groups='layer'), 'low_pass': dict(rule='low_pass'),
+    'hard': {}, **{name: dict(clipping=value) for name, value in CLIPPING.items()},
+    'low_pass': dict(rule='low_pass'),
     'denoised': dict(rule='denoised'), 'partition': dict(rule='partition'),
     'DPAdamW': dict(name='DPAdamW'), 'DPMuon': dict(name='DPMuon', exclude=['last']),
     'DPMuon edge': dict(name='DPMuon', exclude=['last'], edge=True)}
@@ -106,14 +110,14 @@ def load(folder, name):
 
 RUNS = [  # title, class, arguments, clip norms, learning rates times the clip norm.
     ('hard', 'DPSGD', {}, (0.1, 1.0, 10.0), (1.0, 4.0)),
-    ('auto_s', 'DPSGD', dict(clipping='auto_s'), (1.0,), (1.0, 4.0)),
-    ('auto_v', 'DPSGD', dict(clipping='auto_v'), (1.0,), (1.0, 4.0)),
-    ('psac', 'DPSGD', dict(clipping='psac'), (1.0,), (1.0, 4.0)),
-    ('tanh', 'DPSGD', dict(clipping='tanh'), (1.0,), (1.0, 4.0)),
-    ('groups', 'DPSGD', dict(groups='layer'), (0.1, 1.0), (1.0, 4.0)),
+    ('auto_s', 'DPSGD', VARIANTS['auto_s'], (1.0,), (1.0, 4.0)),
+    ('auto_v', 'DPSGD', VARIANTS['auto_v'], (1.0,), (1.0, 4.0)),
+    ('psac', 'DPSGD', VARIANTS['psac'], (1.0,), (1.0, 4.0)),
+    ('tanh', 'DPSGD', VARIANTS['tanh'], (1.0,), (1.0, 4.0)),
+    ('groups', 'DPSGD', VARIANTS['groups'], (0.1, 1.0), (1.0, 4.0)),
     ('hard', 'DPAdam', {}, (0.1, 10.0), (None,)),
-    ('quantile_clip', 'DPAdam', dict(quantile_clip=0.5), (0.1, 10.0), (None,)),
-    ('slack_clip', 'DPAdam', dict(slack_clip=0.5), (0.1, 10.0), (None,)),
+    ('quantile_clip', 'DPAdam', VARIANTS['quantile_clip'], (0.1, 10.0), (None,)),
+    ('slack_clip', 'DPAdam', VARIANTS['slack_clip'], (0.1, 10.0), (None,)),
     ('momentum .9', 'DPSGD', dict(momentum=0.9), (1.0,), (0.1, 0.4)),
     ('low_pass', 'DPSGD', dict(rule='low_pass'), (1.0,), (1.0, 4.0)),
     ('denoised', 'DPSGD', dict(rule='denoised'), (1.0,), (1.0, 4.0)),

@@ -3,7 +3,7 @@
 
     PYTHONPATH=. python benchmarks/evidence_tables.py [FILE]
 
-trains nothing. It writes `tfdp_adaptive/advice/evidence.py` and prints all results and,
+trains nothing. It writes `tfdp_adaptive/advice/evidence.json` and prints all results and,
 for every task, what is chosen without it.
 """
 
@@ -57,68 +57,14 @@ def extract(rows: List[Dict[str, Any]]) -> List[evidence.Row]:
   return result
 
 
-_HEAD = '''# SPDX-License-Identifier: Apache-2.0
-"""What was best on small tasks: written by `benchmarks/evidence_tables.py`, not by hand."""
-
-from __future__ import annotations
-
-from typing import NamedTuple, Tuple
-
-
-class Result(NamedTuple):
-  """A method, tuned over a grid of 42 settings, on one task.
-
-  Attributes:
-    method: Name of the class.
-    correlated: Banded noise of 16 bands with cyclic sampling; else independent, Poisson.
-    loss: Mean over five runs on test records.
-    interval: Half the 95% interval of that mean.
-    rate: Learning rate chosen; for DPSGD times the clip norm.
-    clip: Clip norm chosen, over the median norm of a gradient at the start; for DPAdamSTP
-      over the square root of the number of parameters.
-    floor: Adam's epsilon over the noise floor; for DPAdamSTP `scale_epsilon` over the size
-      of a coordinate.
-  """
-
-  method: str
-  correlated: bool
-  loss: float
-  interval: float
-  rate: float
-  clip: float
-  floor: float
-
-
-class Row(NamedTuple):
-  """A task at one epsilon, delta 1e-5.
-
-  Attributes:
-    task: Its name.
-    epsilon: Of all results.
-    start: Loss before training.
-    facts: Those of `task_facts.Facts`.
-    results: Of every method.
-  """
-
-  task: str
-  epsilon: float
-  start: float
-  facts: Tuple[float, float, float, float, float]
-  results: Tuple[Result, ...]
-
-
-'''
-
-
-def module(rows: List[evidence.Row]) -> str:
-  """The text of `tfdp_adaptive/advice/evidence.py`."""
-  lines = ['ROWS: Tuple[Row, ...] = (']
+def text(rows: List[evidence.Row]) -> str:
+  """The text of `tfdp_adaptive/advice/evidence.json`: a task a block, a method a line."""
+  blocks = []
   for one in rows:
-    lines.append(f'    Row({one.task!r}, {one.epsilon:g}, {one.start:g}, {one.facts}, (')
-    lines += ['        Result({!r}, {}, {:g}, {:g}, {:g}, {:g}, {:g}),'.format(*result)
-              for result in one.results]
-    lines.append('    )),')
-  return _HEAD + '\n'.join(lines + [')', ''])
+    head = json.dumps({name: getattr(one, name) for name in ('task', 'epsilon', 'start', 'facts')})
+    results = ',\n'.join(f'  {json.dumps(result)}' for result in one.results)
+    blocks.append(f'{head[:-1]}, "results": [\n{results}]}}')
+  return '[\n' + ',\n'.join(blocks) + '\n]\n'
 
 
 def table(rows: List[evidence.Row]) -> str:
@@ -172,9 +118,7 @@ def main() -> None:
       _ROOT, 'benchmarks', 'results', 'evidence.json')
   with open(path, encoding='utf-8') as stream:
     rows = extract(json.load(stream))
-  with open(os.path.join(_ROOT, 'tfdp_adaptive', 'privacy', 'evidence.py'), 'w',
-            encoding='utf-8') as stream:
-    stream.write(module(rows))
+  evidence.FILE.write_text(text(rows), encoding='utf-8')
   print(table(rows), left_out(rows), sep='\n\n')
 
 

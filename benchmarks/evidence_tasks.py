@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Tuple
 
 import numpy as np
 
-from tfdp_adaptive.cli import showcases
+from tfdp_adaptive.examples import showcases
 
 
 class Task(NamedTuple):

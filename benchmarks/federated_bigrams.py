@@ -19,8 +19,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import next_word
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import next_word
 from tfdp_adaptive.federated import rounds as rounds_lib
 from tfdp_adaptive.federated import server as server_lib
 from tfdp_adaptive.federated import tff

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private rounds beside those of pfl-research, on the same clients and cores.
 
-    python benchmarks/federated_pfl.py --pfl PYTHON [--rounds 5]
+    python benchmarks/federated_pfl.py --pfl PYTHON [--rounds 5] [--wall]
 
 PYTHON has pfl and PyTorch, and runs this file as well. Every client has 20 examples and takes
 one SGD step on them; its update is clipped, summed and noised. Both sides hold the clients in
-memory and take turns, round by round. Counted is the CPU time of all threads of a
-side, which work of others on the machine changes little; PyTorch has one thread, since more make
-steps this small slower and simulations are spread over processes.
+memory and take turns, round by round. Counted is the CPU time of a side, which work of others on
+the machine changes little. An operation has one thread on both sides: more make steps this small
+slower, and simulations are spread over processes there and over lanes here.
+
+With --wall the time that passes is counted, with two lanes here and two processes there. Each of
+these has half of the clients, and what they would send each other is left out.
 """
 
 import argparse
@@ -95,9 +98,10 @@ class Theirs:
 class Ours:
   """What `simulate` does: clients trained in process, the private server beside it."""
 
-  def __init__(self, clients, parameters):
+  def __init__(self, clients, parameters, lanes):
     # pylint: disable=g-import-not-at-top
     import tensorflow as tf
+    tf.config.threading.set_intra_op_parallelism_threads(1)
 
     import tfdp_adaptive as tfdp
     from tfdp_adaptive import rules
@@ -119,9 +123,10 @@ class Ours:
     self._state = tf.nest.map_structure(tf.constant, self._process.initialize())
     self._step = tf.function(self._process.server.step)
     self._run = rounds_lib.run
+    self._lanes = lanes
 
   def round(self):
-    with self._process.reach(()) as engine:
+    with self._process.reach(self._lanes) as engine:
       outcome = self._run(self._process, engine, self._state, self._users.client_ids, self._users)
     self._state, _ = self._step(self._state, outcome.answers)
 
@@ -135,38 +140,65 @@ def serve(clients, parameters):
     print(time.process_time() - start, flush=True)
 
 
+class Processes:
+  """Some processes that `serve`, each with its part of the clients."""
+
+  def __init__(self, python, count, clients, parameters):
+    self._all = [subprocess.Popen(
+        [python, __file__, '--serve', str(clients // count), str(parameters)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+
+  def round(self):
+    """Returns the CPU seconds of all."""
+    for process in self._all:
+      process.stdin.write('round\n')
+      process.stdin.flush()
+    return sum(float(process.stdout.readline()) for process in self._all)
+
+  def close(self):
+    for process in self._all:
+      process.stdin.close()
+      process.wait()
+
+
+def measure(arguments, clients, parameters):
+  """[rounds, 2] seconds, ours and theirs."""
+  count = 2 if arguments.wall else 1
+  theirs, seconds = Processes(arguments.pfl, count, clients, parameters), []
+  try:
+    ours = Ours(clients, parameters, count)
+    for _ in range(arguments.rounds + 1):
+      passed, spent = time.perf_counter(), time.process_time()
+      ours.round()
+      mine = time.perf_counter() - passed, time.process_time() - spent
+      passed = time.perf_counter()
+      spent = theirs.round()
+      seconds.append((mine[0], time.perf_counter() - passed) if arguments.wall
+                     else (mine[1], spent))
+  finally:
+    theirs.close()
+  return np.array(seconds[1:])
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--pfl', help='A Python that has pfl and torch.')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--rows', default='012', help='Which of the rows.')
+  parser.add_argument('--wall', action='store_true', help='The time that passes, on two cores.')
   parser.add_argument('--serve', nargs=2, type=int, help=argparse.SUPPRESS)
   arguments = parser.parse_args()
   if arguments.serve:
     serve(*arguments.serve)
     return
-  print(REMARKS.read_text(encoding='utf-8'))
-  print(f'Median of {arguments.rounds} rounds each after one to warm up; clients per CPU second\n',
+  if not arguments.wall:
+    print(REMARKS.read_text(encoding='utf-8'))
+  unit = 'second that passes, two cores' if arguments.wall else 'CPU second'
+  print(f'Median of {arguments.rounds} rounds each after one to warm up; clients per {unit}\n',
         flush=True)
   print(f'{"clients":>8} {"parameters":>10} {"ours":>6} {"pfl":>6} ratio')
   for clients, parameters in [ROWS[int(i)] for i in arguments.rows]:
-    theirs = subprocess.Popen(
-        [arguments.pfl, __file__, '--serve', str(clients), str(parameters)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    ours = Ours(clients, parameters)
-    seconds = []
-    try:
-      for _ in range(arguments.rounds + 1):
-        start = time.process_time()
-        ours.round()
-        mine = time.process_time() - start
-        theirs.stdin.write('round\n')
-        theirs.stdin.flush()
-        seconds.append((mine, float(theirs.stdout.readline())))
-    finally:
-      theirs.stdin.close()
-      theirs.wait()
-    mine, other = np.array(seconds[1:]).T
+    mine, other = measure(arguments, clients, parameters).T
     print(f'{clients:8} {parameters:10} {clients / np.median(mine):6.0f} '
           f'{clients / np.median(other):6.0f} {np.median(other / mine):5.2f}', flush=True)
 

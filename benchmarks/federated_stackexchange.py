@@ -27,11 +27,11 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.cli import language_model
-from tfdp_adaptive.cli import settings as settings_lib
-from tfdp_adaptive.data import corpus
-from tfdp_adaptive.data import next_word
-from tfdp_adaptive.federated import tasks
+from tfdp_adaptive.examples import corpus
+from tfdp_adaptive.examples import federated_tasks as tasks
+from tfdp_adaptive.examples import language_model
+from tfdp_adaptive.examples import next_word
+from tfdp_adaptive.examples import settings as settings_lib
 
 WORDS, CLIENTS, BANDS, DELTA = 500, 200, 4, 1e-5
 CLIENT_RATE, SENTENCES = 1.0, 16  # Of a client's training; at most so many per round.
@@ -99,7 +99,7 @@ def thin(sentences):
 def tune(task, held_out, arguments):
   """Prints the settings of least validation loss after a third of the rounds."""
   for method in METHODS.values():
-    settings_lib.search(method, lambda settings, m=method: train(
+    settings_lib.settled(method, True, lambda settings, m=method: train(
         task, held_out, m, settings, noise_of(m)[0], arguments,
         rounds=arguments.rounds // 3)[0]['word_loss'])
 

@@ -27,13 +27,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import gate
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.data import synthetic
+from tfdp_adaptive.examples import synthetic
 from tfdp_adaptive.rules import following_clip
+
+gate.experimental('denoised', 'dp_kfc', 'low_pass')
 
 HIDDEN, CLASSES, BANDS, ROOM, PUBLIC, SEEDS = 32, 10, 16, 360, 256, 6
 SGD_STEPS, ADAM_STEPS = (.1, .3, 1.0, 3.0), (.01, .03, .1, .3)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.cli import language_model
+from tfdp_adaptive.examples import language_model
 
 keras = compat.keras
 TURN, TURNS, BATCHES = 6, 8, 20

@@ -9,6 +9,7 @@ trains nothing.
 import argparse
 import functools
 import json
+import math
 import pathlib
 from typing import Any, Dict, List
 
@@ -18,6 +19,7 @@ import matplotlib
 import numpy as np
 import studies
 
+from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import task_facts
 
 matplotlib.use('Agg')
@@ -156,8 +158,38 @@ def of_federated(folder: pathlib.Path) -> Any:
   return figure
 
 
-PICTURES = dict(evidence=evidence, studies=of_studies, federated=of_federated, **{
-    study.file: functools.partial(of_abstracts, study) for study in abstracts.STUDIES.values()})
+def of_batch_size(folder: pathlib.Path) -> Any:
+  """Noise over batch size at one budget of examples; formulas alone."""
+  del folder
+  table = budget.batch_and_steps(
+      population_size=60_000, target_epsilon=2.0, examples=600_000, parameters=10_000)
+  sizes = [row.batch_size for row in table.rows]
+  figure, axes = pyplot.subplots(figsize=(7.5, 3.6))
+  axes.plot(sizes, [row.step_noise for row in table.rows], 'o-', color='#1f77b4',
+            label='noise over signal of a step')
+  axes.plot(sizes, [row.step_noise / math.sqrt(row.steps) for row in table.rows], 'D-',
+            color='#d62728', mfc='white', label='noise over signal of the sum of all steps')
+  axes.axhline(1, color='#1f77b4', lw=.8, ls=':')
+  few = [row.batch_size for row in table.rows if row.steps < budget.LEAST_STEPS]
+  if few:
+    axes.axvspan(few[0] / math.sqrt(2), sizes[-1] * math.sqrt(2), color='#cccccc', alpha=.5,
+                 label=f'fewer than {budget.LEAST_STEPS} steps')
+  axes.axvline(table.best.batch_size, color='#2ca02c', lw=6, alpha=.3, label='proposed')
+  axes.set_xscale('log', base=2)
+  axes.set_yscale('log')
+  axes.set_yticks([.03, .1, .3, 1, 3, 10], ['.03', '.1', '.3', '1', '3', '10'])
+  axes.set_xticks(sizes, [f'{row.batch_size:,}\n{row.steps:,}' for row in table.rows], fontsize=8)
+  axes.minorticks_off()
+  axes.set_xlim(sizes[0] / math.sqrt(2), sizes[-1] * math.sqrt(2))
+  axes.set_xlabel('batch size, and the steps that the budget leaves')
+  axes.grid(alpha=.3)
+  axes.legend(fontsize=8)
+  return figure
+
+
+PICTURES = dict(
+    evidence=evidence, studies=of_studies, federated=of_federated, batch_size=of_batch_size, **{
+        study.file: functools.partial(of_abstracts, study) for study in abstracts.STUDIES.values()})
 
 
 def main() -> None:

@@ -26,11 +26,14 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import estimates
+from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.clipping import projection
+
+gate.experimental('dp_adagrad_ime', 'pasan')
 
 
 def table(title, header, rows):

@@ -26,12 +26,15 @@ import numpy as np
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
+tfdp.experimental('dp_kfc', 'dp_shampoo', 'dp_soap')
+
 keras = compat.keras
 CASES = {
     'DPAdamBC': ('DPAdamBC', {}), 'DPShampoo': ('DPShampoo', {}), 'DPSOAP': ('DPSOAP', {}),
-    'groups': ('DPAdamBC', dict(groups='layer')),
-    'quantile': ('DPAdamBC', dict(quantile_clip=.5)),
-    'groups, quantile': ('DPAdamBC', dict(groups='layer', quantile_clip=.5)),
+    'groups': ('DPAdamBC', dict(clipping=tfdp.clipping.PerLayer())),
+    'quantile': ('DPAdamBC', dict(clipping=tfdp.clipping.Quantile())),
+    'groups, quantile': ('DPAdamBC', dict(
+        clipping=tfdp.clipping.PerLayer(tfdp.clipping.Quantile()))),
     'DPKFC': ('DPKFC', {})}
 REFRESHING = {'DPShampoo': 50, 'DPSOAP': 50, 'DPKFC': 20}  # The optimizers' own defaults.
 
