@@ -14,7 +14,7 @@ import pytest
 import tfdp_adaptive
 from tfdp_adaptive import gate
 
-pytest_plugins = ['costs', 'guards', 'selection']
+pytest_plugins = ['costs', 'entropy', 'guards', 'selection']
 ROOT = pathlib.Path(__file__).parent.parent
 # Libraries which not every environment can have; a module of tests that imports one is skipped.
 MISSING = [library for library in ('tensorflow_federated', 'tensorflow_privacy')
