@@ -11,8 +11,6 @@ import pathlib
 import re
 import textwrap
 
-from tfdp_adaptive.keras import signatures
-
 PACKAGE = pathlib.Path(__file__).parent.parent / 'tfdp_adaptive'
 ADAPTER = PACKAGE / 'keras'
 STUB = ADAPTER / 'named_optimizers.pyi'
@@ -58,11 +56,12 @@ def parameters(function):
 
 
 def classes():
-  """(name, factory's name, key of `signatures.EXTRA`) in their order."""
+  """(name, factory's name, defaults of the class) in their order."""
   for node in ast.parse((ADAPTER / 'named_optimizers.py').read_text(encoding='utf-8')).body:
     if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith('_class('):
       name, factory = node.value.args
-      yield name.value, factory.attr, ''.join(word.arg for word in node.value.keywords)
+      yield name.value, factory.attr, {
+          word.arg: ast.unparse(word.value) for word in node.value.keywords}
 
 
 def typed_dict(name, base, types):
@@ -89,9 +88,9 @@ def stub():
   common = {name: text.partition(': ')[2].partition(' = ')[0] for name, text in own.items()}
   parts = [typed_dict('_Undecayed', 'TypedDict', {**common, **KERAS}),
            typed_dict('_Common', '_Undecayed', WEIGHT_DECAY), BASE]
-  for name, factory, kind in classes():
+  for name, factory, defaults in classes():
     extra = {each: f'{each}: Optional[float] = {default}'
-             for each, (default, _) in signatures.EXTRA[kind].items()}
+             for each, default in defaults.items()}
     mine = {**parameters(factories[factory]), **extra}
     shared = '_Undecayed' if 'weight_decay' in mine else '_Common'
     mine = {key: text for key, text in mine.items() if key not in common}

@@ -240,10 +240,3 @@ def test_a_statistic_without_noise_needs_consent():
 def test_invalid_arguments_are_refused(arguments):
   with pytest.raises(ValueError, match='must be'):
     make(**arguments)
-
-
-def test_phi_is_the_variance_of_an_independent_mean():
-  # SNLI in Tang & Lecuyer: clip 0.1, multiplier 0.4, batch 256.
-  np.testing.assert_allclose(privatizer.phi(0.1, 0.4, 256), 2.4414e-8, rtol=1e-4)
-  np.testing.assert_allclose(
-      privatizer.phi(CLIP, SIGMA, BATCH, 'replace'), 4 * (SIGMA * CLIP / BATCH)**2)

@@ -29,7 +29,7 @@ TESTS = pathlib.Path(__file__).parent
 KERAS_2 = importlib.metadata.version('keras').startswith('2.')
 NUMPY = ('mechanisms', 'accounting', 'advice')
 BOTH = ('both_stacks', 'skipif', 'federated')  # Marks of tests that run on both stacks.
-ASKS = {'KERAS_3', 'TELLS_SHAPES', 'find_spec'}  # Names by which a test asks for its stack.
+ASKS = {'KERAS_3', 'find_spec'}  # Names by which a test asks for its stack.
 
 
 def pytest_addoption(parser):

@@ -50,7 +50,6 @@ def test_every_test_runs_on_one_stack_and_those_that_ask_on_both(monkeypatch):
   assert 60 < sum(stacks == [True] for stacks in rows) < 140
   both = [False, True]
   assert _stacks(_item('keras/some_test.py', names=('KERAS_3',)), monkeypatch) == both
-  assert _stacks(_item('keras/some_test.py', names=('TELLS_SHAPES',)), monkeypatch) == both
   for mark in ('skipif', 'federated', 'both_stacks'):
     assert _stacks(_item('accounting/some_test.py', marks=(mark,)), monkeypatch) == both
   assert _stacks(_item('accounting/some_test.py'), monkeypatch) == [False]

@@ -219,15 +219,6 @@ def trained_variables(layer: Layer) -> List[Variable]:
   return [v for v in layer.weights if v.trainable] if KERAS_3 else layer.trainable_variables
 
 
-def changed_since_compile(model: Model) -> List[str]:
-  """Names of layers frozen or thawed since `compile`, which Keras 2 puts back for every step."""
-  if KERAS_3:
-    return []
-  compiled, now = model._compiled_trainable_state, model._get_trainable_state()
-  return [layer.name for layer, trainable in (compiled or {}).items()
-          if layer is not model and now.get(layer, trainable) != trainable]
-
-
 def leaf_layers(model: Model) -> List[Layer]:
   """Every layer that has no layers inside, nested models included, once."""
   layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}
@@ -248,9 +239,8 @@ def unwrap_loss_scaling(optimizer: Optimizer) -> Optimizer:
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
-# Whether the batches of generators have shapes, not only ranks; whether Keras' own backups of a
-# `fit` are files of weights.
-TELLS_SHAPES = BACKUPS_ARE_WEIGHTS = KERAS_3
+# Whether Keras' own backups of a `fit` are files of weights.
+BACKUPS_ARE_WEIGHTS = KERAS_3
 
 
 def words_of(layer: Layer, data: Any) -> List[List[str]]:

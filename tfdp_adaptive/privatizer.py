@@ -268,11 +268,3 @@ def bound(rule: contract.Rule,
   mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
   made = rule.for_noise(functools.partial(noise_lib.filtered_variance, mechanism))
   return rule._replace(init=made.init, query=made.query, update=made.update, for_noise=None)
-
-
-def phi(
-    l2_norm_clip: float, noise_multiplier: float, batch_size: float,
-    adjacency: str = 'zero_out') -> float:
-  """Noise variance per coordinate of the mean of independent releases."""
-  return math.pow(
-      noise_multiplier * contract.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)

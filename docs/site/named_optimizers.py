@@ -35,10 +35,10 @@ class NamedOptimizers(griffe.Extension):
         continue
       factory = made.args[1].attr
       rule = _factory(pkg, factory)
-      extra = [griffe.Parameter(key, annotation='Optional[float]',
-                                kind=griffe.ParameterKind.keyword_only, default=str(default))
-               for word in made.keywords
-               for key, (default, _) in signatures.EXTRA[word.arg].items()]
+      extra = [griffe.Parameter(word.arg, annotation='Optional[float]',
+                                kind=griffe.ParameterKind.keyword_only,
+                                default=ast.unparse(word.value))
+               for word in made.keywords]
       common = griffe.Parameter('common', kind=griffe.ParameterKind.var_keyword)
       parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra, common]}
       text = signatures.assemble(

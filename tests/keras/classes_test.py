@@ -18,8 +18,8 @@ B = 8
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(B, 3)).astype('float32'), RNG.normal(size=(B, 1)).astype('float32')
 PUBLIC = (X[:4] + 1, Y[:4])
-DELAYED = dict(sgd_steps=2, adaptive_steps=1, adaptive_l2_norm_clip=2.0,
-               adaptive_learning_rate=0.05)
+DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0,
+               relative_adaptive_learning_rate=0.5)
 
 CLASSES = {
     'DPSGD': dict(momentum=0.5), 'DPAdam': {}, 'DPAdamW': {},
@@ -117,15 +117,6 @@ def test_states_its_privacy(name):
   assert '1e-05)-differential privacy' in statement and 'Not covered' in statement
   if name == 'NoisyAdaGrad':  # Ten releases of the root on top of ten of the mean.
     assert plan.epsilon() > 1.2 * dataclasses.replace(plan, extra_releases=()).epsilon()
-
-
-def test_delayed_ratios():
-  optimizer = _optimizer('DP2RMSprop')
-  config = optimizer.get_config()
-  assert config['relative_adaptive_clip'] == 2.0
-  assert config['relative_adaptive_learning_rate'] == 0.5
-  with pytest.raises(ValueError, match='relative_adaptive_learning_rate'):
-    _optimizer('DP2RMSprop', learning_rate=keras.optimizers.schedules.ExponentialDecay(0.1, 1, 1.))
 
 
 def test_public_data_as_function_and_data_set():

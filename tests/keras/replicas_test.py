@@ -12,7 +12,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.batches import coins
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import inputs
+from tfdp_adaptive.keras import admission
 
 PLAN = tfdp.PrivacyPlan(
     population_size=40, batch_size=10, steps=5, l2_norm_clip=1.0, noise_multiplier=1.0,
@@ -103,9 +103,9 @@ class ParameterServerStrategyV2(tf.distribute.OneDeviceStrategy):
 
 
 def test_what_was_not_tried_is_refused(monkeypatch):
-  inputs.check_strategy(tf.distribute.get_strategy())
-  inputs.check_strategy(tf.distribute.OneDeviceStrategy('CPU:0'))
-  monkeypatch.setattr(inputs, '_TRIED', (tf.distribute.MirroredStrategy,))
+  admission.check_strategy(tf.distribute.get_strategy())
+  admission.check_strategy(tf.distribute.OneDeviceStrategy('CPU:0'))
+  monkeypatch.setattr(admission, '_TRIED', (tf.distribute.MirroredStrategy,))
   for strategy, why in ((ParameterServerStrategyV2('CPU:0'), 'at different times'),
                         (tf.distribute.OneDeviceStrategy('CPU:0'), 'not tried')):
     with strategy.scope():

@@ -80,7 +80,8 @@ def test_users_with_one_example_are_examples():
 
 
 STP = dict(scale_epsilon=0.1)
-DP2 = dict(sgd_steps=1, adaptive_steps=1, adaptive_l2_norm_clip=0.5, adaptive_learning_rate=0.1)
+DP2 = dict(sgd_steps=1, adaptive_steps=1, relative_adaptive_clip=0.5 / CLIP,
+           relative_adaptive_learning_rate=0.2)
 
 
 @pytest.mark.slow

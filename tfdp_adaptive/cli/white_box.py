@@ -16,7 +16,7 @@ if TYPE_CHECKING:
   import argparse
 
 CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
-_DELAYED = dict(sgd_steps=2, adaptive_steps=1, adaptive_l2_norm_clip=2.0)
+_DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0)
 _STP = dict(scale_epsilon=0.1)
 # Every class: the arguments that it cannot do without.
 METHODS: Dict[str, Dict[str, Any]] = {

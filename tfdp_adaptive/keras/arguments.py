@@ -3,7 +3,6 @@
 
 import dataclasses
 import inspect
-import itertools
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 import warnings
 
@@ -188,23 +187,17 @@ def refuse(kwargs: Dict[str, Any]) -> None:
 
 
 def fixed(optimizer_class: Any) -> FrozenSet[str]:
-  """Names of settings that an optimizer of this class keeps as they were when it was made.
+  """Returns the names of settings that an optimizer of this class keeps as they were made.
 
-  Arguments of a user's subclass are its own, also where they have the name of one of ours.
+  Arguments of a user's subclass are its own, even if one of ours has the same name.
   """
-  def constructed(one: Any) -> Tuple[str, ...]:
-    return parameters(one.__init__) if '__init__' in vars(one) else ()
-
-  def is_ours(one: Any) -> bool:
-    return one.__module__.split('.')[0] == __name__.split('.')[0]
-
-  names, classes = {*_REFUSED, *_OLD}, optimizer_class.__mro__
-  for one in filter(is_ours, classes):
-    names.update(constructed(one), parameters(one.factory) if getattr(one, 'factory', None) else ())
-  names -= {'self', 'args', 'kwargs', 'learning_rate', 'name', 'public_data'}
-  for one in itertools.takewhile(lambda one: not is_ours(one), classes):
-    names -= set(constructed(one))
-  return frozenset(names)
+  classes = optimizer_class.__mro__
+  ours = next(i for i, one in enumerate(classes)
+              if one.__module__.partition('.')[0] == __name__.partition('.')[0])
+  names = {*_REFUSED, *_OLD, *parameters(optimizer_class), *parameters(classes[ours])}
+  for one in classes[:ours]:
+    names -= set(parameters(one.__init__) if '__init__' in vars(one) else ())
+  return frozenset(names - {'args', 'kwargs', 'rule', 'learning_rate', 'name', 'public_data'})
 
 
 def to_config(value: Any) -> Any:

@@ -8,7 +8,7 @@ the quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and 
 of Li et al. (2023), arXiv:2212.00309.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -61,28 +61,6 @@ def second_moment(optimizer: optimizer_lib.DPOptimizer) -> Optional[List[np.ndar
     return None
   bias = np.asarray(getattr(state, 'bias', 0.0))
   return [np.asarray(v) - bias for v in tf.nest.flatten(state.second)]
-
-
-def preconditioner_histogram(
-    optimizer: optimizer_lib.DPOptimizer, bins: int = 50) -> Tuple[np.ndarray, np.ndarray, int]:
-  """Returns a histogram of log10 of the rule's second moments, like NumPy's.
-
-  It is as public as noisy gradients, unless the rule is the noiseless diagnostic. The noise is
-  subtracted if the rule does so. Values that are then negative or zero are counted separately.
-
-  Args:
-    optimizer: A built `tfdp.DPOptimizer` whose rule keeps a second moment.
-    bins: Number of bins, or their edges.
-
-  Returns:
-    `(counts, edges, not_positive)`.
-  """
-  second = second_moment(optimizer)
-  if second is None:
-    raise ValueError(f'The rule {optimizer.rule.name} keeps no second moment.')
-  values = np.concatenate([np.ravel(v) for v in second])
-  counts, edges = np.histogram(np.log10(values[values > 0]), bins)
-  return counts, edges, int(np.sum(values <= 0))
 
 
 def _quantiles(norms: tf.Tensor, mask: tf.Tensor, count: tf.Tensor) -> List[tf.Tensor]:

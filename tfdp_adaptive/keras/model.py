@@ -15,11 +15,9 @@ from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import adapted
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import decisions
-from tfdp_adaptive.keras import inputs
 from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import run as run_lib
@@ -68,14 +66,14 @@ class DPModel(_Mixin):
         statement repeats the text.
       **kwargs: As in Keras.
     """
-    kwargs = inputs.by_name(keras.Model.compile, 3, args, kwargs)
+    kwargs = admission.by_name(keras.Model.compile, 3, args, kwargs)
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
-    loss_weights = inputs.loss_weights(kwargs.pop('loss_weights', None))
+    loss_weights = admission.loss_weights(kwargs.pop('loss_weights', None))
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
-    kwargs = inputs.on_host(optimizer, kwargs)
+    kwargs = admission.on_host(optimizer, kwargs)
     refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
     AUDITED.discard(self)
@@ -86,7 +84,7 @@ class DPModel(_Mixin):
     self.has_own_metrics = any(map(
         captured.is_own, tf.nest.flatten((metrics, weighted_metrics))))
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
-      inputs.warn_of_padding(self, (metrics, weighted_metrics))
+      admission.warn_of_padding(self, (metrics, weighted_metrics))
     if weighted_metrics is None:
       # Weighted, so that padding (weight zero) does not count.
       metrics, weighted_metrics = None, metrics
@@ -144,17 +142,16 @@ class DPModel(_Mixin):
 
     Weights that are no longer finite end it, with a warning.
     """
-    kwargs = inputs.by_name(keras.Model.fit, 3, args, kwargs)
-    inputs.check_strategy(self.distribute_strategy, self.trainable_variables if self.built else ())
-    inputs.refuse_changed(self)
-    inputs.refuse_ragged(x, y)
+    kwargs = admission.by_name(keras.Model.fit, 3, args, kwargs)
+    admission.check_strategy(
+        self.distribute_strategy, self.trainable_variables if self.built else ())
+    admission.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
     x = admission.check_fit(self.optimizer, x, y, kwargs)
     notes = getattr(x, 'tfdp_notes', list)
-    x = inputs.cropped(self, x)
+    x = admission.cropped(self, x)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
-    x, self._first_shapes = inputs.first_shapes(x)
     kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))
     self._batch_specs: Any = None
     if self.distribute_strategy.num_replicas_in_sync > 1:
@@ -166,7 +163,7 @@ class DPModel(_Mixin):
       self._validate_eagerly(specs)
       self._batch_specs = _batch_specs(x, self.optimizer.plan)
     decisions.foresee(self, kwargs['callbacks'], notes())
-    x, y = self.prepare_data(inputs.fed(self, x, kwargs), y, kwargs)
+    x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
     try:
       return super().fit(x, y, **kwargs)
     finally:
@@ -194,17 +191,16 @@ class DPModel(_Mixin):
         optimizer.build(self.trainable_variables)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-    inputs.check_strategy(self.distribute_strategy)
-    inputs.refuse_changed(self)
+    admission.check_strategy(self.distribute_strategy)
     return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     _refuse_own_step(self)
     _private_optimizer(self)
-    inputs.check_strategy(tf.distribute.get_strategy())
+    admission.check_strategy(tf.distribute.get_strategy())
     try:
-      return compat.logs_of_replica(step.train_step(self, inputs.with_shapes(self, data)))
+      return compat.logs_of_replica(step.train_step(self, admission.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.
       self.train_function = None
@@ -255,7 +251,7 @@ class DPModel(_Mixin):
     run = self.optimizer.run
     run.note_numbers(self.check_held(self._public_penalty))
     run.note_model(self)
-    adapted.check(self, run)
+    decisions.check(self, run)
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
     """Refuses arrays in what a step calls, unless they are public; see `validation.check_held`."""

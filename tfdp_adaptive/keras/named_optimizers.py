@@ -7,7 +7,8 @@ Every class takes the arguments of its factory and those of `DPOptimizer`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Type
+import types
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
@@ -24,7 +25,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
 
   factory: Any = None  # staticmethod, set by the subclass.
-  _extra = ''  # Key of `signatures.EXTRA`: arguments that neither of them has.
+  defaults: Mapping[str, Any] = types.MappingProxyType({})  # Of Keras' arguments.
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
@@ -32,7 +33,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     constructor = cls.__init__
     if constructor.__module__ == __name__ and cls.factory is not None:
       cls.__signature__ = signatures.signature(
-          cls.factory, optimizer_lib.DPOptimizer.__init__, extra=cls._extra)
+          cls.factory, optimizer_lib.DPOptimizer.__init__, cls.defaults)
     else:
       cls.__signature__ = signatures.without_self(constructor)
 
@@ -40,8 +41,8 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     names = arguments.parameters(self.factory)
     rule_config = {k: v for k, v in kwargs.items() if k in names}
     signatures.check_given(type(self).__name__, self.factory, rule_config)
-    kwargs = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
-    super().__init__(self.factory(**rule_config), learning_rate, **kwargs)
+    others = {k: v for k, v in kwargs.items() if k not in names or k == 'allow_non_private'}
+    super().__init__(self.factory(**rule_config), learning_rate, **{**self.defaults, **others})
     self._hidden.rule_config = rule_config
 
   def get_config(self) -> Dict[str, Any]:
@@ -72,51 +73,23 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
       return super().from_config(config, custom_objects=custom_objects)
 
 
-class _Delayed(NamedOptimizer):
-  """Turns the two absolute arguments of DP2's adaptive phase into the rule's ratios."""
+def _class(name: str, factory: Callable[..., contract.Rule], **defaults: Any) -> Any:
+  """Returns the class of a rule.
 
-  _extra = 'delayed'
-
-  def __init__(
-      self, learning_rate: Any = 0.001, *, l2_norm_clip: Optional[float] = None,
-      plan: Optional[plan_lib.PrivacyPlan] = None, adaptive_l2_norm_clip: Optional[float] = None,
-      adaptive_learning_rate: Optional[float] = None, **kwargs: Any) -> None:
-    clip = plan.l2_norm_clip if l2_norm_clip is None and plan is not None else l2_norm_clip
-    if adaptive_l2_norm_clip is not None and clip is not None:
-      kwargs['relative_adaptive_clip'] = adaptive_l2_norm_clip / clip
-    if adaptive_learning_rate is not None:
-      if not isinstance(learning_rate, (int, float)):
-        raise ValueError('With a learning rate schedule, give `relative_adaptive_learning_rate` '
-                         'instead of `adaptive_learning_rate`. '
-                         f'Received: learning_rate={learning_rate!r}.')
-      kwargs['relative_adaptive_learning_rate'] = adaptive_learning_rate / learning_rate
-    super().__init__(learning_rate, l2_norm_clip=l2_norm_clip, plan=plan, **kwargs)
-
-
-class _Decayed(NamedOptimizer):
-  """Weights decay by themselves, beside the rule's step."""
-
-  _extra = 'decayed'
-
-  def __init__(
-      self, learning_rate: Any = 0.001, *, weight_decay: Optional[float] = 0.004,
-      **kwargs: Any) -> None:
-    super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
-
-
-def _class(
-    name: str, factory: Callable[..., contract.Rule],
-    delayed: bool = False, decayed: bool = False) -> Type[NamedOptimizer]:
-  base = _Delayed if delayed else _Decayed if decayed else NamedOptimizer
-  return compat.serializable(type(name, (base,), {
-      'factory': staticmethod(factory), '__module__': __name__,
+  Args:
+    name: The name of the class.
+    factory: Makes the rule.
+    **defaults: Of the class, for arguments of Keras' optimizers.
+  """
+  return compat.serializable(type(name, (NamedOptimizer,), {
+      'factory': staticmethod(factory), 'defaults': defaults, '__module__': __name__,
       '__doc__': signatures.docstring(
-          factory, optimizer_lib.DPOptimizer, extra=base._extra, factories=vars(rules))}))
+          factory, optimizer_lib.DPOptimizer, defaults, factories=vars(rules))}))
 
 
 DPSGD = _class('DPSGD', rules.dp_sgd)
 DPAdam = _class('DPAdam', rules.dp_adam)
-DPAdamW = _class('DPAdamW', rules.dp_adam, decayed=True)
+DPAdamW = _class('DPAdamW', rules.dp_adam, weight_decay=0.004)
 DPAdaGrad = _class('DPAdaGrad', rules.dp_adagrad)
 DPRMSprop = _class('DPRMSprop', rules.dp_rmsprop)
 DPYogi = _class('DPYogi', rules.dp_yogi)
@@ -141,6 +114,6 @@ PASAN = _class('PASAN', rules.pasan)
 PAGAN = _class('PAGAN', rules.pagan)
 NoisyAdaGrad = _class('NoisyAdaGrad', rules.noisy_adagrad)
 NonPrivateNoiselessAdam = _class('NonPrivateNoiselessAdam', rules.non_private_noiseless_adam)
-DP2RMSprop = _class('DP2RMSprop', rules.dp2_rmsprop, delayed=True)
-DP2AdaGrad = _class('DP2AdaGrad', rules.dp2_adagrad, delayed=True)
-DP2Yogi = _class('DP2Yogi', rules.dp2_yogi, delayed=True)
+DP2RMSprop = _class('DP2RMSprop', rules.dp2_rmsprop)
+DP2AdaGrad = _class('DP2AdaGrad', rules.dp2_adagrad)
+DP2Yogi = _class('DP2Yogi', rules.dp2_yogi)

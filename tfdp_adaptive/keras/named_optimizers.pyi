@@ -147,20 +147,14 @@ class DP2RMSprop(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, sgd_steps: int, adaptive_steps: int,
                relative_adaptive_clip: float = 1.0, relative_adaptive_learning_rate: float = 1.0,
                rho: float = 0.9, epsilon: float = 1e-07, ablation: Optional[str] = None,
-               subtract_bias: bool = False, adaptive_l2_norm_clip: Optional[float] = None,
-               adaptive_learning_rate: Optional[float] = None,
-               **kwargs: Unpack[_Common]) -> None: ...
+               subtract_bias: bool = False, **kwargs: Unpack[_Common]) -> None: ...
 class DP2AdaGrad(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, sgd_steps: int, adaptive_steps: int,
                relative_adaptive_clip: float = 1.0, relative_adaptive_learning_rate: float = 1.0,
                epsilon: float = 1e-07, ablation: Optional[str] = None, subtract_bias: bool = False,
-               adaptive_l2_norm_clip: Optional[float] = None,
-               adaptive_learning_rate: Optional[float] = None,
                **kwargs: Unpack[_Common]) -> None: ...
 class DP2Yogi(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, sgd_steps: int, adaptive_steps: int,
                relative_adaptive_clip: float = 1.0, relative_adaptive_learning_rate: float = 1.0,
                rho: float = 0.9, epsilon: float = 1e-07, ablation: Optional[str] = None,
-               subtract_bias: bool = False, adaptive_l2_norm_clip: Optional[float] = None,
-               adaptive_learning_rate: Optional[float] = None,
-               **kwargs: Unpack[_Common]) -> None: ...
+               subtract_bias: bool = False, **kwargs: Unpack[_Common]) -> None: ...

@@ -7,8 +7,9 @@ to the base class, which multiplies by the learning rate and does weight decay
 and averaging.
 """
 
+import contextlib
 import types
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
 import warnings
 
 import numpy as np
@@ -24,7 +25,6 @@ from tfdp_adaptive.batches import sources
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
 from tfdp_adaptive.keras import files
-from tfdp_adaptive.keras import guard
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -35,11 +35,12 @@ from tfdp_adaptive.rules import moments as rules_moments
 _DIGEST, _RUN = 'digest', 'run'  # Of the state, and whose it is, in files.
 
 
-class DPOptimizer(guard.GuardedOptimizer):
+class DPOptimizer(compat.GlobalOptimizer):
   """A differentially private optimizer with any rule.
 
   The model must be private too (`tfdp.make_private(model)`, `tfdp.DPModel`): only
-  there are gradients clipped per example. Ready-made gradients are refused.
+  there are gradients clipped per example. Ready-made gradients are refused. Settings are fixed
+  when the optimizer is made: assigning to one raises.
 
   Args:
     rule: A `tfdp.rules` rule, e.g. `tfdp.rules.dp_adam()`.
@@ -83,6 +84,16 @@ class DPOptimizer(guard.GuardedOptimizer):
     PrivacyError: When gradients come from anywhere but a private model.
   """
 
+  plan: Optional[plan_lib.PrivacyPlan]
+  l2_norm_clip: float
+  noise_multiplier: float
+  batch_size: float  # The divisor B.
+  mechanism: Optional[mechanisms.Mechanism]
+  adjacency: str
+  seed: Optional[int]
+  _applying = False
+  _fixed: FrozenSet[str] = frozenset()
+
   def __init__(
       self, rule: contract.Rule, learning_rate: Any = 0.001, *,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
@@ -113,6 +124,9 @@ class DPOptimizer(guard.GuardedOptimizer):
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(private=private, rule_config=None, update=None, average=None,
                            public_data=None)
+    self.plan = plan
+    for setting, value in private.items():
+      setattr(self, setting, value)
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
     self._take_rule(rule)
@@ -126,40 +140,18 @@ class DPOptimizer(guard.GuardedOptimizer):
                     errors.Caution, stacklevel=3)
     self._fixed = arguments.fixed(type(self))
 
-  # What the model needs to know.
+  def __setattr__(self, name: str, value: Any) -> None:
+    setter = getattr(getattr(type(self), name, None), 'fset', None)
+    if name in self._fixed and setter is None:
+      raise AttributeError(
+          f'`{name}` of {self.name} cannot be changed: it would go on as it was made. Make another '
+          f'optimizer and compile the model with it, or set `learning_rate`, which may change at '
+          f'any time. Received: {name}={value!r}.')
+    super().__setattr__(name, value)
 
   @property
   def rule(self) -> contract.Rule:
     return self.run.rule
-
-  @property
-  def plan(self) -> Optional[plan_lib.PrivacyPlan]:
-    return self.run.plan
-
-  @property
-  def batch_size(self) -> float:
-    """The divisor B."""
-    return self._hidden.private['batch_size']
-
-  @property
-  def adjacency(self) -> str:
-    return self._hidden.private['adjacency']
-
-  @property
-  def noise_multiplier(self) -> float:
-    return self._hidden.private['noise_multiplier']
-
-  @property
-  def l2_norm_clip(self) -> float:
-    return self._hidden.private['l2_norm_clip']
-
-  @property
-  def mechanism(self) -> Optional[mechanisms.Mechanism]:
-    return self._hidden.private['mechanism']
-
-  @property
-  def seed(self) -> Optional[int]:
-    return self._hidden.private['seed']
 
   @property
   def public_data(self) -> None:
@@ -336,6 +328,37 @@ class DPOptimizer(guard.GuardedOptimizer):
     if self._hidden.average is not None:
       for variable, average in zip(var_list, self._hidden.average):
         variable.assign(tf.convert_to_tensor(average))
+
+  # What Keras would do with gradients of its own.
+
+  @contextlib.contextmanager
+  def _allow_apply(self) -> Iterator[None]:
+    self._applying = True
+    try:
+      yield
+    finally:
+      self._applying = False
+
+  def _refuse_gradients(self) -> None:
+    if not self._applying:
+      raise errors.PrivacyError(
+          f'{self.name} was handed gradients that were not clipped per example. {errors.FIX}')
+
+  def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    self._refuse_gradients()
+    return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+  def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+    self._refuse_gradients()
+    return super().apply(grads, trainable_variables)
+
+  def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+    raise errors.PrivacyError(f'{self.name} does not hand out gradients. {errors.FIX}')
+
+  def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuses what plain Keras 2 models call: the gradient of a whole batch."""
+    del loss, args, kwargs
+    raise errors.PrivacyError(f'{self.name} trains private models only. {errors.FIX}')
 
   def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
     self._refuse_gradients()

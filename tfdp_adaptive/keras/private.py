@@ -17,7 +17,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import inputs
+from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import model as model_lib
 
@@ -90,7 +90,7 @@ class DPTask(DPFunctional):
     return self._prepared(x, y, kwargs, self._preprocess_records)
 
   def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-    kwargs = inputs.by_name(keras.Model.evaluate, 3, args, kwargs)
+    kwargs = admission.by_name(keras.Model.evaluate, 3, args, kwargs)
     if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
       x, y = self._prepared(x, y, kwargs)
     return super().evaluate(x, y, **kwargs)

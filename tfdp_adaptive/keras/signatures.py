@@ -9,40 +9,29 @@ import inspect
 import re
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
-# What a kind of class takes besides: {kind: {argument: (default, what it is)}}.
-EXTRA: Dict[str, Dict[str, Tuple[Optional[float], str]]] = {
-    '': {},
-    'delayed': {
-        'adaptive_l2_norm_clip': (
-            None, 'Clip norm of the adaptive phase, instead of `relative_adaptive_clip`.'),
-        'adaptive_learning_rate': (
-            None,
-            'Learning rate of the adaptive phase, instead of `relative_adaptive_learning_rate`.'),
-    },
-    'decayed': {
-        'weight_decay': (
-            0.004, 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
-            'None for not at all.'),
-    },
-}
+# Of classes whose weights decay by default: what the argument does.
+_DECAY = {
+    'weight_decay': 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
+                    'None turns this off.'}
 _ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def signature(
-    factory: Callable[..., Any], base: Callable[..., Any], extra: str = '') -> inspect.Signature:
-  """`learning_rate`, then the rule's arguments and the optimizer's, all by name.
+    factory: Callable[..., Any], base: Callable[..., Any],
+    defaults: Mapping[str, Any]) -> inspect.Signature:
+  """Returns `learning_rate`, then the rule's arguments and the optimizer's, all by name.
 
   Args:
     factory: Makes the rule.
     base: Constructor of the optimizer, which takes `self`, `rule` and the rest.
-    extra: Key of `EXTRA`.
+    defaults: Of arguments that the class has besides, by name.
   """
   theirs = inspect.signature(base).parameters
   parameters: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
   for name, parameter in inspect.signature(factory).parameters.items():
     parameters[name] = parameter.replace(kind=_KEYWORD)
-  for name, (default, _) in EXTRA[extra].items():
+  for name, default in defaults.items():
     parameters[name] = inspect.Parameter(name, _KEYWORD, default=default)
   for name, parameter in theirs.items():
     if name not in ('self', 'rule'):
@@ -62,29 +51,30 @@ def check_given(name: str, factory: Callable[..., Any], given: Mapping[str, Any]
 
 
 def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
-  """How a class is called whose constructor this is."""
+  """Returns the signature of a class that has this constructor."""
   own = inspect.signature(constructor)
   return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 def docstring(
-    factory: Callable[..., Any], base: type, extra: str, factories: Mapping[str, Any]) -> str:
-  """The rule's docstring with the arguments of both, in the format of a Google docstring.
+    factory: Callable[..., Any], base: type, defaults: Mapping[str, Any],
+    factories: Mapping[str, Any]) -> str:
+  """Returns the rule's docstring with the arguments of both, in the format of a Google docstring.
 
   Args:
     factory: Makes the rule.
     base: The optimizer's class.
-    extra: As for `signature`.
+    defaults: As for `signature`.
     factories: Others by name, for "The arguments are those of `name`."
   """
-  taken = signature(factory, base.__init__, extra).parameters  # type: ignore[misc]
+  taken = signature(factory, base.__init__, defaults).parameters  # type: ignore[misc]
   return assemble(factory.__name__, inspect.getdoc(factory) or '', inspect.getdoc(base) or '',
                   taken, lambda name: inspect.getdoc(factories[name]) or '')
 
 
 def assemble(factory: str, text: str, base: str, taken: Iterable[str],
              other: Callable[[str], str]) -> str:
-  """The docstring, of docstrings: what makes pages from the sources alone can use it, too.
+  """Returns the docstring, made of docstrings alone: the pages need no TensorFlow.
 
   Args:
     factory: Its name.
@@ -100,15 +90,14 @@ def assemble(factory: str, text: str, base: str, taken: Iterable[str],
     rule_arguments = {**_sections(other(named.group(1)))[1], **rule_arguments}
   _, arguments, raises = _sections(base)
   entries = {**arguments, **rule_arguments,
-             **{name: f'  {name}: {text}\n'
-                for kind in EXTRA.values() for name, (_, text) in kind.items()}}
+             **{name: f'  {name}: {text}\n' for name, text in _DECAY.items()}}
   return '\n'.join([
       head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory}`.', '', 'Args:',
       *(entries[name].rstrip() for name in taken if name in entries), '', raises.strip()])
 
 
 def _sections(text: Optional[str]) -> Tuple[str, Dict[str, str], str]:
-  """(head, {argument: its lines}, what is raised) of a docstring; what is returned is left out."""
+  """Returns `(head, {argument: its lines}, what is raised)` of a docstring."""
   parts = re.split(r'^(Args|Returns|Raises|Yields):\n', text or '', flags=re.M)
   sections = dict(zip(parts[1::2], parts[2::2]))
   entries: Dict[str, str] = {}
