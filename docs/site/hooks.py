@@ -58,7 +58,7 @@ PAGES = {
 # What classes show of themselves; their other methods are for Keras and for the library.
 MEMBERS = {
     'DPModel': ('compile', 'fit', 'ledger', 'privacy_card'),
-    'DPOptimizer': ('epsilon', 'ledger', 'statement', 'plan', 'steps_done', 'rule_state'),
+    'DPOptimizer': ('epsilon', 'ledger', 'statement', 'steps_done', 'rule_state'),
     'PrivacyPlan': ('calibrate', 'batches', 'index_batches', 'epsilon', 'delta', 'statement',
                     'to_json', 'from_json'),
     'Ledger': ('epsilon', 'delta', 'statement', 'to_json', 'from_json'),

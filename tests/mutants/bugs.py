@@ -83,10 +83,6 @@ _BY_FILE = {
          'Rows beyond the mechanism have no sensitivity.', _PRIVATIZER),
         ('noise of one sign', 'v + tf.cast(std, v.dtype) * z', 'v + tf.cast(std, v.dtype) * '
          'tf.abs(z)', 'Half-normal noise hides nothing on one side.', _PRIVATIZER),
-        ('variance of the mean as its root',
-         'contract.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 2)',
-         'contract.mean_sensitivity(l2_norm_clip, batch_size, adjacency), 1)',
-         'phi is what users set epsilon by.', _PRIVATIZER),
     ],
     'tfdp_adaptive/clipping/projection.py': [
         ('records up to twice the clip norm', 'inside = norm <= clip_norm',
