@@ -62,7 +62,6 @@ MEMBERS = {
     'PrivacyPlan': ('calibrate', 'batches', 'index_batches', 'epsilon', 'delta', 'statement',
                     'to_json', 'from_json'),
     'Ledger': ('epsilon', 'delta', 'statement', 'to_json', 'from_json'),
-    'AdaptiveClipSumQuery': (),
     'MechanismSumQuery': ('build_l2_gaussian_query',),
 }
 # What a page of the reference says before its names.

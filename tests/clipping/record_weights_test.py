@@ -203,10 +203,6 @@ def test_queries_weight_their_records():
   total = queries.MechanismSumQuery(
       spec, tfdp.mechanisms.Tree(4), 2.0, **arguments)
   np.testing.assert_allclose(total.preprocess_record(2.0, record), expected, rtol=1e-6)
-  adaptive = queries.AdaptiveClipSumQuery(
-      spec, tfdp.mechanisms.Tree(4), 2.0, expected_num_records=50, **arguments)
-  params = adaptive.derive_sample_params(adaptive.initial_global_state())
-  np.testing.assert_allclose(adaptive.preprocess_record(params, record).total, expected, rtol=1e-6)
 
 
 def test_the_statement_says_how_records_are_weighted():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.explain_clipping`: engine, routes, reasons and costs, against sums made by hand."""
+"""`tfdp.explain_clipping`: engine, routes and reasons."""
 
 import json
 
@@ -11,11 +11,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
-from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import layered
-from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import tied
-from tfdp_adaptive.clipping.layers import convolution
 
 keras = compat.keras
 layers = keras.layers
@@ -56,106 +52,36 @@ def one(model, **kwargs):
 
 def test_a_matrix():
   model = sequential(keras.Input((20,)), layers.Dense(30, use_bias=False, name='matrix'))
-  n, d, p = 64, 20, 30
-  plain = one(model, batch_size=n)['matrix']
-  assert plain.route == 'rank one' and plain.parameters == d * p and plain.kind == 'Dense'
-  # The product; weights on the short side; squares of both sides, added up.
-  assert plain.flops == pytest.approx((2 * n * d * p + n * d + 2 * n * (d + p)) / (2 * n * d * p))
-  assert plain.bytes == pytest.approx(1 + n * d / (n * (d + p) + d * p))
-  scaled = one(model, batch_size=n, scaled=True)['matrix']
-  assert 2 < scaled.flops < 2.1
+  plain = one(model)['matrix']
+  assert plain.route == 'rank one' and plain.parameters == 20 * 30 and plain.kind == 'Dense'
 
 
 def test_routes_follow_shapes_and_geometry():
   model = sequential(
       keras.Input((8,), dtype='int32'), layers.Embedding(50, 40, name='table'),
       layers.Dense(300, name='wide'), layers.Dense(2, use_bias=False, name='narrow'))
-  n, t, d, p = 4, 8, 40, 300
-  by_name = one(model, batch_size=n)
+  by_name = one(model)
   assert [by_name[name].route for name in ('table', 'wide', 'narrow')] == [
       'gram', 'gram, explicit', 'gram']
-  kernel, bias = 2 * n * t * d * p, 2 * n * t * p
-  private = kernel + n * t * d + n * t * t * (2 * d + 2 * p + 2) + bias + 4 * n * p
-  assert by_name['wide'].flops == pytest.approx(private / (kernel + bias))
-  scaled = one(model, batch_size=n, scaled=True)
+  scaled = one(model, scaled=True)
   assert [scaled[name].route for name in ('table', 'wide', 'narrow')] == [
       'gram', 'blocks, explicit', 'blocks']
-  private = 2 * kernel + n * t * d + 3 * n * d * p + bias + 5 * n * p
-  assert scaled['wide'].flops == pytest.approx(private / (kernel + bias))
-  # Memory is bounded where gradients are worked through in blocks.
-  huge = one(model, batch_size=10**5, scaled=True)['wide']
-  held = 10**5 * t * (d + p) + (d + 1) * p
-  assert huge.bytes == pytest.approx(
-      1 + (blocks.BLOCK_BYTES // (4 * d * p) * d * p + 10**5 * (t * d + p)) / held)
 
 
 @pytest.mark.parametrize('rule', [tfdp.rules.dp_soap(), tfdp.rules.dp_kfc()], ids=lambda r: r.name)
 def test_matrices_on_either_side(rule):
-  """Inputs and errors are multiplied by them; the rest is that of the plain norm."""
+  """Inputs and errors are multiplied by them, and norms are plain again."""
   model = sequential(
       keras.Input((5, 20)), layers.Dense(30, name='matrix'), layers.Conv1D(4, 2, name='patches'),
       layers.GlobalAveragePooling1D(), layers.Dense(2, use_bias=False, name='last'))
-  n, d, p = 64, 4, 2
-  explained = tfdp.explain_clipping(model, batch_size=n, rule=rule)
+  explained = tfdp.explain_clipping(model, rule=rule)
   assert explained.scaled
-  by_name = {layer.layer: layer for layer in explained.layers}
-  plain, moved = 2 * n * d * p, 2 * n * (d * d + p * p)
-  isotropic = one(model, batch_size=n)
-  assert by_name['last'].route == 'rank one'
-  assert by_name['last'].flops == pytest.approx(isotropic['last'].flops + moved / plain)
-  held = n * (d + p) + d * p
-  assert by_name['last'].bytes == pytest.approx(isotropic['last'].bytes + n * (d + p) / held)
-  for name in ('matrix', 'patches'):
-    assert by_name[name].flops > isotropic[name].flops
-  long = sequential(keras.Input((600,)), layers.Dense(3, use_bias=False, name='side'))
-  free = tfdp.explain_clipping(long, batch_size=n, rule=rule).layers[0].flops
-  assert free == pytest.approx(one(long, batch_size=n)['side'].flops + (
-      600 + 2 * 3 * 3) / (2 * 600 * 3))
+  isotropic = one(model)
+  for layer in explained.layers:
+    assert layer.route == isotropic[layer.layer].route
 
 
-def test_what_other_kinds_take_between_matrices():
-  n, t, rows_, d = 3, 8, 50, 4
-  table = rows.Rows(tf.zeros([n, t], tf.int32), tf.zeros([n, t, d]), (rows_, d))
-  long = contract.Kronecker(tf.ones([rows_]), tf.eye(d))
-  assert table.transforming(n, long).private == n * t * d * (1 + 2 * d)
-  full = table.transforming(n, contract.Kronecker(tf.eye(rows_), tf.eye(d)))
-  assert full.formed == 4 * n * t * (d + rows_)
-  product = factors.Outer(tf.zeros([n, t, rows_]), tf.zeros([n, t, d]), (rows_, d))
-  both = tied.Mixed((table, product)).transforming(n, long).private
-  assert both == table.transforming(n, long).private + n * t * (rows_ + 2 * d * d)
-  known = factors.explicit(tf.zeros([n, rows_, d]))
-  assert known.transforming(n, long).private == 2 * n * rows_ * d + n * rows_ * d * (1 + 2 * d)
-  kernel = convolution.Convolution(
-      tf.zeros([n, 7, 7, 4]), tf.zeros([n, 6, 6, 3]), (2, 2, 4, 3), (1, 1), (1, 1))
-  channels = kernel.transforming(n, contract.Kronecker(tf.eye(4), tf.eye(3)))
-  assert channels.private == 2 * n * (49 * 16 + 36 * 9)
-  whole = kernel.transforming(n, contract.Kronecker(tf.eye(16), tf.eye(3))).private
-  assert whole == kernel.cost(n, False).plain + n * 48 * (2 * 16 + 2 * 3)
-
-
-@pytest.mark.parametrize('scaled', [False, True])
-def test_what_pairs_of_steps_cost(scaled):
-  """Gram matrices: a product and a sum per pair of steps and number."""
-  n, t, u, d = 3, 8, 5, 4
-  table = rows.Rows(tf.zeros([n, t], tf.int32), tf.zeros([n, t, d]), (50, d))
-  cost = table.cost(n, scaled)
-  touched = n * t * d
-  assert cost.plain == touched + 50 * d
-  assert cost.private - cost.plain == (3 + scaled) * touched + 2 * n * t * t * (d + 1)
-  longer = rows.Rows(tf.zeros([n, 100], tf.int32), tf.zeros([n, 100, d]), (50, d))
-  merged = longer.cost(n, scaled)  # Every pair is compared, every number moved.
-  assert merged.private - merged.plain == n * 100 * ((4 + scaled) * d + 100)
-  assert merged.formed == 4 * n * 100 * (100 + 2 * d)
-  product = factors.Outer(tf.zeros([n, u, 50]), tf.zeros([n, u, d]), (50, d))
-  both = tied.Mixed((table, product)).cost(n, scaled)
-  alone = cost.private + product.cost(n, scaled).private
-  assert both.private == alone + n * t * u * (2 * d + 2)
-  turned = factors.Outer(tf.zeros([n, u, d]), tf.zeros([n, u, 50]), (50, d), (1, 0))
-  mixed = tied.Mixed((table, turned)).cost(n, scaled)  # Formed once, summed once.
-  assert mixed.private == 2 * mixed.plain + (2 + scaled) * n * 50 * d
-
-
-def test_every_kind_has_a_cost():
+def test_every_kind_has_a_route():
   images = keras.Input((9, 9, 2))
   x = layers.SeparableConv2D(3, 2, name='separable')(images)
   x = layers.DepthwiseConv2D(2, name='depthwise')(x)
@@ -167,10 +93,9 @@ def test_every_kind_has_a_cost():
     by_name = one(model, scaled=scaled)
     assert len(by_name) == 7
     for layer in by_name.values():
-      assert layer.flops > 1 and layer.bytes > 1 and not layer.reason
+      assert layer.route and not layer.reason
     # One point: rows of the Gram matrix are worth it, where the geometry allows.
     assert by_name['filters'].route.startswith('blocks' if scaled else 'gram')
-  assert by_name['slopes'].flops == pytest.approx(1 + 5 / 2)  # Norm, geometry and sum of products.
 
 
 def test_shared_weights_are_counted_once():
@@ -185,7 +110,7 @@ def test_why_a_layer_goes_another_way():
   model = sequential(keras.Input((5, 4)), Scale(name='mine'),
                      layers.LSTM(3, stateful=False, name='known'), layers.Dense(2))
   by_name = one(model)
-  assert by_name['mine'].route == 'one example at a time' and np.isnan(by_name['mine'].flops)
+  assert by_name['mine'].route == 'one example at a time'
   assert 'Scale is not registered' in by_name['mine'].reason and not by_name['known'].reason
   cells = sequential(keras.Input((5, 4)), layers.RNN(
       layers.StackedRNNCells([layers.GRUCell(2)]), name='cells'))
@@ -229,10 +154,9 @@ def test_table_and_json():
   lines = str(explanation).splitlines()
   assert lines[0].startswith('Engine: book-keeping') and '4 MiB' in lines[1]
   mine, = (line for line in lines if line.startswith('mine'))
-  assert mine.split()[:3] == ['mine', 'Scale', '4'] and '-' in mine.split()
+  assert mine.split()[:3] == ['mine', 'Scale', '4']
   held = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
-  assert held['batch_size'] == 8 and held['layers'][0]['flops'] is None
-  assert held['layers'][1]['layer'] == 'last'
+  assert held['batch_size'] == 8 and held['layers'][1]['layer'] == 'last'
 
 
 @pytest.mark.parametrize('make, arguments, message', [
@@ -272,8 +196,7 @@ def test_after_training_open_axes_are_those_that_were_trained_on():
       layers.GlobalAveragePooling2D(), layers.Dense(2))
   same = tfdp.explain_clipping(fixed, batch_size=4)
   assert explained.engine == same.engine == 'bookkeeping'
-  numbers = lambda one: [(layer.route, layer.flops, layer.bytes) for layer in one.layers]
-  assert numbers(explained) == numbers(same)
+  assert [layer.route for layer in explained.layers] == [layer.route for layer in same.layers]
 
 
 def test_a_subclassed_model_needs_inputs():

@@ -581,12 +581,6 @@ _BY_FILE = {
         ('sums that are not added up', 'result = trees.map(tf.add, global_state.released, result)',
          'result = trees.map(tf.add, result, result)', 'Cumulative sums.', _SUM),
     ],
-    'tfdp_adaptive/queries/adaptive_clip.py': [
-        ('a count of two', 'tf.where(within, 0.5, -0.5)', 'tf.where(within, 1.0, -1.0)',
-         'Twice the sensitivity of the count.', _SUM),
-        ('half the noise on the count', 'mechanism, 0.5, 2 * clipped_count_stddev',
-         'mechanism, 0.5, clipped_count_stddev', 'The count costs four times as much.', _SUM),
-    ],
     'tfdp_adaptive/queries/rule_query.py': [
         ('rounds at half price', 'dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)',
          'dp_accounting.GaussianDpEvent(2 * self._privatizer.noise_multiplier)',

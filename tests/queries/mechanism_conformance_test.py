@@ -124,67 +124,9 @@ class SumQuery(queries.MechanismSumQuery):
   GlobalState = SumState
 
 
-class AdaptiveState(queries.AdaptiveClipSumQuery.GlobalState):
-
-  @property
-  def quantile_estimator_state(self):
-    return types.SimpleNamespace(current_estimate=self.estimate)
-
-
-def joint(noise_multiplier, clipped_count_stddev):
-  """Noise multiplier of sum and count together; the count is never free of noise with ours."""
-  if not noise_multiplier:
-    return 0.0, clipped_count_stddev
-  clipped_count_stddev = clipped_count_stddev or 1e-3
-  return (noise_multiplier**-2 + (2 * clipped_count_stddev)**-2)**-0.5, clipped_count_stddev
-
-
-def every_step(initial_l2_norm_clip, noise_multiplier, target_unclipped_quantile, learning_rate,
-               clipped_count_stddev, expected_num_records, geometric_update=True):
-  """With the arguments of `QuantileAdaptiveClipSumQuery`."""
-  total, clipped_count_stddev = joint(noise_multiplier, clipped_count_stddev)
-
-  def make(specs):
-    with mock.patch('tfdp_adaptive.queries.mechanism_sum.MechanismSumQuery', SumQuery):
-      return queries.AdaptiveClipSumQuery(
-          specs, mechanisms.IndependentGaussian(), initial_l2_norm_clip, total,
-          expected_num_records, target_unclipped_quantile=target_unclipped_quantile,
-          learning_rate=float(learning_rate), clipped_count_stddev=clipped_count_stddev,
-          geometric_update=geometric_update, every_step=True)
-  return FromTemplate(make)
-
-
-class Adaptive(queries.AdaptiveClipSumQuery):
-  """`QAdaClipTreeResSumQuery`, whose noise multiplier is that of the sum alone."""
-
-  GlobalState = AdaptiveState
-
-  def __init__(self, initial_l2_norm_clip, noise_multiplier, record_specs,
-               target_unclipped_quantile, learning_rate, clipped_count_stddev,
-               expected_num_records, geometric_update=True, noise_seed=None):
-    total, clipped_count_stddev = joint(noise_multiplier, clipped_count_stddev)
-    with mock.patch('tfdp_adaptive.queries.mechanism_sum.MechanismSumQuery', SumQuery):
-      super().__init__(
-          record_specs, UnitTree(64), initial_l2_norm_clip, total, expected_num_records,
-          target_unclipped_quantile=target_unclipped_quantile,
-          learning_rate=float(learning_rate), clipped_count_stddev=clipped_count_stddev,
-          geometric_update=geometric_update, seed=noise_seed)
-    self._spec, self._shape = record_specs, record_specs.shape
-
-  def preprocess_record(self, params, record):
-    self._shape = record.shape  # [1] where [] is specified; ours is strict.
-    return super().preprocess_record(params, tf.reshape(record, self._spec.shape))
-
-  def get_noised_result(self, sample_state, global_state):
-    result, state, event = super().get_noised_result(sample_state, global_state)
-    return tf.reshape(result, self._shape), state, event
-
-
 TREES = {'tree_aggregation_query.TreeCumulativeSumQuery': tree_query(cumulative=True),
          'tree_aggregation_query.TreeResidualSumQuery': tree_query(cumulative=False)}
 GAUSSIAN = {'gaussian_query.GaussianSumQuery': gaussian_sum}
-EVERY_STEP = {'quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery': every_step}
-ADAPTIVE = {'quantile_adaptive_clip_tree_query.QAdaClipTreeResSumQuery': Adaptive}
 
 
 def conformance(module_name, class_name, replacements, without=()):
@@ -231,10 +173,3 @@ NormalizedTest = conformance(
     'normalized_query_test', 'NormalizedQueryTest', GAUSSIAN, without=('test_session',))
 NestedTest = conformance('nested_query_test', 'NestedQueryTest', GAUSSIAN,
                          without=('test_session',))
-AdaptiveTest = conformance(
-    'quantile_adaptive_clip_tree_query_test', 'QAdaClipTreeResSumQueryTest', ADAPTIVE,
-    without=('test_adaptation_clip_noise', 'test_adaptation_all_equal_start_low_geometric',
-             'test_adaptation_all_equal_start_high_geometric', 'test_session'))
-EveryStepTest = conformance(
-    'quantile_adaptive_clip_sum_query_test', 'QuantileAdaptiveClipSumQueryTest', EVERY_STEP,
-    without=('test_adaptation_all_equal', 'test_adaptation_linspace', 'test_session'))

@@ -32,10 +32,6 @@ KINDS = {
         max_participations=None)),
     'MechanismSumQuery': (queries.MechanismSumQuery, dict(
         BASIC, record_specs=SPECS, mechanism=mechanisms.IndependentGaussian(), cumulative=False)),
-    'AdaptiveClipSumQuery': (queries.AdaptiveClipSumQuery, dict(
-        {k: v for k, v in BASIC.items() if k != 'l2_norm_clip'}, initial_l2_norm_clip=1.0,
-        record_specs=SPECS, mechanism=mechanisms.IndependentGaussian(), expected_num_records=100.0,
-        target_unclipped_quantile=.5, learning_rate=.2, clipped_count_stddev=None)),
 }
 
 

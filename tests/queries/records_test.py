@@ -20,8 +20,7 @@ QUERIES = {
                                                 **NUMBERS),
     'rule of squares': lambda: queries.RuleQuery(
         rules.dp_adam_jme(), SPECS, adjacency='replace', **NUMBERS),
-    'mechanism': lambda: queries.MechanismSumQuery(SPECS, GAUSSIAN, 1.0, 1.0),
-    'adaptive clip': lambda: queries.AdaptiveClipSumQuery(SPECS, GAUSSIAN, 1.0, 1.0, 100.0)}
+    'mechanism': lambda: queries.MechanismSumQuery(SPECS, GAUSSIAN, 1.0, 1.0)}
 
 
 def right(dtype=tf.float32):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how a model's gradients will be clipped, layer by layer, and what it costs."""
+"""Says how a model's gradients will be clipped, layer by layer, and why."""
 
 from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 import weakref
@@ -35,8 +35,6 @@ class Layer(NamedTuple):
   kind: str  # Its class.
   parameters: int  # Trainable ones that it owns.
   route: str  # Of each of its variables, the largest first; see README.
-  flops: float  # Operations of norms and sums / of its plain weight gradient; nan if unknown.
-  bytes: float  # Memory with what they form / of inputs, cotangents and weights; nan if unknown.
   reason: str = ''  # Why it goes another way than its kind does.
 
 
@@ -52,18 +50,14 @@ class Explanation(NamedTuple):
   open_inputs: str = ''  # Shapes of inputs that have open axes, which training knows.
 
   def to_dict(self) -> Dict[str, Any]:
-    """Returns JSON values; unknown numbers are None."""
-    known = lambda value: None if value != value else value
-    return dict(self._asdict(), layers=[
-        {name: known(value) for name, value in layer._asdict().items()} for layer in self.layers])
+    """Returns JSON values."""
+    return dict(self._asdict(), layers=[layer._asdict() for layer in self.layers])
 
   def __str__(self) -> str:
-    figure = lambda value: '-' if np.isnan(value) else f'{value:.2f}'
-    table = [('layer', 'kind', 'parameters', 'route', 'flops', 'bytes', '')] + [
-        (one.layer, one.kind, f'{one.parameters:,}', one.route, figure(one.flops),
-         figure(one.bytes), one.reason) for one in self.layers]
+    table = [('layer', 'kind', 'parameters', 'route', '')] + [
+        (one.layer, one.kind, f'{one.parameters:,}', one.route, one.reason) for one in self.layers]
     widths = [max(map(len, column)) for column in zip(*table)]
-    align = [str.ljust, str.ljust, str.rjust, str.ljust, str.rjust, str.rjust, str.ljust]
+    align = [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust]
     rows = ['  '.join(f(cell, width) for f, cell, width in zip(align, row, widths)).rstrip()
             for row in table]
     head = [f'Engine: {_ENGINES[self.engine]}.'] + [f'Why: {self.reason}'] * bool(self.reason) + [
@@ -74,11 +68,7 @@ class Explanation(NamedTuple):
     if self.open_inputs:
       head.append(f'Inputs of shape {self.open_inputs} have open axes: training decides by the '
                   'sizes of its batches. Give `x`, a batch or its specs, to see what it does.')
-    head.append('')
-    foot = ['', 'flops: of norms and sums, relative to the plain gradient of the weights;',
-            'bytes: with what they form, relative to inputs, cotangents and weights; by static '
-            'shapes.']
-    return '\n'.join(head + rows + foot)
+    return '\n'.join([*head, '', *rows])
 
 
 _SEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Inputs that models trained on.
@@ -93,9 +83,9 @@ def explain_clipping(
     model: compat.Model, x: Any = None, *, batch_size: Optional[int] = None,
     scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
     engine: Optional[str] = None) -> Explanation:
-  """Reports how each layer of a model is clipped, and the cost beyond its plain gradient.
+  """Reports how each layer of a model is clipped, and why by this engine.
 
-  Nothing is run: the model is traced, and costs are estimated from its shapes.
+  Nothing is run: the model is traced.
 
   Args:
     model: A built Keras model, private or not.
@@ -214,47 +204,26 @@ def _traced(
 def _layers(
     model: compat.Model, records: Any, specs: Any, scaled: bool, sides: Dict[Any, Any],
     engine: str) -> Iterator[Layer]:
-  n = tf.nest.flatten(specs)[0].shape[0]
   terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
       tf.nest.map_structure(tf.zeros_like, record.taps) for record in records], formed=False)
-  seen: Dict[Any, Any] = {}
-  for record in records:
-    tensors = [t for t in tf.nest.flatten((record.call.args, record.taps)) if tf.is_tensor(t)]
-    elements = sum(int(np.prod([size or 1 for size in t.shape])) for t in tensors)
-    unit, before = seen.get(id(record.unit.layer), (record.unit, 0))
-    seen[id(record.unit.layer)] = unit, before + elements
-  for unit, elements in seen.values():
+  for unit in {id(record.unit.layer): record.unit for record in records}.values():
     variables = sorted(unit.variables, key=_size, reverse=True)
-    factors = [(v, terms.pop(compat.variable_key(v), None)) for v in variables]
-    factors = [(v, factor) for v, factor in factors if factor is not None]
-    parameters = sum(map(_size, variables))
-    costs, names = zip(*[
-        _cost(factor, sides.get(compat.variable_key(v)), n, scaled) for v, factor in factors])
-    plain, private, formed = (sum(column) for column in zip(*costs))
-    routes = list(dict.fromkeys(names))
-    if engine == 'layered':
-      routes = ['records']
-      private, formed = plain + 6 * n * parameters, min(4 * n * parameters, max(
-          layered.RECORD_BYTES, 4 * parameters))
-    flops = private / plain if plain else float('nan')
+    keys = [compat.variable_key(v) for v in variables]
+    routes = [_route(terms.pop(key), sides.get(key), scaled) for key in keys if key in terms]
     if unit.kind is generic.KIND:
-      routes, flops = ['one example at a time'], float('nan')
-    yield Layer(unit.layer.name, type(unit.layer).__name__, parameters, ', '.join(routes), flops,
-                1 + formed / (4 * (elements + parameters)), _why(unit))
+      routes = ['one example at a time']
+    elif engine == 'layered':
+      routes = ['records']
+    yield Layer(unit.layer.name, type(unit.layer).__name__, sum(map(_size, variables)),
+                ', '.join(dict.fromkeys(routes)), _why(unit))
 
 
-def _cost(
-    factor: protocol.Factor, sides: Optional[contract.Kronecker], n: int,
-    scaled: bool) -> Tuple[protocol.Cost, str]:
-  """Returns the cost and the route of a variable's gradient."""
-  formed = factor.simplified()
-  own = formed.cost(n, scaled)
+def _route(
+    factor: protocol.Factor, sides: Optional[contract.Kronecker], scaled: bool) -> str:
+  """Returns how the norms of a variable's gradients are computed."""
   if sides is None:
-    return own, formed.route(scaled)
-  into = factor.transformed(sides).simplified()
-  after, moved = into.cost(n, False), factor.transforming(n, sides)
-  return protocol.Cost(
-      own.plain, after.private + moved.private, after.formed + moved.formed), into.route(False)
+    return factor.simplified().route(scaled)
+  return factor.transformed(sides).simplified().route(False)
 
 
 def _why(unit: tracing.Unit) -> str:
@@ -262,9 +231,8 @@ def _why(unit: tracing.Unit) -> str:
 
 
 def _untraced(model: compat.Model) -> Iterator[Layer]:
-  nan = float('nan')
   for layer in compat.leaf_layers(model):
     parameters = sum(map(_size, layer.trainable_variables))
     if parameters:
-      yield Layer(layer.name, type(layer).__name__, parameters, 'whole model', nan, nan,
+      yield Layer(layer.name, type(layer).__name__, parameters, 'whole model',
                   '' if registry.find(layer) else registry.why_unknown(layer))

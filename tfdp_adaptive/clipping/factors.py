@@ -40,14 +40,12 @@ class Explicit(protocol.Factor):
     shape: The variable's shape.
     axes: A permutation, or () for none.
     view: Another shape for the variable, or () for its own.
-    terms: How many products each number sums up, for `cost`.
   """
 
   parts: Tuple[Any, ...]
   shape: Tuple[int, ...]
   axes: Tuple[int, ...] = ()
   view: Tuple[int, ...] = ()
-  terms: int = 1
 
   def route(self, scaled: bool) -> str:
     del scaled
@@ -96,18 +94,13 @@ class Explicit(protocol.Factor):
     by_right = tf.linalg.matrix_transpose(geometry.on_last(matrices, scale.right))
     both = tf.linalg.matrix_transpose(geometry.on_last(by_right, scale.left))
     both = tf.ensure_shape(tf.reshape(both, tf.shape(gradient)), gradient.shape)
-    return explicit(both, self.terms)
+    return explicit(both)
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     """Uses the gradients themselves, since their factors are unknown."""
     matrices = tf.reshape(self.gradient(), (-1,) + view[1:])
     return (protocol.second_moment(tf.linalg.matrix_transpose(matrices), view[1], most),
             protocol.second_moment(matrices, view[2], most))
-
-  def cost(self, n: int, scaled: bool) -> protocol.Cost:
-    size = n * protocol.numbers(self.shape)
-    plain = 2 * size * self.terms
-    return protocol.Cost(plain, plain + (4 + scaled) * size, 4 * size)
 
   def kin(self) -> Any:
     return Explicit
@@ -140,9 +133,9 @@ class Explicit(protocol.Factor):
     return tf.unstack(pieces)
 
 
-def explicit(gradient: tf.Tensor, terms: Any = 1) -> Explicit:
+def explicit(gradient: tf.Tensor) -> Explicit:
   """The `Explicit` of gradients [n, *variable shape]."""
-  return Explicit((gradient,), tuple(gradient.shape[1:].as_list()), terms=terms or 1)
+  return Explicit((gradient,), tuple(gradient.shape[1:].as_list()))
 
 
 def restored(flat: tf.Tensor, shape: Tuple[int, ...], axes: Tuple[int, ...]) -> tf.Tensor:
@@ -231,13 +224,6 @@ class Outer(protocol.Factor):
     inputs, cotangents = (last, first) if turned else (first, last)
     return dataclasses.replace(self, inputs=inputs, cotangents=cotangents)
 
-  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
-    _, _, p = geometry.matrices_of(scale, self.shape)
-    ends = self._ends(p)
-    if ends is None:
-      return super().transforming(n, scale)
-    return transforming(n, *ends[:2], scale)
-
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     ends = self._ends(view[2])
     if ends is None:
@@ -257,21 +243,6 @@ class Outer(protocol.Factor):
     if (axes[rows:] + axes[:rows] if turned else axes) != order or last.shape[2] != p:
       return None
     return first, last, turned
-
-  def cost(self, n: int, scaled: bool) -> protocol.Cost:
-    sizes = self.inputs.shape[1:].as_list() + [self.cotangents.shape[2]]
-    length, d, p = (size or 1 for size in sizes)
-    plain = 2 * n * length * d * p
-    weighting = n * length * min(d, p)
-    route = self.route(scaled)
-    if route == 'rank one':
-      norms = 2 * n * (d * p + p) + d * p if scaled else 2 * n * (d + p)
-      formed = n * (d + 2 * p) + d * p if scaled else 0
-    elif route == 'gram':
-      norms, formed = n * length**2 * (2 * d + 2 * p + 2), 2 * n * length**2
-    else:
-      norms, formed = plain + (2 + scaled) * n * d * p, protocol.block(n, d * p)
-    return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
 
   def kin(self) -> Any:  # Steps of one sequence.
     return Outer, self.axes, self.inputs.shape[2]
@@ -294,7 +265,7 @@ class Outer(protocol.Factor):
       product = tf.matmul(self.cotangents, self.inputs, transpose_a=True)
       axes = axes[self._rows():] + axes[:self._rows()]
     axes = () if axes == tuple(sorted(axes)) else axes
-    return Explicit((product,), self.shape, axes, terms=self.inputs.shape[1] or 1)
+    return Explicit((product,), self.shape, axes)
 
   def _rows(self) -> int:
     """How many of the variable's permuted axes make up d."""
@@ -356,14 +327,6 @@ class Outer(protocol.Factor):
   def _matrix(self, scale: trees.Tree) -> tf.Tensor:
     scale = tf.transpose(scale, self.axes) if self.axes else scale
     return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
-
-
-def transforming(
-    n: int, first: tf.Tensor, last: tf.Tensor, scale: contract.Kronecker) -> protocol.Cost:
-  """Returns the cost of multiplying the two parts of a product by the two sides."""
-  sizes = [n * protocol.numbers(part.shape[1:]) for part in (first, last)]
-  operations = [protocol.side_operations(side) for side in (scale.left, scale.right)]
-  return protocol.Cost(0, sum(a * b for a, b in zip(sizes, operations)), 4 * sum(sizes))
 
 
 def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ are made of factors and sizes apart. That takes the norms once more, so it is do
 only for batches that need it.
 """
 
+import math
 from typing import Any, Iterable, List, Sequence, Tuple
 
 import tensorflow as tf
@@ -86,7 +87,7 @@ def charged(
   result = []
   for norm, of_ask, grows in zip(norms, scales, growing):
     for i in [i for i in present if of_ask[i] is not None] if grows else ():
-      rounding = _rounding(per_variable[i]) * protocol.numbers(per_variable[i].shape)**0.5
+      rounding = _rounding(per_variable[i]) * math.prod(per_variable[i].shape)**0.5
       smallest = 1.0 if trees.absent(of_ask[i]) else protocol.wide(tf.reduce_min(of_ask[i]))
       norm = tf.maximum(norm, rounding * smallest * peaks[i])
     result.append(norm)

@@ -11,7 +11,7 @@ the work. Weights are [n] float64.
 """
 
 import abc
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,19 +23,6 @@ _EPS_OF_TF32 = 2.0**-10
 Tensors = Sequence[tf.Tensor]
 Scales = Sequence[Any]  # Of each, `()` or a tensor.
 Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
-
-
-class Cost(NamedTuple):
-  """The cost of clipping one variable, beyond its plain gradient, from static shapes.
-
-  Estimates for comparing routes, per batch: floating-point operations, where a product
-  and its addition are two, and bytes of what is formed on the way, at four per number.
-  Sizes known only at run time count as one.
-  """
-
-  plain: float  # Operations of the plain gradient.
-  private: float  # Operations of norms and weighted sum.
-  formed: float  # Bytes formed by them.
 
 
 class Factor(abc.ABC):
@@ -83,13 +70,6 @@ class Factor(abc.ABC):
     """The factor of the gradients `left W right'`."""
     return self.explicit().transformed(scale)
 
-  def transforming(self, n: int, scale: contract.Kronecker) -> Cost:
-    """Returns the cost of `transformed`, which materializes the gradients."""
-    size = n * numbers(self.shape)
-    left, right = (side_operations(side) for side in (scale.left, scale.right))
-    plain = self.cost(n, False).plain
-    return Cost(0, plain + size * (left + right), 8 * size)
-
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     """Averages of `a a'` and `e e'` over all products `a e'` that the gradients add up.
 
@@ -98,10 +78,6 @@ class Factor(abc.ABC):
       most: Of longer sides, the diagonals alone.
     """
     return self.explicit().second_moments(view, most)
-
-  @abc.abstractmethod
-  def cost(self, n: int, scaled: bool) -> Cost:
-    """Returns the cost for n examples, with or without a scale."""
 
   def simplified(self) -> 'Factor':
     """The same, formed at once if that is the fastest way for all that follows."""
@@ -149,11 +125,6 @@ def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
     return tf.reduce_mean(tf.square(pieces), 0)
   count = tf.cast(tf.shape(pieces)[0], pieces.dtype)
   return tf.matmul(pieces, pieces, transpose_a=True) / tf.maximum(count, 1)
-
-
-def side_operations(side: tf.Tensor) -> int:
-  """Operations per number that a side of a `Kronecker` is multiplied by."""
-  return 1 if side.shape.rank == 1 else 2 * side.shape[0]
 
 
 def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:
@@ -206,13 +177,3 @@ def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """float64 weights in `dtype`; zero where that would round them up by much."""
   return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
-
-
-def numbers(shape: Any) -> int:
-  """How many numbers a shape has; unknown sizes count as one."""
-  return int(np.prod([size or 1 for size in shape]))
-
-
-def block(n: int, size: int) -> int:
-  """Numbers formed at once where `size` per example are worked through in blocks."""
-  return min(n, max(1, blocks.BLOCK_BYTES // (4 * size))) * size

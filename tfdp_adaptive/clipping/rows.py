@@ -78,15 +78,6 @@ class Rows(protocol.Factor):
     return dataclasses.replace(
         self, cotangents=cotangents * tf.gather(left, place)[..., tf.newaxis])
 
-  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
-    into = self.transformed(scale)
-    if isinstance(into, factors.Explicit):
-      return super().transforming(n, scale)
-    touched = n * protocol.numbers(self.cotangents.shape[1:])
-    columns = n * protocol.numbers(into.inputs.shape[1:]) if isinstance(into, factors.Outer) else 0
-    return protocol.Cost(0, touched * (1 + protocol.side_operations(scale.right)),
-                         4 * (touched + columns))
-
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     """Inputs are one-hot: of the left side, how often every row is read."""
     _, d, p = view
@@ -97,17 +88,6 @@ class Rows(protocol.Factor):
     share = counts / tf.maximum(tf.cast(tf.size(ids), counts.dtype), 1)
     return (share if d > most else tf.linalg.diag(share),
             protocol.second_moment(self.cotangents, p, most))
-
-  def cost(self, n: int, scaled: bool) -> protocol.Cost:
-    length, d = self.ids.shape[1] or 1, self.shape[1]
-    touched = n * length * d
-    norms, formed = (2 + scaled) * touched, 0
-    if self.route(scaled) == 'gram':
-      norms, formed = norms + 2 * n * length**2 * (d + 1), 2 * n * length**2
-    elif self.route(scaled) == 'merge':
-      norms, formed = norms + n * length**2 + touched, n * length**2 + touched
-    plain = touched + protocol.numbers(self.shape)  # Rows no example touches become zeros.
-    return protocol.Cost(plain, plain + touched + norms, 4 * (formed + touched))
 
   def kin(self) -> Any:
     return Rows

@@ -73,23 +73,9 @@ class Mixed(protocol.Factor):
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     return add([part.transformed(scale) for part in self.parts])
 
-  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
-    return protocol.Cost(*map(sum, zip(*[part.transforming(n, scale) for part in self.parts])))
-
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     left, right = zip(*[part.second_moments(view, most) for part in self.parts])
     return tf.add_n(list(left)), tf.add_n(list(right))
-
-  def cost(self, n: int, scaled: bool) -> protocol.Cost:
-    plain, private, formed = (sum(column) for column in zip(
-        *[part.cost(n, scaled) for part in self.parts]))
-    if self.route(scaled) == 'tied':
-      table, outer = self.parts
-      pairs = n * (table.ids.shape[1] or 1) * (outer.inputs.shape[1] or 1)
-      return protocol.Cost(plain, private + pairs * (2 * self.shape[1] + 2), formed + 8 * pairs)
-    size = protocol.numbers(self.shape)
-    return protocol.Cost(
-        plain, 2 * plain + (2 + scaled) * n * size, formed + 4 * protocol.block(n, size))
 
   def unit(self) -> Tuple['Mixed', tf.Tensor]:
     parts, sizes = zip(*[part.unit() for part in self.parts])

@@ -24,6 +24,9 @@ from tfdp_adaptive.queries import sums
 class MechanismSumQuery(sums.SumAggregationDPQuery):
   """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
 
+  For a clip norm that follows a quantile of the records' norms, use `RuleQuery` with
+  `clipping=tfdp.clipping.Quantile()`.
+
   It replaces tensorflow_privacy's `TreeResidualSumQuery` and, with `cumulative`, its
   `TreeCumulativeSumQuery`, for any `tfdp.mechanisms.Mechanism`. It composes with `NormalizedQuery`,
   `RestartQuery` and `NestedSumQuery`, and runs in TFF's `DifferentiallyPrivateFactory`. One
@@ -80,11 +83,6 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     self._noise = noise_lib.stream(
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 
-  @property
-  def relative_stddev(self) -> float:
-    """Standard deviation of Z in clip norms: the noise multiplier, doubled under replace."""
-    return self._relative_stddev
-
   @classmethod
   def build_l2_gaussian_query(
       cls, clip_norm: float, noise_multiplier: float, record_specs: trees.Tree,
@@ -108,18 +106,13 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     return trees.zeros(self._specs)
 
   def preprocess_record(self, params: tf.Tensor, record: trees.Tree) -> trees.Tree:
-    clipped, _ = self.preprocess_record_l2_impl(params, record)
-    return clipped
-
-  def preprocess_record_l2_impl(
-      self, params: tf.Tensor, record: trees.Tree) -> Tuple[trees.Tree, tf.Tensor]:
-    """Returns `(clipped record, its norm before)`; a record that is not finite counts as zero."""
+    """Returns the clipped record; a record that is not finite counts as zero."""
     record = trees.like(record, self._record_specs, 'record')
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
     record = trees.map(lambda r: tf.cast(r, widest), record)
-    clipped, norm = projection.clip_alone(record, params, self._weight)
-    return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs), norm
+    clipped, _ = projection.clip_alone(record, params, self._weight)
+    return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs)
 
   def get_noised_result(
       self, sample_state: trees.Tree,
@@ -134,33 +127,20 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       result = trees.map(tf.add, global_state.released, result)
     state = global_state._replace(noise=noise, released=result if self._cumulative else ())
     result = trees.map(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
-    return result, state, self._event(global_state)
+    return result, state, self._event()
 
   def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
     """Starts another run of the mechanism; the chain of keys continues."""
     del noised_results  # The state has them, in full precision.
     return global_state._replace(noise=self._noise.restart(global_state.noise, self._specs))
 
-  def reset_l2_clip_gaussian_noise(
-      self, global_state: GlobalState, clip_norm: trees.Scalar,
-      stddev: trees.Scalar) -> GlobalState:
-    """Sets another clip norm and stddev, which must be public functions of past results.
-
-    Rows are kept in units of `stddev`, so you may call this at any step. Past rows then cancel
-    later noise only approximately.
-    """
-    return global_state._replace(
-        clip_value=tf.cast(clip_norm, tf.float32), stddev=tf.cast(stddev, tf.float32))
-
   def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict:
     return collections.OrderedDict(l2_norm_clip=global_state.clip_value)
 
-  def _event(self, global_state: GlobalState) -> dp_accounting.DpEvent:
+  def _event(self) -> dp_accounting.DpEvent:
     """Returns the event of one step. Correlated noise has none: all steps are one event."""
     if not self._noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     if not isinstance(self._mechanism, independent.IndependentGaussian):
       return dp_accounting.UnsupportedDpEvent()
-    relative = tf.math.divide_no_nan(global_state.stddev, global_state.clip_value)
-    return dp_accounting.GaussianDpEvent(
-        relative * (self._noise_multiplier / self._relative_stddev))
+    return dp_accounting.GaussianDpEvent(self._noise_multiplier)

@@ -108,14 +108,6 @@ class Convolution(protocol.Factor):
       return self._in_order().transformed(scale)
     return self.explicit().transformed(scale)
 
-  def transforming(self, n: int, scale: contract.Kronecker) -> protocol.Cost:
-    into = self.transformed(scale)
-    if isinstance(into, Convolution):
-      return factors.transforming(n, self.inputs, self.cotangents, scale)
-    if isinstance(into, factors.Outer):
-      return factors.transforming(n, into.inputs, into.cotangents, scale)
-    return super().transforming(n, scale)
-
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     return self._in_order().second_moments(view, most)
 
@@ -125,18 +117,6 @@ class Convolution(protocol.Factor):
     patches = tf.reshape(dense.sequence(windows), [
         -1, int(np.prod(self.cotangents.shape[1:-1])), int(np.prod(self.shape[:-1]))])
     return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
-
-  def cost(self, n: int, scaled: bool) -> protocol.Cost:
-    points, size = protocol.numbers(self.cotangents.shape[1:-1]), protocol.numbers(self.shape)
-    filters = self.shape[-1]
-    patch = size // filters
-    plain, weighting = 2 * n * points * size, n * points * filters
-    if self.route(scaled) == 'gram':
-      norms = n * points**2 * (2 * patch + 2 * filters + 2)
-      formed = protocol.block(n, points * (patch + 2 * points))
-    else:
-      norms, formed = plain + (2 + scaled) * n * size, protocol.block(n, size)
-    return protocol.Cost(plain, plain + weighting + norms, 4 * (formed + weighting))
 
   def simplified(self) -> protocol.Factor:
     return self.explicit() if self.route(True) == 'explicit' else self
@@ -149,7 +129,7 @@ class Convolution(protocol.Factor):
     tiles, within = tuple(range(0, 2 * rank, 2)), tuple(range(1, 2 * rank, 2))
     first = rank if self._by_place() else 1
     axes = tiles[:first] + (2 * rank + 1,) + tiles[first:] + within + (2 * rank,)
-    return factors.Explicit(parts, self.shape, axes, self._view(), cotangents.shape[1])
+    return factors.Explicit(parts, self.shape, axes, self._view())
 
   def patches(self) -> factors.Outer:
     """The factor of the kernel, in another order of its axes, as a matrix product."""
@@ -336,7 +316,7 @@ def convolution(
     yield layer.kernel, factors.explicit(tf.concat([
         factor(layer, x, e, part).explicit().gradient()
         for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(cotangents, layer.groups, -1))
-    ], -1), int(np.prod(cotangents.shape[1:-1])))
+    ], -1))
   yield from _bias(layer, cotangents)
 
 
@@ -346,7 +326,7 @@ def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explici
   cotangents = tf.reshape(cotangents, [-1, int(np.prod(cotangents.shape[1:-1]))] + list(shape[-2:]))
   products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), cotangents)
               for window in convolved.windows()]
-  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape), cotangents.shape[1])
+  return factors.explicit(tf.reshape(tf.stack(products, 1), (-1,) + shape))
 
 
 @registry.register(

@@ -3,7 +3,6 @@
 
 from typing import Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -29,12 +28,7 @@ def summed_to(cotangents: tf.Tensor, shape: Tuple[int, ...]) -> factors.Explicit
   offset = cotangents.shape.rank - len(shape)
   axes = [i for i in range(1, cotangents.shape.rank) if i < offset or shape[i - offset] == 1]
   total = tf.reduce_sum(cotangents, axes) if axes else cotangents
-  return factors.explicit(tf.reshape(total, (-1,) + shape), numbers(cotangents) // numbers(total))
-
-
-def numbers(x: tf.Tensor) -> int:
-  """How many numbers an example has in x; unknown sizes count as one."""
-  return int(np.prod([size or 1 for size in x.shape[1:]]))
+  return factors.explicit(tf.reshape(total, (-1,) + shape))
 
 
 def lora_scale(layer: compat.Layer) -> Optional[float]:

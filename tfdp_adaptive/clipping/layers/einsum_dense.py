@@ -4,7 +4,6 @@
 import string
 from typing import List, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -85,9 +84,7 @@ def _factor(
   steps = [c for c in left if c in right and c not in kernel]
   rows, columns = ([c for c in kernel if c in side] for side in (left, right))
   if set(rows) & set(columns):  # A matrix of its own for every index they share.
-    terms = [inputs.shape[left.index(c)] or 1 for c in steps[1:]]
-    return factors.explicit(
-        tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents), int(np.prod(terms)))
+    return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents))
   axes = tuple(kernel.index(c) for c in rows + columns)
   return factors.Outer(
       _matrix(inputs, left, steps, rows), _matrix(cotangents, right, steps, columns), shape,

@@ -28,7 +28,7 @@ def _vectors(x: tf.Tensor, axes: Tuple[int, ...]) -> factors.Explicit:
   """[n, ...] summed over everything but the first axis and `axes`."""
   others = [i for i in range(1, x.shape.rank) if i not in axes]
   total = tf.reduce_sum(x, others) if others else x
-  return factors.explicit(total, dense.numbers(x) // dense.numbers(total))
+  return factors.explicit(total)
 
 
 def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:

@@ -241,7 +241,7 @@ def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
     bias = tf.reduce_sum(cotangents, 1)
     if cell.bias.shape[0] == 2 and len(cell.bias.shape) == 2:
       bias = tf.stack([bias, tf.reduce_sum(inner, 1)], 1)
-    yield cell.bias, factors.explicit(bias, cotangents.shape[1])
+    yield cell.bias, factors.explicit(bias)
 
 
 def _outer(
