@@ -83,7 +83,7 @@ def prepare(
     plan = dataclasses.replace(plan, l2_norm_clip=settings.pop('l2_norm_clip'))
     private = optimizer = getattr(tfdp, method.optimizer)(plan=plan, **settings)
     model = tfdp.make_private(model)
-    batches = plan.batches(task.train)
+    batches = plan.batches(task.train, users=task.users if plan.unit == 'user' else None)
   model.compile(optimizer=optimizer, loss=language_model.sentence_loss)
   return model, batches, private
 

@@ -72,6 +72,7 @@ class Task(NamedTuple):
   log_frequencies: np.ndarray  # [num_ids] of PUBLIC words.
   baseline: Tuple[float, float]  # Loss and accuracy of these frequencies alone.
   notes: List[str]  # For the privacy statement.
+  users: Tuple[Optional[str], ...] = ()  # Whose each training sentence is.
 
   @property
   def num_ids(self) -> int:
@@ -124,7 +125,8 @@ def load(text: Text, need_client: bool = False) -> Task:
                for client, sentences in by_client.items()},
       log_frequencies=log_frequencies,
       baseline=next_word.frequency_baseline(log_frequencies, test[1]),
-      notes=_notes(corpus, parts, source, len(vocabulary)))
+      notes=_notes(corpus, parts, source, len(vocabulary)),
+      users=tuple(sentence.client for sentence in parts.train))
 
 
 def _vocabulary(text: Text) -> Tuple[Tuple[str, ...], str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, TYPE_CHECKING
+from typing import Any, Dict, Optional, TYPE_CHECKING
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
@@ -22,11 +22,27 @@ if TYPE_CHECKING:
 
 def run(
     report: report_lib.Report, text: tasks.Text, target: tasks.Target, name: str,
-    settings: Dict[str, Any], save_every: int) -> None:
-  """Trains with the method of that name, and these settings, into the report."""
+    settings: Dict[str, Any], save_every: int, examples_per_user: Optional[int] = None) -> None:
+  """Trains with the method of that name, and these settings, into the report.
+
+  Args:
+    report: Of the run.
+    text: Sentences and words.
+    target: The run that is asked for; its batches count sentences.
+    name: Of the method.
+    settings: Of the method's optimizer.
+    save_every: Steps between two saved states.
+    examples_per_user: None protects single sentences. A number protects users: at most so many
+      sentences of each can take part in a step.
+  """
   method = settings_lib.CENTRALIZED[name]
-  task = tasks.load(text)
-  plan = compare.make_plan(task, target)
+  task = tasks.load(text, need_client=examples_per_user is not None)
+  fields: Dict[str, Any] = {}
+  if examples_per_user is not None:
+    with tfdp.experimental('PoissonExamples'):
+      fields = dict(unit='user', sampling=tfdp.sampling.PoissonExamples(
+          examples_per_user=examples_per_user))
+  plan = compare.make_plan(task, target, **fields)
   model, batches, optimizer = compare.prepare(task, method, settings, plan)
   report.begin({'plan': optimizer.plan.to_json(), 'method': name, 'settings': settings,
                 **task.identity()})
@@ -38,7 +54,8 @@ def run(
     raise
   report.describe(task, False)
   conclude(model, task, method, report, measured, settings, optimizer.statement(),
-           epsilon=optimizer.epsilon(), delta=plan.target_delta)
+           epsilon=optimizer.epsilon(), delta=plan.target_delta,
+           unit='sentence' if examples_per_user is None else 'user')
 
 
 def conclude(
@@ -48,7 +65,7 @@ def conclude(
   report.state(statement)
   report.card(model.privacy_card(words={'the data': ' '.join(task.notes)}))
   report.add(report_lib.Row('public word frequencies', compare.PART, *task.baseline))
-  report.add_run(method, compare.PART, measured, settings, unit='sentence', **guarantee)
+  report.add_run(method, compare.PART, measured, settings, **guarantee)
   report.finish()
 
 

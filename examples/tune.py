@@ -44,7 +44,7 @@ def run(
       ((plan.steps, *language_model.Evaluator(best.model, task.test)()),), None)
   train.conclude(best.model, task, method, report, measured,
                  {**settings, **(best.settings or {})}, best.statement(),
-                 epsilon=plan.epsilon(), delta=plan.target_delta)
+                 epsilon=plan.epsilon(), delta=plan.target_delta, unit='sentence')
 
 
 _CHOSEN = ('Settings were chosen by this command, from a grid that was fixed before, by runs that '

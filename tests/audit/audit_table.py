@@ -20,6 +20,7 @@ from scipy import special
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import audit
 from tfdp_adaptive import compat
+from tfdp_adaptive import gate
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.audit import batch_law
 from tfdp_adaptive.audit import bounds
@@ -93,6 +94,7 @@ def main():
       *white_box.METHODS, 'users', 'bugs', 'alarms', 'lira'])
   arguments = parser.parse_args()
   warnings.simplefilter('ignore')
+  tfdp.experimental(*gate.PARTS)
   old = arguments.out.read_text(encoding='utf-8') if arguments.out.exists() else ''
   rows = {line.split(' | ')[0][2:]: line for line in old.splitlines() if line.startswith('| ')}
   if set(arguments.only) - {'bugs', 'alarms', 'lira'}:

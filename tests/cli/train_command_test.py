@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.cli import main
@@ -24,6 +25,7 @@ from tfdp_adaptive.examples import report as report_lib
 from tfdp_adaptive.examples import train
 from tfdp_adaptive.examples import training
 from tfdp_adaptive.keras import backups
+from tfdp_adaptive.privacy import card_json
 
 WORDS = ('the', 'cat', 'dog', 'sees', 'and', 'runs', 'away')
 
@@ -290,6 +292,34 @@ def test_a_full_disk_loses_nothing(folder, monkeypatch, capsys):
   assert main.main(command(folder, 'disk')) == 0
   assert not seen  # No step was taken again.
   assert (out / 'model.keras').exists() and not (out / '.lock').exists()
+
+
+def test_users_are_protected_by_their_examples(folder, monkeypatch, capsys):
+  users = command(folder, 'users', '--epsilon', '8', '--examples-per-user', '3')
+  with monkeypatch.context() as patch:
+    first = watched(patch, stop=4)
+    assert main.main([*users, '--save-every', '1']) == 130
+  assert main.main([*users[:-1], '4', '--save-every', '1']) == 2
+  assert 'unfinished run with other data or arguments' in capsys.readouterr().err
+  second = watched(monkeypatch)
+  assert main.main([*users, '--save-every', '1']) == 0
+  assert [[step for step, what in seen if what == 'begins'] for seen in (first, second)] == [
+      [0, 1, 2, 3, 4], [4, 5]]
+  row, out = results(folder, 'users'), folder / 'users'
+  card = card_json.read(out / 'card.json')
+  assert row['unit'] == card.unit == 'user' and 7.9 < row['epsilon'] == card.epsilon <= 8
+  (run,) = card.runs
+  assert (run.entry.plan.unit, run.entry.plan.sampling) == (
+      'user', tfdp.sampling.PoissonExamples(examples_per_user=3))
+  assert 'At most 3 examples of a user' in (folder / 'users' / 'privacy.txt').read_text('utf-8')
+
+
+def test_users_need_names(folder, tmp_path, capsys):
+  text = tmp_path / 'text.jsonl'
+  text.write_text('{"text": "The cat sees. The dog runs."}', encoding='utf-8')
+  assert main.main(['train', '--data', str(text), '--examples-per-user', '2',
+                    '--out', str(tmp_path / 'out')]) == 2
+  assert '`client` is missing' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('more, message', [

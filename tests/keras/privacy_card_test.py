@@ -42,6 +42,32 @@ def test_a_model_its_optimizer_and_its_report_say_one_thing(trained):
   assert not [one for one in card_checks.check(card) if one.kind == card_checks.WRONG]
 
 
+def test_a_run_that_stops_at_a_look_states_the_claim_of_the_look(tmp_path):
+  plan = tfdp.PrivacyPlan(batch_size=8, steps=9, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=64)
+  looks = tfdp.privacy.Looks((4, 6, 9), total=(9,))
+
+  def fit(stop):
+    model = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
+    model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')
+    stopping = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: setattr(model, 'stop_training', epoch + 1 == stop))
+    return model.fit(
+        plan.batches((np.ones([64, 3]), np.ones(64))), steps_per_epoch=2, epochs=4, verbose=0,
+        callbacks=[stopping, tfdp.callbacks.PrivacyReport(card=tmp_path, looks=looks)])
+
+  shown = fit(3).history['epsilon']  # After 2, 4 and 6 steps.
+  np.testing.assert_array_equal(shown, [looks.epsilon(plan, step) for step in (4, 4, 6)])
+  assert shown[-1] > plan.epsilon(6)
+  card = card_json.read(tmp_path / 'card.json')
+  assert card.epsilon == looks.epsilon(plan, 6) and '3 looks were fixed' in statement.of(card)
+  with pytest.raises(ValueError, match='after the looks that were fixed beforehand'):
+    fit(1)
+  looks = tfdp.privacy.Looks((4, 10))
+  with pytest.raises(ValueError, match='at most those of the plan'):  # Before the first step.
+    fit(2)
+
+
 @pytest.mark.parametrize('seed', [None, 3])
 def test_a_fixed_seed_of_the_noise_is_said(seed):
   plan = tfdp.PrivacyPlan(batch_size=8, steps=6, l2_norm_clip=1.0, noise_multiplier=1.0,

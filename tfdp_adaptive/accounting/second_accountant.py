@@ -28,6 +28,7 @@ from tfdp_adaptive import terms as terms_lib
 SMALLEST_DELTA = 1e-11  # That convolutions in float64 resolve.
 _MOST_ROWS = 1 << 11  # Of a C that is no Toeplitz matrix.
 _MOST_POINTS = 1_000_000  # Of the grid of one step's losses.
+_MOST_OF_MIXTURES = 30_000  # dp_accounting finds the losses of a mixture one by one.
 _SETTLED = 5e-4
 _REACH = 7.0  # Standard deviations of a normal that are looked at in secret bins.
 _MOST_CELLS = 1 << 23
@@ -162,7 +163,10 @@ def _by_losses(
   for event in events * known:
     rough.compose(event)
   near = max(1e-6, float(rough.get_epsilon(delta))) if known else 1.0
-  least = max([0.5 / sigma**2 + 10 / sigma for sigma in sigmas] + [1e-9]) / _MOST_POINTS
+  mixed = any(isinstance(getattr(event, 'event', event), dp_event_lib.MixtureOfGaussiansDpEvent)
+              for event in events)
+  least = max([0.5 / sigma**2 + 10 / sigma for sigma in sigmas] + [1e-9]) / (
+      _MOST_OF_MIXTURES if mixed else _MOST_POINTS)
   grid, before, value = max(least, 2e-3 * near), math.inf, math.inf
   while True:
     accountant = pld.PLDAccountant(relation, value_discretization_interval=grid)

@@ -81,6 +81,14 @@ class Looks:
     return cost.epsilon(
         cost.event(plan, counted), share * plan.target_delta, accountant, cost.relation(plan))
 
+  def next(self, done: int) -> int:
+    """Returns the first look after so many steps, or at them."""
+    later = [step for step in self.steps if step >= done]
+    if not later:
+      raise ValueError('A run with looks must stop at the last of them, after '
+                       f'{self.steps[-1]} steps. Received: {done} steps done.')
+    return later[0]
+
   def claim(self, plan: Any, stopped: int) -> Tuple[float, int]:
     """`(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
     if stopped not in self.steps:

@@ -96,8 +96,9 @@ class PoissonExamples(poisson.Poisson):
   are better sampled whole (`Poisson`) where their examples point in different directions.
 
   Attributes:
-    examples_per_user: m, the most examples of a user that take part at all. Of a user with more,
-      m are drawn from the user's own, whenever batches are made. Where examples have several owners
+    examples_per_user: m, the most examples of a user that can take part in a step. Of a user with
+      more, m are drawn from the user's own when batches are made, and drawn again when a run is
+      resumed. Where examples have several owners
       (`plan.batches(data, users=ids)` with [n, owners] ids), examples are left out until no
       user owns more; who owns what is then taken as public.
   """
@@ -131,9 +132,9 @@ class PoissonExamples(poisson.Poisson):
   def describe(self, plan: terms_lib.Terms) -> str:
     return ('Poisson sampling of examples: at every step each example takes part independently '
             f'with probability {self.probability(plan):.6g} and is clipped by itself. At most '
-            f'{self.examples_per_user} examples of a user are ever used, all of which the '
-            'guarantee covers together. Where examples have several owners, who owns which '
-            'example is taken as public.')
+            f'{self.examples_per_user} examples of a user can take part in a step. The guarantee '
+            'covers all examples of a user together. Where examples have several owners, who owns '
+            'which example is taken as public.')
 
 
 def kept(ids: Any, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -31,6 +31,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   text_options.add_data_arguments(parser)
   text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
   text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
+  parser.add_argument(
+      '--examples-per-user', type=options.positive_int, metavar='M',
+      help='protect users instead of sentences: at most M sentences of a `client` can take part in '
+           'a step, each sampled and clipped by itself (experimental, see docs/state.md)')
   return parser
 
 
@@ -38,4 +42,4 @@ def run(arguments: argparse.Namespace) -> None:
   settings = options.changed(settings_lib.CENTRALIZED[arguments.method].settings, arguments.set)
   with text_options.report(arguments, 'train') as report:
     train.run(report, text_options.text(arguments), text_options.by_sentence(arguments),
-              arguments.method, settings, arguments.save_every)
+              arguments.method, settings, arguments.save_every, arguments.examples_per_user)

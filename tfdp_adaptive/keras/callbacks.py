@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
 from tfdp_adaptive.privacy import card_page
@@ -35,27 +36,36 @@ class PrivacyReport(Callback):
     target_delta: The delta; by default the largest of the plans.
     name: Name of the entry in the logs.
     card: Folder to which the privacy card is written when training ends.
+    looks: The steps after which the run may stop because of something that was released, such as
+      a noisy metric; fixed before the run begins. The logs then hold, and the card states, the
+      epsilon of a run that stops at the next look. The run must stop after one of them.
   """
 
   def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon',
-               card: Any = None) -> None:
+               card: Any = None, looks: Optional[stopping.Looks] = None) -> None:
     super().__init__()
     if target_delta is not None:
       checks.probability(target_delta=target_delta)
     self._target_delta, self._name = target_delta, name
-    self._card = None if card is None else pathlib.Path(card)
+    self._card, self._looks = None if card is None else pathlib.Path(card), looks
 
   def on_train_begin(self, logs: Any = None) -> None:
     _check_plan(self)
+    if self._looks is not None:
+      self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # It is one of this plan.
 
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
     if logs is not None:
-      logs[self._name] = self.model.ledger.epsilon(self._target_delta)
+      ledger = self.model.ledger
+      if self._looks is not None:
+        ledger = self.model.optimizer.ledger_after(
+            self._looks.next(self.model.optimizer.steps_done))
+      logs[self._name] = ledger.epsilon(self._target_delta, looks=self._looks)
 
   def on_train_end(self, logs: Any = None) -> None:
     if self._card is not None:
       self._card.mkdir(parents=True, exist_ok=True)
-      card_page.write(self.model.privacy_card(), self._card)
+      card_page.write(self.model.privacy_card(looks=self._looks), self._card)
 
 
 class StopAtBudget(Callback):

@@ -120,7 +120,8 @@ class DPModel(_Mixin):
     return lines.ledger(self)
 
   def privacy_card(
-      self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None) -> Any:
+      self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
+      looks: Any = None) -> Any:
     """Returns the privacy card of the weights: a guarantee that a reviewer can check.
 
     `card_json.to_json`, `card_page.markdown` and `card_page.html` write it, and `tfdp verify`
@@ -129,8 +130,9 @@ class DPModel(_Mixin):
     Args:
       audits: Reports of `tfdp.audit` on this model.
       words: What only you know of the training, such as `{'the data': 'one review a person'}`.
+      looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
-    return run_lib.card(self, audits, words)
+    return run_lib.card(self, audits, words, looks=looks)
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))

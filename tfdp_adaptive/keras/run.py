@@ -291,10 +291,10 @@ def mark_of(plan: Any) -> np.ndarray:
 
 
 def card(
-    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None
-    ) -> card_lib.Card:
+    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
+    **more: Any) -> card_lib.Card:
   """The card of everything that a model's weights went through; see `DPModel.privacy_card`."""
-  more: Any = dict(
+  more.update(
       audits=audits, weights=weight_digests.of(model.weights),
       words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
   run = getattr(getattr(model, 'optimizer', None), 'run', None)
