@@ -22,9 +22,18 @@ def pytest_configure():
   secrets.randbits = _generator.getrandbits
 
 
-@pytest.hookimpl(tryfirst=True)  # Before the fixtures.
-def pytest_runtest_setup(item):
-  seed = zlib.crc32(item.nodeid.encode())
+def _begin(item, phase):
+  seed = zlib.crc32(f'{item.nodeid} {phase}'.encode())
   _generator.seed(seed)
   random.seed(seed)  # Initializers of Keras without a seed draw theirs here.
   np.random.seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)  # Before the fixtures.
+def pytest_runtest_setup(item):
+  _begin(item, 'setup')
+
+
+@pytest.hookimpl(tryfirst=True)  # Fixtures that other tests share may have drawn or not.
+def pytest_runtest_call(item):
+  _begin(item, 'call')
