@@ -55,15 +55,11 @@ class Halves(layers.Layer):
 
 # A layer, and shapes of its inputs.
 WEIGHTED = {
-    'Conv2DTranspose': (lambda: layers.Conv2DTranspose(3, 2, strides=2), (4, 4, 2)),
-    'Conv1DTranspose': (lambda: layers.Conv1DTranspose(3, 2), (4, 2)),
     'ConvLSTM1D': (lambda: layers.ConvLSTM1D(2, 2), (2, 4, 2)),
     'ConvLSTM2D': (lambda: layers.ConvLSTM2D(2, 2, padding='same', return_sequences=True),
                    (2, 3, 3, 2)),
-    'Attention': (lambda: layers.Attention(use_scale=True), (3, 4), (2, 4)),
     'Attention by concatenation': (
         lambda: layers.Attention(use_scale=True, score_mode='concat'), (3, 4), (2, 4)),
-    'AdditiveAttention': (lambda: layers.AdditiveAttention(), (3, 4), (2, 4)),
     'Bilinear': (Bilinear, (3, 4), (3, 2)),
     'RNN': (lambda: layers.RNN(Leaky(), return_sequences=True), (3, 2)),
 }

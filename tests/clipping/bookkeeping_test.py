@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
 keras = compat.keras
@@ -106,6 +107,46 @@ def test_convolution_1d(layer):
 def test_separable_convolution(layer):
   x = floats(4, 7, 6, 3)
   oracle.check(small(x, layer()), x)
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.Conv2DTranspose(4, 3), lambda: layers.Conv2DTranspose(4, 2, strides=2),
+    lambda: layers.Conv2DTranspose(2, (3, 2), strides=(2, 1), padding='same', activation='tanh'),
+    lambda: layers.Conv2DTranspose(2, 3, strides=3, padding='same', use_bias=False),
+    lambda: layers.Conv2DTranspose(2, 2, strides=3),  # Outputs that no input reaches.
+    lambda: layers.Conv2DTranspose(2, 3, strides=2, padding='same', output_padding=1),
+    lambda: layers.Conv2DTranspose(3, 2, dilation_rate=2)])
+def test_transposed_convolution(layer):
+  x = floats(4, 5, 4, 3)
+  model = small(x, layer())
+  oracle.check(model, x)
+  assert 'one example at a time' not in str(tfdp.explain_clipping(model, batch_size=4))
+
+
+@pytest.mark.parametrize('layer, shape', [
+    (lambda: layers.Conv1DTranspose(3, 3, strides=2, padding='same'), (5, 2)),
+    (lambda: layers.Conv1DTranspose(3, 2, activation='tanh'), (5, 2)),
+    (lambda: layers.Conv3DTranspose(2, (2, 3, 2), strides=(2, 1, 1)), (3, 2, 3, 2))])
+def test_transposed_convolution_on_lines_and_volumes(layer, shape):
+  x = floats(3, *shape)
+  oracle.check(small(x, layer()), x)
+
+
+@pytest.mark.parametrize('layer', [
+    lambda: layers.Attention(use_scale=True), lambda: layers.AdditiveAttention(),
+    lambda: layers.Attention(use_scale=True, score_mode='concat'),
+    lambda: layers.AdditiveAttention(use_scale=False)])
+@pytest.mark.parametrize('masked', [False, True])
+def test_attention_with_a_scale(layer, masked):
+  words, more = keras.Input((4,), dtype='int32'), keras.Input((3,), dtype='int32')
+  table, attend = layers.Embedding(7, 3, mask_zero=masked), layer()
+  query, value = table(words), table(more)
+  first = attend([query, value])
+  second = attend([first, value, layers.Dense(3)(value)])  # Shared, and with keys of its own.
+  model = keras.Model([words, more], layers.Dense(2)(layers.Flatten()(second)))
+  rng = np.random.default_rng(0)
+  x = [tf.constant(rng.integers(1 - masked, 7, (4, n)), tf.int32) for n in (4, 3)]
+  oracle.check(oracle.randomized(model), x)
 
 
 def test_convolution_3d():

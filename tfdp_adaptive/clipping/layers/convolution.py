@@ -320,6 +320,17 @@ def convolution(
   yield from _bias(layer, cotangents)
 
 
+@registry.register(
+    layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose,
+    tap=registry.at_activation, why=_why)
+def transposed_convolution(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+  """A convolution's gradient, in which inputs and cotangents have changed places."""
+  inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
+  yield layer.kernel, factor(layer, cotangents, inputs, tuple(layer.kernel.shape))
+  yield from _bias(layer, cotangents)
+
+
 def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explicit:
   """A kernel [*places, channels, multiplier]: every channel by itself."""
   shape = convolved.shape
