@@ -34,8 +34,8 @@ NOISE = {
 RECORDS = {
     'engines and their parts': {
         'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
-        'clipping.chunks.rows_within.needed', 'clipping.ids.guarded.run',
-        'clipping.engines.record_gradients', 'clipping.layered.engine.body',
+        'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
+        'clipping.engines.record_gradients', 'clipping.materialized.layered.body',
         'clipping.materialized._project', 'clipping.projection._numbers'},
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model': {'keras.step.clip'},
@@ -45,8 +45,9 @@ RECORDS = {
 _NOISE_CALLS = {'standard_normal', 'discrete_gaussian', 'normal', 'vectors', 'stateless_normal',
                 'random_normal', 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial',
                 'uniform'}
-_RECORD_CALLS = {'project_record', 'record_gradients', 'jacobian', 'chunked', 'engine', 'choose',
-                 'sum_records', 'scaled_norm', 'preprocess_record', 'batch_jacobian'}
+_RECORD_CALLS = {'project_record', 'record_gradients', 'layered_gradients', 'jacobian', 'chunked',
+                 'engine', 'choose', 'sum_records', 'scaled_norm', 'preprocess_record',
+                 'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.
 _NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.task_facts.', 'audit.',
                  'examples.multi_worker.', 'examples.showcases.', 'rules.subspaces.',

@@ -83,7 +83,7 @@ class Statistic(NamedTuple):
 
 
 class Weight(NamedTuple):
-  """By what a record is multiplied, as a function of its norm; see `clipping.weights`. Static."""
+  """By what a record is multiplied, by its norm; see `clipping.projection`. Static."""
 
   kind: str = 'hard'
   constant: float = 0.0  # Of the kinds that have one.

@@ -12,7 +12,6 @@ from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import overflow
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tied
@@ -218,7 +217,7 @@ def test_tied_tables_whose_squares_overflow():
     assert isinstance(factor, tied.Mixed)
     scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
     norms = [tf.sqrt(norm) for norm in factor.squared_norms([(), scale])]
-    norms, (unit,), (size,) = overflow.checked(norms, [factor], [[()], [scale]])
+    norms, (unit,), (size,) = bookkeeping.checked(norms, [factor], [[()], [scale]])
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
     for norm, s in zip(norms, (1.0, np.asarray(scale, np.float64))):
       np.testing.assert_allclose(norm, np.sqrt(np.sum(np.square(s * gradient), (1, 2))), rtol=1e-5)
@@ -237,7 +236,7 @@ def test_a_geometry_whose_squares_underflow():
         rows.Rows(tf.constant([[0], [1]]), tf.constant(size, shape=[2, 1, 3]), (2, 3))):
       s = tf.constant(scale, shape=factor.shape)
       norms = [tf.sqrt(norm) for norm in factor.squared_norms([s])]
-      (norm,), _, _ = overflow.checked(norms, [factor], [[s]])
+      (norm,), _, _ = bookkeeping.checked(norms, [factor], [[s]])
       count = 6 if not isinstance(factor, rows.Rows) else 3
       assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
@@ -272,7 +271,7 @@ def test_steps_that_overflow_and_cancel_are_no_record():
   cotangents = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
   factor, one = factors.Outer(inputs, cotangents, (1, 1)), tf.ones([1, 1])
   norms = [tf.sqrt(norm) for norm in factor.squared_norms([one])]
-  (norm,), (unit,), (size,) = overflow.checked(norms, [factor], [[one]])
+  (norm,), (unit,), (size,) = bookkeeping.checked(norms, [factor], [[one]])
   assert np.isinf(norm[0])
   np.testing.assert_allclose(norm[1], 3.0, rtol=1e-6)
   total, = unit.weighted_sums([size * tf.cast(tf.math.is_finite(norm), tf.float64)])

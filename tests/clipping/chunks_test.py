@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import chunks
-from tfdp_adaptive.clipping import footprint
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import statistics
@@ -81,10 +80,10 @@ def test_footprint_counts_what_lives_at_the_same_time():
     return tf.reduce_sum(c)
 
   # Two of [n, 50], and what comes to a few numbers for shapes and the result.
-  assert footprint.peak(function, tf.TensorSpec([8, 100])) == pytest.approx(2 * 8 * 50 * 4, abs=64)
-  both = footprint.peak(lambda x: (function(x), tf.matmul(x, weights)), tf.TensorSpec([8, 100]))
+  assert chunks.peak(function, tf.TensorSpec([8, 100])) == pytest.approx(2 * 8 * 50 * 4, abs=64)
+  both = chunks.peak(lambda x: (function(x), tf.matmul(x, weights)), tf.TensorSpec([8, 100]))
   assert both == pytest.approx(2 * 8 * 50 * 4, abs=64)
-  kept = footprint.peak(lambda x: tf.exp(tf.matmul(x, weights)) + tf.matmul(x, weights),
+  kept = chunks.peak(lambda x: tf.exp(tf.matmul(x, weights)) + tf.matmul(x, weights),
                         tf.TensorSpec([8, 100]))
   assert kept == pytest.approx(3 * 8 * 50 * 4, abs=64)
 
@@ -94,7 +93,7 @@ def test_footprint_counts_what_loops_collect():
     return tf.map_fn(lambda row: tf.exp(row) + 1, x)
 
   # Two rows inside of the loop, 16 collected, and 16 stacked.
-  peak = footprint.peak(function, tf.TensorSpec([16, WIDTH]))
+  peak = chunks.peak(function, tf.TensorSpec([16, WIDTH]))
   assert 2 * 16 * WIDTH * 4 <= peak <= 2.2 * 16 * WIDTH * 4
 
 
@@ -110,7 +109,7 @@ def _engine(model, loss, batch, request):
     (96, 50, 48), (96, 40, 32), (96, 1, 1),  # Divisors.
     (97, 50, 49), (97, 96, 49)])  # Equal chunks, the last one padded.
 def test_the_largest_chunks_within_the_budget(size, fits, expected):
-  one = footprint.peak(lambda b: _engine(0, 0, b, 0), trees.map(
+  one = chunks.peak(lambda b: _engine(0, 0, b, 0), trees.map(
       lambda t: tf.TensorSpec([1] + t.shape[1:].as_list(), t.dtype), _batch(1)))
   rows = chunks.rows_within((fits + 0.5) * one, _engine, 0, 0, _batch(1), 0, size)
   assert rows == expected

@@ -11,14 +11,14 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import record_weights
 
 keras = compat.keras
 
 
 @pytest.mark.parametrize('engine', [
-    bookkeeping.engine, pytest.param(layered.engine, marks=pytest.mark.slow)])
+    bookkeeping.engine, pytest.param(materialized.layered, marks=pytest.mark.slow)])
 def test_every_engine_is_the_definition(engine):
   model = keras.Sequential([
       keras.layers.Input((3,), dtype='int32'), keras.layers.Embedding(7, 5),

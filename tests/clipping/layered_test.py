@@ -12,7 +12,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import statistics
 
@@ -30,7 +29,7 @@ def text():
 
 @pytest.mark.parametrize('size', [1, 2**9])  # One example at a time, or some.
 def test_sums_are_those_of_single_records(size, monkeypatch):
-  monkeypatch.setattr(layered, 'RECORD_BYTES', size)
+  monkeypatch.setattr(materialized, 'RECORD_BYTES', size)
   model, x = text()
   batch = oracle.batch_of(x, model(x), mask=[True, True, False, True, True])
   scale = oracle.geometry(model)
@@ -41,7 +40,7 @@ def test_sums_are_those_of_single_records(size, monkeypatch):
       asks, queries, (oracle.median_norm(records), oracle.median_norm(records, scale), 1e3))
   expected = oracle.by_definition(model, records, batch.mask, request)
   run = tf.function(
-      lambda x, y, mask: layered.engine(
+      lambda x, y, mask: materialized.layered(
           model, oracle.squared_error, interface.Batch(x, y, (), mask), request),
       autograph=False, input_signature=[
           tf.TensorSpec([None, 3], x.dtype), tf.TensorSpec([None, 2]),
@@ -58,8 +57,8 @@ def test_compiled():
   scale = oracle.geometry(model)
   arguments = (model, oracle.squared_error, batch, oracle.request(0.1, scale, EUCLIDEAN))
   compiled = tf.function(
-      lambda: layered.engine(*arguments).sums, jit_compile=True, autograph=False)()
-  oracle.assert_close(compiled, layered.engine(*arguments).sums, 1e-5)
+      lambda: materialized.layered(*arguments).sums, jit_compile=True, autograph=False)()
+  oracle.assert_close(compiled, materialized.layered(*arguments).sums, 1e-5)
 
 
 def test_records_are_those_of_batches_of_one():
@@ -77,7 +76,7 @@ def test_a_variable_without_a_gradient():
   x = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
   batch = oracle.batch_of(x, model(x))
   loss = lambda y, outputs, _: oracle.squared_error(y[0], outputs[0])
-  clipped = layered.engine(model, loss, batch, oracle.request(0.5, ask=EUCLIDEAN))
+  clipped = materialized.layered(model, loss, batch, oracle.request(0.5, ask=EUCLIDEAN))
   assert np.any(clipped.sums[0].total[0]) and not np.any(clipped.sums[0].total[2])
   assert clipped.sums[0].total[2].shape == (3, 2)
 
@@ -103,7 +102,7 @@ def test_what_auto_takes_and_says():
   name, reason = engines.decide('auto', model, (EUCLIDEAN,), x)
   assert name == 'layered' and "projection='euclidean'" in reason
   with pytest.warns(UserWarning, match='layer by layer.*euclidean.*explain_clipping'):
-    assert engines.choose('auto', model, (EUCLIDEAN,), x).engine is layered.engine
+    assert engines.choose('auto', model, (EUCLIDEAN,), x).engine is materialized.layered
   offset, x = Offset(), tf.ones([2, 3])
   offset(x)
   with pytest.warns(UserWarning, match="whole model.*variable 'off"):

@@ -13,9 +13,8 @@ from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.clipping import weights
 from tfdp_adaptive.rules import record_weights
 
 keras = compat.keras
@@ -31,7 +30,8 @@ SIZES = (1e-45, 1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 0.1, 1.0, 1e6, 1e12, 1e19, 3e3
 
 
 def length(weight, n, zeta=1.0):
-  return weights.length(record_weights.weight(weight), tf.constant(n, tf.float64), zeta).numpy()
+  return projection.weighted_norm(
+      record_weights.weight(weight), tf.constant(n, tf.float64), zeta).numpy()
 
 
 @pytest.mark.parametrize('clipping', FORMULAS, ids=str)
@@ -40,7 +40,8 @@ def test_the_weight_is_the_formula(clipping):
   for n in (1e-9, 1e-3, 0.3, 1.0, 7.0, 1e9):
     for zeta in (0.02, 1.0, 30.0):
       np.testing.assert_allclose(length(clipping, n, zeta), n * formula(n, zeta), rtol=1e-9)
-      factor = weights.factor(record_weights.weight(clipping), tf.constant(n, tf.float64), zeta)
+      factor = projection.weight_of(
+          record_weights.weight(clipping), tf.constant(n, tf.float64), zeta)
       np.testing.assert_allclose(factor, formula(n, zeta), rtol=1e-9)
       assert formula(n, zeta) <= 1 + 1e-9 or record_weights.weight(clipping).may_grow
 
@@ -107,7 +108,7 @@ def sequences(steps=3, width=5):
 
 
 @pytest.mark.parametrize('engine', [
-    bookkeeping.engine, pytest.param(layered.engine, marks=pytest.mark.slow)])
+    bookkeeping.engine, pytest.param(materialized.layered, marks=pytest.mark.slow)])
 def test_every_engine_every_weight_any_geometry(engine):
   model, x = sequences()
   batch = oracle.batch_of(x, model(x), [True, False, True, True, True])

@@ -11,7 +11,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import blocks
-from tfdp_adaptive.clipping import layered
+from tfdp_adaptive.clipping import materialized
 
 keras = compat.keras
 layers = keras.layers
@@ -137,7 +137,7 @@ def test_projections_that_need_records():
   explanation = tfdp.explain_clipping(model, rule=rule)
   assert explanation.engine == 'layered' and 'euclidean' in explanation.reason
   assert explanation.layers[0].route == 'records'
-  assert explanation.budget == layered.RECORD_BYTES and 'Why: ' in str(explanation)
+  assert explanation.budget == materialized.RECORD_BYTES and 'Why: ' in str(explanation)
 
 
 def test_a_model_the_engine_cannot_see():

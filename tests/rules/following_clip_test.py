@@ -19,7 +19,6 @@ from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.noise import keys
@@ -167,7 +166,7 @@ def model_and_batch():
 
 @pytest.mark.parametrize('engines', [
     (bookkeeping.engine, chunks.chunked(bookkeeping.engine, 4)),
-    pytest.param((layered.engine, materialized.looped), marks=pytest.mark.slow)])
+    pytest.param((materialized.layered, materialized.looped), marks=pytest.mark.slow)])
 def test_every_engine_adds_up_the_same_numbers(engines):
   model, batch = model_and_batch()
   loss = lambda y, outputs, sample_weight: tf.reduce_sum(tf.square(y - outputs), 1)

@@ -14,7 +14,6 @@ from tfdp_adaptive import noise
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import layered
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.noise import keys
@@ -83,7 +82,7 @@ def test_every_engine_adds_up_the_same_numbers(name):
   expected = [sum(projection.project_record(
       ask, query, 4.0, [g[i] for g in gradients]).rider for i in (0, 2, 3, 5))
               for ask, query in zip(asks, queries)]
-  for engine in (bookkeeping.engine, layered.engine):
+  for engine in (bookkeeping.engine, materialized.layered):
     clipped = engine(model, loss, batch, interface.Request(asks, queries, clips))
     for sums, want in zip(clipped.sums, expected):
       np.testing.assert_allclose(sums.rider, want, rtol=1e-5, atol=1e-6)

@@ -49,7 +49,7 @@ class Clipping:
 
 
 class _Weighted(Clipping):
-  """Weights records by a function of their norm, as `tfdp_adaptive.clipping.weights` says."""
+  """Weights records by a function of their norm, as `tfdp_adaptive.clipping.projection` says."""
 
   _kind = ''
 

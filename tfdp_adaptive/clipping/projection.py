@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines clipping: maps one record's gradient to its clipped contribution."""
+"""Defines clipping: maps one record's gradient to its clipped contribution.
 
-from typing import Any, Tuple
+A record of norm n is multiplied by a weight w(n) with n w(n) <= zeta, the clip norm:
+
+    hard     min(1, zeta / n)                       the usual clipping
+    auto_v   zeta / n, 0 where n <= 1e-12           AUTO-V, arXiv:2206.07136
+    auto_s   zeta / (n + gamma), gamma .01          AUTO-S of the same; NSGD, arXiv:2206.13033
+    psac     zeta / (n + r / (n + r)), r .1         PSAC, arXiv:2212.00328
+    tanh     zeta tanh(n / zeta) / n                smooth clipping
+    p_norm   zeta / (n^p + zeta^p)^(1/p), p 2       p = 1: auto_s at gamma = zeta; p = inf: hard
+
+The sum over records moves by at most zeta for each of these weights, so noise and accounting are
+those of hard clipping. Computed norms are never below the truth by more than rounding. n, gamma and
+r are in units of the scaled gradient. auto_v, auto_s and psac scale short records up: set zeta to
+one, and tune the learning rate instead.
+
+Variables may be clipped in groups. Group k of a record has at most the norm c_k, and the squares of
+all c_k add up to at most zeta^2.
+"""
+
+from typing import Any, NamedTuple, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import groups
-from tfdp_adaptive.clipping import weights
+from tfdp_adaptive.rules import groups as rules_groups
 
 
 def norm_and_peak(tree: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
@@ -47,10 +64,10 @@ def clip(
   norm = ratio * safe  # May overflow to inf, which is rightly not below the clip norm.
   hard = weight.kind == 'hard'
   inside = norm <= clip_norm
-  length = clip_norm if hard else weights.length(weight, norm, clip_norm)
+  size = clip_norm if hard else weighted_norm(weight, norm, clip_norm)
 
   def leaf(v: tf.Tensor) -> tf.Tensor:
-    clipped = (v / safe) * (length / tf.maximum(ratio, 1))
+    clipped = (v / safe) * (size / tf.maximum(ratio, 1))
     clipped = tf.where(inside, v, clipped) if hard else clipped
     return tf.where(finite, clipped, tf.zeros_like(v))
 
@@ -70,7 +87,7 @@ def clip_alone(
   clip_norm = tf.cast(clip_norm, norm.dtype)
 
   def quickly() -> Tuple[trees.Tree, tf.Tensor]:
-    factor = weights.factor(weight, norm, clip_norm)
+    factor = weight_of(weight, norm, clip_norm)
     return trees.map(lambda v: factor * v, tree), norm
 
   def carefully() -> Tuple[trees.Tree, tf.Tensor]:
@@ -100,8 +117,7 @@ def project_record(
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
   if ask.groups:
-    total = groups.clipped(ask, query, clip_norm, _scaled(query, gradient),
-                           lambda leaves, bound: clip(leaves, bound, ask.weight))
+    total = clipped_groups(ask, query, clip_norm, _scaled(query, gradient))
   elif ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
   elif ask.projection != 'rescale':
@@ -124,10 +140,10 @@ def _numbers(
     return ()
   scaled = _scaled(query, gradient)
   if ask.groups:
-    scaled = groups.scaled(ask, query, scaled)
+    scaled = scaled_groups(ask, query, scaled)
   if ask.rider.of_groups:
     norms = tf.stack([_norm(group) for group in scaled])
-    _, clips = groups.bounds(query, clip_norm)
+    _, clips = bounds(query, clip_norm)
     numbers = ask.rider.of_norm(norms, tf.cast(clips, norms.dtype))
   else:
     numbers = ask.rider.of_norm(scaled_norm(ask, query, gradient), clip_norm)
@@ -137,7 +153,7 @@ def _numbers(
 def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
   """[] norm of a record in the geometry of a query; not finite for records that are not."""
   scaled = _scaled(query, gradient)
-  return _norm(groups.scaled(ask, query, scaled) if ask.groups else scaled)
+  return _norm(scaled_groups(ask, query, scaled) if ask.groups else scaled)
 
 
 def _norm(tree: trees.Tree) -> tf.Tensor:
@@ -194,3 +210,120 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
   return tf.nest.pack_sequence_as(
       gradient, [tf.reshape(p, leaf.shape) for p, leaf in zip(parts, leaves)])
 
+
+SHORTEST = 1e-12  # Of auto_v: below it, directions are rounding.
+
+
+def weighted_norm(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+  """n w(n), the norm of the weighted record, for n from 0 to infinity; never above `clip_norm`.
+
+  Args:
+    weight: `contract.Weight`.
+    norm: n, [...] floating.
+    clip_norm: zeta, [].
+  """
+  zeta = _like(clip_norm, norm)
+  ones, constant = tf.ones_like(norm), tf.constant(weight.constant, norm.dtype)
+  if weight.kind == 'hard':
+    relative = tf.minimum(ones, norm / zeta)
+  elif weight.kind == 'auto_v':
+    relative = tf.where(norm > SHORTEST, ones, tf.zeros_like(norm))
+  elif weight.kind == 'auto_s':
+    relative = 1 / (1 + constant / norm)
+  elif weight.kind == 'psac':
+    relative = 1 / (1 + constant / norm / (norm + constant))
+  elif weight.kind == 'tanh':
+    relative = tf.tanh(norm / zeta)
+  else:  # By ratios to the larger: powers of either may leave the range.
+    top = tf.maximum(norm, zeta)
+    powers = tf.pow(norm / top, constant) + tf.pow(zeta / top, constant)
+    relative = tf.where(tf.math.is_finite(norm), norm / top / tf.pow(powers, 1 / constant), ones)
+  # A clip norm of zero keeps nothing, whatever the quotients are.
+  return tf.where(zeta > 0, zeta * tf.minimum(relative, ones), tf.zeros_like(norm))
+
+
+def weight_of(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+  """w(n) of finite norms; at zero, of records that are nothing but zeros, one or zero."""
+  positive = norm > 0
+  safe = tf.where(positive, norm, tf.ones_like(norm))
+  if weight.kind == 'hard':
+    inside = tf.minimum(tf.ones_like(norm), _like(clip_norm, norm) / safe)
+    return tf.where(positive, inside, tf.ones_like(norm))
+  return tf.where(positive, weighted_norm(weight, norm, clip_norm) / safe, tf.zeros_like(norm))
+
+
+def _like(clip_norm: trees.Scalar, norm: tf.Tensor) -> tf.Tensor:
+  """A number goes into float64 without a detour."""
+  return tf.cast(clip_norm, norm.dtype) if tf.is_tensor(clip_norm) else tf.constant(
+      clip_norm, norm.dtype)
+
+
+class Part(NamedTuple):
+  """The variables that are clipped by one norm: a group of an ask, or all of them."""
+
+  ask: int
+  leaves: Tuple[int, ...]
+  scale: Any  # [] that the group is multiplied by, or () for one.
+  clip: Any  # [] its clip norm.
+
+
+def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[Any, Any]:
+  """`(scale, absolute clip norm)`, [K] each.
+
+  Whatever a rule asks for, the squares of the clip norms add up to that of `clip_norm` at most.
+  """
+  relative = tf.convert_to_tensor(query.groups.clip)
+  relative = tf.maximum(relative, tf.zeros_like(relative))
+  whole = tf.maximum(tf.norm(relative), tf.ones([], relative.dtype))
+  return tf.convert_to_tensor(query.groups.scale), tf.cast(clip_norm, relative.dtype) * (
+      relative / whole)
+
+
+def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tuple[Any, ...],
+          count: int) -> Tuple[Part, ...]:
+  """All that is clipped by one norm, of records of `count` leaves."""
+  result = []
+  for i, (ask, query, clip) in enumerate(zip(asks, queries, clips)):
+    if not ask.groups:
+      result.append(Part(i, tuple(range(count)), (), clip))
+      continue
+    members = of_leaves(ask.groups, count)
+    scale, absolute = bounds(query, clip)
+    result += [Part(i, leaves, scale[k], absolute[k]) for k, leaves in enumerate(members)]
+  return tuple(result)
+
+
+def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:
+  """The leaves of every group; raises unless each leaf has one, counted from zero."""
+  if len(groups) != count:
+    raise ValueError('`groups` must name a group for every variable. '
+                     f'Received: groups={groups} for {count} variables.')
+  return rules_groups.members_of(groups)
+
+
+def scaled_groups(ask: contract.Ask, query: contract.Query,
+           tree: trees.Tree) -> Tuple[Tuple[Any, ...], ...]:
+  """The leaves of every group of one scaled record, multiplied by the group's scale."""
+  leaves = tf.nest.flatten(tree)
+  scale = tf.convert_to_tensor(query.groups.scale)
+  return tuple(tuple(tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group)
+               for k, group in enumerate(of_leaves(ask.groups, len(leaves))))
+
+
+def clipped_groups(
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar,
+    tree: trees.Tree) -> trees.Tree:
+  """Returns one scaled record, its groups multiplied by their scale and clipped.
+
+  All of it is zero if any of it is not finite, even if other groups are.
+  """
+  result = list(tf.nest.flatten(tree))
+  _, absolute = bounds(query, clip_norm)
+  groups = scaled_groups(ask, query, tree)
+  for k, (group, leaves) in enumerate(zip(of_leaves(ask.groups, len(result)), groups)):
+    bound = tf.cast(absolute[k], leaves[0].dtype)
+    for i, leaf in zip(group, clip(list(leaves), bound, ask.weight)):
+      result[i] = leaf
+  finite = is_finite(groups)
+  return trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)),
+                   tf.nest.pack_sequence_as(tree, result))

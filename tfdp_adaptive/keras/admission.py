@@ -292,9 +292,9 @@ def with_shapes(model: Any, data: Any) -> Any:
   named = isinstance(x, dict) and not isinstance(compat.input_structure(model), dict)
   if len(leaves) != len(inputs) or named:  # By name, they come in another order than the inputs.
     return data
-  leaves = [tf.ensure_shape(t, [None, *one.shape[1:]])
-            if t.shape.rank is None or None in t.shape[1:] and t.shape.rank == one.shape.rank
-            else t for t, one in zip(leaves, inputs)]
+  leaves = [tf.ensure_shape(t, [None, *one.shape[1:]]) if tf.is_tensor(t) and (
+      t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t
+            for t, one in zip(leaves, inputs)]
   return compat.keras.utils.pack_x_y_sample_weight(tf.nest.pack_sequence_as(x, leaves), y, weight)
 
 

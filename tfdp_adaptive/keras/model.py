@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import derivatives
-from tfdp_adaptive.clipping import explain
+from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
@@ -214,7 +214,7 @@ class DPModel(_Mixin):
 
   def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
-    explain.remember(self, x)
+    engines.remember(self, x)
     if not self.built:
       self._build_for(x)
     self._validate(x)

@@ -15,7 +15,7 @@ def weight(clipping: Any) -> contract.Weight:
 
   Args:
     clipping: 'hard', 'auto_v', 'auto_s' (gamma .01), 'psac' (r .1), 'tanh' or 'p_norm'
-      (p 2); see `tfdp_adaptive.clipping.weights`. A pair such as `('auto_s', .05)`
+      (p 2); see `tfdp_adaptive.clipping.projection`. A pair such as `('auto_s', .05)`
       chooses the constant, in units of the scaled gradient.
 
   Raises:
