@@ -48,6 +48,36 @@ def both(plan):
   return (plan + plan).epsilon(plan.target_delta)
 
 
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 has neither')
+@pytest.mark.parametrize('steps', [('lora',), ('lora', 'file'), ('lora', 'weights'),
+                                   ('quantize', 'file'), ('lora', 'frozen')], ids='-'.join)
+def test_adapters_and_fewer_bits_keep_what_was_spent(steps, tmp_path):
+  """They give layers other variables; a run with the adapter is added."""
+  plan = make_plan()
+  model = spent(plan, steps=4)
+  for step in steps:
+    if step == 'lora':
+      model.layers[0].enable_lora(1)
+    elif step == 'quantize':
+      model.quantize('int8')
+    elif step == 'frozen':
+      head = keras.Sequential([keras.layers.Input([3]), model.layers[0], keras.layers.Dense(1)])
+      model.layers[0].trainable = False
+      model = tfdp.make_private(head)
+    elif step == 'weights':
+      model.save_weights(tmp_path / 'm.weights.h5')
+      model = plain()
+      model.layers[0].enable_lora(1)
+      model.load_weights(tmp_path / 'm.weights.h5')
+      model = tfdp.make_private(model)
+    else:
+      model.save(tmp_path / 'm.keras')
+      model = keras.models.load_model(tmp_path / 'm.keras')
+  assert model.ledger.epsilon() == pytest.approx(plan.epsilon())
+  if 'quantize' not in steps:  # What has few bits is not trained.
+    assert trained(plan, model).ledger.epsilon() == pytest.approx(both(plan))
+
+
 @pytest.mark.pitfall(
     'A second optimizer trains the same weights, and states the epsilon of one run.',
     severity='critical', stops='the history hangs on the weights; both are counted')

@@ -32,7 +32,8 @@ _LEFT_OUT = (
     'the choice of hyperparameters, if other settings were tried on the same data',
     'exact metrics and losses computed on the training data, and early stopping by them',
     'vocabulary, normalisation and other preprocessing that looked at the data',
-    'anything else computed from the same records; guarantees of several runs add up',
+    'anything else computed from the same records; training that left no record on these weights, '
+    'such as that of values which were copied by hand (get_weights, set_weights, assign)',
 )
 COVERED = (
     'Covered: the final weights, all intermediate weights, and every noised statistic the '
