@@ -2,8 +2,7 @@
 """Finds what would let one example change the gradients of another."""
 
 from concurrent import futures
-import hashlib
-from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, MutableMapping, MutableSet, Sequence
 import weakref
 
 import numpy as np
@@ -23,10 +22,6 @@ _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do n
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
 _BY_EXAMPLE = 'LayerNormalization or GroupNormalization, as `tfdp.fix_model(model)` does'
-# How attributes begin by which TensorFlow saves what a layer has, and this library its ledger.
-_BOOKS = ('_self_', '_tfdp_')
-_KNOWN = ('keras', 'tensorflow', 'tfdp_adaptive', 'numpy', 'builtins', 'inspect', '_thread')
-_DEPTH = 4  # Of lists that layers have for attributes.
 _MIXING = {
     'BatchNormalization': _BY_EXAMPLE,
     'BatchNormalizationV1': _BY_EXAMPLE,
@@ -35,15 +30,8 @@ _MIXING = {
 }
 
 
-class _Passed(NamedTuple):
-  """Which inputs a model passed for, and how it was then."""
-
-  kinds: str
-  state: Optional[str]
-
-
 _SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
-_PASSED: MutableMapping[Any, _Passed] = weakref.WeakKeyDictionary()  # By model.
+_PASSED: MutableSet[Any] = weakref.WeakSet()
 
 
 def validate_structure(model: compat.Model) -> None:
@@ -114,72 +102,20 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   _check_inference(model, examples)
   _SEEN[model] = independence.check(
       model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
-  _PASSED[model] = _Passed(_kinds(x), _state(model))
-
-
-def ensure(model: compat.Model, x: Any = None) -> None:
-  """Validates a model unless it has passed for such inputs, and is as it was then.
-
-  A model with code of its own is always validated: that code may read a global or a module,
-  which may have changed since.
-
-  Args:
-    model: A built model.
-    x: As for `validate_model`.
-  """
-  passed = _PASSED.get(model)
-  asked = _input_specs(model) if x is None else x
-  if passed is None or passed.kinds != _kinds(asked) or (
-      passed.state is None or passed.state != _state(model)):
-    validate_model(model, x)
-
-
-def _kinds(x: Any) -> str:
-  return str(tf.nest.map_structure(lambda t: (type(t).__name__, t.shape, t.dtype), x))
-
-
-class _OwnCode(Exception):
-  """A model calls code that is not of Keras, which may read what no digest sees."""
-
-
-def _state(model: compat.Model) -> Optional[str]:
-  """A digest of all that a trace is made of; None where code that is not of Keras makes it."""
-  try:
-    layers = [layer for layer in model._flatten_layers() if layer is not model]
-    said = [(type(layer), _said(type(layer).call), layer.trainable, _said({
-        name: value for name, value in vars(layer).items() if not name.startswith(_BOOKS)}))
-            for layer in layers]
-    digest = hashlib.sha256(repr((_said(type(model).call), said)).encode())
-  except _OwnCode:
-    return None
-  for variable in compat.built_variables(model):
-    digest.update(np.ascontiguousarray(compat.read(variable)).tobytes())
-  return digest.hexdigest()
-
-
-def _said(value: Any, depth: int = _DEPTH) -> Any:
-  """What decides what a value does: its content, or which object of Keras it is."""
-  if isinstance(value, (bool, int, float, str, bytes, type(None))):
-    return value
-  if isinstance(value, (list, tuple)) and depth:
-    return [_said(one, depth - 1) for one in value]
-  if isinstance(value, dict) and depth:
-    return [(str(key), _said(one, depth - 1)) for key, one in value.items()]
-  if isinstance(value, np.ndarray):
-    return value.tobytes()
-  if str(getattr(value, '__module__', None)).partition('.')[0] not in _KNOWN:
-    raise _OwnCode
-  return id(value)
+  _PASSED.add(model)
 
 
 def seen(model: compat.Model) -> constants.Held:
-  """What a model that was validated was seen to hold; nothing of one that was not."""
+  """Returns what a model was seen to hold; nothing for one that nobody looked at."""
   return _SEEN.get(model, constants.Held([], ()))
 
 
-def copy_seen(private: compat.Model, model: compat.Model) -> None:
-  """Has a model whose layers a validated one shares hold what that one does."""
-  _SEEN[model] = seen(private)
+def look(private: compat.Model, model: compat.Model) -> None:
+  """Notes what a private model, and the model that it shares layers with, read and hold."""
+  specs = _input_specs(private)
+  if specs is not None:
+    traced = tf.function(lambda x: private(x, training=True), autograph=False)
+    _SEEN[private] = _SEEN[model] = constants.held(traced.get_concrete_function(specs))
 
 
 def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:

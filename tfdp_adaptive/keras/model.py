@@ -249,7 +249,7 @@ class DPModel(_Mixin):
       self._validated = validated | {signature}
 
   def _validate_eagerly(self, specs: Any) -> None:
-    validation.ensure(self, specs)
+    validation.validate_model(self, specs)
     run = self.optimizer.run
     run.note_numbers(self.check_held(self._public_penalty))
     run.note_model(self)

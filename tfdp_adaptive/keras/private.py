@@ -188,17 +188,18 @@ def is_task(model: Any) -> bool:
 
 
 def make_private(model: compat.Model) -> compat.Model:
-  """A private model that shares layers and weights with `model`; compile it again.
+  """Returns a private model that shares layers and weights with `model`; compile it again.
 
   Args:
-    model: Any Keras model; it is validated and left as it is.
+    model: Any Keras model, which is left as it is. The first step of the private model validates
+      it, see `validate_model`.
 
   Returns:
     A `DPModel` of the matching kind.
 
   Raises:
-    PrivacyError: If a layer mixes examples of a batch, see `validate_model`; or if the
-      model has a `train_step` or `compute_loss` of its own.
+    PrivacyError: If a layer is known to mix the examples of a batch, or if the model has a
+      `train_step` or `compute_loss` of its own.
   """
   if isinstance(model, model_lib.DPModel):
     return model
@@ -215,9 +216,7 @@ def make_private(model: compat.Model) -> compat.Model:
   if model.built:
     validation.validate_structure(model)
   private = _around(model)
-  if model.built and private.built:  # Others tell their inputs to `fit`.
-    validation.validate_model(private)
-    validation.copy_seen(private, model)
+  validation.look(private, model)
   return private
 
 
