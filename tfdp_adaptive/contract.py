@@ -303,6 +303,13 @@ def mean_sensitivity(clip_norm: Scalar, batch_size: float, adjacency: str) -> Sc
   return record_distance(adjacency) * clip_norm / batch_size
 
 
+def check_rule(rule: Any) -> None:
+  """Raises ValueError unless `rule` is a `Rule`."""
+  if not isinstance(rule, Rule):
+    raise ValueError('`rule` must be a `tfdp.rules` rule. '
+                     f'Received: rule={rule!r} of type {type(rule).__name__}.')
+
+
 def check_public(public: Tree, name: str) -> None:
   """Raises unless a rule that needs public gradients was given some."""
   if isinstance(public, tuple) and not public:

@@ -12,7 +12,7 @@ with one row of the mechanism per step over all asks together.
 
 import functools
 import math
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +33,55 @@ class State(NamedTuple):
 
   noise: noise_lib.State
   secret: Any  # Clean state of the statistics, one entry per ask.
+
+
+def settings(
+    rule: contract.Rule, plan: Any = None, *, l2_norm_clip: Optional[float] = None,
+    noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
+    mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
+    steps: Optional[int] = None) -> Dict[str, Any]:
+  """Returns arguments of `Privatizer`: those of a plan, or those given, but never of both.
+
+  With a plan, only the clip norm may be given as well.
+  """
+  numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
+                 batch_size=batch_size)
+  fixed = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
+               adjacency=adjacency, steps=steps)
+  if plan is not None:
+    if not hasattr(plan, 'check_rule'):
+      raise ValueError('`plan` must be a `tfdp.PrivacyPlan` or None. '
+                       f'Received: plan={plan!r} of type {type(plan).__name__}.')
+    given = {name: value for name, value in fixed.items() if value is not None}
+    if given:
+      raise ValueError('With a `plan`, these come from the plan and must not be given again. '
+                       f'Received: {given}.')
+    plan.check_rule(rule)
+    chosen = {name: getattr(plan, name) for name in fixed}
+    chosen['l2_norm_clip'] = plan.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+  else:
+    missing = sorted(name for name, value in numbers.items() if value is None)
+    if missing:
+      raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
+                       '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy. '
+                       f'Received: {numbers}.')
+    chosen = {**fixed, **numbers, 'adjacency': 'zero_out' if adjacency is None else adjacency}
+    _check(chosen)
+  independent_noise = (type(None), independent.IndependentGaussian)
+  if rule.independent_noise and not isinstance(chosen['mechanism'], independent_noise):
+    raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
+                     f"noise. Received: mechanism={chosen['mechanism']!r}.")
+  return chosen
+
+
+def _check(arguments: Dict[str, Any]) -> None:
+  checks.positive(**{name: arguments[name] for name in ('l2_norm_clip', 'batch_size')})
+  checks.not_negative(noise_multiplier=arguments['noise_multiplier'])
+  contract.check_adjacency(arguments['adjacency'])
+  mechanism = arguments['mechanism']
+  if mechanism is not None and not isinstance(mechanism, mechanisms.Mechanism):
+    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                     f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
 
 
 class Privatizer:
@@ -59,23 +108,18 @@ class Privatizer:
       noise_multiplier: float, batch_size: float, adjacency: str = 'zero_out',
       mechanism: Optional[mechanisms.Mechanism] = None, steps: Optional[int] = None,
       seed: Optional[int] = None, allow_non_private: bool = False) -> None:
-    checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
-    checks.not_negative(noise_multiplier=noise_multiplier)
-    contract.check_adjacency(adjacency)
+    _check(dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
+                batch_size=batch_size, adjacency=adjacency, mechanism=mechanism))
     if steps is not None:
       checks.whole(steps=steps)
     self._asks = tuple(asks)
     self._l2_norm_clip = float(l2_norm_clip)
-    self._noise_multiplier = float(noise_multiplier)
-    self._batch_size = float(batch_size)
-    self._adjacency = adjacency
+    self.noise_multiplier = float(noise_multiplier)
+    self.batch_size = float(batch_size)
+    self.adjacency = adjacency
     mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
-    if not isinstance(mechanism, mechanisms.Mechanism):
-      raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
-                       f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
     limits = [n for n in (steps, mechanism.steps) if n is not None]
-    self._steps = min(limits) if limits else None
-    self._allow_non_private = allow_non_private
+    self.steps = min(limits) if limits else None
     for ask in self._asks:
       contract.check_rider(ask)
       if ask.second is not None and not ask.second.private and not allow_non_private:
@@ -94,9 +138,9 @@ class Privatizer:
       raise ValueError('Noise of the operating system has no seed. Received: '
                        f'seed={seed}, mechanism={mechanism!r}. Leave one of them out.')
     assert isinstance(mechanism, independent.IndependentGaussian)
-    self._noise = discrete.stream(mechanism, self._noise_multiplier)
+    self._noise = discrete.stream(mechanism, self.noise_multiplier)
     self._grid_steps = discrete.integer_stddev(
-        self._noise_multiplier, mechanism.rounding, discrete.count(self._release_specs))
+        self.noise_multiplier, mechanism.rounding, discrete.count(self._release_specs))
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Of what is noised for an ask."""
@@ -109,10 +153,10 @@ class Privatizer:
     """`(factor of the other noise, std of the rider's mean)` for a noise multiplier of one."""
     if ask.rider is None:
       return 1.0, 0.0
-    factor, std = ask.rider.noise(self._noise_multiplier, self._batch_size)
-    distance = contract.record_distance(self._adjacency)
-    return factor, (distance * std / self._noise_multiplier / self._batch_size
-                    if self._noise_multiplier else 0.0)
+    factor, std = ask.rider.noise(self.noise_multiplier, self.batch_size)
+    distance = contract.record_distance(self.adjacency)
+    return factor, (distance * std / self.noise_multiplier / self.batch_size
+                    if self.noise_multiplier else 0.0)
 
   def _check_range(self) -> None:
     """Raises where the dtype holds no clip norm, or no variance of noise, of this size."""
@@ -120,10 +164,10 @@ class Privatizer:
     units, stddevs = [clip], []
     with np.errstate(all='ignore'):
       for ask, (factor, rider_std) in zip(self._asks, self._riders):
-        stds = (ask.second.stddevs(clip, self._batch_size, self._adjacency) if ask.second else
-                (contract.mean_sensitivity(clip, self._batch_size, self._adjacency), 0.0))
+        stds = (ask.second.stddevs(clip, self.batch_size, self.adjacency) if ask.second else
+                (contract.mean_sensitivity(clip, self.batch_size, self.adjacency), 0.0))
         units += [*stds, rider_std]
-        stddevs += [float(std * self._noise_multiplier * scale)
+        stddevs += [float(std * self.noise_multiplier * scale)
                     for std, scale in zip(units[-3:], (factor, factor, 1.0))]
     limits = np.finfo(dtype.as_numpy_dtype)
     least, most = float(limits.tiny), float(limits.max)
@@ -132,29 +176,8 @@ class Privatizer:
       raise ValueError(
           f'Clip norms must fit into {dtype.name}, and so must the squares of the standard '
           f'deviations of noise, {stddevs}. Received: l2_norm_clip={clip:g}, noise_multiplier='
-          f'{self._noise_multiplier}, batch_size={self._batch_size}. Scale the loss, and the clip '
+          f'{self.noise_multiplier}, batch_size={self.batch_size}. Scale the loss, and the clip '
           'norm with it.')
-
-  @property
-  def noise_multiplier(self) -> float:
-    return self._noise_multiplier
-
-  @property
-  def batch_size(self) -> float:
-    return self._batch_size
-
-  @property
-  def adjacency(self) -> str:
-    return self._adjacency
-
-  @property
-  def steps(self) -> Optional[int]:
-    return self._steps
-
-  @property
-  def on_host(self) -> bool:
-    """Whether noise is made in Python, where XLA cannot compile it."""
-    return self._grid_steps is not None
 
   def init(self) -> State:
     """Fresh SECRET state; its key is drawn when this runs, not when it is traced."""
@@ -186,7 +209,7 @@ class Privatizer:
                        f'Received: {len(self._asks)} asks, {len(queries)} queries, '
                        f'{len(sums)} sums.')
     dtype = self._dtype()
-    is_open = noise_lib.within(state.noise.row, self._steps)
+    is_open = noise_lib.within(state.noise.row, self.steps)
     rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
     row_variance = tf.cast(row_variance, dtype)
     shares = [tf.cast(query.share, dtype) for query in queries]
@@ -198,24 +221,24 @@ class Privatizer:
         state.secret):
       asked = share > 0
       allowed = is_open & asked
-      spread = self._noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
+      spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
       mean = trees.map(
-          lambda t: tf.where(allowed, t / self._batch_size, 0), _as_specs(ask_sums.total, spec[0]))
+          lambda t: tf.where(allowed, t / self.batch_size, 0), _as_specs(ask_sums.total, spec[0]))
       if ask.second is None:
         std, value, value_std = (
-            contract.mean_sensitivity(clip, self._batch_size, self._adjacency), (), ())
+            contract.mean_sensitivity(clip, self.batch_size, self.adjacency), (), ())
       else:
         square = () if not ask.second.per_record_square else trees.map(
-            lambda t: tf.where(allowed, t / self._batch_size, 0),
+            lambda t: tf.where(allowed, t / self.batch_size, 0),
             _as_specs(ask_sums.square, self.specs))
-        std, value_std = ask.second.stddevs(clip, self._batch_size, self._adjacency)
+        std, value_std = ask.second.stddevs(clip, self.batch_size, self.adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
         # Past the end the value must go too: it may hold the clean past.
         value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
         secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
       rider = ((), ())
       if ask.rider is not None:
-        numbers = trees.map(lambda t: tf.where(allowed, t / self._batch_size, 0),
+        numbers = trees.map(lambda t: tf.where(allowed, t / self.batch_size, 0),
                             _as_specs(ask_sums.rider, spec[2]))
         rider = _noised(numbers, row[2], tf.constant(rider_std, dtype), spread, row_variance, asked,
                         self._grid_steps)

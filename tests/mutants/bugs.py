@@ -50,8 +50,8 @@ _BY_FILE = {
          'Releases in different units would be averaged.', 'rules/low_pass_test.py'),
     ],
     'tfdp_adaptive/privatizer.py': [
-        ('data after the last step', 'tf.where(allowed, t / self._batch_size, 0), _as_specs('
-         'ask_sums.total', 'tf.where(asked, t / self._batch_size, 0), _as_specs(ask_sums.total',
+        ('data after the last step', 'tf.where(allowed, t / self.batch_size, 0), _as_specs('
+         'ask_sums.total', 'tf.where(asked, t / self.batch_size, 0), _as_specs(ask_sums.total',
          'Steps beyond the plan would release data that nobody accounts for.', _PRIVATIZER),
         ('noise without share', 'tf.sqrt(excess / tf.where(asked, share, 1))', 'tf.sqrt(excess)',
          'Two queries of one step would cost twice.', _PRIVATIZER),
@@ -69,8 +69,8 @@ _BY_FILE = {
          'secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)',
          'secret = new_secret', 'A step that is not asked would leave a trace in later ones.',
          'privatizer_test.py rules/identities_test.py'),
-        ("rider's noise under replace", '(distance * std / self._noise_multiplier',
-         '(std / self._noise_multiplier', 'Half the noise of quantile_clip under replace.', _RIDER),
+        ("rider's noise under replace", '(distance * std / self.noise_multiplier',
+         '(std / self.noise_multiplier', 'Half the noise of quantile_clip under replace.', _RIDER),
         ('variance without row norm', 'tf.square(std) * row_variance, 0)', 'tf.square(std), 0)',
          'Rules that subtract the noise would subtract the wrong one.', _PRIVATIZER),
         ('second statistic beside a rider', '*(_noised(value, row[1], value_std, factor * spread,',
@@ -79,7 +79,7 @@ _BY_FILE = {
         ('mean beside a rider', '*_noised(mean, row[0], std, factor * spread,',
          '*_noised(mean, row[0], std, spread,', 'The rider rides for nothing: two releases.',
          _RIDER),
-        ('more steps than designed', 'self._steps = min(limits)', 'self._steps = max(limits)',
+        ('more steps than designed', 'self.steps = min(limits)', 'self.steps = max(limits)',
          'Rows beyond the mechanism have no sensitivity.', _PRIVATIZER),
         ('noise of one sign', 'v + tf.cast(std, v.dtype) * z', 'v + tf.cast(std, v.dtype) * '
          'tf.abs(z)', 'Half-normal noise hides nothing on one side.', _PRIVATIZER),
@@ -490,13 +490,14 @@ _BY_FILE = {
         ('plain copies', '_around(copy) if isinstance(', 'copy if isinstance(',
          'They would train without privacy.', 'keras/habits_test.py'),
     ],
-    'tfdp_adaptive/independence/validation.py': [
-        ('a model that was changed', 'passed.state is None or passed.state != _state(model)',
-         'False', 'What trains would not be what was analysed.', 'keras/entered_test.py'),
-        ('own code that was changed', 'passed.state is None or passed.state', 'passed.state',
-         'Own code may read a global.', 'keras/entered_test.py'),
-        ('inputs of another kind', ' or passed.kinds != _kinds(asked)', '',
-         'Code may ask for the size of a batch.', 'keras/entered_test.py'),
+    'tfdp_adaptive/keras/model.py': [
+        ('a model that was not analysed', '    validation.validate_model(self, specs)\n', '',
+         'What trains would be taken on trust.', 'keras/entered_test.py'),
+        ('inputs of another kind', 'if signature not in validated:', 'if not validated:',
+         'Code may ask for the size of a batch.', 'keras/padding_test.py'),
+        ('an optimizer that is assigned knows nothing', "if name == 'optimizer' and isinstance(",
+         "if name == 'other' and isinstance(", 'It would state the epsilon of one run.',
+         _EVERYWHERE),
     ],
     'tfdp_adaptive/keras/run.py': [
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
@@ -540,11 +541,6 @@ _BY_FILE = {
          _EVERYWHERE),
         ('no line is read', "if '0' in content and hasattr(saved, 'variables'):",
          "if '1' in content and hasattr(saved, 'variables'):", 'Reading weights would be free.',
-         _EVERYWHERE),
-    ],
-    'tfdp_adaptive/keras/model.py': [
-        ('an optimizer that is assigned knows nothing', "if name == 'optimizer' and isinstance(",
-         "if name == 'other' and isinstance(", 'It would state the epsilon of one run.',
          _EVERYWHERE),
     ],
     'tfdp_adaptive/keras/optimizer.py': [

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -30,18 +29,6 @@ _REFUSED = {
     'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
              '`learning_rate`; or `weight_decay`.',
 }
-
-
-def check_rule(rule: Any) -> None:
-  if not isinstance(rule, contract.Rule):
-    raise ValueError('`rule` must be a `tfdp.rules` rule. '
-                     f'Received: rule={rule!r} of type {type(rule).__name__}.')
-
-
-def check_plan(plan: Any) -> None:
-  if plan is not None and not isinstance(plan, plan_lib.PrivacyPlan):
-    raise ValueError('`plan` must be a `tfdp.PrivacyPlan` or None. '
-                     f'Received: plan={plan!r} of type {type(plan).__name__}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,52 +109,6 @@ def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optiona
   if not isinstance(own_sampler, str) or not own_sampler.strip():
     raise ValueError('`own_sampler` must say in words how records are chosen; the statement '
                      f'repeats it. Received: own_sampler={own_sampler!r}.')
-
-
-def privatizer_arguments(
-    rule: contract.Rule, plan: Optional[plan_lib.PrivacyPlan], l2_norm_clip: Optional[float],
-    noise_multiplier: Optional[float], batch_size: Optional[float],
-    mechanism: Optional[mechanisms.Mechanism], adjacency: Optional[str]) -> Dict[str, Any]:
-  """Arguments of the privatizer, from the plan or from the call, never from both."""
-  private = _chosen_arguments(
-      rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
-  independent = (type(None), mechanisms.IndependentGaussian)
-  if rule.independent_noise and not isinstance(private['mechanism'], independent):
-    raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
-                     f"noise. Received: mechanism={private['mechanism']!r}.")
-  return private
-
-
-def _chosen_arguments(
-    rule: contract.Rule, plan: Optional[plan_lib.PrivacyPlan], l2_norm_clip: Optional[float],
-    noise_multiplier: Optional[float], batch_size: Optional[float],
-    mechanism: Optional[mechanisms.Mechanism], adjacency: Optional[str]) -> Dict[str, Any]:
-  explicit = dict(noise_multiplier=noise_multiplier, batch_size=batch_size, mechanism=mechanism,
-                  adjacency=adjacency)
-  if plan is not None:
-    given = {k: v for k, v in explicit.items() if v is not None}
-    if given:
-      raise ValueError('With a `plan`, these come from the plan and must not be given again. '
-                       f'Received: {given}.')
-    plan.check_rule(rule)
-    return dict(l2_norm_clip=plan.l2_norm_clip if l2_norm_clip is None else l2_norm_clip,
-                noise_multiplier=plan.noise_multiplier, batch_size=plan.batch_size,
-                mechanism=plan.mechanism, adjacency=plan.adjacency)
-  required = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
-                  batch_size=batch_size)
-  missing = sorted(k for k, v in required.items() if v is None)
-  if missing:
-    raise ValueError(f'Missing {missing}: there is no safe default. Give them, or a '
-                     '`plan=tfdp.PrivacyPlan(...)`, which also accounts for the privacy. '
-                     f'Received: {required}.')
-  if mechanism is not None and not isinstance(mechanism, mechanisms.Mechanism):
-    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
-                     f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
-  checks.positive(l2_norm_clip=l2_norm_clip, batch_size=batch_size)
-  checks.not_negative(noise_multiplier=noise_multiplier)
-  adjacency = adjacency or 'zero_out'
-  contract.check_adjacency(adjacency)
-  return dict(required, mechanism=mechanism, adjacency=adjacency)
 
 
 def check_public(batch: Any) -> Any:

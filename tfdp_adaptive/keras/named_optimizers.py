@@ -52,6 +52,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
                   performance=dataclasses.asdict(self.performance),
                   average_iterates=self.average_iterates, own_sampler=self.own_sampler,
                   diagnostics=self.diagnostics)
+    del config['steps']
     if self.plan is not None:
       config['plan'] = self.plan.to_json()
       for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):

@@ -105,28 +105,27 @@ class DPOptimizer(compat.GlobalOptimizer):
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
       name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
-    arguments.check_rule(rule)
-    arguments.check_plan(plan)
+    contract.check_rule(rule)
     # Constructors of subclasses, which call this one.
     depth = sum('__init__' in vars(one) for one in type(self).__mro__[
         :type(self).__mro__.index(DPOptimizer)])
     clipping = choices.chosen(clipping, kwargs, depth + 1)
     performance = arguments.performance(performance, kwargs, depth + 1)
-    rule = clipping.rule(rule, *(
-        (batch_size, noise_multiplier) if plan is None else
-        (plan.batch_size, plan.noise_multiplier)))
+    given: Any = dict(batch_size=batch_size, noise_multiplier=noise_multiplier)
+    rule = clipping.rule(rule, **{
+        name: getattr(plan, name, value) for name, value in given.items()})
     arguments.check_averages(rule, average_iterates, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
-    private = arguments.privatizer_arguments(
-        rule, plan, l2_norm_clip, noise_multiplier, batch_size, mechanism, adjacency)
+    private = privatizer_lib.settings(
+        rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency, **given)
     rule = privatizer_lib.bound(rule, private['mechanism'])
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(private=private, rule_config=None, update=None, average=None,
                            public_data=None)
     self.plan = plan
-    for setting, value in private.items():
-      setattr(self, setting, value)
+    for setting in set(private) - {'steps'}:
+      setattr(self, setting, private[setting])
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
     self._take_rule(rule)
@@ -225,7 +224,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype), getattr(v, 'path', v.name))
                for v in var_list]
       privatizer = privatizer_lib.Privatizer(
-          self.rule.asks, specs, steps=getattr(self.plan, 'steps', None), **self._hidden.private)
+          self.rule.asks, specs, **self._hidden.private)
       self._warn_of_regimes(privatizer.specs)
       initial = (self.rule.init(privatizer.specs), privatizer.init())
       key = initial[1].noise.key

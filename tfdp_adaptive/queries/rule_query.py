@@ -47,9 +47,7 @@ class Params(NamedTuple):
 
 def check_rule(rule: contract.Rule) -> None:
   """Raises unless noisy gradients alone determine the rule's update."""
-  if not isinstance(rule, contract.Rule):
-    raise ValueError('`rule` must be a `tfdp.rules` rule. '
-                     f'Received: rule={rule!r} of type {type(rule).__name__}.')
+  contract.check_rule(rule)
   if rule.public is not None or rule.project is not None:
     needs = ('public gradients at the current parameters' if rule.public is not None
              else 'to project the parameters')
@@ -109,42 +107,21 @@ class RuleQuery(sums.SumAggregationDPQuery):
       max_participations: Optional[int] = None) -> None:
     check_rule(rule)
     trees.check_specs(specs=specs)
-    numbers = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier,
-                   batch_size=batch_size)
-    if plan is not None:
-      if not hasattr(plan, 'check_rule'):
-        raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={plan!r}.')
-      given = [name for name, value in dict(
-          numbers, mechanism=mechanism, steps=steps, adjacency=adjacency).items()
-               if value is not None]
-      if given:
-        raise ValueError(f'`plan` already fixes {given}; leave them out. Received: both.')
-      numbers = {name: getattr(plan, name) for name in numbers}
-      adjacency, mechanism, steps = plan.adjacency, plan.mechanism, plan.steps
+    given: Any = dict(batch_size=batch_size, noise_multiplier=noise_multiplier)
     rule = choices.for_query(
-        clipping, 1, quantile_clip=quantile_clip, slack_clip=slack_clip).rule(
-            rule, numbers['batch_size'], numbers['noise_multiplier'])
-    if plan is not None:
-      plan.check_rule(rule)
-    else:
+        clipping, 1, quantile_clip=quantile_clip, slack_clip=slack_clip).rule(rule, **{
+            name: getattr(plan, name, value) for name, value in given.items()})
+    numbers = privatizer.settings(
+        rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency,
+        steps=steps, **given)
+    if plan is None:
       _check_participations(rule, max_participations)
-    missing = [name for name, value in numbers.items() if value is None]
-    if missing:
-      raise ValueError(f'`plan`, or each of {sorted(numbers)}, must be given. '
-                       f'Received: {missing} missing.')
     self._specs = specs
-    self._mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
+    self._mechanism = numbers['mechanism'] or independent.IndependentGaussian()
     streams.for_graphs(self._mechanism)
-    rule = privatizer.bound(rule, self._mechanism)
-    self._rule = rule
-    if rule.independent_noise and not isinstance(
-        self._mechanism, independent.IndependentGaussian):
-      raise ValueError(f'`mechanism` must be IndependentGaussian() for {rule.name}, whose formula '
-                       f'needs independent noise. Received: mechanism={self._mechanism!r}.')
+    self._rule = privatizer.bound(rule, self._mechanism)
     self._privatizer = privatizer.Privatizer(
-        rule.asks, specs, **numbers, adjacency='zero_out' if adjacency is None else adjacency,
-        mechanism=self._mechanism, steps=steps,
-        seed=seed, allow_non_private=allow_non_private)
+        self._rule.asks, specs, **numbers, seed=seed, allow_non_private=allow_non_private)
 
   @property
   def event(self) -> dp_accounting.DpEvent:
