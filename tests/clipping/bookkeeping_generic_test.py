@@ -146,7 +146,7 @@ def test_refused(name):
   model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(make()(inputs))))
   x = tf.constant(RNG.normal(size=(3,) + shape), tf.float32)
   supported, reason = bookkeeping.supports(model, x)
-  assert not supported and message in reason and "engine='materialized'" in reason
+  assert not supported and message in reason and "tfdp.Performance('materialized')" in reason
   batch = interface.Batch(x, tf.zeros([3, 2]), (), tf.ones([3], tf.bool))
   with pytest.raises(bookkeeping.Unsupported, match=message):
     bookkeeping.engine(model, oracle.squared_error, batch, oracle.request(1.0))

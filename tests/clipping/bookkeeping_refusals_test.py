@@ -171,7 +171,7 @@ def test_a_loss_that_reads_weights(reads):
   for name in ('bookkeeping', 'layered'):
     engine = engines.choose(name, model, [contract.Ask()], x)
     for step in (lambda: engine(*arguments), tf.function(lambda: engine(*arguments))):
-      with pytest.raises(bookkeeping.Unsupported, match="reads .*or engine='materialized'"):
+      with pytest.raises(bookkeeping.Unsupported, match="reads .*or performance=tfdp.Performance"):
         step()
   expected = oracle.by_definition(
       model, oracle.gradients(model, loss, batch), batch.mask, arguments[-1])

@@ -379,7 +379,7 @@ _BY_FILE = {
          'The sampling probability is that of the plan: others are not accounted for.',
          'batches/batches_test.py accounting/sampling_test.py'),
     ],
-    'tfdp_adaptive/batches/copies.py': [
+    'tfdp_adaptive/batches/sources.py': [
         ('a source that gives others', 'elif known != digest:', 'elif False:',
          'One record may stand in the place of many.', 'keras/ways_out_test.py'),
     ],

@@ -15,7 +15,6 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
-from tfdp_adaptive.batches import copies
 from tfdp_adaptive.batches import indices as indices_lib
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
@@ -93,8 +92,8 @@ def of_plan(
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.of(data)
-  if not isinstance(source, copies.Watched):
-    source = copies.Watched(source, changing, counts=plan.unit != 'user')
+  if not isinstance(source, sources.Watched):
+    source = sources.Watched(source, changing, counts=plan.unit != 'user')
   kept = coins_lib.of(plan, coins)  # All passes share them: steps take each batch once.
   records: Union[users_lib.Examples, users_lib.Users] = users_lib.Examples(source)
   chosen: Optional[Callable[[], np.ndarray]] = None

@@ -272,8 +272,8 @@ def _check_asks(asks: Tuple[contract.Ask, ...]) -> None:
     if ask.projection != 'rescale':
       raise Unsupported(
           "`projection` must be 'rescale' for the book-keeping engine: other projections need the "
-          f"gradient of every record. Received: projection={ask.projection!r}. Use engine='auto', "
-          "or 'layered'.")
+          f"gradient of every record. Received: projection={ask.projection!r}. Use "
+          "performance=tfdp.Performance('auto'), or 'layered'.")
 
 
 def prove(model: compat.Model, x: Any) -> tracing.Proof:

@@ -19,7 +19,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import limits
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import tracing
@@ -115,7 +114,7 @@ def in_range(model: compat.Model, x: Any) -> Tuple[Any, Any]:
   try:
     rows = bookkeeping.prove(model, x).limits
   except registry.Unsupported:
-    rows = limits.traced(model, x)
+    rows = tracing.traced_limits(model, x)
   flat, inside = tf.nest.flatten(x), None
   for i, limit in rows.items():
     above = flat[i] >= 0 if flat[i].dtype.is_integer else flat[i] > -1  # Its whole part counts.

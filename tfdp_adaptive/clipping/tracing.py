@@ -9,14 +9,16 @@ layers called where the batch is not the first axis or inside another graph.
 """
 
 import contextlib
+import functools
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import limits
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import protocol
+from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
 
@@ -98,7 +100,7 @@ def units(model: compat.Model) -> List[Unit]:
       raise registry.Unsupported(
           'Every trainable variable must belong to a layer inside the model. Received: '
           f'{compat.describe(variable)}, which does not. Give it a layer of its own, or use '
-          "engine='materialized'.")
+          f'{registry.WHOLE}.')
   return model_units
 
 
@@ -132,16 +134,16 @@ def probe(model: compat.Model, x: Any) -> Proof:
   rows_of: Dict[int, int] = {}
 
   def run(inputs: Any) -> tf.Tensor:
-    with tape, limits.listening(model) as heard:
+    with tape, listening(model) as heard:
       outputs = recorder.run(model, inputs)
-    rows_of.update(limits.of(heard, tf.nest.flatten(inputs)))
+    rows_of.update(limits_of(heard, tf.nest.flatten(inputs)))
     for record in recorder.records:
       for output in registry.tensors(record.call.outputs):
         if output.shape.rank is None or output.shape[0] != _PROBE * record.call.times:
           raise registry.Unsupported(
               f'Layer {record.unit.layer.name!r} must be called with the batch as first axis. '
               f'Received: a result of shape {output.shape} for a trial batch of {_PROBE}. '
-              "Broadcast its input to the batch first, or use engine='materialized'.")
+              f'Broadcast its input to the batch first, or use {registry.WHOLE}.')
     for output in tf.nest.flatten(outputs):
       if output.shape.rank is None or output.shape[0] != _PROBE:
         raise registry.Unsupported(
@@ -171,7 +173,7 @@ def probe(model: compat.Model, x: Any) -> Proof:
   except tf.errors.OperatorNotAllowedInGraphError as error:
     raise registry.Unsupported(
         "Layers must do without Python conditions and loops on tensors. Received one's refusal: "
-        f"{str(error).splitlines()[0]} Use tf.cond, or engine='materialized'.") from error
+        f'{str(error).splitlines()[0]} Use tf.cond, or {registry.WHOLE}.') from error
   return Proof(tuple(flags), rows_of)
 
 
@@ -200,7 +202,7 @@ def no_reads(model: compat.Model) -> Iterator[None]:
       raise registry.Unsupported(
           "The loss must depend on the weights through the model's outputs alone. Received: a loss "
           f'that reads {compat.describe(variable)}. Use a regularizer of the weights (such as '
-          "`kernel_regularizer`), or engine='materialized'.")
+          f'`kernel_regularizer`), or {registry.WHOLE}.')
 
 
 class Recorder:
@@ -241,7 +243,7 @@ class Recorder:
             f'{compat.describe(trainable[key])}, read '
             + (f'by layer {unit.layer.name!r}' if unit else "by the model's own code")
             + '. Move the computation into the owner (as a tied softmax into a reversible '
-            "embedding), or use engine='materialized'.")
+            f'embedding), or use {registry.WHOLE}.')
     return outputs
 
   def called(
@@ -257,7 +259,7 @@ class Recorder:
     if graph is not self._graph or not _recording():
       raise registry.Unsupported(
           f'Layer {layer.name!r} is called inside a loop, a condition, a tf.function or a '
-          "rematerialization, where its gradients cannot be seen. Use engine='materialized'.")
+          f'rematerialization, where its gradients cannot be seen. Use {registry.WHOLE}.')
     self._pause()
     self._owners.append(unit)
     self._listen()
@@ -347,3 +349,60 @@ def _wrapper(layer: compat.Layer, function: Callable[..., Any]) -> Callable[...,
     return recorder.called(layer, converted, args, kwargs)
 
   return compat.unconverted(call)
+
+
+_SAME_VALUES = {'Cast', 'Identity', 'Reshape', 'ExpandDims', 'Squeeze', 'EnsureShape'}
+_EMBEDDING = compat.keras.layers.Embedding
+
+
+@contextlib.contextmanager
+def listening(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
+  """Collects `(embedding, ids)` of all calls inside, whether its table is trained or not."""
+  heard: List[Tuple[Any, Any]] = []
+  layers = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, _EMBEDDING)}
+  with contextlib.ExitStack() as stack:
+    for layer in layers.values():
+      stack.enter_context(swaps.swapped(layer, call=_hearing(layer, layer.call, heard)))
+    yield heard
+
+
+def _hearing(layer: Any, call: Any, heard: List[Tuple[Any, Any]]) -> Any:
+  @functools.wraps(call)
+  def wrapper(*args: Any, **kwargs: Any) -> Any:
+    backwards = kwargs.get('reverse') or len(args) > 1 and args[1]  # Of a reversible one.
+    if args and not backwards:
+      heard.append((layer, args[0]))
+    return call(*args, **kwargs)
+  return wrapper
+
+
+def limits_of(heard: List[Tuple[Any, Any]], inputs: List[Any]) -> Dict[int, int]:
+  """{position of a flat input: number of rows} of inputs whose values embeddings take."""
+  positions = {id(t): i for i, t in enumerate(inputs)}
+  limits: Dict[int, int] = {}
+  for layer, ids in heard:
+    while (tf.is_tensor(ids) and tf.is_symbolic_tensor(ids) and id(ids) not in positions
+           and ids.op.type in _SAME_VALUES):
+      ids = ids.op.inputs[0]
+    if id(ids) in positions:
+      i = positions[id(ids)]
+      limits[i] = min(limits.get(i, layer.input_dim), layer.input_dim)
+  return limits
+
+
+def traced_limits(model: Any, x: trees.Tree) -> Dict[int, int]:
+  """Returns `limits_of` a model called on inputs like `x`; {} if it cannot be traced."""
+  limits: Dict[int, int] = {}
+
+  def run(inputs: trees.Tree) -> tf.Tensor:
+    with listening(model) as heard:
+      model(inputs, training=True)
+    limits.update(limits_of(heard, tf.nest.flatten(inputs)))
+    return tf.zeros([])
+
+  try:
+    tf.function(run, autograph=False).get_concrete_function(
+        tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x))
+  except (TypeError, ValueError, tf.errors.OpError):
+    return {}  # Whoever trains it will say why.
+  return limits

@@ -22,11 +22,9 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.independence import changes
 from tfdp_adaptive.independence import constants as constants_lib
 from tfdp_adaptive.independence import draws
 from tfdp_adaptive.independence import probes
-from tfdp_adaptive.independence import writes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
 _MORE = 6  # Times as many.
@@ -58,7 +56,7 @@ def check(
   traces = _Traces(model, leaves, structure, static is not None, after_call)
   _check_code(model, traces, n)
   first = traces.of(n)
-  written = writes.find(first.concrete, first.inputs)
+  written = constants_lib.written(first.concrete, first.inputs)
   if written:
     raise errors.PrivacyError(
         'Layers write statistics of the data into what outlives the step, around clipping and '
@@ -153,7 +151,7 @@ def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
   before = run(batch)
   _accepted(run, [np.zeros_like(t) for t in batch])
   after = run(batch)
-  if not all(changes.near(old, new, _ROUNDING) for old, new in zip(
+  if not all(near(old, new, _ROUNDING) for old, new in zip(
       before.outputs + before.factors, after.outputs + after.factors)):
     raise errors.PrivacyError(
         'A step must be a function of its batch, its variables and draws of TensorFlow. Received: '
@@ -169,9 +167,9 @@ def _check_contents(
   run = traces.runner(n)
   run.salt, run.count, run.rate = salt, count, rate
   two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
-  cases = [(kind, kept) for kind in changes.CHANGES for kept in (two, last)]
+  cases = [(kind, kept) for kind in CHANGES for kept in (two, last)]
   cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
-  bases = [leaves] + [changes.ragged(leaves, slice(None, None, step)) for step in (1, -1)]
+  bases = [leaves] + [ragged(leaves, slice(None, None, step)) for step in (1, -1)]
   heavy = _size(run(leaves + [_errors(n)])) > _HEAVY
   if salt or count is not None or rate is not None:
     cases = [(kind, two) for kind in ('permuted', 'scaled')]
@@ -181,7 +179,7 @@ def _check_contents(
              ('shortened', two)]
     bases = bases[:2]
   for base in bases:
-    _compare(run, base, [(kind, changes.CHANGES[kind], kept) for kind, kept in cases])
+    _compare(run, base, [(kind, CHANGES[kind], kept) for kind, kept in cases])
   run.salt, run.count, run.rate = 0.0, None, None
 
 
@@ -192,10 +190,10 @@ def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
   for words, change, kept in cases if before is not None else ():
     after = _run_changed(run, batch, change, kept)
     if after is not None:
-      how = changes.difference(run, before, after, kept, kept, _ROUNDING)
+      how = difference(run, before, after, kept, kept, _ROUNDING)
       if how:
         raise mixes(f'{how} when others are {words}', max(
-            changes.moved(run, before, after, kept, kept), _influence(run, batch, before)))
+            moved(run, before, after, kept, kept), _influence(run, batch, before)))
 
 
 def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
@@ -209,7 +207,7 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> N
     filled = lambda rows, _, __, c=c: constants_lib.filled(rows, c)
     words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
     _compare(run, base, [(words, filled, kept)] + [
-        (kind, changes.CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
+        (kind, CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
 
 
 def _check_sizes(
@@ -245,9 +243,9 @@ def _check_sizes(
     after = _accepted(run, [t[taken] for t in batch])
     if after is not None:
       places = list(range(len(rows)))
-      how = changes.difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
+      how = difference(run, before, after, rows, places, _ROUNDING_OF_SIZES)
       if how:
-        raise mixes(f'{how} when {words}', changes.moved(run, before, after, rows, places))
+        raise mixes(f'{how} when {words}', moved(run, before, after, rows, places))
 
 
 def _accepted(run: Any, batch: Any) -> Any:
@@ -282,9 +280,9 @@ def _influence(run: Any, batch: Any, before: Any) -> float:
   for row in {0, n // 2, n - 1}:
     kept = [i for i in range(n) if i != row][:SIZE]
     for kind in ('zeroed', 'negated', 'copies'):
-      after = _run_changed(run, batch, changes.CHANGES[kind], kept)
+      after = _run_changed(run, batch, CHANGES[kind], kept)
       if after is not None:
-        worst = max(worst, changes.moved(run, before, after, kept, kept))
+        worst = max(worst, moved(run, before, after, kept, kept))
   return worst
 
 
@@ -299,3 +297,82 @@ def mixes(how: str, moved: float = 0.0) -> errors.PrivacyError:
 
 def _dtype(array: np.ndarray) -> tf.DType:
   return tf.string if array.dtype.kind in 'OSU' else tf.as_dtype(array.dtype)
+
+
+def ragged(leaves: List[np.ndarray], order: Any) -> List[np.ndarray]:
+  """Examples of several lengths: zeros after what is kept of the first axis, or before."""
+  leaves = [np.copy(t) for t in leaves]
+  n = len(leaves[0])
+  for t in leaves:
+    for row, parts in ((0, 2), (n // 2, 2), (n - 1, 3)):
+      if t.ndim > 1:
+        t[row][order][max(1, t.shape[1] // parts):] = np.zeros((), t.dtype)
+  return leaves
+
+
+def _real(array: np.ndarray) -> bool:
+  return array.dtype.kind in 'fV'  # V: bfloat16.
+
+
+def _shortened(rows: Any, order: Any = slice(None)) -> Any:
+  rows = np.copy(rows)
+  if rows.ndim > 1:
+    rows[:, order][:, 1:] = np.zeros((), rows.dtype)
+  return rows
+
+
+# What becomes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
+CHANGES = {
+    'permuted': lambda rows, _, __: np.roll(rows, 1, 0),
+    'zeroed': lambda rows, _, __: np.zeros_like(rows),
+    'scaled': lambda rows, all_rows, _: (
+        30 * rows if _real(rows) else np.repeat(np.sort(all_rows, 0)[-1:], len(rows), 0)),
+    'negated': lambda rows, _, __: -1000 * rows if _real(rows) else np.flip(rows, -1),
+    'not finite': lambda rows, _, __: np.full_like(rows, np.nan) if _real(rows) else rows,
+    'copies': lambda rows, all_rows, kept: np.repeat(all_rows[kept[:1]], len(rows), 0),
+    'shortened': lambda rows, _, __: _shortened(rows),
+    'shortened from the start': lambda rows, _, __: _shortened(rows, slice(None, None, -1)),
+}
+
+
+def difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolerance: float) -> str:
+  """Returns in words how the examples `rows` differ from before; '' if they do not."""
+  for old, new in zip(before.outputs, after.outputs):
+    if old.shape[1:] != new.shape[1:]:
+      return f'outputs have shape {new.shape[1:]} in place of {old.shape[1:]}'
+    if not near(old[rows], new[places], tolerance):
+      change = np.max(np.abs(old[rows].astype(np.float64) - new[places].astype(np.float64)))
+      return f"an example's output in training changes by {change:.3g}"
+  if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance)
+         for old, new in zip(before.factors, after.factors)):
+    return ''
+  for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
+    old, new = run.gradient(before, row), run.gradient(after, place)
+    size = np.linalg.norm(old - new) / max(np.linalg.norm(old), np.finfo(np.float32).tiny)
+    if not size <= tolerance:
+      return f"an example's gradient changes by {size:.3g} times its norm"
+  return ''
+
+
+def near(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
+  """Returns whether arrays of examples are equal up to rounding."""
+  if np.array_equal(old, new):
+    return True
+  if old.dtype.kind not in 'fV':
+    return False
+  old, new = old.astype(np.float64), new.astype(np.float64)
+  peak = np.max(np.abs(old), tuple(range(1, old.ndim)), keepdims=True, initial=0)
+  return np.allclose(old, new, rtol=tolerance, atol=0, equal_nan=True) or bool(
+      np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak)))
+
+
+def moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
+  """Returns the change of the clipped sum, in clip norms, for a clip norm below all norms."""
+  return float(np.linalg.norm(sum(
+      _unit(run.gradient(before, row)) - _unit(run.gradient(after, place))
+      for row, place in zip(rows, places))))
+
+
+def _unit(gradient: np.ndarray) -> np.ndarray:
+  norm = np.linalg.norm(gradient)
+  return gradient / norm if 0 < norm < np.inf else np.zeros_like(gradient)

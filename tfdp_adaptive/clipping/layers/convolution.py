@@ -258,7 +258,7 @@ def factor(
     raise registry.Unsupported(
         f'Layer {layer.name!r} must get inputs of a fixed size. Received: '
         f'examples of shape {inputs.shape[1:]}. '
-        "Fix the size, or use engine='materialized'.")
+        f'Fix the size, or use {registry.WHOLE}.')
   pads = []
   for size, output, kernel, stride, dilation in zip(
       inputs.shape[1:-1], cotangents.shape[1:-1], shape, layer.strides, layer.dilation_rate):

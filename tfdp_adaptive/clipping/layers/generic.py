@@ -116,8 +116,8 @@ def _each(function: Callable[..., Any], records: Any, layer: compat.Layer) -> Li
     if _UNREPEATABLE.search(operation):
       raise registry.Unsupported(
           f'Layer {layer.name!r} ({type(layer).__name__}) must be deterministic to be clipped '
-          f"by itself. Received: operation {operation}. Register the layer, or use "
-          "engine='materialized'.")
+          f'by itself. Received: operation {operation}. Register the layer, or use '
+          f'{registry.WHOLE}.')
   # Filters' gradients are vectorized by a loop; inside of another that takes long to trace.
   nested = any('While' in name for name in operations) and any(
       'BackpropFilter' in name for name in operations)

@@ -106,7 +106,7 @@ def _at_bias(
   if len(taps) != 1:
     raise registry.Unsupported(
         f'Layer {layer.name!r} must compute its bias by relative position when it is called. '
-        f"Received: a call that did so {len(taps)} times. Use engine='materialized'.")
+        f'Received: a call that did so {len(taps)} times. Use {registry.WHOLE}.')
   (bias, *where), = taps
   return outputs, bias, where
 

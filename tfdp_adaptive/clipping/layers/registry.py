@@ -23,6 +23,9 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import swaps
 
+# How an error names the way out, where a model can be clipped as a whole.
+WHOLE = "performance=tfdp.Performance('materialized')"
+
 
 class Unsupported(ValueError):
   """The book-keeping engine cannot clip this model; the message says why."""
