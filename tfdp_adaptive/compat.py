@@ -362,6 +362,18 @@ def input_structure(model: Model) -> Any:
   return getattr(model, '_inputs_struct' if KERAS_3 else '_nested_inputs', None)
 
 
+def input_specs(model: Model) -> Any:
+  """Returns a nest of the specs of a model's inputs, or None if the model does not tell them."""
+  inputs = getattr(model, 'inputs', None) if model.built else None
+  if not inputs:
+    return None
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+  structure = input_structure(model)
+  if structure is not None and len(tf.nest.flatten(structure)) == len(specs):
+    return tf.nest.pack_sequence_as(structure, specs)
+  return specs[0] if len(specs) == 1 else specs
+
+
 def output_structure(model: Model) -> Any:
   """The nest of a functional model's symbolic outputs, or None."""
   return getattr(model, '_outputs_struct' if KERAS_3 else '_nested_outputs', None)

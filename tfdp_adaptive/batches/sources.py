@@ -199,38 +199,36 @@ class _Batched(Source):
 
 def stacked(records: list, specs: Any) -> Any:
   """Stacks records, nests of arrays, into one nest of arrays [n, ...] as `specs` say."""
-  if isinstance(specs, tuple):
-    return tuple(stacked([_part(one, i, len(specs)) for one in records], each)
-                 for i, each in enumerate(specs))
-  if isinstance(specs, dict):
-    return {name: stacked([_part(one, name) for one in records], each)
-            for name, each in specs.items()}
-  wanted = object if specs.dtype == tf.string else specs.dtype.as_numpy_dtype
-  shape = tuple(specs.shape)
+  columns: List[List[Any]] = [[] for _ in tf.nest.flatten(specs)]
   for one in records:
-    if getattr(one, 'shape', None) != shape:
+    try:
+      tf.nest.assert_same_structure(specs, one)
+    except (TypeError, ValueError) as error:
+      raise ValueError('`data` must have elements of one structure. Received: an element of '
+                       f'{map_structure(np.shape, one)}.') from error
+    for column, value in zip(columns, tf.nest.flatten(one)):
+      column.append(value)
+  return tf.nest.pack_sequence_as(
+      specs, [_column(*pair) for pair in zip(columns, tf.nest.flatten(specs))])
+
+
+def _column(arrays: List[Any], spec_of_one: tf.TensorSpec) -> np.ndarray:
+  wanted = object if spec_of_one.dtype == tf.string else spec_of_one.dtype.as_numpy_dtype
+  shape = tuple(spec_of_one.shape)
+  for one in arrays:
+    if one.shape != shape:
       raise ValueError(
           '`data` must have elements of one shape; pad them with `.map`, and unbatch a batched '
-          'data set with `.unbatch()`. Received: shape '
-          f'{getattr(one, "shape", type(one).__name__)} after {shape}.')
+          f'data set with `.unbatch()`. Received: shape {one.shape} after {shape}.')
     if one.dtype != wanted and not (
         one.dtype.kind in 'SUO' if wanted is object else
         np.can_cast(one.dtype, wanted, 'same_kind')):
       raise ValueError('`data` must have elements of one dtype. Received: '
                        f'{one.dtype} after {np.dtype(wanted)}.')
-  result = np.zeros((len(records),) + shape, wanted)
-  for i, one in enumerate(records):
+  result = np.zeros((len(arrays),) + shape, wanted)
+  for i, one in enumerate(arrays):
     result[i] = one if wanted is not object or shape else one.item()
   return result
-
-
-def _part(record: Any, key: Any, size: Optional[int] = None) -> Any:
-  same = (isinstance(record, tuple) and len(record) == size if size is not None else
-          isinstance(record, dict) and key in record)
-  if not same:
-    raise ValueError('`data` must have elements of one structure. Received: an element of '
-                     f'{type(record).__name__} without part {key!r}.')
-  return record[key]
 
 
 def _record(record: Any) -> Any:

@@ -244,19 +244,13 @@ def _inputs(
   """Specs of the inputs of a batch, and its size."""
   seen = x is None
   x = _SEEN.get(model) if seen else x
-  if not model.built or x is None and not getattr(model, 'inputs', None):
+  size = None if seen else tf.nest.flatten(x)[0].shape[0]
+  x = compat.input_specs(model) if x is None else x
+  if not model.built or x is None:
     raise ValueError('`model` must be built and `x` given, unless the model tells its inputs. '
                      f'Received: a {type(model).__name__} that '
                      + ('does not.' if model.built else 'is not built. Call it once.'))
-  if x is None:
-    structure = compat.input_structure(model)
-    inputs = list(model.inputs)
-    if structure is not None and len(tf.nest.flatten(structure)) == len(inputs):
-      x = tf.nest.pack_sequence_as(structure, inputs)
-    else:
-      x = inputs[0] if len(inputs) == 1 else inputs
-  elif not seen and batch_size is None and tf.nest.flatten(x)[0].shape[0] is not None:
-    batch_size = tf.nest.flatten(x)[0].shape[0]
+  batch_size = size if batch_size is None else batch_size
   if batch_size is None:
     batch_size = getattr(optimizer, 'batch_size', None) or 32
   if int(batch_size) != batch_size or batch_size < 1:

@@ -93,7 +93,7 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
     with futures.ThreadPoolExecutor(1) as thread:
       return thread.submit(validate_model, model, x).result()
   validate_structure(model)
-  x = _input_specs(model) if x is None else x
+  x = compat.input_specs(model) if x is None else x
   if x is None:
     return
   first = tf.nest.flatten(x)[0]  # Of arrays, what trains may be batches of any size.
@@ -112,7 +112,7 @@ def seen(model: compat.Model) -> constants.Held:
 
 def look(private: compat.Model, model: compat.Model) -> None:
   """Notes what a private model, and the model that it shares layers with, read and hold."""
-  specs = _input_specs(private)
+  specs = compat.input_specs(private)
   if specs is not None:
     traced = tf.function(lambda x: private(x, training=True), autograph=False)
     _SEEN[private] = _SEEN[model] = constants.held(traced.get_concrete_function(specs))
@@ -249,19 +249,3 @@ def _examples(x: Any, length: int, words: int = 2, whole: bool = False) -> Any:
     return values.astype(str) if t.dtype == tf.string else values.astype(t.dtype.as_numpy_dtype)
 
   return tf.nest.map_structure(leaf, x)
-
-
-def tells_inputs(model: compat.Model) -> bool:
-  """Whether examples can be made up from the model alone."""
-  return bool(model.built and getattr(model, 'inputs', None))
-
-
-def _input_specs(model: compat.Model) -> Any:
-  """Specs of the model's inputs, or None where it does not tell them."""
-  if not tells_inputs(model):
-    return None
-  specs = [tf.TensorSpec(t.shape, t.dtype) for t in model.inputs]
-  structure = compat.input_structure(model)
-  if structure is not None and len(tf.nest.flatten(structure)) == len(specs):
-    return tf.nest.pack_sequence_as(structure, specs)
-  return specs[0] if len(specs) == 1 else specs

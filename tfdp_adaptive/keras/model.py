@@ -158,7 +158,8 @@ class DPModel(_Mixin):
     self._batch_specs: Any = None
     if self.distribute_strategy.num_replicas_in_sync > 1:
       # Here and now: replicas cannot probe themselves.
-      specs = None if validation.tells_inputs(self) else _specs(x, self.optimizer.plan)
+      told = compat.input_specs(self) is not None
+      specs = None if told else _specs(x, self.optimizer.plan)
       if not self.built:
         with self.distribute_strategy.scope():
           validation.build(self, specs)
