@@ -2,16 +2,19 @@
 """Differentially private adaptive optimizers for TensorFlow, Keras and TFF.
 
 Public names are imported when they are first used: the NumPy parts (mechanisms,
-accounting) do not wait for Keras. Where TensorFlow was imported before, Keras' loaders know
-the models and optimizers at once.
+accounting) do not wait for Keras. As soon as both are imported, in either order, Keras' loaders
+know the models and optimizers, and the ledger of weights.
 """
 
 import ast
 import contextlib
+import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
-from typing import Any, Dict, List, TYPE_CHECKING
+import threading
+from typing import Any, Callable, Dict, List, TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
 
@@ -110,7 +113,38 @@ def __dir__() -> List[str]:
   return sorted((*globals(), *__all__))
 
 
-if 'tensorflow' in sys.modules:  # `keras.models.load_model` finds no class that was not imported.
-  with contextlib.suppress(ImportError):  # Whoever uses these names is told.
-    importlib.import_module(f'{__name__}.keras.private')
-    importlib.import_module(f'{__name__}.keras.named_optimizers')
+class _Finder:
+  """Has Keras' loaders know the models and the ledger from the end of Keras' import on."""
+
+  def __init__(self) -> None:
+    self._inside = threading.local()  # Imports that wait for others, of this thread.
+
+  def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+    found: Any = None
+    if name in ('keras', 'tensorflow') or name.startswith(f'{__name__}.'):
+      found = importlib.machinery.PathFinder.find_spec(name, path)
+    if found is not None and found.loader is not None:
+      found.loader.exec_module = functools.partial(self._run, found.loader.exec_module)
+    return found
+
+  def _run(self, run: Callable[[Any], None], module: Any) -> None:
+    before = getattr(self._inside, 'depth', 0)
+    self._inside.depth = before + 1
+    try:
+      run(module)
+    finally:
+      self._inside.depth = before
+    if not before:
+      self.register()
+
+  def register(self) -> None:
+    if 'keras' in sys.modules and self in sys.meta_path:
+      sys.meta_path.remove(self)
+      with contextlib.suppress(ImportError):  # Whoever uses these names is told.
+        importlib.import_module(f'{__name__}.keras.private')
+        importlib.import_module(f'{__name__}.keras.named_optimizers')
+
+
+_finder = _Finder()
+sys.meta_path.insert(0, _finder)
+_finder.register()

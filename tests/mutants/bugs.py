@@ -499,6 +499,12 @@ _BY_FILE = {
          "if name == 'other' and isinstance(", 'It would state the epsilon of one run.',
          _EVERYWHERE),
     ],
+    'tfdp_adaptive/__init__.py': [
+        ('files are read before there is a ledger', '    if not before:\n      self.register()',
+         '    if False:\n      self.register()',
+         'Where Keras is imported later, files of weights would lose what they have cost.',
+         'keras/import_order_test.py'),
+    ],
     'tfdp_adaptive/keras/run.py': [
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
          'lines.variables_of(model))]', 'return [*self.moved]',

@@ -37,7 +37,8 @@ _COUNTED = (
     'The ledger counts every run that left its record on these weights, wherever Keras copied, '
     'loaded or wrapped them, and in checkpoints of variables. It cannot follow values that were '
     'copied by hand (get_weights, set_weights, set_state_tree, assign), a model trained on '
-    'predictions of these weights, a SavedModel used as a layer, or training without this library.')
+    'predictions of these weights, a SavedModel used as a layer, or training without this library, '
+    'as of files that were read or written before it was imported.')
 
 
 class Run(lines.State):
