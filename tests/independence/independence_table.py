@@ -15,22 +15,31 @@ import tfdp_adaptive as tfdp
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'independence.md'
 TEXT = '''# Models whose examples see each other
 
-Clipping bounds what one record does only if no example's gradient depends on the others. Before the
-first step, every model is run, in training, on batches whose other examples are changed: permuted,
-zeroed, scaled, not finite, copied, shortened, left out, joined, filled with what the graph compares
-with, at the sizes, counts of steps and draws that it asks for. If anything moves that the gradient
-of an example is made of, the model is refused; so is one that writes data into what outlives the
-step. `tfdp.validate_model(model)` asks at any time.
+Clipping bounds the influence of one record only if no example's gradient depends on other
+examples. Before the first step, the library therefore tests every model. It keeps one example,
+changes the others and runs the model in training mode:
 
-Made by `make independence-table` from the cases of `independence_test.py` and
-`honest_models_test.py`, with seconds of one core each, the trace included (time grows with the
-model, as a handful of its training steps; large models are run less often). "Clip norms" is how far
-the clipped sum of examples that did not change moves: what one record may do is one.
+* The other examples are permuted, zeroed, scaled, made infinite, copied, shortened, removed or
+  added.
+* They are also filled with the constants that the graph compares with, at the batch sizes, step
+  counts and random draws that the graph tests for.
 
-What it cannot see: mixing that changes less than 1e-5 of anything; conditions on the batch that no
-constant of the graph tells (a hash of all words, a threshold that is a weight or that no input
-reaches through the layers before); conditions inside Python code that the graph calls
-(`tf.numpy_function`, `tf.py_function`).
+If the outputs or gradients of the kept example change, the model is refused. A model that writes
+data into a variable, table or file that outlives the step is also refused.
+`tfdp.validate_model(model)` runs the test at any time.
+
+The test cannot find:
+
+* mixing that changes every value by less than 1e-5 of itself;
+* conditions on the batch that do not compare with a constant of the graph, such as a hash of all
+  words, a threshold that is a weight, or a threshold that no input can reach through the layers
+  before it;
+* conditions inside Python code that the graph calls (`tf.numpy_function`, `tf.py_function`).
+
+`make independence-table` writes the tables below from the cases of `independence_test.py` and
+`honest_models_test.py`. "Clip norms" is the largest change of the clipped sum of the examples that
+were kept. One record may change the sum by 1. "Seconds" is the time on one core, tracing included.
+It grows with the model and equals a few training steps. Large models are run less often.
 
 ## Refused: {refused}
 
