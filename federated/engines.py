@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounds need of a way to reach clients, whichever it is."""
+"""The interface between rounds and the ways to reach clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Engine(NamedTuple):
-  """How the clients of a round are trained.
+  """The engine that trains the clients of a round.
 
   Attributes:
     lanes: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
@@ -46,7 +46,7 @@ class PrivateFedAvg(abc.ABC):
   Attributes:
     plan: The `tfdp.PrivacyPlan` of the run.
     rule: The server's rule.
-    model_fn: What the process was built from.
+    model_fn: The `model_fn` of the process.
     server: The `Server`.
     settings: {argument: value}, for the statement and to recognize a saved run.
     seed: The seed of a test, or None.
@@ -59,7 +59,7 @@ class PrivateFedAvg(abc.ABC):
     self.settings, self.seed = settings, seed
 
   def history(self) -> Sequence[ledger_lib.Entry]:
-    """What the initial weights have cost, where they tell."""
+    """Returns the ledger of the initial weights, if they have one."""
     return ()
 
   @abc.abstractmethod
@@ -75,7 +75,7 @@ class PrivateFedAvg(abc.ABC):
     """The `Engine`, for as long as the context lasts; `workers` as `simulate` takes them."""
 
   def broadcast(self, state: Any) -> Any:
-    """What the lanes of a round need beside the weights."""
+    """Returns the values that a round's lanes need besides the weights."""
     return self.server.broadcast(state)
 
   def get_model_weights(self, state: Any) -> Any:

@@ -21,8 +21,8 @@ def evaluator(
   Args:
     model_fn: As given to `build_private_fed_avg`.
     dataset: Batches like those of the clients.
-    loss: Of a Keras model, as given to `build_private_fed_avg`.
-    metrics: Of a Keras model.
+    loss: The loss of a Keras model, as given to `build_private_fed_avg`.
+    metrics: The metrics of a Keras model.
 
   Returns:
     A function of the weights, as `simulate` and `get_model_weights` return them.

@@ -108,7 +108,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
     Args:
       grid: Flower's grid.
       initial_arrays: ArrayRecord to begin with instead of the model's weights.
-      num_rounds: Of the plan; all by default.
+      num_rounds: The number of rounds of the plan; all by default.
       timeout: Seconds to wait for the answers of a round. Later ones are none.
       train_config: ConfigRecord for the nodes; 'server-round' is added.
       evaluate_config: Must be None: what nodes measure by themselves is not private.
@@ -181,7 +181,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
     return total
 
   def _answer(self, broadcast: Any, weights: Any, content: Any) -> server_lib.Answer:
-    """One node's clipped `Answer`."""
+    """The clipped `Answer` of a node."""
     if isinstance(content, Exception):
       raise content
     record, = content.array_records.values()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be the same when a saved run goes on, as data that another process can compare.
+"""Describes the parts of a run that must be equal when it resumes.
 
 A run's noise, cohorts and accounting belong to one plan, one rule and one order of
 clients: groups and fixed orders go by a client's POSITION. So all of it is written down
@@ -25,7 +25,7 @@ class NotDescribableError(TypeError):
 
 
 def of_clients(client_ids: Iterable[Any]) -> Dict[str, Any]:
-  """How many clients there are, who they are, and in which order; as digests."""
+  """Returns digests of the number, identity and order of clients."""
   ids = [_client(client_id) for client_id in client_ids]
   return {'count': len(ids), 'who': _digest(sorted(ids)), 'order': _digest(ids)}
 
@@ -51,7 +51,7 @@ def describe(value: Any, name: str) -> Any:
 
   Args:
     value: A number, a text, a nest, a function, a Keras object, a rule ...
-    name: Of the argument, for the error.
+    name: The name of the argument, for the error.
 
   Raises:
     NotDescribableError: There is a lambda, or an object of another kind, in it.
@@ -106,7 +106,7 @@ def _describe(value: Any, name: str, above: Any) -> Any:
 
 
 def _function(function: Any, name: str, inner: Callable[[Any], Any]) -> Any:
-  """Its name and what it holds; a lambda has no name, unless it is one of this library's."""
+  """Returns a function's name and the values it holds. Other libraries' lambdas have no name."""
   if '<lambda>' in function.__qualname__ and function.__module__.partition('.')[0] != _OWN:
     raise NotDescribableError(_refusal(name, function))
   captured = dict(zip(function.__code__.co_freevars,

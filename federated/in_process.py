@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients trained in this process, of a Keras model, on any stack: one traced function.
 
-A simulation on one machine: no networking. Its rounds are those of the TFF engine.
+A simulation on one machine: no networking. It computes the same rounds as the TFF engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import server as server_lib
 
 
 class Output(NamedTuple):
-  """Of a batch: [] loss, predictions, [] number of examples."""
+  """The loss, predictions and number of examples of a batch."""
 
   loss: Any
   predictions: Any
@@ -248,7 +248,7 @@ class _Given:
 
 
 def _spec_of(users: Any) -> Any:
-  """Of a batch; not from the data of a client, who would decide whether others fit."""
+  """Returns the spec of a batch. A client's data must not determine it."""
   try:
     return users.element_type_structure
   except AttributeError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns nodes of Flower to places of the population, and saves them before they are asked."""
+"""Assigns Flower nodes to places in the population, and saves the places before use."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def build_private_fed_avg(
       of the number of rounds done (a Keras schedule, for instance).
     client_optimizer_fn: A Keras optimizer (or a function that returns one) for the
       training on the clients; a `tff.learning.optimizers.Optimizer` for a TFF model.
-    loss: Of a Keras model: `tf.keras.losses.Loss`, or `(y_true, y_pred) -> losses`.
+    loss: The loss of a Keras model: `tf.keras.losses.Loss`, or `(y_true, y_pred) -> losses`.
       Batches are `(x, y)`, or have these names.
-    metrics: Of a Keras model: Keras metrics of the clients' training, copied.
+    metrics: The metrics of a Keras model: Keras metrics of the clients' training, copied.
     client_weighting: 'uniform' or 'num_examples'. With 'num_examples' the weight of an update is
       proportional to the client's number of examples, and is one at
       `max_examples_per_client`. Weights above one are refused, because they would multiply

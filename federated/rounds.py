@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClientsFailedError(RuntimeError):
-  """No client could be trained, because of the model or of all data."""
+  """Raised if no client could be trained, because of the model or all data."""
 
 
 class WorkerLostError(ConnectionError):
@@ -59,7 +59,7 @@ def run(
 
   Args:
     process: A `PrivateFedAvg`.
-    engine: Of the process.
+    engine: The engine of the process.
     state: The server's state.
     cohort: Ids of the clients.
     users: An object with `create_tf_dataset_for_client`.

@@ -95,7 +95,7 @@ class RuleState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-  """What a client needs to clip its update; public."""
+  """The public values that a client needs to clip its update."""
 
   scales: Any  # Per ask, as `geometry.packed`, or ().
   clips: Any  # [] absolute clip norm per ask, in scaled units.

@@ -52,7 +52,7 @@ class TrainedWeights(server_lib.ModelWeights):
 
 
 class Simulation(NamedTuple):
-  """What came out.
+  """The result of a simulation.
 
   Attributes:
     weights: `TrainedWeights` after the last round.
@@ -64,7 +64,7 @@ class Simulation(NamedTuple):
     failed: {client: rounds in which it failed}; not private.
     speed: NOT private: seconds of every round of this call, rounds and clients per second; and
       the bytes of the server's state.
-    made_of: What `card` is made of.
+    made_of: The values from which `card` is made.
   """
 
   weights: Any
@@ -102,7 +102,7 @@ def simulate(
     train_data: `Users`, or a `tff.simulation.datasets.ClientData`: whatever has
       `client_ids`, each once, and `create_tf_dataset_for_client`.
     plan: The process's plan, if it is to be said again.
-    rounds: How many of the plan's rounds to run in all; all by default.
+    rounds: The total number of the plan's rounds to run; all by default.
     evaluate: `weights -> {metric: value}`, see `evaluator`.
     rounds_per_evaluation: Rounds between evaluations; the last round is one.
     max_epsilon: Stop before epsilon at the plan's delta would exceed this.
@@ -191,7 +191,7 @@ def simulate(
 
 
 def _clients(train_data: Any) -> List[str]:
-  """All client ids, each of which must be there once: a user is one client."""
+  """Returns all client ids. Each must occur once, because a user is one client."""
   try:
     client_ids = list(train_data.client_ids)
     counts = collections.Counter(client_ids)
@@ -226,7 +226,7 @@ def _speed(run: run_lib.Run, clients: int, seconds: List[float]) -> Dict[str, An
 def _number_of_rounds(
     plan: privacy.PrivacyPlan, rule: contract.Rule, rounds: Optional[int],
     max_epsilon: Optional[float]) -> int:
-  """All, or as many as asked for, or as many as the budget allows."""
+  """Returns the number of rounds: all, the requested number, or what the budget allows."""
   rounds = plan.steps if rounds is None else rounds
   checks.whole(rounds=rounds)
   if rounds > plan.steps:

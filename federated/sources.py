@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where users' examples come from: memory, an SQLite file, JSON lines, or rows with a user column.
+"""Sources of users' examples: memory, SQLite, JSON lines, or rows with a user column.
 
 A source maps each user to the nest of arrays of that user's examples. Only the ids of the
 users are kept in memory; examples are read when their user is asked for.
@@ -74,7 +74,7 @@ class Memory(Source):
 
 
 class Database(Source):
-  """One split of an SQLite file in the format of `tff.simulation.datasets`.
+  """Reads one split of an SQLite file in the format of `tff.simulation.datasets`.
 
   Its table `examples` has the columns `split_name`, `client_id` (indexed) and
   `serialized_example_proto`; `client_metadata` has `split_name` and `client_id`.
@@ -207,7 +207,7 @@ def json_database(path: Path, user: str, database: Optional[Path] = None) -> pat
   Args:
     path: JSON lines, also .gz or .xz: an object per line.
     user: Name of what says whose a line is, a text or a whole number.
-    database: Where to keep it; `path` with '.sqlite' by default.
+    database: The path of the database; by default, `path` with '.sqlite'.
   """
   path = pathlib.Path(path)
   target = pathlib.Path(f'{path}.sqlite' if database is None else database)

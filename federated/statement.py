@@ -12,7 +12,7 @@ from tfdp_adaptive.privacy import statement as statement_lib
 
 
 def ledger(process: Any, rounds: int) -> ledger_lib.Ledger:
-  """What the weights have cost after `rounds`, and before the first, where that is known."""
+  """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
   before = ledger_lib.Ledger(tuple(process.history()))
   *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
   return ledger_lib.Ledger((*others, dataclasses.replace(mine, run=ledger_lib.new_run())))
@@ -25,7 +25,7 @@ def card(
 
   Args:
     process: A `PrivateFedAvg`.
-    rounds: How many.
+    rounds: The number of rounds.
     facts: The caller's own words.
     weights: Digests, see `privacy.weight_digests`.
     plots: See `card.of`.

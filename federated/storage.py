@@ -58,7 +58,7 @@ class RunFolder:
 
     Args:
       tree: SECRET nest of tensors.
-      record: What else to remember, JSON-serializable.
+      record: Further values to save, JSON-serializable.
     """
     runfolder.save(self.path / _STATE, tf.nest.flatten(tree), record)
 

@@ -31,8 +31,8 @@ class Task(NamedTuple):
     held_out: `tf.data.Dataset` of batches of other users.
     model_fn: What `build_private_fed_avg` takes, and so are `loss` and `metrics`.
     items: Sizes: ids of words, or words and tags.
-    loss: Of a Keras model; None where `model_fn` makes a TFF model, which has its own.
-    metrics: Of a Keras model.
+    loss: The loss of a Keras model; None where `model_fn` makes a TFF model, which has its own.
+    metrics: The metrics of a Keras model.
   """
 
   users: Any

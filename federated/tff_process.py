@@ -28,7 +28,7 @@ class InGroups(NamedTuple):
   """Attributes:
 
     sums: TFF computation `(weights, broadcast, groups) -> Sums`.
-    input_spec: Of a client's batch.
+    input_spec: The input spec of a client's batch.
     as_one: Whether all examples of a client make one batch.
   """
 

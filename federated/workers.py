@@ -61,7 +61,8 @@ class Workers:
     addresses: 'host:port' or 'unix:/path' of running workers. Without addresses, `count` workers
       are started on this machine.
     count: Number of local workers.
-    max_concurrent_clients: How many clients a local worker trains at a time; 0 for no limit.
+    max_concurrent_clients: The number of clients that a local worker trains at a time; 0 for no
+        limit.
       Each client needs memory for its own model.
 
   Attributes:

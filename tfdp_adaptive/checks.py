@@ -48,7 +48,7 @@ def probability(**values: Any) -> None:
 
 
 def decay(**values: Any) -> None:
-  """Of a running average: 0 forgets at once, 1 would never learn."""
+  """Checks the decay of a running average, in [0, 1)."""
   for name, value in values.items():
     if not (is_number(value) and 0 <= value < 1):
       raise ValueError(f'`{name}` must be in [0, 1). Received: {name}={value!r}.')

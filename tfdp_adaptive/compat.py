@@ -58,7 +58,7 @@ def base_config(optimizer: Optimizer) -> Dict[str, Any]:
 
 
 def losses_named(*names: str) -> List[Any]:
-  """Those of the losses that this Keras has."""
+  """Returns the losses that the installed Keras has."""
   return [getattr(keras.losses, name) for name in names if hasattr(keras.losses, name)]
 
 
@@ -107,12 +107,12 @@ BACKUPS_KNOW_WORKERS = not KERAS_3
 
 
 def keras_distribution() -> Any:
-  """What was given to `keras.distribution.set_distribution`, or None."""
+  """Returns the argument of `keras.distribution.set_distribution`, or None."""
   return keras.distribution.distribution() if hasattr(keras, 'distribution') else None
 
 
 def logs_of_replica(logs: Dict[str, Any]) -> Dict[str, Any]:
-  """What a step returns on several workers: Keras 3 takes the mean along their first axis."""
+  """Returns the result of a step on several workers. Keras 3 averages along the first axis."""
   if not (KERAS_3 and has_workers()):
     return logs
   return {name: tf.reshape(value, [1]) for name, value in logs.items()}
@@ -123,7 +123,7 @@ def build_symbolically(model: Model, iterator: Any, specs: Any = None) -> None:
 
   Args:
     model: The model.
-    iterator: What Keras would read one from.
+    iterator: The iterator that Keras would read.
     specs: Nest of the specs of a batch, if its data set does not tell them.
   """
   if model._distribute_strategy is None:
@@ -160,7 +160,7 @@ def sum_over_replicas(tree: Any) -> Any:
 
 
 class GlobalOptimizer(keras.optimizers.Optimizer):
-  """A Keras optimizer whose gradients are already those of all replicas."""
+  """A Keras optimizer whose gradients are already summed over all replicas."""
 
   def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
     return grads_and_vars  # Keras 3 sends all of them to all replicas otherwise.
@@ -189,7 +189,7 @@ def penalties(model: Model) -> List[Callable[..., Any]]:
 
 
 def initializers(layer: Layer) -> List[Any]:
-  """What a layer makes its weights of."""
+  """Returns the objects from which a layer creates its weights."""
   return [value for name, value in vars(layer).items() if name.endswith('initializer')]
 
 
@@ -215,7 +215,7 @@ def has_data_losses(model: Model) -> bool:
 
 
 def trained_variables(layer: Layer) -> List[Variable]:
-  """Those that train, also where the layer itself is frozen around them (Keras 3)."""
+  """Returns the variables that are trained, also inside a frozen layer (Keras 3)."""
   return [v for v in layer.weights if v.trainable] if KERAS_3 else layer.trainable_variables
 
 

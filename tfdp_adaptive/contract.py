@@ -48,7 +48,7 @@ ADJACENCIES = ('add_remove', 'zero_out', 'replace')
 
 
 class Statistic(NamedTuple):
-  """What one ask releases besides the mean of the clipped records. Static.
+  """A release of an ask in addition to the mean of clipped records. Static.
 
   Attributes:
     per_record_square: Whether the engine must also return the sum over records
@@ -103,7 +103,7 @@ class Rider(NamedTuple):
       (||r|| / (factor * zeta))^2 + (sigma ||f|| / std)^2 <= 1.
 
   Attributes:
-    size: How many numbers.
+    size: The number of values.
     of_norm: `(norm, clip_norm) -> f`, of any shape [...] to [..., size]; nothing is added
       for padding and for records that are not finite.
     noise: `(noise_multiplier, batch_size) -> (factor, std)`, for neighbours one record
@@ -123,7 +123,7 @@ class Rider(NamedTuple):
 
 
 class Ask(NamedTuple):
-  """One clipped sum that a rule asks for at every step. Static."""
+  """A clipped sum that a rule asks for at every step. Static."""
 
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
@@ -214,7 +214,7 @@ class Rule(NamedTuple):
     query: `(state, public) -> (Query, ...)`, one per ask.
     update: `(state, releases, public) -> (direction, state)`; parameters move
       by `-learning_rate * direction`.
-    asks: What is asked at every step.
+    asks: The clipped sums to compute at every step.
     public: None, 'mean', 'records' or 'factors': the public gradients at the current
       parameters that `query` and `update` need, or what these are made of; see
       `clipping.public`.
@@ -289,7 +289,7 @@ def check_adjacency(adjacency: str) -> None:
 
 
 def record_distance(adjacency: str) -> float:
-  """How many clip norms the sums of clipped records of two neighbours may be apart.
+  """Returns the largest distance of clipped sums of two neighbors, in clip norms.
 
   One where a record comes, goes or is blanked, two where another takes its place. This
   is the only place that knows; noise and accounting both count in units of it.

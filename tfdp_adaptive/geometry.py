@@ -24,7 +24,7 @@ def unscale(tree: trees.Tree, scale: trees.Tree) -> trees.Tree:
 
 
 def times(scale: Any, x: tf.Tensor) -> tf.Tensor:
-  """One variable `x` in the scaled space."""
+  """Returns a variable `x` in the scaled space."""
   if not isinstance(scale, contract.Kronecker):
     return tf.multiply(scale, x)
   matrices = tf.reshape(x, matrices_of(scale, x.shape))
@@ -33,7 +33,7 @@ def times(scale: Any, x: tf.Tensor) -> tf.Tensor:
 
 
 def over(x: tf.Tensor, scale: Any) -> tf.Tensor:
-  """One variable out of the scaled space."""
+  """Returns a variable mapped back from the scaled space."""
   if not isinstance(scale, contract.Kronecker):
     return tf.divide(x, scale)
   return times(contract.Kronecker(_inverse(scale.left), _inverse(scale.right)), x)
@@ -52,7 +52,7 @@ def packed(scale: trees.Tree) -> trees.Tree:
 
 
 def unpacked(scale: Any, like: trees.Tree) -> trees.Tree:
-  """What `packed` was given, of variables in a tree."""
+  """Returns the tree of variables that `packed` was given."""
   return tf.nest.pack_sequence_as(like, [
       contract.Kronecker(*leaf) if len(leaf) == 2 else leaf[0] for leaf in scale]) if scale else ()
 

@@ -143,7 +143,7 @@ class Privatizer:
         self.noise_multiplier, mechanism.rounding, discrete.count(self._release_specs))
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
-    """Of what is noised for an ask."""
+    """Returns the specs of the values to noise for an ask."""
     specs = self.specs, ask.second.specs(self.specs) if ask.second else ()
     if ask.rider is None:
       return specs

@@ -33,7 +33,7 @@ def replace(path: pathlib.Path, content: bytes, mode: int = 0o600) -> None:
   """Replaces a file at once. When this returns it is on disk; on failure the old one is.
 
   Args:
-    path: Of the file.
+    path: The path of the file.
     content: All of it.
     mode: Permissions; by default those of a SECRET file.
   """
@@ -92,9 +92,9 @@ def save(path: pathlib.Path, arrays: Sequence[Any], record: Dict[str, Any]) -> N
   """Replaces a SECRET file of arrays.
 
   Args:
-    path: Of the file.
-    arrays: What `np.asarray` takes.
-    record: What else to remember, for JSON.
+    path: The path of the file.
+    arrays: Values that `np.asarray` accepts.
+    record: Further values to save, for JSON.
   """
   buffer = io.BytesIO()
   leaves: Any = {f'v{i}': np.asarray(array) for i, array in enumerate(arrays)}
@@ -132,7 +132,7 @@ class Lock:
   """Keeps other processes out of a folder until it is closed or the process ends.
 
   Args:
-    folder: That exists.
+    folder: An existing folder.
 
   Raises:
     Held: Another process has it.

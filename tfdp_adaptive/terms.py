@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides the privacy of a run, as one frozen record of public constants.
+"""The public constants that determine the privacy of a run, as one frozen record.
 
 Accounting, batches, ledger and statement take `Terms`; `PrivacyPlan` is a `Terms` that also
 checks itself and answers questions.
@@ -34,5 +34,5 @@ class Terms:
 
   @property
   def whole_users(self) -> bool:
-    """Whether what is drawn and clipped is a user, with several examples."""
+    """Whether the sampled and clipped record is a user with several examples."""
     return self.unit == 'user' and not getattr(self.sampling, 'by_example', False)

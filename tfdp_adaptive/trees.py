@@ -29,7 +29,7 @@ def dtype_of(specs: Tree) -> tf.DType:
 
 
 def wide(dtype: tf.DType) -> tf.DType:
-  """What numbers stored in `dtype` are computed in: float32 at least."""
+  """Returns the dtype for computing with values of `dtype`: at least float32."""
   return tf.float64 if dtype == tf.float64 else tf.float32
 
 

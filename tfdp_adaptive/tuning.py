@@ -42,7 +42,7 @@ class Tuned(NamedTuple):
   plan: plan_lib.PrivacyPlan
 
   def statement(self) -> str:
-    """What may honestly be said of the model, in plain text."""
+    """Returns the privacy statement of the model, in plain text."""
     return self.plan.statement()
 
 
@@ -65,7 +65,7 @@ def tune(build: Build, space: Space, data: Any,
     build: `(settings, plan) -> model`, a new private model, compiled with an optimizer of
       that plan (its `l2_norm_clip` may be another).
     space: A grid, `{name: values}`, or a list of settings. It must not depend on the data.
-    data: What `plan.batches` takes.
+    data: The data, as for `plan.batches`.
     plan: With a `search`.
     validation: `(x, y)` that score the runs; private, and disjoint from `data`, unless the
       search has `score_noise=None`, which says that they are public. Their number is
@@ -176,7 +176,7 @@ def _accuracy(model: Any, x: Any, y: Any) -> np.ndarray:
 
 
 def _values(model: Any) -> List[Any]:
-  """What is saved of a model: its variables, in order (words of a vocabulary are not among it)."""
+  """Returns the saved part of a model: its variables in order, without vocabularies."""
   return [v for v in model.weights if hasattr(v, 'assign')]
 
 
@@ -194,11 +194,11 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: A
 
 
 class _State:
-  """What an interrupted search goes on from, in one file. SECRET until the search has ended.
+  """The state from which an interrupted search resumes, in one file. SECRET until the end.
 
   Args:
     directory: None keeps everything in memory.
-    identity: What must be the same when a search goes on, for JSON.
+    identity: The values that must be equal when a search resumes, for JSON.
   """
 
   def __init__(self, directory: Optional[Union[str, pathlib.Path]], identity: Any) -> None:

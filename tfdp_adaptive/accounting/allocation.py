@@ -104,7 +104,7 @@ def correlated(coefficients: Sequence[float], steps: int, cycle: int,
   bins that are a multiple of s apart; for C with p bands, g = 0 at s = p.
 
   Args:
-    coefficients: Of C, >= 0.
+    coefficients: The coefficients of C, >= 0.
     steps: How many releases.
     cycle: Number b of bins.
     noise_multiplier: sigma.

@@ -58,7 +58,7 @@ class _Step(NamedTuple):
 
 
 class Composition:
-  """All steps in one direction, ready to be asked.
+  """The composed losses of all steps in one direction.
 
   Args:
     steps: `(mixture, count)` pairs of `losses.directions`.
@@ -81,7 +81,7 @@ class Composition:
     self._count = sum(step.count for step in self._steps)
 
   def _within(self, log_delta: float) -> 'Composition':
-    """The same without the losses whose mass is nothing beside `delta`.
+    """Returns a copy without losses of negligible mass compared with `delta`.
 
     Where few records are sampled these decide the moments, and nothing else: Chernoff's
     bound, weights and window would be made for them.
@@ -189,7 +189,7 @@ class Composition:
                 number, interval > _COARSE * wanted)
 
   def _window(self, theta: float) -> Tuple[float, float]:
-    """Where all but `exp(-_OUTSIDE)` of the weighted mass is, on either side."""
+    """Returns an interval with weighted mass `exp(-_OUTSIDE)` outside on each side."""
     moment = self._moment(theta)[0]
     s = np.geomspace(1e-4, 1e4, 49) / self._deviation(theta)
     up, down = self._moment(theta + s) - moment, self._moment(theta - s) - moment
@@ -286,7 +286,7 @@ class _Law:
 def _one_step(
     step: _Step, theta: float, interval: float, size: int,
     log_mass: float) -> Tuple[np.ndarray, float, float, float, float]:
-  """One step on the grid.
+  """Returns one step on the grid.
 
   Returns:
     Weighted masses modulo `size`, the logarithm of their sum before, the mass
@@ -327,5 +327,5 @@ def _log_sum(logarithms: np.ndarray) -> float:
 
 
 def _log_peak(theta: Any) -> Any:
-  """Of the largest value of exp(-theta u) (1 - exp(-u))."""
+  """Returns the maximum of exp(-theta u) (1 - exp(-u))."""
   return theta * np.log(theta) - (1 + theta) * np.log1p(theta)

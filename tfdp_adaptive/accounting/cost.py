@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan to a dp_accounting event, and from an event to epsilon and delta.
+"""Computes dp_accounting events from plans, and epsilon and delta from events.
 
 Convention of the whole library: the noise on the clipped sum of step t is
 `noise_multiplier * sensitivity of one record * (C^-1 Z)_t`, where one record's
@@ -82,7 +82,7 @@ def noise_stddev(plan: terms_lib.Terms) -> float:
 def sensitivity(
     mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
     fixed_order: bool = False) -> float:
-  """Of the C that runs, whichever precision it runs in, and of rounding to its grid."""
+  """Returns the sensitivity of C as it runs, in either precision, with rounding to its grid."""
   return (1 + (mechanism.rounding or 0)) * max(
       mechanism.rounded(dtype).sensitivity(
           min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
@@ -90,7 +90,7 @@ def sensitivity(
 
 
 def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
-  """Of all un-amplified releases of the first `steps` steps together, in units of their noise."""
+  """Returns the joint sensitivity of all un-amplified releases of `steps` steps, in noise units."""
   size = sensitivity(plan.mechanism, *participation(plan, steps), fixed_order(plan))
   # Past clean data of a record is in the extra releases of all steps, whenever it took part.
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
@@ -104,9 +104,9 @@ def event(
 
   Args:
     plan: A `PrivacyPlan`.
-    steps: How many.
+    steps: The number of steps.
     noise_multiplier: The plan's by default.
-    neighbors: Of a ledger, where it is another relation.
+    neighbors: The adjacency of the ledger, if it differs from the plan's.
     composed: Whether it is one of several: bounds from draws do not compose with anything,
       and a bound without them takes their place.
     shared: Whether another run may have had the same bins or gaps: two fits of one data
@@ -238,7 +238,7 @@ def _log_delta(
 def _largest(
     directions: Sequence[losses.Steps], bound: Callable[[composition.Composition], float],
     value: Callable[[composition.Composition], float], least: float) -> float:
-  """Of all directions; those are left out whose cheap bound is below another's value."""
+  """Returns the maximum over directions. Skips those whose cheap bound is below another's value."""
   compositions = [composition.Composition(steps) for steps in directions if steps]
   for one in sorted(compositions, key=bound, reverse=True):
     if bound(one) > least:
@@ -260,7 +260,7 @@ def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
 
 
 def _unamplified(dp_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-  """With a Gaussian of what is not hidden in the place of secret bins and users' examples."""
+  """Replaces secret bins and users' examples by the Gaussian without amplification."""
   if isinstance(dp_event, dp_accounting.ComposedDpEvent):
     return dp_accounting.ComposedDpEvent(tuple(map(_unamplified, dp_event.events)))
   if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
@@ -287,7 +287,7 @@ def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.Neighboring
 
 
 def _counts(record: logging.LogRecord) -> bool:
-  """Not of dp_accounting's notes on an order left out: the others bound epsilon all the same."""
+  """Hides dp_accounting's notes on skipped orders. The other orders still bound epsilon."""
   return 'Excluding this order' not in str(record.msg)
 
 
@@ -322,7 +322,7 @@ def calibrate(
     target_epsilon: Never exceeded by `epsilon(event_of(result), ...)`.
     target_delta: See above.
     accountant: 'pld' or 'rdp'.
-    neighbors: How events are read.
+    neighbors: The adjacency under which the events are read.
   """
   checks.positive(target_epsilon=target_epsilon)
   checks.probability(target_delta=target_delta)

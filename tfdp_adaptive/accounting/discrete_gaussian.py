@@ -26,7 +26,7 @@ ORDERS = tuple(range(2, 64)) + (64, 80, 96, 128, 192, 256, 512, 1024)
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteGaussianDpEvent(dp_accounting.DpEvent):
-  """As `dp_accounting.GaussianDpEvent`, of integers.
+  """Like `dp_accounting.GaussianDpEvent`, with discrete Gaussian noise on integers.
 
   Attributes:
     noise_multiplier: Standard deviation per sensitivity, that of rounding included.

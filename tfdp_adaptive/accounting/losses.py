@@ -237,7 +237,7 @@ def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
 def directions(
     dp_event: dp_accounting.DpEvent,
     neighbors: dp_accounting.NeighboringRelation) -> Optional[List[Steps]]:
-  """What has to be accounted for: `(Mixture, count)` pairs, per direction; or None.
+  """Returns the `(Mixture, count)` pairs to account for in each direction, or None.
 
   None stands for events with no bound that is worth anything. Raises ValueError for events that are
   not (sampled, truncated) Gaussians.

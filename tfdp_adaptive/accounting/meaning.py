@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What epsilon and delta mean: how well the best attacker can detect a record."""
+"""Computes how well the best attacker can detect a record, given epsilon and delta."""
 
 import math
 from typing import Callable, Iterable, Tuple

@@ -34,7 +34,7 @@ _DTYPES = ('float64', 'float32')
 
 @functools.lru_cache(maxsize=64)
 def coefficients(mechanism: Any, steps: Any = None) -> Any:
-  """Those of a Toeplitz C >= 0, in whichever precision they are larger; None of any other C.
+  """Returns the coefficients of a Toeplitz C >= 0, in the larger precision; None for any other C.
 
   Args:
     mechanism: A `Mechanism`.
@@ -55,10 +55,10 @@ class MonteCarloDpEvent(dp_accounting.DpEvent):
   """A Toeplitz strategy with secret patterns of participation.
 
   Attributes:
-    coefficients: Of C, as many as are not zero.
+    coefficients: The nonzero coefficients of C.
     steps: How many releases.
     noise_multiplier: sigma.
-    draws: Of the privacy loss.
+    draws: The random draws of the privacy loss.
     bound: An event that costs at least as much, and is accounted for without draws.
   """
 
@@ -75,7 +75,7 @@ class MonteCarloDpEvent(dp_accounting.DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsDpEvent(MonteCarloDpEvent):
-  """One of `cycle` bins for each record; step t uses bin t mod `cycle`."""
+  """Every record is in one of `cycle` random bins. Step t uses bin t mod `cycle`."""
 
   cycle: int
 
@@ -157,7 +157,7 @@ def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float
   """An upper bound of epsilon at `target_delta`, unless the draws were unlucky (`BETA`).
 
   Args:
-    event: What is drawn.
+    event: The event to draw from.
     target_delta: See above.
     most: Epsilon of `event.bound`, which is returned where draws prove no less.
   """

@@ -240,7 +240,7 @@ class MinSeparation(scheme.Sampling):
           f'population_size={plan.population_size}.')
 
   def free_probability(self, plan: terms_lib.Terms) -> float:
-    """With which a record takes part that may."""
+    """Returns the probability that an eligible record takes part."""
     rate = plan.batch_size / scheme.population(plan)
     return min(1.0, rate / (1 - (self.min_sep - 1) * rate))
 
@@ -289,7 +289,7 @@ class MinSeparation(scheme.Sampling):
 
 @dataclasses.dataclass(frozen=True)
 class FixedOrder(scheme.Sampling):
-  """The same batches in the same order in every epoch; the last one may be smaller.
+  """Every epoch has the same batches in the same order. The last batch may be smaller.
 
   Two participations of a record are exactly an epoch apart. No amplification.
   Adding a record would move all later ones, so add_remove is refused.

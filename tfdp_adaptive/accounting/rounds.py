@@ -66,7 +66,7 @@ class RandomAllocation(scheme.Sampling):
     return super().amplified_noise(mechanism) and mechanism.rounding is None
 
   def probability(self, plan: terms_lib.Terms) -> float:
-    """Of a record to be in a batch that is open to its group."""
+    """Returns the probability that a record is in a batch of its group."""
     del plan
     return self.groups / self.cycle
 

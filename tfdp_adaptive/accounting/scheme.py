@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a way of choosing records for steps must know; `sampling` has those there are."""
+"""The interface of sampling schemes. `sampling` lists the schemes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sampling(abc.ABC):
   """A batch selection scheme.
 
   Attributes:
-    adjacencies: What it can be accounted for at all.
+    adjacencies: The adjacencies that it can be accounted for.
     amplified: Whether its coins may be claimed to amplify privacy; if not,
       every participation is counted in full.
     coins: Whether batches are drawn at every step, independently of earlier steps.
@@ -53,11 +53,11 @@ class Sampling(abc.ABC):
     """`(min_sep, max_participations)` of any record within the first `steps` steps."""
 
   def probability(self, plan: terms_lib.Terms) -> float:
-    """Where `amplified`: of a record to be in a batch, in its turn."""
+    """Returns the probability that a record is in a batch of its turn, if `amplified`."""
     raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
 
   def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
-    """Where `amplified`: `(q, count)` of the Poisson-sampled releases a record can be part of."""
+    """Returns `(q, count)` of the Poisson-sampled releases a record can be in, if `amplified`."""
     raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
 
   @abc.abstractmethod
@@ -70,11 +70,11 @@ class Sampling(abc.ABC):
 
   def event(self, plan: terms_lib.Terms, steps: int,
             noise_multiplier: float) -> Optional[dp_accounting.DpEvent]:
-    """Where `amplified`, and not by Poisson sampling: the event of the first `steps` steps.
+    """Returns the event of `steps` steps, if amplified other than by Poisson sampling.
 
     Args:
-      plan: Whose sampling this is.
-      steps: How many.
+      plan: The plan that uses this sampling.
+      steps: The number of steps.
       noise_multiplier: In units of a record's sensitivity.
     """
     del plan, steps, noise_multiplier
@@ -95,7 +95,7 @@ class Sampling(abc.ABC):
 
   @abc.abstractmethod
   def describe(self, plan: terms_lib.Terms) -> str:
-    """One sentence for the privacy statement."""
+    """Returns a sentence for the privacy statement."""
 
 
 def population(plan: terms_lib.Terms) -> int:
@@ -126,7 +126,7 @@ def public_order(seed: Optional[int], size: int) -> np.ndarray:
 
 
 def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.random.Generator]:
-  """One NumPy generator per step, from the coins of this pass."""
+  """Returns one NumPy generator per step, derived from the coins of this pass."""
   key = coins.of_pass()
   return (np.random.default_rng([key, step]) for step in range(start_step, steps))
 

@@ -87,11 +87,11 @@ class SecretBins(dp_accounting.DpEvent):
 
 
 class Look(NamedTuple):
-  """What a second look at a run says.
+  """The second accountant's result for one run.
 
   Attributes:
     event: The DpEvent of its steps; None where dp_accounting has none for its sampling.
-    sensitivity: Of C, for the patterns that were tried: never above the truth.
+    sensitivity: The sensitivity of C over the patterns that were tried, a lower bound.
     exact: Whether the event is the run's, and not only one that costs less.
   """
 
@@ -101,14 +101,14 @@ class Look(NamedTuple):
 
 
 class Answer(NamedTuple):
-  """What the second accountant found.
+  """The second accountant's findings.
 
   Attributes:
-    epsilon: Of all runs; None if it cannot account for them.
+    epsilon: The epsilon of all runs; None if it cannot account for them.
     method: In words.
     exact: Whether the claim must be at least `epsilon` (1 - `tolerance`); else only that it
       must not be below.
-    tolerance: By how much the grid may matter.
+    tolerance: The largest error of the grid.
     deltas: Deltas at the epsilons that were asked for.
   """
 
@@ -156,7 +156,7 @@ def _same_bins(one: Any, two: Any) -> bool:
 def _by_losses(
     events: List[Any], relation: Any, delta: float, epsilons: Sequence[float],
     exact: bool) -> Answer:
-  """On finer and finer grids, each of which gives an upper bound, until they agree."""
+  """Refines the grid until the upper bounds agree."""
   rough = rdp.RdpAccountant(neighboring_relation=_RELATION.ADD_OR_REMOVE_ONE)
   sigmas = [sigma for event in events for sigma in _multipliers(event)]
   known = all(map(rough.supports, events))  # Not truncated batches.
@@ -248,7 +248,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
 
 
 def _secret(plan: terms_lib.Terms, steps: int) -> Look:
-  """Of one run whose records are in secret bins: drawn once, or anew in every round."""
+  """Computes epsilon of a run with secret bins, drawn once or in every round."""
   cycle, groups = plan.sampling.cycle, getattr(plan.sampling, 'groups', 0)
   if not groups:
     passes, more = divmod(steps, cycle)
@@ -320,7 +320,7 @@ def pattern_sensitivity(mechanism: Any, steps: int, apart: int) -> Optional[floa
 
 
 def _column(mechanism: Any, steps: int) -> np.ndarray:
-  """Of C, the one of largest norm; it is banded here."""
+  """Returns the column of C with the largest norm. C is banded here."""
   if mechanism.bands == 1:
     return np.ones(1)
   strategy = np.asarray(mechanism.strategy(min(steps, mechanism.steps or steps)))

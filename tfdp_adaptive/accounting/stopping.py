@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be said where something that was released decides when a run stops.
+"""Computes epsilon if a released result decides when a run stops.
 
 `(epsilon(t), delta)` holds for a step t that was fixed beforehand. If the noisy weights, or
 anything else that was released, decide t, then the true delta of that claim is up to K times
@@ -102,7 +102,7 @@ class Looks:
     return 1 / len(self.steps), stopped
 
   def describe(self, plan: Any, stopped: int) -> str:
-    """What to say of such a run, besides its epsilon."""
+    """Returns the sentences about such a run, without its epsilon."""
     _, counted = self.claim(plan, stopped)
     said = 'the cost of all planned steps' if counted > stopped or stopped in self.total else (
         'the cost of the steps done')

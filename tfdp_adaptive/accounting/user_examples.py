@@ -32,7 +32,7 @@ _LARGEST = 600.0  # log R, beyond which a loss counts as one without bound.
 
 @dataclasses.dataclass(frozen=True)
 class UserExamplesDpEvent(dp_accounting.DpEvent):
-  """One step that takes each of a user's examples by a coin of its own.
+  """A step that samples each example of a user independently.
 
   Attributes:
     noise_multiplier: Noise on the sum, in clip norms of one example.
@@ -138,7 +138,7 @@ class PoissonExamples(poisson.Poisson):
 
 
 def kept(ids: Any, most: int, rng: np.random.Generator) -> np.ndarray:
-  """Which examples are used, so that no user owns more than `most` of them.
+  """Selects examples so that no user owns more than `most` of them.
 
   Args:
     ids: [n] ids of users, integers or strings; or [n, owners] integers, -1 for none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizer, mechanism and plan to take, from public constants and public data."""
+"""Recommends an optimizer, a mechanism and a plan from public constants and public data."""
 
 from tfdp_adaptive.advice.advice import advise as advise
 from tfdp_adaptive.advice.budget import batch_and_steps as batch_and_steps

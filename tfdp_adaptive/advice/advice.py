@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which private adaptive optimizer fits a batch size, a noise level and a model size.
+"""Recommends a private optimizer for a batch size, a noise level and a model size.
 
 Formulas of "On Design Principles for Private Adaptive Optimizers"
 (arXiv:2507.01129, sections 3.5 and 4.3 to 4.4, appendix C), computed, not the
@@ -21,7 +21,7 @@ STABLE = 0.9  # Largest noise-to-signal factor at which scale-then-privatize is 
 
 
 class Finding(NamedTuple):
-  """One number, how it was computed and what it means."""
+  """A number, how it was computed and what it means."""
 
   name: str
   value: float
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-  """What `advise` found; `str(advice)` is the text for people.
+  """The result of `advise`. `str(advice)` is readable text.
 
   Attributes:
     regime: 'low-dimensional': unbiased second moments are rarely negative
@@ -41,7 +41,7 @@ class Advice:
     recommended: Name of the optimizer class to begin with.
     reason: Why, in one sentence.
     findings: The numbers.
-    warnings: What is likely to go wrong with the settings given.
+    warnings: Likely problems of the given settings.
   """
 
   regime: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mechanism to take for a plan."""
+"""Chooses a mechanism for a plan."""
 
 import dataclasses
 import functools
@@ -172,7 +172,7 @@ class _Search:
 
   @property
   def groups(self) -> int:
-    """Those of the best plan with groups so far."""
+    """Returns the number of bands of the best amplified plan so far."""
     return min((error, one.sampling.most_bands) for error, one in self.measured
                if one.sampling.amplified)[1]
 
@@ -221,7 +221,7 @@ class _Search:
     """Whether it is better than all before, by one look at epsilon unless it is.
 
     Args:
-      scheme: Which is tried.
+      scheme: The sampling scheme to try.
       like: A scheme whose mechanism is taken; its own by default.
     """
     if (scheme, like) in self.seen:

@@ -48,7 +48,7 @@ class Recommendation:
       method's gain each choice loses on similar tasks.
     like: `(task, epsilon, distance)` of the most similar evidence.
     reasons: The reasons, as sentences.
-    warnings: What is likely to go wrong, or is not known.
+    warnings: Likely problems, and unknown facts.
   """
 
   method: str
@@ -149,7 +149,7 @@ def recommend(
     examples: A budget of examples to process (batch size times steps) instead of both. See
       `batch_and_steps` for the table of choices.
     target_delta: None for the largest power of ten below 1 / N.
-    sampling: How records are drawn, if you cannot choose it; as in `PrivacyPlan`.
+    sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
     gradients: Gradients [n, parameters] of PUBLIC records at the weights that training starts
       from. The choice is better with them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of two ways to protect users needs less noise for their signal.
+"""Compares the noise of sampling users with the noise of sampling their examples.
 
 Users are sampled whole, and the mean of a user's examples is clipped; or examples are sampled and
 clipped one by one, and the guarantee still covers all of a user (`PoissonExamples`). Both see the
@@ -23,7 +23,7 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class Comparison(NamedTuple):
-  """What sampling examples costs beside sampling users.
+  """The cost of sampling examples compared with sampling users.
 
   Attributes:
     users: The plan that samples users; its records are users.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Law(NamedTuple):
-  """How likely batches are under the law that is claimed for them.
+  """Tests whether batches follow the claimed sampling.
 
   Attributes:
     p_value: Probability of batches this unusual under the law; 0 where they break it.
@@ -73,7 +73,7 @@ def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
 
 def _structure(
     plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int) -> Optional[str]:
-  """What one look refutes, in words, or None."""
+  """Returns a sentence about the refuted claim, or None."""
   least, most = plan.participation(min(plan.steps, len(batches)))
   last, times = np.full(population, -plan.steps - 1), np.zeros(population, int)
   largest = getattr(plan.sampling, 'max_batch_size', population)
@@ -133,7 +133,7 @@ def _coins(
 
 
 def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optional[int]:
-  """How many records step `step` can have; None where that is itself left to chance."""
+  """Returns the number of records of step `step`, or None if it is random."""
   cycle = getattr(plan.sampling, 'cycle', 1)
   if cycle > 1 and plan.adjacency == 'add_remove':
     return None
@@ -150,7 +150,7 @@ def _size_law(size: int, probability: float, cut: Any) -> np.ndarray:
 
 def _overlap(
     plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], lag: int, population: int) -> float:
-  """Given their sizes, two steps share a hypergeometric number of records.
+  """Tests the overlap of two steps, which is hypergeometric given their sizes.
 
   Steps are paired so that none is in two pairs; the sum over pairs is compared with
   the exact law, its convolution.

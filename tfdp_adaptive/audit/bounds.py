@@ -100,7 +100,7 @@ _MANY, _LEAST = 768, 48  # Canaries from which on fewer attempts are better; the
 
 
 def sides(canaries: int) -> Tuple[int, ...]:
-  """How many canaries are called "in", and as many "out", in attempts that share the confidence.
+  """Returns the numbers of guesses to try. They share the confidence.
 
   All of them, which is best for gross errors, a quarter, and so on: with many canaries, or a small
   mu, the surest few prove more.
@@ -121,7 +121,7 @@ def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
 
 
 def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95) -> float:
-  """What `guess` says of so many canaries if all guesses are right.
+  """Returns the result of `guess` if all guesses are right.
 
   Args:
     canaries: Coins.
@@ -146,12 +146,12 @@ def canaries_to_refute(
 
 
 class Estimate(NamedTuple):
-  """What scores suggest if they are normal; NOT a bound that holds.
+  """An estimate from normally distributed scores. It is NOT a bound.
 
   Attributes:
     mu: Difference of the means of scores of unit noise.
-    standard_error: Of `mu`, from the scores themselves.
-    epsilon: Of a Gaussian mechanism of `mu - z * standard_error`.
+    standard_error: The standard error of `mu`, from the scores themselves.
+    epsilon: The epsilon of a Gaussian mechanism with `mu - z * standard_error`.
   """
 
   mu: float
@@ -168,9 +168,9 @@ def gaussian_estimate(
 
   Args:
     included: Scores of the canaries that were in.
-    excluded: Of those that were out.
+    excluded: The scores of canaries that were left out.
     delta: In (0, 1).
-    confidence: Of the lower end of mu, if the assumptions hold.
+    confidence: The confidence of the lower end of mu, if the assumptions hold.
   """
   checks.probability(delta=delta, confidence=confidence)
   groups = [np.asarray(scores, np.float64) for scores in (included, excluded)]
@@ -183,15 +183,15 @@ def gaussian_estimate(
 
 
 class Guesses(NamedTuple):
-  """What the best of the attempts at scores proves.
+  """The best bound that the scores prove.
 
   Attributes:
     epsilon_lower: Lower bound on epsilon (Steinke et al. 2023); it holds whatever runs.
     gaussian_lower: The same for claims of Gaussian shape (Mahloujifar et al. 2024), at delta > 0.
     estimate: `Estimate`, which assumes normal scores; at delta > 0.
-    confidence: Of each bound.
+    confidence: The confidence of each bound.
     canaries: Number of coins.
-    guesses: Of the attempt behind `epsilon_lower`.
+    guesses: The number of guesses behind `epsilon_lower`.
     correct: Right ones among them.
     provable: The bound if all guesses had been right.
   """
@@ -213,8 +213,8 @@ def guess(
   Args:
     scores: [canaries].
     included: [canaries] bool.
-    delta: Where epsilon is wanted.
-    confidence: Of each bound; the attempts share it.
+    delta: The delta at which epsilon is computed.
+    confidence: The confidence of each bound; the attempts share it.
   """
   count, order = len(scores), np.argsort(scores, kind='stable')
   found, gaussian = [], [0.0]

@@ -44,7 +44,7 @@ class Canaries(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What an audit found; `str(report)` is the text for people.
+  """The result of an audit. `str(report)` is readable text.
 
   Attributes:
     epsilon_lower: Lower bound on epsilon at `delta`, at level `confidence`.
@@ -92,13 +92,13 @@ class Report:
 
 
 def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0.95) -> str:
-  """What perfect guesses could prove, in words: known before anything is trained.
+  """Returns the bound that perfect guesses would prove, as text. It is known before training.
 
   Args:
-    canaries: How many.
+    canaries: The number of canaries.
     claimed: Epsilon.
-    delta: Where it is claimed.
-    confidence: Of the bound.
+    delta: The delta of the claim.
+    confidence: The confidence of the bound.
   """
   most = bounds.provable_epsilon(canaries, delta, confidence)
   if most > claimed:

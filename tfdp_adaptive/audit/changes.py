@@ -28,9 +28,9 @@ class Change(NamedTuple):
 
   Attributes:
     size: Its distance over the one allowed: above 1 refutes the claim.
-    rounding: How much of `size` may be rounding.
+    rounding: The part of `size` that rounding can explain.
     where: The pair, in words.
-    pairs: How many were tried.
+    pairs: The number of pairs that were tried.
   """
 
   size: float
@@ -86,7 +86,7 @@ def largest(
 
   Args:
     subject: A `Subject`.
-    seed: Of the ordinary records and the noise; for tests.
+    seed: The seed of the ordinary records and the noise; for tests.
     history: Numbers of steps taken before a step is looked at.
   """
   rng = np.random.default_rng(seed)
@@ -106,13 +106,13 @@ def largest(
 
 def of_records(subject: subjects.Subject, seed: Optional[int] = None,
                history: Sequence[int] = (0, 1, 3), targets: int = 3) -> Change:
-  """The same search where records are places in a data set, not gradients of choice.
+  """Runs the same search on records of a data set instead of chosen gradients.
 
   Args:
     subject: A `Subject` of `own_models`.
-    seed: Of which records are tried, and the noise; for tests.
+    seed: The seed of the choice of records and of the noise; for tests.
     history: See `largest`.
-    targets: How many records are taken out, at every step that is looked at.
+    targets: The number of records to remove at every inspected step.
   """
   rng = np.random.default_rng(seed)
   search = _Search(subject.claims)
@@ -168,7 +168,7 @@ def _whole(subject: subjects.Subject) -> int:
 
 
 def _at(subject: subjects.Subject, state: Any, search: _Search, when: str) -> None:
-  """All pairs of one state: others of some number and kind, with and without one record."""
+  """Returns all pairs of batches of one state, with and without one record."""
   whole = _whole(subject)
   basis = np.eye(1, subject.size)[0]
   dense = np.ones(subject.size) / math.sqrt(subject.size)
@@ -220,7 +220,7 @@ def _just_inside(
   direction = target / np.linalg.norm(target)
 
   def moved(length: float) -> float:
-    """How far a record of this length moves the mean, in its scaled units over B."""
+    """Returns how far a record of this norm moves the mean, in scaled units over B."""
     records = length * direction[np.newaxis]
     (there, *_), _ = subject.step(state, records)
     (gone, *_), _ = subject.step(state, records, np.zeros(1))

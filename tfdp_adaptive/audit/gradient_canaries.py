@@ -33,7 +33,7 @@ def run(
     subject: A `Subject`.
     plan: The plan by which records are drawn; every record is a canary, up to `count`,
       and those that are none have no gradient.
-    count: Of canaries, at most the subject's size.
+    count: The number of canaries, at most the subject's size.
     seed: For tests.
     batches: Record indices of every step, if they do not come from the plan.
   """

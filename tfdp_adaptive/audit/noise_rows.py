@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the noise of the releases what was announced: large enough, new each step, and nothing else?
+"""Tests whether the noise is as announced: large enough, fresh at each step, and nothing else.
 
 Empty batches release pure noise, announced as `unit * C^-1 Z`. Taken apart again, with
 the covariance C^-1 C^-T of the mechanism, it must be independent standard normals, or
@@ -25,13 +25,13 @@ _FOR_TAILS, _MOST_RUNS = 48_000, 10  # Numbers of which some are beyond 3.7, and
 
 
 class Noise(NamedTuple):
-  """What was measured.
+  """The measured noise.
 
   Attributes:
     size: Measured over announced standard deviation.
     p_value: Probability of a noise this weak, or this repetitive, if all is as announced.
     what: The weakest point, in words.
-    values: How many numbers were looked at.
+    values: The number of inspected values.
   """
 
   size: float
@@ -77,7 +77,7 @@ def weakest(
   The kinds of tests share the false alarms, and so do the tests of a kind.
 
   Args:
-    named_rows: Of all steps.
+    named_rows: The rows of all steps, by name.
     firsts: [keys, k] each, what different keys release of the same weights.
   """
   values = sum(rows.size for _, rows in named_rows)
@@ -112,7 +112,7 @@ def _least(squares: Any, freedom: float) -> float:
 
 
 def _elements(rows: np.ndarray) -> float:
-  """Sums and differences of neighbouring elements: no noise is left where they are one."""
+  """Tests sums and differences of neighboring elements, which shared noise would cancel."""
   left, right = rows[:, :rows.shape[1] // 2 * 2:2], rows[:, 1::2]
   return _least([np.sum((left - right)**2) / 2, np.sum((left + right)**2) / 2], left.size)
 
@@ -136,7 +136,7 @@ def _largest(rows: np.ndarray) -> float:
 
 
 def _shared(rows: np.ndarray) -> float:
-  """What all rows have in common, against how they differ: an F test, for noise of any size."""
+  """Compares the common part of all rows with their differences by an F test."""
   keys, length = rows.shape
   common = keys * np.sum(np.mean(rows, axis=0)**2)
   apart = (np.sum(rows**2) - common) / (keys - 1)

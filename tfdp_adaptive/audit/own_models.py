@@ -95,7 +95,7 @@ def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
 
 
 def _held(model: Any) -> str:
-  """What is wrong with the arrays that a loss, penalty, constraint or schedule holds, or ''."""
+  """Returns the problem with arrays in a loss, penalty, constraint or schedule, or ''."""
   try:
     model.check_held()
   except errors.PrivacyError as error:

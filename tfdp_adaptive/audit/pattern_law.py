@@ -85,7 +85,7 @@ def _two_sided(law: np.ndarray, value: int) -> float:
 
 
 def _fisher(p_values: List[float]) -> float:
-  """Of all that can vary: the others are one."""
+  """Combines p-values by Fisher's method, leaving out those that equal one."""
   p_values = [p for p in p_values if p < 1] or [1.0]
   with np.errstate(divide='ignore'):
     return float(stats.chi2.sf(-2 * np.sum(np.log(p_values)), 2 * len(p_values)))

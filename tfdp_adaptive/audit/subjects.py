@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is audited, as a pure function: state and records in, releases and state out.
+"""The audited subject as a pure function from state and records to releases and state.
 
 The gradient of a record is the record itself, so every gradient can be made, and
 what a release would hold without one record is seen to rounding, the noise being
@@ -38,10 +38,10 @@ _PARTS, _THERE = (0.5, 0.375, 0.125, 1.0), (1.0, 1.0, 1.0, 0.0)
 
 
 class Part(NamedTuple):
-  """One noised vector of one step.
+  """A noisy vector of one step.
 
   Attributes:
-    name: Which one of a step.
+    name: Which release of a step.
     value: [k] float64, as the rule gets it.
     unit: What one unit of the mechanism's noise row is here, as the code announces
       it: the announced standard deviation over the norm of the row. Zero: no noise.
@@ -59,16 +59,16 @@ class Part(NamedTuple):
 
 
 class Claims(NamedTuple):
-  """What is said to hold of every step.
+  """The claim about every step.
 
   Attributes:
-    name: Of the optimizer or query.
+    name: The name of the optimizer or query.
     noise_multiplier: In units of one record's sensitivity.
     batch_size: The divisor.
-    adjacency: What neighbours are.
-    mechanism: Of the noise.
+    adjacency: The relation between neighboring data sets.
+    mechanism: The mechanism of the noise.
     private: Whether there is any guarantee.
-    steps: How many there may be, or None.
+    steps: The largest number of steps, or None.
     plan: A `PrivacyPlan`, or None.
   """
 
@@ -88,8 +88,8 @@ class Subject:
   Attributes:
     claims: `Claims`.
     size: Coordinates of a record.
-    count: How many records there are, where they cannot be chosen.
-    held: What is wrong with the arrays that a model's loss or penalties hold, or ''.
+    count: The number of records, if they cannot be chosen.
+    held: The problem with arrays in a model's loss or penalties, or ''.
     participations: 0, or how often a record may take part, where it can still be seen after
       the steps that it took part in.
   """
@@ -108,7 +108,7 @@ class Subject:
     return self._run.fresh(key), 0
 
   def step(self, state: Any, records: Any, weights: Any = None) -> Tuple[Tuple[Part, ...], Any]:
-    """One step on [n, size] records, where a weight of zero is no record at all."""
+    """Runs a step on [n, size] records. A weight of zero means no record."""
     tensors, row = state
     records = np.asarray(records, np.float32)
     weights = np.ones(len(records)) if weights is None else weights
@@ -139,7 +139,7 @@ class Subject:
     return self._run.written is not None
 
   def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
-    """What a step leaves, by name, if fixed numbers stand in the place of its releases."""
+    """Returns the state after a step, by name, with fixed numbers instead of its releases."""
     tensors, row = state
     return self._run.written(
         tensors, np.asarray(records, np.float32), np.asarray(weights, np.float32), row)
@@ -155,7 +155,7 @@ class Subject:
 
   @property
   def largest_batch(self) -> float:
-    """How many records a step takes: without a plan, no more than the divisor says."""
+    """Returns the largest possible batch: the divisor, or infinity if nothing limits it."""
     sized = self._run.sized and self.claims.plan is None and self.claims.adjacency != 'add_remove'
     return self.claims.batch_size if sized else float('inf')
 
@@ -166,7 +166,7 @@ class Subject:
                  if ask.second is not None and not ask.second.amplifiable)
 
   def limit(self, steps: int) -> int:
-    """At most `steps`, as many as are covered."""
+    """Returns `steps`, or the number of covered steps if that is smaller."""
     return steps if self.claims.steps is None else min(steps, self.claims.steps)
 
   def _row_norm(self, row: int) -> float:
@@ -190,7 +190,7 @@ def of(subject: Any, size: int) -> Subject:
 
 
 def claims_of(optimizer: Any) -> Claims:
-  """What a built optimizer says, not what it gave to whoever adds the noise."""
+  """Returns the claim of the built optimizer, not the values passed to the privatizer."""
   claims = _claims(type(optimizer).__name__, optimizer.run.privatizer, optimizer.mechanism,
                    optimizer.rule, optimizer.plan)
   return claims._replace(noise_multiplier=float(optimizer.noise_multiplier),

@@ -50,7 +50,7 @@ class Watched:
     Args:
       model: The model.
       optimizer: Its optimizer, whose clean past is no release.
-      variables: What `run` takes and returns.
+      variables: The variables that `run` takes and returns.
       run: `Run.step`.
       others: `captured` by it; filled by its first run at the latest.
     """
@@ -73,6 +73,6 @@ class Watched:
 
 
 def captured(traced: Any, variables: Sequence[Any]) -> Sequence[Tuple[Any, Any]]:
-  """What else than `variables` a traced step reads or writes, with the values of now."""
+  """Returns the other variables that a traced step reads or writes, with their values."""
   known = {id(compat.raw_variable(v)) for v in variables}
   return [(v, tf.convert_to_tensor(v)) for v in traced.graph.variables if id(v) not in known]

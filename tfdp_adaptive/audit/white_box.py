@@ -45,7 +45,7 @@ _STEPS = 12  # Of the plan that an audit makes where there is none.
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-  """One look: what was found, and whether that refutes the claim."""
+  """The finding of one check, and whether it refutes the claim."""
 
   name: str
   violated: bool
@@ -54,20 +54,20 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class WhiteBoxReport:
-  """What was found; `str(report)` is the text for people.
+  """The result of an audit. `str(report)` is readable text.
 
   Attributes:
-    name: What was audited.
+    name: The name of the audited subject.
     claimed: Epsilon.
-    delta: Where it is claimed.
-    confidence: That no look refutes a claim that holds.
+    delta: The delta of the claim.
+    confidence: The probability that no check refutes a correct claim.
     looks: One `Look` each.
     change: `changes.Change`.
     noise: `noise_rows.Noise`.
     batches: `batch_law.Law`, or None if there was no plan to compare with.
     canaries: `bounds.Guesses`; None of a model of one's own.
     writes: `writes.Writes`; None of a query, which leaves its releases only.
-    seconds: What it took.
+    seconds: The duration of the audit.
   """
 
   name: str
@@ -139,8 +139,8 @@ def white_box(
     plan: What is claimed, if the subject has no plan. Without either, the audit takes
       the numbers of the subject, full batches and a dozen steps.
     epsilon: The claim to be refuted, instead of the plan's.
-    delta: Where it is claimed.
-    confidence: That a claim which holds is not refuted.
+    delta: The delta of the claim.
+    confidence: The probability that a correct claim is not refuted.
     canaries: Records of a gradient of their own; also the size of the audit's model.
     batches: Record indices of every step, if they do not come from the plan: what
       really runs, to be compared with what the plan claims.

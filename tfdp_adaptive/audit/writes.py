@@ -22,11 +22,11 @@ _HISTORY = (0, 2)  # Steps taken before the one that is looked at.
 
 
 class Writes(NamedTuple):
-  """What was found.
+  """The result of the check.
 
   Attributes:
     past_noise: Names of what depends on the batch though the releases do not.
-    looked_at: How many tensors a step leaves.
+    looked_at: The number of tensors that a step writes.
     pairs: How many pairs of batches were tried.
   """
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan and data to the batches of a run, their marks and their secret coins."""
+"""Draws the batches of a run from a plan and data, with their marks and secret coins."""

@@ -48,7 +48,7 @@ def of_plan(
       batches are of examples, and ids may be [n, owners], -1 for none.
     examples_per_user: How many of a user's examples a step takes at most, drawn again at
       every step from the user's own.
-    record: What of a user is clipped: the 'mean' or the 'sum' of the examples' gradients.
+    record: Whether to clip the 'mean' or the 'sum' of a user's gradients.
     cache: Folder into which a `tf.data.Dataset` is written once, as files of the size of
       the data that hold it as it is, and from which it is read if it is there. By
       default a temporary folder, deleted with the returned data set.
@@ -237,7 +237,7 @@ def _is_pair(data: Any) -> bool:
 
 
 def _rows(plan: terms_lib.Terms, count: int, pad_to: Optional[int]) -> int:
-  """How many rows a batch of `count` records is padded to, one at least."""
+  """Returns the padded number of rows of a batch of `count` records, at least 1."""
   largest, expected = _largest(plan), math.ceil(plan.batch_size)
   if pad_to is not None:
     first = step = pad_to
@@ -253,7 +253,7 @@ def _rows(plan: terms_lib.Terms, count: int, pad_to: Optional[int]) -> int:
 
 
 def _largest(plan: terms_lib.Terms) -> Optional[int]:
-  """Rows of the largest batch, where that is known; None where coins decide."""
+  """Returns the rows of the largest batch, or None if sampling determines it."""
   largest = getattr(plan.sampling, 'max_batch_size', None)
   if largest is None and plan.sampling.fixed_order and not plan.sampling.claims(plan) and (
       plan.adjacency != 'add_remove'):

@@ -41,7 +41,7 @@ def mark(plan: Any, step: Any, row: Any = 0) -> Any:
 
 
 def row_of(marked: Any, plan: Any, step: Any) -> Any:
-  """The row that each mark is of: those of other steps and plans are of rows far away."""
+  """Returns the row of each mark. Marks of other steps and plans give rows far away."""
   slope, pace, offset = line(plan)
   return (marked - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
 
@@ -55,7 +55,7 @@ def write(
     plan: The `PrivacyPlan`.
     step: The step.
     first: The row of the batch that the first of them is.
-    tag: Of the coins that all workers share.
+    tag: A tag of the coins that all workers share.
   """
   wide = np.asarray(weights, np.float32).astype(np.float64)
   rows = tag * MOST_ROWS + first + np.arange(len(wide)).reshape([-1] + [1] * (wide.ndim - 1))

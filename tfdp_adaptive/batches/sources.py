@@ -37,7 +37,7 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def __len__(self) -> int:
-    """How many there are."""
+    """Returns the number of records."""
 
   @abc.abstractmethod
   def take(self, indices: np.ndarray) -> Any:
@@ -140,7 +140,7 @@ class _Array(Source):
 
 
 class _Records(Source):
-  """One record for each number."""
+  """A source that returns the record of each number."""
 
   def __init__(self, records: Any) -> None:
     self._records = records

@@ -19,12 +19,12 @@ from tfdp_adaptive.batches import coins as coins_lib
 
 
 class Share(NamedTuple):
-  """Which rows of a batch are given; all of them, as one, by default.
+  """The rows of a batch for this worker; by default, all rows in one batch.
 
   Attributes:
-    replicas: How many there are in all; each has equally many rows, one after another.
+    replicas: The number of all replicas. Each has equally many consecutive rows.
     first: The number of the first replica whose rows are given.
-    here: Of how many replicas they are given, a batch for each.
+    here: The number of replicas on this worker. Each gets a batch.
   """
 
   replicas: int = 1
@@ -51,7 +51,7 @@ class Distributed:
     """
     Args:
       strategy: A `tf.distribute.Strategy`.
-      drawn: What `plan.batches` returns.
+      drawn: The data set that `plan.batches` returned.
     """
     self._strategy, self._drawn, self._start = strategy, drawn, drawn.tfdp_start_step
     several = compat.has_workers(strategy)
@@ -65,7 +65,7 @@ class Distributed:
     self.batches = strategy.distribute_datasets_from_function(of_worker)
 
   def __iter__(self) -> Iterator[Any]:
-    """For a loop of one's own: the batches from the step on that `plan.batches` was told."""
+    """Yields batches for a custom loop, from the `start_step` of `plan.batches`."""
     self.begin(self._start)
     return iter(self.batches)
 
@@ -104,7 +104,7 @@ def agree(strategy: Any, **facts: str) -> None:
 
 
 def from_chief(strategy: Any, make: Callable[[], bytes]) -> bytes:
-  """What the chief makes, on every worker; where it cannot, all raise."""
+  """Returns the chief's value on every worker. If the chief fails, all workers raise an error."""
   if not compat.has_workers(strategy):
     return make()
   error, content = None, b''

@@ -205,7 +205,7 @@ class _Version(argparse.Action):
 
 
 def version() -> str:
-  """One line: this library, and what it runs on."""
+  """Returns the versions of the library and of its platform, in one line."""
   from tfdp_adaptive.examples import report  # pylint: disable=import-outside-toplevel
   return ', '.join(f'{name} {found}' for name, found in report.versions().items())
 
@@ -251,7 +251,7 @@ def _fail(command: str, error: Any) -> int:
 
 
 def _drop_output() -> None:
-  """What could not be written is not tried again when Python ends."""
+  """Discards unwritten output, so that Python does not retry it at exit."""
   try:
     sys.stdout.flush()
   except OSError:

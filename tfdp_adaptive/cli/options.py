@@ -98,7 +98,7 @@ def wrap(text: Optional[str]) -> Optional[str]:
 
 
 def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
-  """What a command was asked for, for JSON."""
+  """Returns the arguments of a command, for JSON."""
   return {name: str(value) if isinstance(value, pathlib.Path) else value
           for name, value in vars(arguments).items() if name != 'run'}
 

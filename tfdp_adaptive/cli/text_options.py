@@ -16,7 +16,7 @@ from tfdp_adaptive.examples import tasks
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-  """Where text and vocabulary come from, and where results go."""
+  """Adds arguments for the text, the vocabulary and the output folder."""
   add_text_arguments(parser)
   output = parser.add_argument_group('output')
   output.add_argument(
@@ -27,7 +27,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-  """Where text and vocabulary come from."""
+  """Adds arguments for the text and the vocabulary."""
   group = parser.add_argument_group('data')
   group.add_argument(
       '--data', type=options.path, metavar='FILE',
@@ -43,7 +43,7 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sentence_arguments(parser: argparse.ArgumentParser) -> None:
-  """How long is trained sentence by sentence."""
+  """Adds arguments for the length of central training."""
   group = parser.add_argument_group('centralized training')
   group.add_argument('--steps', type=options.positive_int, default=compare.STEPS, metavar='N',
                      help='training steps of every method (default: %(default)s)')
@@ -52,7 +52,7 @@ def add_sentence_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-  """How long is trained over clients, and where."""
+  """Adds arguments for the length and the place of federated training."""
   group = parser.add_argument_group('federated training')
   group.add_argument('--rounds', type=options.positive_int, default=federated.ROUNDS, metavar='N',
                      help='rounds of every method (default: %(default)s)')
@@ -76,7 +76,7 @@ def add_privacy_arguments(parser: argparse.ArgumentParser, default_epsilon: str)
 
 
 def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]) -> None:
-  """Which methods, with which settings."""
+  """Adds arguments for the methods and their settings."""
   group = parser.add_argument_group('methods')
   group.add_argument('--methods', metavar='NAME,...',
                      help=f'some of {", ".join(methods)} (default: all)')
@@ -91,7 +91,7 @@ def add_tune_argument(group: Any) -> None:
 def add_one_method_arguments(
     parser: argparse.ArgumentParser, methods: Mapping[str, settings_lib.Method],
     more: Iterable[str] = ()) -> None:
-  """One private method, and settings other than the recorded ones."""
+  """Adds arguments for one private method and its settings."""
   group = parser.add_argument_group('method')
   known = [*(name for name in methods if methods[name].optimizer), *more]
   group.add_argument('--method', metavar='NAME', default='dp_adam_stp',

@@ -240,7 +240,7 @@ def _sums(
     variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
     asks: Tuple[contract.Ask, ...], scales: Any, parts: Tuple[projection.Part, ...],
     weights: Any, sizes: Any) -> Tuple[contract.Sums, ...]:
-  """One `contract.Sums` per ask, scaled."""
+  """Returns one scaled `contract.Sums` per ask."""
   totals: List[List[tf.Tensor]] = [[] for _ in asks]
   squares: List[List[tf.Tensor]] = [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an optimizer clips: one value, as `Hard()`, `Quantile(0.5)` or `PerLayer(Quantile(0.5))`.
+"""Clipping methods of optimizers, such as `Hard()`, `Quantile(0.5)` or `PerLayer()`.
 
 All of them have the privacy of `Hard()` at the same noise.
 """
@@ -23,7 +23,7 @@ class Clipping:
   """A way of clipping; see its subclasses."""
 
   def __repr__(self) -> str:
-    """As it is written, without what is left at its default."""
+    """Returns the call that creates this value, without default arguments."""
     fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
     said = [(one.name, getattr(self, one.name)) for one in fields
             if getattr(self, one.name) != one.default]
@@ -35,7 +35,7 @@ class Clipping:
     raise NotImplementedError
 
   def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:
-    """The same rule on gradients that are clipped in groups of these variables."""
+    """Returns the same rule on gradients clipped in groups of these variables."""
     del variables
     return rule
 
@@ -206,13 +206,13 @@ class Groups(Clipping):
     return groups_lib.grouped(rule, groups, split=self.split, norms=self.norms)
 
   def _names(self, variables: Sequence[Any]) -> Sequence[str]:
-    """What the variables of a group have in common."""
+    """Returns the key that the variables of a group share."""
     return [str(i) for i in range(len(variables))]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Named(Groups):
-  """Groups that the variables tell."""
+  """Groups determined by the variables."""
 
   groups: Any = dataclasses.field(default=None, init=False)
 
@@ -263,7 +263,7 @@ def from_config(config: Mapping[str, Any]) -> Clipping:
 
 
 def chosen(clipping: Any, given: Dict[str, Any], depth: int) -> Clipping:
-  """The value of an optimizer's argument `clipping`, which may be spelled as it was before 0.2.
+  """Returns the value of an optimizer's argument `clipping`, also in its spelling before 0.2.
 
   Args:
     clipping: A `Clipping`, its config, or what was written before.

@@ -19,7 +19,7 @@ from tfdp_adaptive.clipping import interface
 def chunked(
     engine: interface.Engine, count: int = 1, rows: Any = None,
     keep_outputs: bool = True) -> interface.Engine:
-  """The same engine in the memory of one chunk: sums of all chunks added up.
+  """Processes a batch in chunks and adds up their sums, to limit memory.
 
   All chunks see the same query within one training step, so no clean sum is ever
   stored between steps, and noise is drawn once, after the last chunk.
@@ -77,7 +77,7 @@ def chunked(
 def rows_within(
     budget: int, engine: interface.Engine, model: compat.Model, loss: interface.Loss,
     batch: interface.Batch, request: interface.Request, size: int) -> int:
-  """How many examples may be worked on at once within a budget of memory.
+  """Returns the number of examples that fit into a memory budget.
 
   Args:
     budget: Bytes for what the engine forms while it works on a chunk: activations,

@@ -268,7 +268,7 @@ class Outer(protocol.Factor):
     return Explicit((product,), self.shape, axes)
 
   def _rows(self) -> int:
-    """How many of the variable's permuted axes make up d."""
+    """Returns the number of the variable's permuted axes that make up d."""
     sizes = [self.shape[i] for i in self.axes or range(len(self.shape))]
     return next(i for i in range(len(sizes) + 1)
                 if int(np.prod(sizes[:i])) == self.inputs.shape[2]

@@ -43,7 +43,7 @@ class Request(NamedTuple):
   Attributes:
     asks: The rule's asks.
     queries: The geometry of each; scales like the trainable variables.
-    clips: [] absolute clip norm of each, in that geometry.
+    clips: The absolute clip norm of each record in that geometry, a scalar.
   """
 
   asks: Tuple[contract.Ask, ...]
@@ -91,7 +91,7 @@ def divided(tree: Any, batch: Batch) -> Any:
 
 
 def of_records(losses: tf.Tensor, batch: Batch) -> tf.Tensor:
-  """[n] losses of records from those of all examples in a row."""
+  """Returns the losses [n] of records, from the losses of their examples."""
   return losses if trees.absent(batch.examples) else tf.reduce_sum(divided(losses, batch), 1)
 
 

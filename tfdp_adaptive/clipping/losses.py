@@ -263,7 +263,7 @@ def _spread(
   """A list with an entry per output: from a dict by name, a list in order, or one for all.
 
   Args:
-    value: What `compile` or `fit` was given.
+    value: The value passed to `compile` or `fit`.
     names: For each output the names it may be called by.
     what: Name of the argument, for errors.
     once: Whether one entry is for one output only.

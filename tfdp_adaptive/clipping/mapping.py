@@ -22,7 +22,7 @@ def operations(concrete: Any) -> List[str]:
 
 
 def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> Any:
-  """One record after the other."""
+  """Maps over records one after another."""
   concrete = concrete or traced(function, records)
   signature = tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs)
@@ -30,7 +30,7 @@ def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> 
 
 
 def vectorized(function: Callable[..., Any], records: Any) -> Any:
-  """All records at once, unless TensorFlow would then corrupt memory."""
+  """Maps over all records at once, unless TensorFlow would then corrupt memory."""
   if compat.UNSAFE_WHEN_VECTORIZED:
     concrete = traced(function, records)
     if not compat.vectorizes_safely(operations(concrete)):

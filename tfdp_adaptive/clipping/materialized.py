@@ -25,14 +25,14 @@ from tfdp_adaptive.clipping import projection
 def vectorized(
     model: compat.Model, loss: interface.Loss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
-  """All examples at once, by `tf.vectorized_map` where that is safe."""
+  """Clips all examples at once, by `tf.vectorized_map` where that is safe."""
   return _engine(mapping.vectorized, model, loss, batch, request)
 
 
 def looped(
     model: compat.Model, loss: interface.Loss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
-  """One example after the other: for models that cannot be vectorized."""
+  """Clips one example after another, for models that cannot be vectorized."""
   return _engine(mapping.looped, model, loss, batch, request)
 
 

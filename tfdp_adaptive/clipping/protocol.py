@@ -36,7 +36,7 @@ class Factor(abc.ABC):
 
   @abc.abstractmethod
   def squared_norms(self, scales: Scales) -> Tensors:
-    """One [n] float64 per scale, never below the truth by more than rounding.
+    """Returns one [n] float64 tensor per scale, at least the true norm up to rounding.
 
     Squares that overflow give what is not finite, and so do those so large that what
     underflows beside them could count; see `overflow`.
@@ -52,7 +52,7 @@ class Factor(abc.ABC):
 
   @abc.abstractmethod
   def weighted_sums(self, weights: Tensors) -> Tensors:
-    """One tensor of the variable's shape per weights: `sum_n weights[n] * gradient[n]`."""
+    """Returns `sum_n weights[n] * gradient[n]` for each of the weights."""
 
   @abc.abstractmethod
   def squared_sums(self, weights: Tensors, scales: Scales) -> Tensors:
@@ -64,7 +64,7 @@ class Factor(abc.ABC):
 
   @abc.abstractmethod
   def explicit(self) -> 'Factor':
-    """The same as `factors.Explicit`."""
+    """Returns the factor as a `factors.Explicit`."""
 
   def transformed(self, scale: contract.Kronecker) -> 'Factor':
     """The factor of the gradients `left W right'`."""

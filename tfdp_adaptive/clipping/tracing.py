@@ -35,7 +35,7 @@ class Unit(NamedTuple):
 
 
 class Record(NamedTuple):
-  """One call of a unit: what its gradients are computed from."""
+  """A recorded call of a unit, with the tensors that its gradients need."""
 
   unit: Unit
   call: registry.Call
@@ -126,7 +126,7 @@ def probe(model: compat.Model, x: Any) -> Proof:
     A `Proof`.
 
   Raises:
-    Unsupported: As the module says.
+    Unsupported: See the module's docstring.
   """
   tape = tf.GradientTape(watch_accessed_variables=False)
   recorder = Recorder(units(model), tape)
@@ -210,7 +210,7 @@ class Recorder:
 
   Args:
     model_units: The `units` of a model.
-    tape: What watches their taps.
+    tape: The tape that watches their taps.
     times: Rows of the batch per record.
   """
 

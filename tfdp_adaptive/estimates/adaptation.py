@@ -46,7 +46,7 @@ def adapt(
     noise_multiplier: Standard deviation of the noise, in units of a record's sensitivity, > 0.
     bound: Largest size of a value, > 0: a number or [d]. Public: do not compute it from `data`.
     size: Most words of the vocabulary.
-    words_per_record: How many different words a record may vote for.
+    words_per_record: The number of different words that a record may vote for.
     target_delta: The delta at which the ledger states epsilon if nothing else is in it.
     delta: Probability that a word of a single record is released. It is a part of the ledger's
       delta, which must be larger.

@@ -27,8 +27,8 @@ def private_stddevs(
       counts as zero.
     scale: Public upper bound of all root mean squares, > 0.
     moment_ratio: r >= 1, a bound of the ratio of high moments to the second.
-    target_epsilon: Of this estimate, > 0.
-    target_delta: Of this estimate, in (0, 1).
+    target_epsilon: The epsilon of this estimate, > 0.
+    target_delta: The delta of this estimate, in (0, 1).
     rng: `numpy.random.Generator` for tests. By default the system's entropy is used.
 
   Returns:

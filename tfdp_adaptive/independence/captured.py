@@ -22,7 +22,7 @@ _SETTINGS = 32  # More numbers than these are data.
 
 
 class Captured(NamedTuple):
-  """What was found.
+  """The objects that were found.
 
   Attributes:
     arrays: Arrays, tensors and scalars of NumPy or TensorFlow.
@@ -38,7 +38,7 @@ class Captured(NamedTuple):
 
 
 def find(*functions: Any) -> Captured:
-  """Returns what functions, methods and objects that can be called bring along.
+  """Returns the objects that functions, methods and callable objects refer to.
 
   Examples:
     >>> mean, rate = np.float64(0.3), 0.5
@@ -69,7 +69,7 @@ def find(*functions: Any) -> Captured:
 
 
 def _brought(one: Any) -> Iterator[Any]:
-  """What an object that is no number leads to."""
+  """Returns the objects that a non-numeric object refers to."""
   if isinstance(one, dict):
     yield from one.values()
   elif isinstance(one, (list, tuple, set, frozenset)):
@@ -89,7 +89,7 @@ def _brought(one: Any) -> Iterator[Any]:
 
 
 def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
-  """What a function closes over, and what its code takes of it by name."""
+  """Returns the objects that a function closes over or uses by name."""
   names = set(_names(function.__code__))
   for cell in function.__closure__ or ():
     try:

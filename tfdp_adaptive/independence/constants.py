@@ -37,10 +37,10 @@ _MOST = 16  # Of each kind.
 
 
 class Held(NamedTuple):
-  """What a function holds.
+  """The constants of a function.
 
   Attributes:
-    shapes: Of every array with at least two different floating-point numbers.
+    shapes: The shapes of every array with at least two different floating-point numbers.
     variables: Every variable it reads or writes.
   """
 
@@ -52,7 +52,7 @@ def held(concrete: Any) -> Held:
   """Returns what a concrete function holds.
 
   Args:
-    concrete: Of `tf.function(...).get_concrete_function(...)`.
+    concrete: A concrete function, from `tf.function(...).get_concrete_function(...)`.
 
   Examples:
     >>> table = tf.constant([1.0, 2.0])
@@ -86,7 +86,7 @@ class Constants(NamedTuple):
 
 
 def compared(concrete: Any) -> Constants:
-  """What a concrete function, and all it calls, compares with: at most 16 of each kind."""
+  """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
   constants: Dict[str, Dict[Any, None]] = {'i': {}, 'f': {}, 'O': {}}
   for nodes in [definition.node] + [f.node_def for f in definition.library.function]:

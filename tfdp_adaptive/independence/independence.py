@@ -129,7 +129,7 @@ class _Traces:
 
 
 def _check_code(model: compat.Model, traces: _Traces, n: int) -> None:
-  """What is traced must not depend on how often it was: training traces it once more."""
+  """Checks that a second trace gives the same graph, because training traces the model again."""
   for _ in range(2):  # The first time, layers may still be made.
     before = probes.python_state(model)
     traces.forget()
@@ -145,7 +145,7 @@ def _check_code(model: compat.Model, traces: _Traces, n: int) -> None:
 
 
 def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
-  """The same batch again, after one of zeros, gives the same."""
+  """Checks that a batch gives the same result again after a batch of zeros."""
   run = traces.runner(len(leaves[0]))
   batch = leaves + [_errors(len(leaves[0]))]
   before = run(batch)
@@ -220,7 +220,7 @@ def _check_sizes(
     leaves: Arrays of examples.
     random: Whether anything is drawn.
     static: The size of a batch in training, where it is known when that is traced.
-    constants: What the graph compares with, perhaps sizes.
+    constants: Constants that the graph compares with. Some may be sizes.
   """
   n = len(leaves[0])
   batch = leaves + [_errors(n)]
@@ -275,7 +275,7 @@ def _run_changed(run: Any, batch: Any, change: Any, kept: Any) -> Any:
 
 
 def _influence(run: Any, batch: Any, before: Any) -> float:
-  """How far one changed example moves the others' clipped sum, at most."""
+  """Returns the largest change of the others' clipped sum when one example changes."""
   n, worst = len(batch[0]), 0.0
   for row in {0, n // 2, n - 1}:
     kept = [i for i in range(n) if i != row][:SIZE]

@@ -23,7 +23,7 @@ class Trace(NamedTuple):
 
   Attributes:
     concrete: A concrete function of the data.
-    inputs: How many of its inputs are data.
+    inputs: The number of inputs that are data.
     found: The factors, whose tensors are symbolic; () where examples run alone.
   """
 
@@ -33,7 +33,7 @@ class Trace(NamedTuple):
 
 
 class Seen(NamedTuple):
-  """What one run gives: lists of arrays, examples first."""
+  """The results of a run as lists of arrays, with examples along the first axis."""
 
   outputs: Any
   factors: Any

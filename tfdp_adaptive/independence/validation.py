@@ -126,8 +126,8 @@ def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None
 
   Args:
     model: A built model.
-    functions: What else a step calls, such as the loss.
-    public: Where arrays in them come from, if the caller says that they are public.
+    functions: Other functions that a step calls, such as the loss.
+    public: The source of arrays in them, if the caller declares the arrays public.
 
   Returns:
     The plain numbers, of which nothing can tell where they come from.
@@ -226,7 +226,7 @@ def _examples(x: Any, length: int, words: int = 2, whole: bool = False) -> Any:
 
   Args:
     x: Nest of inputs or of their specs.
-    length: Of axes of specs that are open.
+    length: The length of open axes of specs.
     words: Integers made up are below this.
     whole: Whether floating-point numbers may stand for words, too.
   """

@@ -112,7 +112,7 @@ def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optiona
 
 
 def check_public(batch: Any) -> Any:
-  """The same public batch; ValueError if it has no record, from which nothing could be learnt."""
+  """Returns the public batch, or raises ValueError if it has no record."""
   shapes = [t.shape for t in tf.nest.flatten(batch) if hasattr(t, 'shape')]
   if batch is None or any(len(shape) and shape[0] == 0 for shape in shapes):
     raise ValueError('`public_data` must have at least one record in every batch. '

@@ -140,7 +140,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       self._folder.rmdir()
 
   def _hold(self) -> None:
-    """Until the process or its `fit` ends, no other may use the folder."""
+    """Locks the folder until the process or its `fit` ends."""
     name = str(self._folder.resolve())
     if name in _HELD:
       return
@@ -180,7 +180,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
 
 def _digests(folder: pathlib.Path) -> Dict[str, str]:
-  """What is in every file of a backup."""
+  """Returns the content of every file of a backup."""
   return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
           for path in sorted(folder.rglob('*')) if path.is_file() and path.name != _DIGESTS}
 

@@ -35,7 +35,7 @@ def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   Args:
     model: A compiled private model, whose statement says it, too.
     callbacks: The list that `fit` was given.
-    notes: What the statement is to say of the data.
+    notes: Sentences about the data for the statement.
 
   Raises:
     PrivacyError: For callbacks that write secrets, or weights without their ledger.
@@ -78,7 +78,7 @@ def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   Args:
     model: As for `foresee`.
     callbacks: As for `foresee`.
-    notes: What was found of the data since then.
+    notes: Later findings about the data.
   """
   run = model.optimizer.run
   for note in notes:

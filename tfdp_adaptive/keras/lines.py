@@ -27,7 +27,7 @@ def hang(variables: Sequence[Any], more: Sequence[Any], replace: bool = False) -
   """Leaves lines on variables.
 
   Args:
-    variables: Of a model.
+    variables: The variables of a model.
     more: `Run`s and `Entry`s.
     replace: Whether other values took the place of the old: entries of files go, runs stay.
   """
@@ -40,7 +40,7 @@ def hang(variables: Sequence[Any], more: Sequence[Any], replace: bool = False) -
 
 
 def lines(variables: Sequence[Any]) -> List[Any]:
-  """All lines on any of the variables, and on those that their runs read, each once."""
+  """Returns all lines of the variables and of variables that their runs read, each once."""
   found: Dict[int, Any] = {}
   waiting = list(variables)
   for v in waiting:
@@ -59,7 +59,7 @@ def ledger(model: Any) -> ledger_lib.Ledger:
 
 
 def variables_of(model: Any) -> List[Any]:
-  """All that can have lines: variables, those that layers only read (as in a `Lambda`), layers."""
+  """Returns everything that can have lines: layers, variables, and variables that layers read."""
   if not compat.is_model(model):
     return list(model.variables)
   return [*compat.built_variables(model), *validation.seen(model).variables,
@@ -67,7 +67,7 @@ def variables_of(model: Any) -> List[Any]:
 
 
 def entries(some: Sequence[Any]) -> List[ledger_lib.Entry]:
-  """What lines say now."""
+  """Returns the current entries of lines."""
   return [entry for line in some
           for entry in ([line] if isinstance(line, ledger_lib.Entry) else line.entries())]
 

@@ -55,7 +55,7 @@ class DPModel(_Mixin):
   def compile(
       self, optimizer: Any = None, loss: Any = None, *args: Any,
       public_penalty: Optional[str] = None, **kwargs: Any) -> None:
-    """As in Keras, with a `tfdp` optimizer. Metrics do not count padded examples.
+    """Compiles the model with a `tfdp` optimizer. Metrics do not count padded examples.
 
     Args:
       optimizer: A private optimizer.
@@ -104,7 +104,7 @@ class DPModel(_Mixin):
       value.run.of(self)  # Whoever gives it, `compile` or an assignment.
 
   def to_json(self, **kwargs: Any) -> str:
-    """As in Keras; `keras.models.model_from_json` makes a private model of it."""
+    """Returns the model as JSON. `keras.models.model_from_json` restores a private model."""
     config = json.loads(super().to_json())
     if 'registered_name' not in config:
       config['class_name'] = keras.saving.get_registered_name(type(self))
@@ -129,7 +129,7 @@ class DPModel(_Mixin):
 
     Args:
       audits: Reports of `tfdp.audit` on this model.
-      words: What only you know of the training, such as `{'the data': 'one review a person'}`.
+      words: Your own statements, such as `{'the data': 'one review a person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
     return run_lib.card(self, audits, words, looks=looks)
@@ -140,7 +140,7 @@ class DPModel(_Mixin):
       self.optimizer.build(self.trainable_variables)
 
   def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """As in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
+    """Trains as in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
 
     Weights that are no longer finite end it, with a warning.
     """
@@ -173,7 +173,7 @@ class DPModel(_Mixin):
       decisions.look_back(self, kwargs['callbacks'], notes())
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
-    """What Keras is to be given for `fit(x, y, **kwargs)`, which was admitted."""
+    """Returns the arguments to pass to Keras' `fit`, once they have been checked."""
     del kwargs
     return x, y
 
@@ -182,7 +182,7 @@ class DPModel(_Mixin):
     compat.build_symbolically(self, iterator, getattr(self, '_batch_specs', None))
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-    """As in Keras, which keeps the function: what trains must be what it was made for."""
+    """Returns the training function, after it has checked the variables."""
     _private_optimizer(self).check_variables(self.trainable_variables)
     self._build_optimizer()  # Of a trace that makes variables there are two.
     return super().make_train_function(*args, **kwargs)
@@ -234,7 +234,7 @@ class DPModel(_Mixin):
 
   @tf.autograph.experimental.do_not_convert
   def _validate(self, x: Any) -> None:
-    """Once per kind of input, while the step is traced; the values of `x` are not used."""
+    """Validates the model once per kind of input, while the step is traced."""
     validation.validate_structure(self)
     if compat.has_replicas():
       validation.check_probed(self)

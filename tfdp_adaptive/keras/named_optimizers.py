@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Keras class per rule; the rule's factory documents its arguments and source.
+"""Defines one Keras class per rule. The rule's factory documents its arguments and source.
 
 Every class takes the arguments of its factory and those of `DPOptimizer`.
 """

@@ -50,7 +50,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       rules that scale). Required without a plan.
     noise_multiplier: Standard deviation of the noise on the sum of clipped
       gradients, in clip norms. Required without a plan.
-    batch_size: What the noised sum is divided by: the batch size, or the expected
+    batch_size: The divisor of the noisy sum: the batch size, or the expected
       one under Poisson sampling. Required without a plan.
     plan: A `tfdp.PrivacyPlan`, which then gives noise multiplier, batch size,
       adjacency, mechanism and number of steps, and the clip norm unless
@@ -59,7 +59,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
       'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
       noise).
-    clipping: How records are clipped: `tfdp.clipping.Hard()` (the default), `AutoS()`,
+    clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()`,
       `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
     performance: A `tfdp.Performance`: engine, memory and chunks, which decide no step.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
@@ -199,7 +199,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     return self.run.epsilon(steps)
 
   def statement(self, steps: Optional[int] = None) -> str:
-    """What may honestly be said of a model trained with this optimizer, in plain text."""
+    """Returns the privacy statement of the trained model, in plain text."""
     planned = getattr(self.plan, 'steps', self.run.steps) if steps is None else steps
     text = '' if self.plan is not None else (
         f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
@@ -304,7 +304,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     Args:
       variables: The trainable variables.
       direction: A list like them.
-      rule_state: State of the rule after the step, for projections.
+      rule_state: The rule's state after the step, for projections.
       row: [] int64, steps done with this one, for the average of iterates.
     """
     with self._allow_apply():

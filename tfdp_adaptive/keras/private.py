@@ -80,7 +80,7 @@ class DPTask(DPFunctional):
         'these into `tfdp.make_private` of what was read.')
 
   def save_to_preset(self, preset_dir: str) -> None:
-    """As the task does, with the ledger of the weights beside it, `tfdp_ledger.json`."""
+    """Saves the task's preset, and the ledger of the weights in `tfdp_ledger.json`."""
     self.task.save_to_preset(preset_dir)
     with open(os.path.join(preset_dir, 'tfdp_ledger.json'), 'w', encoding='utf-8') as file:
       file.write(self.ledger.to_json())
@@ -135,7 +135,7 @@ class DPTask(DPFunctional):
     return x.map(preprocess or self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
 
   def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """One batch of what the plan protects: examples, or users of several each."""
+    """Trains on a batch of records: examples, or users with several examples."""
     plan = self.optimizer.plan
     if plan is None or not plan.whole_users:
       return self._preprocess(x, y, sample_weight)
@@ -158,7 +158,7 @@ class DPTask(DPFunctional):
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
                   ) -> Tuple[Any, Any, Any]:
-    """One batch; what the task weighs and what the caller does are multiplied."""
+    """Trains on a batch. Multiplies the weights of the task by those of the caller."""
     x = tf.nest.map_structure(  # Tokenizers do not take arrays of strings.
         lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, x)
     x, y, own = keras.utils.unpack_x_y_sample_weight(self.task.preprocess_samples(x, y))

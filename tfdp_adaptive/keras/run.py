@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of private training: its terms, rule, state and records, and its line in the ledger.
+"""A run of private training: its terms, rule, state, records and line in the ledger.
 
 An optimizer holds one `Run`; the model, `fit`, a training loop, checkpoints and files get
 everything that is said of the run from it. Every run has an identifier, so that one run is
@@ -47,7 +47,7 @@ class Run(lines.State):
   Attributes:
     plan: The `PrivacyPlan`, or None.
     rule: The optimizer's rule.
-    own_sampler: How records are chosen, where the plan does not choose them.
+    own_sampler: A description of the sampling, if the plan does not draw the batches.
     privatizer: Adds the noise; None until the optimizer is built.
     state: `(rule's state, privatizer's state)`, nests of variables; the second is SECRET.
     moved: The variables that the optimizer moves.
@@ -55,7 +55,7 @@ class Run(lines.State):
     records: SECRET digest of some records, by which the next `fit` knows them.
     examples_per_user: The most that a step took of one user, where users are records.
     notes: Sentences for the statement.
-    stopped: How many steps count, where something that was seen decided when to stop.
+    stopped: The number of steps that count, if a result decided when to stop.
     l2_norm_clip: The clip norm that is used, where that is not the plan's.
   """
 
@@ -137,13 +137,13 @@ class Run(lines.State):
 
   @property
   def variables(self) -> List[Any]:
-    """All weights that the run is said to be about, frozen or not."""
+    """Returns all weights of the run, frozen or not."""
     for model in self.models:
       lines.follow(model)
     return [*self.moved, *(v for model in self.models for v in lines.variables_of(model))]
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
-    """Its lines: branches that older weights replaced, and the steps that count now, last."""
+    """Returns the lines of the run: branches replaced by older weights, then the current one."""
     now, last, most, times = self.steps, 0, 0, 0
     if self._watched is not None:
       last, most, times = compat.read(self._watched).tolist()
@@ -175,7 +175,7 @@ class Run(lines.State):
     return ledger_lib.Ledger(tuple(entry for entry in self._all(steps) if entry.steps))
 
   def _all(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
-    """What weights have cost besides, and this run, last, whatever its steps."""
+    """Returns the other runs of the weights, then this run."""
     others = [line for line in lines.lines(self.variables) if line is not self]
     mine = self.entries(steps)
     counted = lines.spent([*lines.entries(others), *mine]).entries
@@ -225,7 +225,7 @@ class Run(lines.State):
     return self.line()
 
   def deserialize(self, string_value: bytes) -> None:
-    """Goes on with the run of a file, whose state was or will be restored."""
+    """Continues the run of a file whose state was or will be restored."""
     for entry in lines.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
         self._resumed = entry.resumed + ((entry.run, entry.steps),)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people and editors see of a named optimizer: one signature, one docstring.
+"""Builds the signature and docstring of named optimizers.
 
 Its arguments come from two places, the rule's factory and `DPOptimizer`; here they
 are put together, so that neither is written twice.
@@ -25,7 +25,7 @@ def signature(
   Args:
     factory: Makes the rule.
     base: Constructor of the optimizer, which takes `self`, `rule` and the rest.
-    defaults: Of arguments that the class has besides, by name.
+    defaults: The defaults of arguments that the class has besides, by name.
   """
   theirs = inspect.signature(base).parameters
   parameters: Dict[str, inspect.Parameter] = {'learning_rate': theirs['learning_rate']}
@@ -65,7 +65,7 @@ def docstring(
     factory: Makes the rule.
     base: The optimizer's class.
     defaults: As for `signature`.
-    factories: Others by name, for "The arguments are those of `name`."
+    factories: Returns the arguments that a sentence "The arguments are those of `name`." refers to.
   """
   taken = signature(factory, base.__init__, defaults).parameters  # type: ignore[misc]
   return assemble(factory.__name__, inspect.getdoc(factory) or '', inspect.getdoc(base) or '',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One private step, from batch to weights: query, clip, release, update, apply, observe.
+"""Runs a private step from batch to weights: query, clip, release, update, apply, observe.
 
     fit -> train_step -> clip -> an engine -> release -> apply -> assign
 
@@ -41,7 +41,7 @@ class Opened(NamedTuple):
 
 
 def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
-  """What Keras calls for every batch of a private model.
+  """Runs a private step. Keras calls it for every batch.
 
   Args:
     model: A compiled `DPModel`.
@@ -123,7 +123,7 @@ def _rows_within(
 
 
 def forget(model: compat.Model) -> None:
-  """What was estimated of a model's steps, which are others from now on."""
+  """Deletes the estimates of a model's steps, because the steps have changed."""
   _ROWS.pop(model, None)
 
 
@@ -195,7 +195,7 @@ def _kept(model: compat.Model) -> Iterator[None]:
 
 
 def _targets(y: Any, outputs: Any) -> Any:
-  """With an entry for outputs that have no loss, hence no target: Keras 3 asks for all of them."""
+  """Adds an entry for outputs without a loss, because Keras 3 expects targets for all outputs."""
   if not isinstance(y, dict) or not isinstance(outputs, dict):
     return y
   return {**{name: output for name, output in outputs.items() if name not in y}, **y}

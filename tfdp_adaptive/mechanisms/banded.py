@@ -35,7 +35,7 @@ class Banded(interface.Mechanism):
     coefficients: Fixes the Toeplitz C of 'normalized'; [bands].
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
-    tolerance: Of the method 'optimal': about how far from the least error, relative to
+    tolerance: For the method 'optimal': about how far from the least error, relative to
       it, the design may stop. None for what seconds reach, 1e-4 or less; it must be given
       where they do not (1,024 steps of more than 70 bands, say).
   """

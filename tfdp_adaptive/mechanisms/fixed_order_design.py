@@ -38,8 +38,8 @@ class Found(NamedTuple):
 
   Attributes:
     gram: [n, n] X.
-    error: Of X.
-    bound: Of any error.
+    error: The error of X.
+    bound: The bound of any error.
     prices: [epoch] p.
     shares: [k, k, epoch] V of two epochs at a place, in units of its price.
   """

@@ -46,7 +46,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
       A stream refuses to go on after the last one.
     bands: Number of non-zero diagonals of C (the main one included) if C is
       banded, else None. Decides whether cyclic Poisson amplification applies.
-    workload: What errors refer to, and what the design minimizes.
+    workload: The workload whose error is measured and minimized.
     objective: 'mean', 'max' or 'last' (iterate): which error was minimized.
     dtype: What `arrays` were rounded to, 'float64' as designed. The stream
       must use, and the accountant must see, `rounded(run-time dtype)`.
@@ -96,7 +96,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @abc.abstractmethod
   def noising(self, n: Optional[int] = None) -> np.ndarray:
-    """The same for C^-1."""
+    """Does the same for C^-1."""
 
   @abc.abstractmethod
   def row_norms(self, n: Optional[int] = None) -> np.ndarray:
@@ -206,7 +206,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def sensitivity(self, *, min_sep: Optional[int] = None, max_participations: int = 1,
                   fixed_order: bool = False) -> float:
-    """How far a record moves C G, in clip norms (zero-out or add-remove).
+    """Returns how far a record moves C G, in clip norms (zero-out or add-remove).
 
     Exact where that is known, else an upper bound (see `sensitivity.py`).
 

@@ -16,7 +16,7 @@ DESIGNS: Dict[str, Tuple[Any, Design]] = {}  # By name on the command line.
 
 
 class Design(NamedTuple):
-  """How `tfdp mechanism` offers a mechanism: `NAME`, or `NAME:SIZE`.
+  """The name of a mechanism in `tfdp mechanism`: `NAME` or `NAME:SIZE`.
 
   Attributes:
     name: As typed on the command line.

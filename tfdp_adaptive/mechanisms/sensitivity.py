@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far one record moves C G, for every way in which it may take part.
+"""Computes how far one record moves C G, for every participation pattern.
 
 A record takes part in at most k steps, any two of them at least b apart
 (j - i >= b). With contributions of norm one, `||C G||^2` changes by at most the
@@ -189,7 +189,7 @@ def fixed_order(strategy: np.ndarray, epoch: int, k: int) -> float:
 
 
 def toeplitz_fixed_order(c: np.ndarray, steps: int, epoch: int, k: int) -> float:
-  """The same of a Toeplitz C with these coefficients, for k >= steps / epoch.
+  """Does the same for a Toeplitz C with these coefficients, for k >= steps / epoch.
 
   The first place is the worst one: columns of later places are cut short.
   Exact for non-negative coefficients, else an upper bound.

@@ -40,7 +40,7 @@ class Tree(interface.Mechanism):
       sum from all nodes of the tree, run as the lower-triangular C with the
       same C^T C (t + 1 draws at step t).
     restart_every: Steps after which a new tree begins; None for one tree.
-    workload: What errors refer to; a `Workload` or its config.
+    workload: The workload whose error is measured; a `Workload` or its config.
   """
 
   steps: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads A: which linear function of the noised gradients must be accurate."""
+"""Workloads A: the linear functions of noisy gradients that must be accurate."""
 
 import dataclasses
 from typing import Optional, Tuple, Union

@@ -117,7 +117,7 @@ def stream(mechanism: independent.IndependentGaussian, noise_multiplier: float) 
 
   Args:
     mechanism: With `rounding`.
-    noise_multiplier: Of the run.
+    noise_multiplier: The noise multiplier of the run.
   """
   rounding = float(mechanism.rounding or 0)
 

@@ -61,7 +61,7 @@ def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
   `mechanism.steps` rows the last row is used again, as in the stream.
 
   Args:
-    mechanism: Whose noise the releases carry.
+    mechanism: The mechanism of the releases' noise.
     b: b_0, b_1, ...; at least one.
     a: a_1, a_2, ... (a_0 is one): `a=(-.8,)` adds .8 m_{t-1}.
   """

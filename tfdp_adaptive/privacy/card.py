@@ -31,16 +31,16 @@ _SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One line of the ledger, and what the library derives from its terms.
+  """A line of the ledger, and the results derived from its terms.
 
   Attributes:
     entry: A `ledger.Entry`; its plan has no seed.
-    probability: Of a record to be in a batch, in its turn; None where sampling is not random.
+    probability: Of a record in a batch of its turn; None if sampling is not random.
     amplified: Whether amplification by sampling is claimed.
     min_sep: Smallest distance of two participations of a record.
     max_participations: Largest number of them, in the steps done.
-    sensitivity: Of all releases without amplification, or of one with it, in clip norms.
-    noise_stddev: Of the noise on a sum of clipped records, before correlation.
+    sensitivity: Of all releases, or of one release if amplified, in clip norms.
+    noise_stddev: The noise on a sum of clipped records, before correlation.
     seeded: Whether sampling used a fixed seed, as in tests.
     details: Sentences about the rule, such as a clip norm that follows noised statistics.
   """
@@ -58,7 +58,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-  """What the trainer says; no program can check it."""
+  """Words of the trainer, which no program can check."""
 
   about: str
   text: str
@@ -83,26 +83,26 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-  """What is claimed of some weights, and from what it follows.
+  """A privacy claim about weights, and the terms that it follows from.
 
   Attributes:
     runs: Every run the weights went through.
     unit: 'example' or 'user'.
     adjacency: See `PrivacyPlan`.
-    delta: Of the guarantee.
+    delta: The delta of the guarantee.
     epsilon: Of all steps done; None if there is no guarantee.
-    planned_epsilon: Of all steps planned, the last run's to its end.
-    mu: Of the Gaussian mechanism with this epsilon at this delta.
-    accountant: That epsilon comes from: 'pld' or 'rdp'.
+    planned_epsilon: The epsilon of all planned steps.
+    mu: The mu of the Gaussian mechanism with this epsilon at this delta.
+    accountant: The accountant of epsilon: 'pld' or 'rdp'.
     reason: Why there is no guarantee.
     curve: (steps, epsilon at `delta`), over all runs; the last point is the plan's end.
     profile: (epsilon, delta) that hold as well; the first ones bound the attacker in words.
     trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
       the updates).
     words: The trainer's own.
-    facts: What the library noticed, in sentences; the notes of runs come first.
-    audits: That were run.
-    parts: That were used.
+    facts: Findings of the library as sentences, with the notes of runs first.
+    audits: The audits that were run.
+    parts: The parts that were used.
     versions: (library, version).
     weights: Digests of the arrays, in any order; see `weight_digests`. () if not known.
   """
@@ -137,7 +137,7 @@ class Card:
 
   @property
   def plans(self) -> Tuple[Any, ...]:
-    """Those of the runs that have one."""
+    """Returns the plans of the runs that have one."""
     return tuple(run.entry.plan for run in self.runs if run.entry.plan is not None)
 
   @property
@@ -168,7 +168,7 @@ def of(
     audits: Reports of `tfdp.audit`.
     weights: See `weight_digests`.
     details: Sentences about the rule of the last run.
-    looks: Fixed before the last run, where what was released decided when it stopped.
+    looks: The looks fixed before the last run, if released results decided when it stopped.
   """
   if looks is not None and ledger.entries and ledger.entries[-1].plan is not None:
     last = ledger.entries[-1]
@@ -270,7 +270,7 @@ def _run(entry: Any) -> Run:
 
 
 def derived(plan: Any, steps: int) -> Dict[str, Any]:
-  """What follows from the terms of a plan, by this library; see `Run`."""
+  """Derives a run's numbers from the terms of a plan; see `Run`."""
   amplified = cost.claims_amplification(plan)
   random = amplified or plan.sampling.amplified
   min_sep, count = cost.participation(plan, steps)
@@ -287,7 +287,7 @@ def derived(plan: Any, steps: int) -> Dict[str, Any]:
 
 
 def _audit(report: Any) -> Audit:
-  """Its verdict alone: what an audit measured may be exact about the data."""
+  """Returns only the verdict. An audit's measurements may be exact numbers of the data."""
   if isinstance(report, Audit):
     return report
   refuted = bool(report.violated)
@@ -306,7 +306,7 @@ def _parts(plans: Iterable[Any], entries: Iterable[Any], trust: str) -> Iterable
 
 
 def versions() -> Tuple[Tuple[str, str], ...]:
-  """Of this library, and of what decides its numbers."""
+  """Returns the versions of this library and of the packages that determine its numbers."""
   found = [('tfdp_adaptive', version.__version__), ('Python', platform.python_version())]
   for name in _LIBRARIES:
     try:
@@ -317,7 +317,7 @@ def versions() -> Tuple[Tuple[str, str], ...]:
 
 
 def clean(text: str) -> str:
-  """One line of printable text: no control characters and none that turn its direction."""
+  """Returns a line of printable text, without control or direction characters."""
   return ' '.join(''.join(c if printable(c) else ' ' for c in str(text)).split())[:LONGEST]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reviewer can check of a card, and what remains the trainer's word or unknown."""
+"""Checks a card, and lists what remains the trainer's word or unknown."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CHECKED = 4  # Points of the curve.
 
 
 class Finding(NamedTuple):
-  """One line of a report: its kind is one of the constants above."""
+  """A line of a report. Its kind is one of the constants above."""
 
   kind: str
   text: str
 
 
 def check(card: card_lib.Card, weights: Any = None) -> List[Finding]:
-  """All findings, in the order in which a reviewer asks.
+  """Returns all findings, in the order of a review.
 
   Args:
     card: A card that was read, so that every plan on it has checked its own terms.
@@ -52,7 +52,7 @@ def _same_neighbours(card: card_lib.Card) -> Iterator[Finding]:
 
 
 def _derived(card: card_lib.Card) -> Iterator[Finding]:
-  """Of each run: what the card derives from the terms is what follows from them."""
+  """Checks that the derived numbers of each run follow from its terms."""
   for number, run in enumerate(card.runs, 1):
     plan = run.entry.plan
     if plan is None:
@@ -80,7 +80,7 @@ def _sampling(number: int, run: card_lib.Run) -> Finding:
 
 
 def _sensitivity(number: int, run: card_lib.Run) -> Iterator[Finding]:
-  """By multiplying out C for participations of one record, where the run is not amplified."""
+  """Checks the sensitivity by multiplying out C, if the run is not amplified."""
   plan, steps = run.entry.plan, run.entry.steps
   if run.amplified:
     return
@@ -145,7 +145,7 @@ def _total(card: card_lib.Card) -> Iterator[Finding]:
 
 def _again(
     card: card_lib.Card, ledger: ledger_lib.Ledger, why: str) -> Iterator[Finding]:
-  """Where there is no second accountant: the first, with its public draws."""
+  """Uses the first accountant with its public draws, if there is no second one."""
   epsilon: Any = card.epsilon
   found = ledger.epsilon(card.delta, card.accountant)
   if epsilon < found * (1 - 1e-3) - _SLACK:

@@ -47,7 +47,7 @@ def attackers_rates(card: card_lib.Card) -> str:
 def _axes(
     most_x: float, most_y: float, name_x: str, name_y: str
     ) -> Tuple[Callable[[float, float], Tuple[float, float]], List[str]]:
-  """Where a point is drawn, and two axes with ticks."""
+  """The position of points, and two axes with ticks."""
   step_x, step_y = _step(most_x), _step(most_y)
   top_y = step_y * math.ceil(most_y / step_y - 1e-9)
   width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM

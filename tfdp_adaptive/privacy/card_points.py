@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NIST SP 800-226 asks an evaluator to look at, and what a card says to each point.
+"""The points of NIST SP 800-226 for evaluators, and a card's answer to each.
 
 The points are those of its differential privacy pyramid, from the top (section 2, the
 guarantee) over algorithms (section 3) to deployment (section 4); "Guidelines for Evaluating

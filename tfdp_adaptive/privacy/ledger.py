@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's weights have cost in privacy so far, over all runs they went through.
+"""The private runs of a model's weights, and their total privacy cost.
 
 A ledger is a public constant like a plan: `begin` and `done` return a new one.
 It belongs to the weights, and is saved with them; whoever trains them further,
@@ -54,15 +54,15 @@ class Accounted(terms_lib.Terms):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One run.
+  """A run.
 
   Attributes:
     plan: Its plan; None if there was none, so that nothing is known of its cost.
     steps: Steps done.
     rule: Name of the update rule, for people.
     private: Whether everything that the rule saw of the data was noised.
-    own_sampler: Where the plan did not draw the batches: how the caller says they were.
-    examples_per_user: Where users are records: how many of one a step took at most; 0 if
+    own_sampler: The caller's description of the sampling, if the plan did not draw the batches.
+    examples_per_user: With users as records: the largest number of one user's examples; 0 if
       that is not known.
     run: Identifier of the run, the same wherever its weights are; '' if it has none.
     resumed: `(run, steps)` of the runs that this run continues: their first steps are among
@@ -137,7 +137,7 @@ class Ledger:
     Args:
       plan: The run's plan; None if it has none.
       rule: A rule of `tfdp.rules`, which the plan checks, or its name.
-      own_sampler: How records are chosen, where the plan does not draw the batches.
+      own_sampler: A description of the sampling, if the plan does not draw the batches.
     """
     private = True
     if rule is not None and not isinstance(rule, str):
@@ -185,7 +185,7 @@ class Ledger:
                 _RELATION.ADD_OR_REMOVE_ONE)
 
   def event(self) -> dp_accounting.DpEvent:
-    """One event of all runs together."""
+    """Returns the event of all runs together."""
     entries = self._run()
     if not self.guaranteed:
       return dp_accounting.NonPrivateDpEvent()
@@ -245,14 +245,14 @@ class Ledger:
 
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
                 looks: Optional[stopping.Looks] = None) -> str:
-    """What may honestly be said of the weights, in plain text; see `epsilon`."""
+    """Returns the privacy statement of the weights, in plain text; see `epsilon`."""
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     self._run()  # Or it refuses.
     return statement_lib.of(card.of(
         self, delta=target_delta, accountant=accountant, plots=False, looks=looks))
 
   def to_json(self) -> str:
-    """All entries as text; `from_json` restores them. Holds no secret."""
+    """Returns all entries as text without secrets. `from_json` restores them."""
     return json.dumps({'format': _FORMAT, 'version': _VERSION,
                        'entries': [_entry_to_dict(entry) for entry in self.entries]})
 
@@ -284,7 +284,7 @@ def distinct(entries: Sequence[Entry]) -> Ledger:
   if it took more steps than that other run has from it.
 
   Args:
-    entries: Of several weights or files, in any order; those without `run` are kept.
+    entries: The entries of several weights or files, in any order; those without `run` are kept.
 
   Examples:
     >>> [one.steps for one in distinct([

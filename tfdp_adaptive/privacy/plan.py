@@ -257,7 +257,7 @@ class PrivacyPlan(ledger.Accounted):
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,
       accountant: str = 'pld') -> str:
-    """What may honestly be said of the model, in plain text.
+    """Returns the privacy statement of the model, in plain text.
 
     Args:
       steps: Steps done, if fewer than planned.
@@ -271,7 +271,7 @@ class PrivacyPlan(ledger.Accounted):
         details=() if rule is None else statement_lib.details(rule)))
 
   def to_json(self) -> str:
-    """All fields as text; `from_json` restores them. Holds no secret."""
+    """Returns all fields as text without secrets. `from_json` restores them."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     scheme = self.sampling
     fields['sampling'] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan refuses: sizes that are not public, and what cannot be accounted for."""
+"""Refuses plans with private sizes, and plans that cannot be accounted for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdp_adaptive.batches import marks
 
 
 def population(plan: terms_lib.Terms) -> None:
-  """Whoever uses the number of records may know it."""
+  """Checks that a plan does not publish a private number of records."""
   q = getattr(plan.sampling, 'sampling_probability', None)
   if plan.population_size is None:
     if q is not None:
@@ -109,7 +109,7 @@ def accountable(plan: terms_lib.Terms) -> None:
 
 
 def participation(plan: terms_lib.Terms) -> None:
-  """What is claimed of participations is what the sampling keeps to."""
+  """Checks that the sampling keeps the claimed participations."""
   min_sep, max_participations = plan.sampling.participation(plan, plan.steps)
   if plan.min_sep is not None:
     checks.whole(min_sep=plan.min_sep)

@@ -76,12 +76,12 @@ def of(card: card_lib.Card) -> str:
 
 
 def steps_taken(card: card_lib.Card) -> Tuple[Any, ...]:
-  """The runs that cost something; where none did, the one that is planned."""
+  """Returns the runs with a cost, or the planned run if there are none."""
   return tuple(run for run in card.runs if run.entry.steps) or card.runs[-1:]
 
 
 def guarantee(card: card_lib.Card) -> str:
-  """What holds, in numbers and in words."""
+  """Returns the guarantee in numbers and in words."""
   runs = steps_taken(card)
   if card.epsilon is None and all(run.entry.guaranteed for run in runs):
     return f'NO PRIVACY GUARANTEE: no epsilon of all runs together can be stated. {card.reason}'
@@ -115,7 +115,7 @@ def neighbours(card: card_lib.Card) -> str:
 
 
 def not_covered(card: card_lib.Card) -> Sequence[str]:
-  """What no epsilon of this card says anything about; a search covers its own choices."""
+  """Returns what epsilon does not cover. A search covers its own choices."""
   return _LEFT_OUT[any(plan.search is not None for plan in card.plans):]
 
 
@@ -157,7 +157,7 @@ def _one_of_many(card: card_lib.Card, number: int, count: int) -> str:
 
 
 def _added_up(card: card_lib.Card, number: int) -> str:
-  """What to say of a run that costs more among the others than alone; nothing of any other."""
+  """Describes a run that costs more together with others than alone."""
   others = list(steps_taken(card))
   run = others.pop(number - 1)
   entry, entries = run.entry, [other.entry for other in others]
@@ -178,7 +178,7 @@ def _added_up(card: card_lib.Card, number: int) -> str:
 
 
 def of_users(run: card_lib.Run) -> str:
-  """What to say of a run whose records were users; nothing if it had none."""
+  """Describes a run whose records were users."""
   if not run.entry.examples_per_user:
     return ''
   return (f'A record was a user: a step took at most {run.entry.examples_per_user} example(s) of '
@@ -187,7 +187,7 @@ def of_users(run: card_lib.Run) -> str:
 
 
 def own_sampling(run: card_lib.Run) -> str:
-  """What to say of batches that the plan did not draw; nothing if it did."""
+  """Describes batches that the plan did not draw."""
   if not run.entry.own_sampler:
     return ''
   return ('THE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of them: '
@@ -252,7 +252,7 @@ def _versions(card: card_lib.Card) -> str:
 
 
 def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
-  """How epsilon of a single run was computed, and what it assumes."""
+  """Describes how epsilon of a run was computed, and its assumptions."""
   plan, steps, text = run.entry.plan, run.entry.steps, _versions(card)
   if not steps:
     return text + 'of no release: no step has been taken.'

@@ -41,12 +41,12 @@ def of(arrays: Iterable[Any]) -> Tuple[str, ...]:
 
 
 def short(digests: Sequence[str]) -> str:
-  """One digest of all."""
+  """Returns one digest of all arrays."""
   return hashlib.sha256('\n'.join(digests).encode()).hexdigest()[:32]
 
 
 def of_file(path: Union[str, os.PathLike]) -> File:
-  """Those of a `.keras`, `.weights.h5` or `.npz` file.
+  """Returns the digests of a `.keras`, `.weights.h5` or `.npz` file.
 
   Raises:
     ValueError: The file is none of these, or damaged.

@@ -44,7 +44,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     l2_norm_clip: Clip norm of a record.
     noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
-    clipping: How records are weighted: `tfdp.clipping.Hard()` (the default), `AutoS()` and the
+    clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()` and the
       like.
     cumulative: Release sums over all steps so far. Only released numbers are
       added up: the state never holds clean sums.

@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class Params(NamedTuple):
-  """What a client needs to clip its record; public."""
+  """The public values that a client needs to clip its record."""
 
   scales: Any  # Per ask, as `geometry.packed`, or ().
   clips: Any  # [] absolute clip norm per ask, in scaled units.
@@ -87,7 +87,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
     batch_size: EXPECTED number of records per round, the divisor.
     adjacency: 'zero_out' (the default), 'add_remove' or 'replace'.
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
-    clipping: How records are clipped: `tfdp.clipping.Hard()` (the default), `AutoS()`,
+    clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()`,
       `Quantile(0.5)`, `Slack()` and the like.
     quantile_clip, slack_clip: Deprecated spellings of `clipping`.
     steps: Number of rounds accounted for; None for no limit.

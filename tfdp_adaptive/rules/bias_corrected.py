@@ -50,7 +50,7 @@ def dp_adagrad_bc(initial_accumulator_value: float = 0.0, epsilon: float = 1e-4)
   `b += w; direction = g / sqrt(max{nu - b, epsilon^2})`.
 
   Args:
-    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
     epsilon: The smallest root, in gradient units, > 0.
 
   Returns:

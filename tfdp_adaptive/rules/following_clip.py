@@ -39,8 +39,8 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
   Args:
     rule: Any rule with one query per step whose clip norm has one unit.
     quantile: The fraction of records that should be within, in (0, 1).
-    learning_rate: Of log zeta, >= 0.
-    stddev: Of the noise on the count, in records; B / 20 by default. More than half of
+    learning_rate: The learning rate of log zeta, >= 0.
+    stddev: The noise on the count, in records; B / 20 by default. More than half of
       the noise multiplier.
     bounds: Smallest and largest zeta, in units of `l2_norm_clip`, where it starts.
 
@@ -65,7 +65,7 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
 
 
 def beside_count(noise_multiplier: float, **stddev: float) -> float:
-  """How much more noise a sum needs if a count of plus and minus one half is released with it.
+  """Returns the factor on the noise of a sum if a count of +-1/2 is released with it.
 
   The squares of sensitivity over standard deviation add up: `sigma^-2 = sum^-2 + (2 s)^-2`
   (Andrew et al., arXiv:1905.03871, Theorem 1).
@@ -105,7 +105,7 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
       'auto_s', 'psac').
     buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
     quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).
-    learning_rate: Of log zeta, >= 0.
+    learning_rate: The learning rate of log zeta, >= 0.
     bounds: As for `quantile_clip`.
 
   Returns:

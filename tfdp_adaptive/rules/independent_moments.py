@@ -45,7 +45,7 @@ def dp_adam_ime(
       about `3 * l2_norm_clip^2 * noise_multiplier / batch_size` per step.
     floor: Divide by `max{sqrt(max{nu_hat, 0}), epsilon}` instead of adding
       `epsilon`; with `epsilon=1` the paper's one-dimensional experiment.
-    share: Of the step's budget that goes to the mean, in (0, 1).
+    share: The share of the step's budget that goes to the mean, in (0, 1).
     square_then_average: Query the mean of squares and not the squared mean.
     printed_2B_plus_1: The literal noise of Algorithm 6, more than needed.
     update_clip: None, or the largest L2 norm of the direction.
@@ -69,7 +69,7 @@ def dp_adagrad_ime(
   """AdaGrad whose squares are queried by themselves, as in `dp_adam_ime`.
 
   Args:
-    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
     epsilon: As in `dp_adam_ime`, where the noise of `nu` grows with the square
       root of the number of steps.
     floor: As in `dp_adam_ime`.

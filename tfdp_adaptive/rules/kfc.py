@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-KFC: clip and noise between matrices that come from public or made-up inputs."""
+"""DP-KFC: clips and adds noise between matrices from public or synthetic inputs."""
 
 from typing import Any, NamedTuple, Sequence, Tuple
 
@@ -54,7 +54,7 @@ def dp_kfc(
     power: In (0, 1]; the source has a half.
     scale_epsilon: Added to eigenvalues relative to their mean, > 0. Large values have the
       geometry of DP-SGD.
-    decay: Of the averages over refreshes, in [0, 1).
+    decay: The decay of the averages over refreshes, in [0, 1).
     refresh_every: Steps between two looks at public data, each with a decomposition in float64,
       see `dp_shampoo`. Other steps need no public gradients.
     frame: 'scaled', or 'raw' to take releases back to gradients.

@@ -27,7 +27,7 @@ from tfdp_adaptive.rules import shapes
 
 
 class Side(NamedTuple):
-  """One side of a matrix, of k rows or columns."""
+  """One side of a matrix, with k rows or columns."""
 
   moment: tf.Tensor  # [k, k] average of g g' without its noise, in the basis.
   basis: tf.Tensor  # [k, k] orthonormal columns.
@@ -175,7 +175,7 @@ def _turned(
 
 def _refreshed(
     variable: Tuple[Any, ...], max_size: int, scale_epsilon: float) -> Tuple[Any, ...]:
-  """The same variable in the coordinates, and with the scale, of its present moments."""
+  """Returns a variable in the coordinates and with the scale of its current moments."""
   first, second, left, right, root = variable
   view = matrices(first.shape, max_size)
   if view is None:

@@ -49,7 +49,7 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
   Args:
     momentum: In [0, 1).
     nesterov: Whether to look ahead.
-    steps: Of Newton and Schulz, >= 1; not used with `edge`.
+    steps: The number of steps of Newton and Schulz, >= 1; not used with `edge`.
     edge: See above.
 
   Returns:
@@ -78,9 +78,9 @@ def dp_muon(
   `exclude`, since Muon is for hidden layers.
 
   Args:
-    momentum: Of the matrices, in [0, 1).
+    momentum: The momentum of the matrices, in [0, 1).
     nesterov: Whether they look ahead.
-    steps: Of Newton and Schulz, >= 1; not used with `edge`.
+    steps: The number of steps of Newton and Schulz, >= 1; not used with `edge`.
     edge: Whether to drop singular values that noise alone would have, see `muon`.
     exclude: Regular expressions. A matrix follows Adam if one of them matches in its path. In
       federated processes variables have no names. `exclude` is refused there, and embedding
@@ -127,7 +127,7 @@ def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
 
 
 def beyond_noise(matrix: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
-  """Its polar factor, of singular values above those of noise of that variance."""
+  """Returns the polar factor, restricted to singular values above those of the noise."""
   wide = matrix.shape[0] <= matrix.shape[1]
   top = tf.reduce_max(tf.abs(matrix))
   unit = _unit(matrix if wide else tf.transpose(matrix))
@@ -197,7 +197,7 @@ def _caution(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
 
 
 def _times(rule: contract.Rule, factor: float) -> contract.Rule:
-  """The same rule, its directions multiplied by a constant."""
+  """Returns the same rule with its directions multiplied by a constant."""
   if factor == 1:
     return rule
 

@@ -138,7 +138,7 @@ def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
     stddevs: [d] root mean squares of the gradient's coordinates, > 0, known or
       estimated from public data or by `tfdp.estimates.private_stddevs`; or a list of arrays,
       one per variable.
-    bound: Of the gradient's norm in the metric C, at which records are clipped
+    bound: The bound of the gradient's norm in the metric C, at which records are clipped
       by `l2_norm_clip=1`. Its root mean square by default.
 
   Returns:

@@ -50,7 +50,7 @@ def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) ->
       nu += g^2;   direction = g / (sqrt(nu) + epsilon)
 
   Args:
-    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
     epsilon: In gradient units, >= 0; zero is the paper's (0/0 := 0).
 
   Returns:
@@ -90,7 +90,7 @@ def dp_yogi(
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: One minus the largest relative change of `v`, in [0, 1).
     epsilon: In gradient units, >= 0.
-    initial_accumulator_value: Of `v`, in squared gradient units, >= 0.
+    initial_accumulator_value: The initial value of `v`, in squared gradient units, >= 0.
 
   Returns:
     A `contract.Rule` whose direction has no unit.

@@ -52,7 +52,7 @@ def dp_adagrad_stp(
   `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
 
   Args:
-    initial_accumulator_value: Of `nu`, in squared gradient units, >= 0.
+    initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
     epsilon: Added to the root in the update, in gradient units, >= 0.
     scale_epsilon: Added to the root in the scale, in gradient units, > 0.
 

@@ -208,7 +208,7 @@ class Convolution(protocol.Factor):
     return k // stride if stride > 1 else k * self.dilations[axis]
 
   def _reach(self, axis: int) -> int:
-    """How far the kernel gets along a spatial axis of the inputs."""
+    """Returns how far the kernel reaches along a spatial axis of the inputs."""
     steps = self.cotangents.shape[1 + axis] - 1
     return steps * self.strides[axis] + (self.shape[axis] - 1) * self.dilations[axis] + 1
 

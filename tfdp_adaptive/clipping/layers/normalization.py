@@ -34,7 +34,7 @@ def _vectors(x: tf.Tensor, axes: Tuple[int, ...]) -> factors.Explicit:
 def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
   """Returns the scale and shift of a layer, from its own code with attributes replaced.
 
-  These are the operations of the layer's call once more, which TensorFlow shares.
+  This repeats the operations of the layer's call. TensorFlow computes them only once.
   """
   with swaps.swapped(layer, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)

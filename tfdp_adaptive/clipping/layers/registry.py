@@ -32,7 +32,7 @@ class Unsupported(ValueError):
 
 
 class Call(NamedTuple):
-  """One recorded call of a layer."""
+  """A recorded call of a layer."""
 
   args: Tuple[Any, ...]
   kwargs: dict
@@ -51,7 +51,7 @@ Gradients = Callable[..., Factors]  # Of a layer, a `Call` and the cotangents of
 
 
 class Kind(NamedTuple):
-  """How the engine treats a class of layers.
+  """The engine's treatment of a class of layers.
 
   Attributes:
     gradients: `(layer, call, cotangents) -> (variable, factor), ...`.
