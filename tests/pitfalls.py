@@ -12,9 +12,9 @@ from typing import Iterator, NamedTuple
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'pitfalls.md'
 SEVERITIES = {
-    'critical': 'the guarantee would be false, or mean nothing, and nobody would notice',
-    'high': 'more is lost than was promised, something exact gets out, or one record decides',
-    'medium': 'no privacy is lost, but work or understanding'}
+    'critical': 'the guarantee would silently be false or meaningless',
+    'high': 'privacy loss exceeds the guarantee, exact data leaks, or one record decides a result',
+    'medium': 'no privacy is lost, but time is, or the user is misled'}
 AREAS = {
     'keras': 'Models and steps', 'clipping': 'Clipping', 'rules': 'Optimizers',
     'queries': 'Queries', 'noise': 'Noise', 'mechanisms': 'Mechanisms',
@@ -24,14 +24,14 @@ AREAS = {
     'estimates': 'Estimates before training', 'federated': 'Federated users'}
 TEXT = '''# What can go wrong
 
-Made by `python tests/pitfalls.py` from the tests of misuse: each line is a mistake that was tried,
-how bad it would be, and how the library stops it; the test named does the mistake. {count}
-pitfalls.
+This page lists {count} mistakes, how severe each one is, and how the library prevents it. The last
+column links the test that makes the mistake. `python tests/pitfalls.py` writes this page from the
+tests.
 
 {severities}
 
-What no library can stop is in [SECURITY.md](../SECURITY.md): a curator who forges, Python code that
-hides what it does with data, data that name one record twice.
+[SECURITY.md](../SECURITY.md) lists what the library cannot prevent, such as a dishonest curator,
+Python code that hides its use of data, and people with several records.
 '''
 
 

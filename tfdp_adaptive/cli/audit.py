@@ -30,14 +30,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('audit', description=__doc__)
   group = parser.add_argument_group('audit')
   group.add_argument('--white-box', action='store_true',
-                     help='look at every step, noise row and batch; takes seconds and no data')
+                     help='inspect every step, noise row and batch; needs seconds and no data')
   group.add_argument('--canaries', type=options.positive_int, metavar='N',
-                     help='records that a coin includes or leaves out; more prove more (default: '
+                     help='records included at random; more give a stronger bound (default: '
                           f'1000 training sentences; {white_box.CANARIES} with --white-box)')
   group.add_argument('--confidence', type=options.confidence, default=.95, metavar='P',
-                     help='with which no claim that holds is refuted (default: %(default)s)')
+                     help='probability of not refuting a correct claim (default: %(default)s)')
   group.add_argument('--unit', choices=('example', 'user'), default='example',
-                     help='what a record is, with --white-box; a user has several examples')
+                     help='unit of privacy, with --white-box; a user has several examples')
   group.add_argument('--json', action='store_true', help='print JSON')
   group = parser.add_argument_group('training')
   group.add_argument('--steps', type=options.positive_int, metavar='N',

@@ -17,10 +17,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('card', description=__doc__)
   add = parser.add_argument
   add('source', metavar='RUN', type=options.path,
-      help='a folder that holds card.json, a card, or a .keras or .weights.h5 file that holds the '
-           'ledger of a private model')
+      help='a card, a folder with card.json, or the .keras or .weights.h5 file of a private '
+           'model')
   add('--words', action='append', default=[], metavar='ABOUT=TEXT',
-      help='what only you know of the training, such as "the data=one review a person"; may be '
+      help='your own words for the card, such as "the data=one review a person"; may be '
            'repeated')
   add('--out', type=options.path, metavar='DIR',
       help='folder for card.json, card.md and card.html (default: print the Markdown)')

@@ -25,9 +25,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('model', metavar='MODEL',
       help='a saved Keras model (a .keras or .h5 file), or module:function that returns one')
   add('--batch-size', type=options.positive_int, metavar='B',
-      help="examples in a batch (default: that of the model's private optimizer, or 32)")
+      help="batch size (default: that of the model's private optimizer, or 32)")
   add('--scaled', action='store_true',
-      help='clip in a geometry, as scale-then-privatize does (default: what the optimizer does)')
+      help='scale before clipping, as scale-then-privatize does (default: as the optimizer)')
   add('--json', action='store_true', help='print JSON')
   return parser
 

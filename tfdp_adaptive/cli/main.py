@@ -176,7 +176,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
       description='Differentially private training with adaptive optimizers.',
       epilog=_epilog(examples[0] for _, examples in COMMANDS.values()))
   result.add_argument('--version', action=_Version, nargs=0,
-                      help='print the versions of tfdp and of what it runs on')
+                      help='print the versions of tfdp, Python, TensorFlow and Keras')
   subparsers = result.add_subparsers(dest='command', metavar='command', required=True)
   completing = '_ARGCOMPLETE' in os.environ and importlib.util.find_spec('argcomplete')
   for name, (summary, examples) in COMMANDS.items():

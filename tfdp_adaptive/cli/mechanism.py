@@ -31,19 +31,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--design', default='blt:4', metavar='NAME[:SIZE]',
       help='the mechanism to save (default: %(default)s)')
   add('--beside', metavar='NAME[:SIZE],...',
-      help='alternatives to show; "none" for none (default: those that fit the number of steps)')
+      help='mechanisms to compare with, or "none" (default: those that fit the number of steps)')
   add('--min-sep', type=options.positive_int, metavar='B',
       help='smallest number of steps between two participations of a record')
   add('--max-participations', type=options.positive_int, default=1, metavar='K',
       help='largest number of steps a record takes part in (default: %(default)s)')
   add('--fixed-order', action='store_true',
-      help='all distances are multiples of --min-sep: the same order in every epoch')
+      help='same order in every epoch, so that all distances are multiples of --min-sep')
   add('--momentum', type=float, default=0.0, metavar='M',
-      help='of the optimizer whose iterates must be accurate (default: %(default)s)')
+      help='momentum of the optimizer (default: %(default)s)')
   add('--objective', choices=('mean', 'max', 'last'), default='mean',
       help='the error to minimize (default: %(default)s)')
   add('--parameters', type=options.positive_int, metavar='P',
-      help='also show the memory for so many parameters, and time the streams on this machine')
+      help='show memory and time of the noise on this machine for P parameters')
   add('--out', type=options.path, metavar='DIR',
       help='folder for mechanism.json, results.json and errors.png (default: runs/<time>)')
   add('--json', action='store_true', help='print the results as JSON instead of a table')

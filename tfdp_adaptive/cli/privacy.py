@@ -29,34 +29,36 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('privacy', description=__doc__)
   add = parser.add_argument
   add('--population-size', type=options.positive_int, required=True, metavar='N',
-      help='number of records (of users, with --unit user); taken to be public')
+      help='number of records (users with --unit user), which becomes public')
   add('--batch-size', type=options.positive_int, metavar='B',
       help='expected number of records in a step')
   add('--steps', type=options.positive_int, metavar='T', help='number of steps (rounds)')
   add('--budget', type=options.positive_float, metavar='C',
-      help='examples to process in all, instead of --batch-size and --steps: prints the table of '
-      'choices and proposes both; needs --epsilon')
+      help='total number of examples, in place of --batch-size and --steps; proposes both and '
+      'prints the choices; needs --epsilon')
   wanted = parser.add_mutually_exclusive_group(required=True)
   wanted.add_argument('--noise-multiplier', type=options.noise_multiplier, metavar='S',
-                      help='noise in clip norms; answers with epsilon')
+                      help='noise in clip norms; prints epsilon')
   wanted.add_argument('--epsilon', type=options.positive_float, metavar='E',
-                      help='target; answers with the least noise multiplier that keeps to it')
+                      help='target epsilon; prints the smallest noise multiplier for it')
   add('--delta', type=options.probability, metavar='D',
-      help='default: the largest power of ten below 1 / N')
+      help='target delta (default: the largest power of ten below 1 / N)')
   add('--l2-norm-clip', type=options.positive_float, default=1.0, metavar='C',
-      help='for the statement and --advise; epsilon does not depend on it (default: %(default)s)')
-  add('--unit', choices=('example', 'user'), default='example', help='default: %(default)s')
+      help='clip norm for the statement and --advise; epsilon ignores it (default: %(default)s)')
+  add('--unit', choices=('example', 'user'), default='example',
+      help='unit of privacy (default: %(default)s)')
   add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
-      help='default: %(default)s')
+      help='relation between neighboring data sets (default: %(default)s)')
   add('--sampling', choices=tuple(SAMPLINGS), default='poisson',
       help='how batches are drawn; a fixed order does not amplify (default: %(default)s)')
   add('--min-sep', type=options.positive_int, default=1, metavar='b',
-      help='least distance of two steps of a record, with min-separation (default: %(default)s)')
+      help='smallest distance of two steps of a record, for min-separation (default: %(default)s)')
   add('--draws', type=options.positive_int, default=_DRAWS, metavar='n',
-      help='of the privacy loss, to account for bins and separation (default: %(default)s)')
-  add('--accountant', choices=('pld', 'rdp'), default='pld', help='default: %(default)s')
+      help='random draws to account for bins and min-separation (default: %(default)s)')
+  add('--accountant', choices=('pld', 'rdp'), default='pld',
+      help='accounting method (default: %(default)s)')
   add('--advise', type=options.positive_int, metavar='M',
-      help='also say which private Adam suits a model of M parameters, and why')
+      help='also recommend a private Adam for a model with M parameters')
   add('--beta-2', type=options.probability, default=0.999, metavar='b',
       help='decay of the second moment, for --advise (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')

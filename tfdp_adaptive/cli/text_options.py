@@ -31,22 +31,22 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('data')
   group.add_argument(
       '--data', type=options.path, metavar='FILE',
-      help='JSON lines with `text` and optionally `client`, or plain text; also .xz and .gz '
+      help='JSON Lines with `text` and optionally `client`, or plain text; also .xz and .gz '
            "(default: the docstrings of Python's standard library)")
   group.add_argument(
       '--vocabulary', type=options.path, metavar='FILE',
-      help='one PUBLIC word per line (default: the most frequent words of the standard library, '
-           'also with --data, because the frequent words of a private text are private)')
+      help='one PUBLIC word per line (default: the most frequent words of the standard library; '
+           'the frequent words of a private text are private)')
   group.add_argument(
       '--vocabulary-size', type=options.positive_int, default=1000, metavar='N',
-      help='words to take from the standard library (default: %(default)s)')
+      help='number of words from the standard library (default: %(default)s)')
 
 
 def add_sentence_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds arguments for the length of central training."""
   group = parser.add_argument_group('centralized training')
   group.add_argument('--steps', type=options.positive_int, default=compare.STEPS, metavar='N',
-                     help='training steps of every method (default: %(default)s)')
+                     help='training steps per method (default: %(default)s)')
   group.add_argument('--batch-size', type=options.positive_int, default=256, metavar='N',
                      help='expected number of sentences per step (default: %(default)s)')
 
@@ -55,12 +55,12 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds arguments for the length and the place of federated training."""
   group = parser.add_argument_group('federated training')
   group.add_argument('--rounds', type=options.positive_int, default=federated.ROUNDS, metavar='N',
-                     help='rounds of every method (default: %(default)s)')
+                     help='rounds per method (default: %(default)s)')
   group.add_argument('--clients-per-round', type=options.positive_int, default=200, metavar='N',
                      help='expected number of clients per round (default: %(default)s)')
   group.add_argument('--workers', type=lambda text: text.split(','), default=[],
                      metavar='HOST:PORT,HOST:PORT',
-                     help='running TFF workers to train on, through a tunnel, see README '
+                     help='addresses of running TFF workers, see docs/guides/workers.md '
                           '(default: clients are trained in this process)')
 
 
@@ -85,7 +85,7 @@ def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]
 
 def add_tune_argument(group: Any) -> None:
   group.add_argument('--tune', action='store_true',
-                     help='choose the settings again, on held-out validation examples')
+                     help='choose the settings again by held-out validation examples')
 
 
 def add_one_method_arguments(

@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
   parser.add_argument(
       '--examples-per-user', type=options.positive_int, metavar='M',
-      help='protect users instead of sentences: at most M sentences of a `client` can take part in '
-           'a step, each sampled and clipped by itself (experimental, see docs/state.md)')
+      help='protect users instead of sentences, with at most M sentences of a `client` per step, '
+           'each sampled and clipped separately (experimental, see docs/state.md)')
   return parser
 
 

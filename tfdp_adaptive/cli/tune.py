@@ -26,13 +26,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   group.add_argument('--runs', type=_runs, default=10.0, metavar='K',
                      help='expected number of runs, at least 1 (default: %(default)g)')
   group.add_argument('--shape', type=_shape, default=1.0, metavar='ETA',
-                     help='of the distribution of their number: 0 logarithmic, the cheapest, 1 '
-                          'geometric, more is more even (default: %(default)g)')
+                     help='shape of the distribution of the number of runs: 0 is logarithmic '
+                          'and cheapest, 1 geometric (default: %(default)g)')
   group.add_argument('--score-noise', type=options.positive_float, default=10.0, metavar='S',
                      help='noise on the score of a run, in validation sentences (default: '
                           '%(default)g)')
   group.add_argument('--grid', action='append', default=[], metavar='NAME=V,V,...',
-                     help='values of a setting of the method; may be repeated (default: the '
+                     help='values to try for a setting; may be repeated (default: the '
                           'recorded grid)')
   text_options.add_data_arguments(parser)
   text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')

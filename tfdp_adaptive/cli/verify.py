@@ -25,11 +25,11 @@ _SECONDS = 600
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   parser = subparsers.add_parser('verify', description=__doc__)
   add = parser.add_argument
-  add('card', metavar='CARD', type=options.path, help='the JSON of a card')
+  add('card', metavar='CARD', type=options.path, help='card.json of the card to check')
   add('--weights', type=options.path, metavar='FILE',
-      help='the .keras, .weights.h5 or .npz file that the card is said to be about')
+      help='the .keras, .weights.h5 or .npz file to compare with the card')
   add('--seconds', type=options.positive_int, default=_SECONDS, metavar='N',
-      help='stop a card that takes longer to check (default: %(default)s)')
+      help='stop the check after N seconds (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
   return parser
 
