@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks of the whole library; each error names what came and what was expected."""
+"""Argument checks of the library. Each error names the received and expected value."""
 
 import math
 import numbers
@@ -8,7 +8,7 @@ from typing import Any, Collection
 
 
 def is_number(value: Any) -> bool:
-  """Whether `value` is a real number; truth values are none."""
+  """Returns whether `value` is a real number. Booleans are not."""
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -66,7 +66,7 @@ def one_of(choices: Collection[Any], **values: Any) -> None:
 
 
 def for_json(value: Any) -> Any:
-  """The value with None for numbers that are not finite, which JSON cannot say."""
+  """Returns the value with None for numbers that are not finite, which JSON cannot hold."""
   if isinstance(value, dict):
     return {key: for_json(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):

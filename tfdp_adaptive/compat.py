@@ -47,7 +47,7 @@ def init_optimizer(optimizer: Optimizer, learning_rate: Any, name: str, **kwargs
 
 
 def base_config(optimizer: Optimizer) -> Dict[str, Any]:
-  """The base class's `get_config`, without what we refuse or set ourselves."""
+  """Returns the base class's `get_config` without options that are refused or fixed."""
   config = keras.optimizers.Optimizer.get_config(optimizer)
   for key in ('jit_compile', 'is_legacy_optimizer', 'clipnorm', 'clipvalue', 'global_clipnorm',
               'gradient_accumulation_steps', 'loss_scale_factor'):
@@ -63,7 +63,7 @@ def losses_named(*names: str) -> List[Any]:
 
 
 def mark_built(optimizer: Optimizer) -> None:
-  """Says that an optimizer has all its variables, where its base class does not say so."""
+  """Marks an optimizer as built if its base class does not."""
   if not KERAS_3:
     optimizer._built = True
 
@@ -263,7 +263,7 @@ def all_layers(model: Any) -> List[Any]:
 
 
 def built_variables(model: Any) -> List[Variable]:
-  """The variables of a model or layer, as far as there are some; no vocabularies, as of Keras 2."""
+  """Returns the existing variables of a model or layer, without vocabularies."""
   return list({id(v): v for layer in all_layers(model) if layer.built
                for v in layer.variables if hasattr(v, 'assign')}.values())
 
@@ -275,7 +275,7 @@ def sequential_layers(model: Model) -> List[Any]:
 
 @contextlib.contextmanager
 def owner_only(path: str) -> Iterator[None]:
-  """Lets nobody but the owner read what is written to a path."""
+  """Creates the file with permissions for its owner only."""
   mask = os.umask(0o077)
   try:
     yield
@@ -410,7 +410,7 @@ def raw_variable(variable: Variable) -> tf.Variable:
 
 
 def seeds(model: Model) -> List[tf.Variable]:
-  """The seeds that a model's layers draw by; none where they draw without."""
+  """Returns the seeds of a model's layers."""
   return [raw_variable(v) for v in model.variables if 'seed_generator_state' in v.name]
 
 

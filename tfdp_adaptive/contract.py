@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract: what the packages of this library hand to one another in one private step.
+"""The types that the packages of this library exchange in a private step.
 
 Read this page first. A step of any private optimizer is one straight line:
 
@@ -83,7 +83,7 @@ class Statistic(NamedTuple):
 
 
 class Weight(NamedTuple):
-  """By what a record is multiplied, by its norm; see `clipping.projection`. Static."""
+  """The weight of a record as a function of its norm; see `clipping.projection`. Static."""
 
   kind: str = 'hard'
   constant: float = 0.0  # Of the kinds that have one.

@@ -13,11 +13,11 @@ class PrivacyError(Exception):
 
 
 class Caution(UserWarning):
-  """Every warning of this library is one: something goes on that may not be what was meant."""
+  """The category of all warnings of this library."""
 
 
 class UsageError(ValueError):
-  """A command cannot be carried out; the message says how to put it right."""
+  """Raised if a command cannot run. The message says how to fix it."""
 
 
 @contextlib.contextmanager

@@ -262,7 +262,7 @@ def rounded(
 
 
 def _trimmed(law: Ratio, precision: Precision) -> Ratio:
-  """Without points at the ends that have next to no mass: those spread to 0 and to infinity."""
+  """Moves points of negligible mass at the ends to 0 and to infinity."""
   if not precision.upper:
     return law
   points, mass, infinite = law

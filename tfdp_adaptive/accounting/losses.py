@@ -69,7 +69,7 @@ class Pair(NamedTuple):
     return ((1 - self.probability) * at_zero + self.probability * at_shift) * (1 + 1e-9)
 
   def where(self, loss: np.ndarray) -> np.ndarray:
-    """The z of a loss; infinite where no z has it."""
+    """Returns the z with a given loss, or infinity if there is none."""
     if self.kind == 'remove':
       return self._where_one_sided(loss)
     if self.kind == 'add':
@@ -203,7 +203,7 @@ class Listed(NamedTuple):
     return self.atoms(reach)[0][[0, -1]]
 
   def exponent(self, reach: float) -> float:
-    """See `Pair`; sums and roundings of many terms have made it 1e-9 of a loss at most."""
+    """See `Pair`. Rounding has changed a loss by at most 1e-9 of it."""
     del reach
     return 3e5
 
@@ -292,7 +292,7 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
 
 
 def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
-  """arXiv 2508.15089: whether the batch was cut is known; if so, a record drives out another."""
+  """Truncated batches (arXiv 2508.15089): in a cut batch, a record replaces another."""
   size, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
   whole = Pair(kind, q, 1 / event.noise_multiplier)
   cut = min(1.0, stats.binom.sf(most - 1, size - 1, q) * (1 + 1e-9))

@@ -174,7 +174,7 @@ def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float
 
 def calibrate(event_of: Any, epsilon_of: Any, target_epsilon: float, target_delta: float,
               whole: float) -> float:
-  """A noise multiplier that keeps to a target, as small as the draws can tell.
+  """Returns the smallest noise multiplier for a target that the draws can prove.
 
   Args:
     event_of: `noise_multiplier -> MonteCarloDpEvent`.
@@ -219,7 +219,7 @@ def upper_delta(mean: float, draws: int, beta: float) -> float:
 
 def _bounded(event: MonteCarloDpEvent, target_epsilon: float, purpose: str, draws: int,
              pretended: int = 1) -> float:
-  """The larger bound of both directions; draws of a search count `pretended` times."""
+  """Returns the larger bound of both directions. Draws of a search count `pretended` times."""
   beta = BETA / (2 * _NUMBERS * _TRIES)
   means = _means(_losses(event, purpose, draws), target_epsilon)
   return max(upper_delta(mean, draws * pretended, beta) for mean in means)
@@ -235,7 +235,7 @@ def _means(losses: Tuple[np.ndarray, ...], target_epsilon: float) -> Tuple[float
 
 @functools.lru_cache(maxsize=4)
 def _losses(event: MonteCarloDpEvent, purpose: str, draws: int) -> Tuple[np.ndarray, ...]:
-  """Draws under P and Q; a search uses the same ones for any noise."""
+  """Draws under P and Q. A search reuses the draws for every noise multiplier."""
   same = dataclasses.replace(event, noise_multiplier=1.0) if purpose == 'search' else event
   text = repr((purpose, same, same.coefficients))
   seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), 'big')

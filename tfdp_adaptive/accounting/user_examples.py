@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users whose examples are sampled one by one, and each clipped by itself.
+"""User-level privacy with examples that are sampled and clipped one by one.
 
 Of a user's at most m examples, k ~ Binomial(m, q) are in a batch and move the sum by at most k
 clip norms. With independent noise sigma, the pair P = sum_k P(k) N(k, sigma^2), Q = N(0, sigma^2)
@@ -161,7 +161,7 @@ def kept(ids: Any, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _of_several_owners(ids: np.ndarray, most: int) -> np.ndarray:
-  """Examples of few owners first; the others if none of their owners has enough (2503.03622)."""
+  """Selects examples with few owners first, up to the limit of each owner (2503.03622)."""
   if ids.dtype.kind not in 'iu' or np.any(np.all(ids < 0, axis=1)):
     raise ValueError('`users` of shape [n, owners] must be integers, -1 for none, and every '
                      'example must have an owner. Received: '

@@ -70,7 +70,7 @@ def advise(
     *, batch_size: float, noise_multiplier: float, parameters: int, l2_norm_clip: float,
     beta_2: float = 0.999, epsilon: Optional[float] = None, gradient_norm: Optional[float] = None,
     adjacency: str = 'zero_out') -> Advice:
-  """Says in which regime a private adaptive optimizer will work, and which to prefer.
+  """Recommends a private adaptive optimizer for the regime of a run.
 
   Args:
     batch_size: B, the divisor (the expected batch size).

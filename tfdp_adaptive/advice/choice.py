@@ -192,7 +192,7 @@ class _Search:
     return self._trial(coins, coins)[1] / math.sqrt(math.log1p(mu**2 / (q**2 * count)))
 
   def _of(self, groups: int) -> List[Any]:
-    """Schemes with so many groups; a place in every whole round is better than coins."""
+    """Returns schemes with this number of groups. Random allocation beats Poisson sampling."""
     bins = self._bins
     coins = sampling_lib.CyclicPoisson(groups)
     if bins is None or bins % groups:
@@ -205,7 +205,7 @@ class _Search:
     return any([self.try_scheme(scheme) for scheme in self._of(groups)])
 
   def try_bins(self, draws: Optional[int]) -> None:
-    """Bins as there are batches in an epoch, with banded noise and with that of a fixed order."""
+    """Tries one bin per batch of an epoch, with banded and fixed-order noise."""
     if self._bins is not None:
       banded = sampling_lib.CyclicPoisson(self._bins)
       for like in (banded, None) if draws is None else (banded,):

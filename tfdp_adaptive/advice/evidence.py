@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what was best on small tasks; `benchmarks/evidence_tables.py` writes `evidence.json`."""
+"""Reads the best methods on small tasks from `evidence.json`."""
 
 from __future__ import annotations
 

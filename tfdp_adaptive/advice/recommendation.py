@@ -37,7 +37,7 @@ Range = Tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-  """The result of `recommend`; `print` it.
+  """The result of `recommend`. Print it to read it.
 
   Attributes:
     method: Name of the optimizer class to start with.
@@ -138,7 +138,7 @@ def recommend(
     class_frequencies: Optional[npt.ArrayLike] = None,
     epsilon: Optional[float] = None, examples_per_user: Optional[int] = None,
     likeness: Optional[float] = None, **fields: Any) -> Recommendation:
-  """Recommends a private optimizer, noise and settings to start with, and says why.
+  """Recommends a private optimizer, noise and settings to start with, with reasons.
 
   Args:
     population_size: Number N of records (users), public.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audits: what privacy is shown to be lost, by an attack or by looking inside."""
+"""Audits: lower bounds on the privacy loss, by attacks or by inspecting every release."""
 
 from tfdp_adaptive.audit.bounds import canaries_to_refute as canaries_to_refute
 from tfdp_adaptive.audit.bounds import clopper_pearson as clopper_pearson

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds on epsilon from what an attack got right, each valid with its confidence.
+"""Lower bounds on epsilon from the right guesses of an attack, with a confidence.
 
 `one_run_epsilon` and `one_run_gaussian_epsilon` are for one run with many canaries,
 each with a fair coin; `epsilon_from_rates` and `mu_from_rates` for many independent
@@ -308,7 +308,7 @@ def _check_guesses(correct: int, guesses: int, canaries: int, confidence: float)
 
 
 def _largest_refuted(surprise: Callable[[float], float], largest: float) -> float:
-  """Root of an increasing function, from below; 0 if nothing is refuted."""
+  """Returns the root of an increasing function, from below, or 0."""
   if surprise(0.0) >= 0:
     return 0.0
   if surprise(largest) < 0:

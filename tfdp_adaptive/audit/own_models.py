@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of one's own under audit: its loss, its records, its private training step.
+"""Audits a user's model with its loss, records and private training step.
 
 A record is a place in the data. Everything is run on copies of the state: the model, its
 optimizer and its ledger are what they were when the audit is over.
@@ -22,7 +22,7 @@ _HUGE = 1e4  # Records are tried as they are, and this many times as large.
 
 @contextlib.contextmanager
 def of(model: Any, data: Any) -> Iterator[subjects.Subject]:
-  """The subject of an audit; the model is left as it was.
+  """Returns the subject of an audit. The model is not changed.
 
   Args:
     model: A compiled `tfdp.DPModel`.

@@ -310,7 +310,7 @@ def _of_query(query: Any) -> Subject:
 def _with_shapes(
     step: Any, initial: Any, size: int,
     plan: Optional[plan_lib.PrivacyPlan]) -> Tuple[Callable[..., Any], Any]:
-  """`step` traced once, for any number of records, and that trace; a plan's batches are marked."""
+  """Traces `step` once for any number of records, and returns the trace."""
   weight = tf.float32 if plan is None else tf.float64
   traced = step.get_concrete_function(
       [tf.TensorSpec(t.shape, t.dtype) for t in initial],

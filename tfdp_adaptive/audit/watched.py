@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches what a training step does with its releases: what the rule gets, and what is left."""
+"""Records the releases that a rule gets in a training step, and the state after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-  """Keeps what a rule's update is given while it is traced.
+  """Records the arguments of a rule's update while it is traced.
 
   Attributes:
     seen: All of a step, which begins by making it empty.

@@ -93,7 +93,7 @@ class WhiteBoxReport:
     return not self.looks
 
   def to_dict(self) -> dict:
-    """Everything as JSON can hold it; what is infinite is None."""
+    """Returns the report as JSON values. Infinite numbers become None."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     fields.update(
         looks=[dataclasses.asdict(look) for look in self.looks], violated=self.violated,
@@ -123,7 +123,7 @@ def white_box(
     epsilon: Optional[float] = None, delta: Optional[float] = None,
     confidence: float = CONFIDENCE, canaries: int = 512, batches: Any = None,
     seed: Optional[int] = None) -> WhiteBoxReport:
-  """Audits a private optimizer, a query, or a model of one's own, by all that can be seen.
+  """Audits a private optimizer, a query or your own model by inspecting every release.
 
   An optimizer trains a small model of the audit's own, whose gradients can be chosen; the
   training step, clipping engine, noise and rule are the real ones. A record of a query is
@@ -175,7 +175,7 @@ def _looked_at(
     subject: subjects.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
     seed: Optional[int], start: float) -> WhiteBoxReport:
-  """The report; without `canaries`, of a model of one's own."""
+  """Returns the report. Without `canaries`, it is about your own model."""
   claims, allowed = subject.claims, _PROBES * (1 - confidence)
   own = claims.plan if plan is None else plan
   plan = _full_batches(subject) if own is None else own
@@ -260,7 +260,7 @@ def _look_at_accounting(plan: plan_lib.PrivacyPlan, claimed: float, delta: float
 
 def _look_at_canaries(
     guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
-  """The bounds beside the claim; one of Gaussian shape counts if the claim is of that shape."""
+  """Compares the bounds with the claim. A Gaussian bound counts for Gaussian claims only."""
   gaussian = not plan.amplified
   lower = max(guessed.epsilon_lower, guessed.gaussian_lower if gaussian else 0.0)
   text = (f'{guessed.correct} of {guessed.guesses} guesses right with {guessed.canaries} canaries: '

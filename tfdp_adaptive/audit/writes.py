@@ -36,7 +36,7 @@ class Writes(NamedTuple):
 
 
 def check(subject: subjects.Subject, seed: Optional[int] = None) -> Writes:
-  """Compares what a step leaves of ordinary records, of others, and of none."""
+  """Compares the state after a step on ordinary, other and no records."""
   rng = np.random.default_rng(seed)
   whole = max(1, math.ceil(subject.claims.batch_size))
 

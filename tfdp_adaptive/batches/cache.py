@@ -82,7 +82,7 @@ class Cache(sources.Source):
                       f'it, or name another folder. Received: {error!r}.')
 
   def _check_first(self, data: tf.data.Dataset) -> None:
-    """Raises unless the first records are those of the cache, or records change with every pass."""
+    """Raises an error if the first records differ from those of the cache."""
     n = min(_COMPARED, len(self))
     first, again = ([sources.fingerprint(one) for one in data.take(n).as_numpy_iterator()]
                     for _ in range(2))

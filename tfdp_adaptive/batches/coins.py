@@ -131,7 +131,7 @@ class Coins:
 
 
 class Dealt(Coins):
-  """Coins that the chief of a strategy drew for all of its workers; see `workers`.
+  """Random numbers that the chief drew for all workers; see `workers`.
 
   Attributes:
     tag: Number by which a step recognizes batches of one draw; zero for a single process.

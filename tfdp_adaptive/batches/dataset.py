@@ -151,7 +151,7 @@ def of_plan(
 
 def _chosen(plan: terms_lib.Terms, users: Any, size: int, coins: coins_lib.Coins
             ) -> Callable[[], np.ndarray]:
-  """Says, in a pass, which examples are used at all, where users are protected by theirs."""
+  """Selects the examples of a pass if users are protected by sampling examples."""
   ids = np.asarray(users)
   if ids.ndim != 2 or len(ids) != size:
     ids = users_lib.checked(users, size)
@@ -208,7 +208,7 @@ def _batch(
 
 def _with_weights(
     batch: Any, used: np.ndarray, class_weight: Optional[Mapping[int, float]]) -> Tuple[Any, ...]:
-  """`used`, 0 for what is no example, times the weights that the data and classes have."""
+  """Adds weights to a batch: `used` (0 for padding) times the weights of data and classes."""
   if class_weight is not None:
     used = used * _of_class(batch, used, class_weight)
   if not _is_pair(batch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the record indices of the steps of a run, as its terms say."""
+"""Draws the record indices of the steps of a run."""
 
 from typing import Any, Iterator, Optional
 

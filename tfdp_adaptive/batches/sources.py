@@ -159,7 +159,7 @@ class _Records(Source):
 
 
 class _Batched(Source):
-  """Batches of one size, of which the last may be smaller; each is read as a whole."""
+  """A source that reads whole batches of one size. The last batch may be smaller."""
 
   def __init__(self, batches: Any) -> None:
     self._batches = batches

@@ -90,7 +90,7 @@ class Examples:
     return len(self._examples)
 
   def fingerprint(self) -> str:
-    """SECRET digest of some examples in order; of none if examples change when they are read."""
+    """Returns a SECRET digest of some examples in order, or of none if the source is random."""
     n = len(self)
     places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
     taken = self._examples.take(places)

@@ -91,7 +91,7 @@ class Distributed:
 
 
 def agree(strategy: Any, **facts: str) -> None:
-  """Raises `PrivacyError` on all workers unless all have the same `facts`; they stay secret."""
+  """Raises `PrivacyError` on all workers if their secret `facts` differ."""
   chiefs = json.loads(from_chief(strategy, lambda: json.dumps(facts).encode()))
   other = sorted(name for name in facts if facts[name] != chiefs.get(name))
   wrong = int(_sum(strategy, np.array([bool(other)], np.int32), everybody=True)[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp audit`: what privacy is lost, by an attack on a model or by looking inside.
+"""`tfdp audit`: bounds the privacy loss from below by an attack or an inspection.
 
 Without --white-box it trains a language model with canaries and ends with status 1 if
 what the final model knows refutes the plan's epsilon. With --white-box it looks at every

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp demo`: what the library is for, in one table and one picture.
+"""`tfdp demo`: compares private optimizers in one table and one picture.
 
 `tfdp compare` and `tfdp federated` on one text, and two tasks of seconds on data made
 up for them: inputs of very different scale, where the noise must have the geometry of

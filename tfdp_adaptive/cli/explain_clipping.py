@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp explain-clipping`: which way each layer of a model is clipped, and what that costs."""
+"""`tfdp explain-clipping`: shows how each layer of a model is clipped, and the cost."""
 
 from __future__ import annotations
 

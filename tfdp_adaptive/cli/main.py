@@ -107,7 +107,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _status(command: str, error: Exception) -> int:
-  """Says what is wrong if the user can put it right; a defect of ours is raised again."""
+  """Reports errors that the user can fix. Raises all other errors again."""
   if isinstance(error, BrokenPipeError):  # `tfdp ... | head`.
     _drop_output()
     return _BROKEN_PIPE
@@ -121,7 +121,7 @@ def _status(command: str, error: Exception) -> int:
 
 @contextlib.contextmanager
 def _notes(command: str) -> Iterator[None]:
-  """Says the library's warnings in a line, without the place in its code that Python shows."""
+  """Prints the library's warnings in one line, without file and line number."""
   usual = warnings.showwarning
 
   def show(message: Any, category: Any, *place: Any, **kwargs: Any) -> None:
@@ -143,7 +143,7 @@ def _interrupted(command: str) -> int:
 
 
 class _Interrupts:
-  """Whether Ctrl-C was pressed, whoever swallowed the exception."""
+  """Whether Ctrl-C was pressed, even if the exception was caught elsewhere."""
 
   def __init__(self) -> None:
     self.seen = False
@@ -163,7 +163,7 @@ class _Interrupts:
 
 
 class _Parser(argparse.ArgumentParser):
-  """Reports what is wrong in one line, without the usage of all options."""
+  """Reports an error in one line, without the usage of all options."""
 
   def error(self, message: str) -> NoReturn:
     self.exit(2, f'{self.prog}: error: {message} (see {self.prog} --help)\n')

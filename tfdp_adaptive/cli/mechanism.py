@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp mechanism`: design a noise mechanism and see it beside the alternatives."""
+"""`tfdp mechanism`: designs a noise mechanism and compares it with alternatives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the command line, checked, and what subcommands share."""
+"""Checks values of the command line, and holds the shared parts of subcommands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def confidence(text: str) -> float:
 
 def number(
     kind: Callable[[str], Any], text: str, accepts: Callable[[Any], bool], wanted: str) -> Any:
-  """A number of the command line, or the error that says what is `wanted`."""
+  """Returns a number of the command line, or raises an error that names `wanted`."""
   try:
     value = kind(text)
   except ValueError:

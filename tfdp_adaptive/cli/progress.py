@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says that a command is at work whenever it has been silent for long."""
+"""Reports that a command is at work after a long silence."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Watch:
 
 @contextlib.contextmanager
 def shown(command: str) -> Iterator[None]:
-  """Watches the process' own error stream; one that a caller put there is left alone."""
+  """Watches the process' own error stream, but not a stream that a caller installed."""
   stream = sys.__stderr__
   if stream is None or sys.stderr is not stream:
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp verify`: what of a privacy card can be checked, and what is the trainer's word or unknown.
+"""`tfdp verify`: checks a privacy card, and lists what cannot be checked.
 
 Epsilon is computed again from the card's terms, by dp_accounting's own accountant. The exit
 status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be read.

@@ -95,7 +95,7 @@ def engine(
 
 
 def _into(factor: Optional[protocol.Factor], scale: Any) -> Optional[protocol.Factor]:
-  """A factor with the sides of a `Kronecker` in it; others as they are."""
+  """Returns a factor multiplied by the sides of a `Kronecker`; other factors unchanged."""
   if factor is None or not isinstance(scale, contract.Kronecker):
     return factor
   return factor.transformed(scale)
@@ -223,7 +223,7 @@ def _by_group(
 def _rider(
     rider: Optional[contract.Rider], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
     variables: Sequence[compat.Variable], by_group: Any, clips: Any) -> Any:
-  """Sum over records of the numbers that ride along; nothing for padding."""
+  """Sums the additional values over records, without padding."""
   if rider is None:
     return ()
   if rider.of_groups:
@@ -346,7 +346,7 @@ def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, 
 def charged(
     asks: Tuple[contract.Ask, ...], norms: Any, per_variable: Sequence[Any], sizes: Any,
     scales: Any) -> Any:
-  """The norms of weights that may exceed one: not below what rounding leaves where steps cancel.
+  """Returns norms for weights that may exceed one, at least the rounding error.
 
   Such a weight brings a short record up, and the sum adds its steps up again in another
   order. Norms of records whose steps do not cancel are what they were.

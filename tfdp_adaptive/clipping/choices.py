@@ -20,7 +20,7 @@ _PLAIN = contract.Rule(  # Arguments are tried on it.
 
 
 class Clipping:
-  """A way of clipping; see its subclasses."""
+  """A clipping method; see its subclasses."""
 
   def __repr__(self) -> str:
     """Returns the call that creates this value, without default arguments."""
@@ -31,7 +31,7 @@ class Clipping:
 
   def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> contract.Rule:
-    """The rule, whose records are clipped so; those of groups when variables are known."""
+    """Returns the rule with this clipping. Groups are added once variables are known."""
     raise NotImplementedError
 
   def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:
@@ -139,7 +139,7 @@ class _Following(Clipping):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Quantile(_Following):
-  """The clip norm follows a quantile; see `tfdp.rules.quantile_clip` for the arguments.
+  """Adapts the clip norm to a quantile of norms; arguments: see `tfdp.rules.quantile_clip`.
 
   What it needs is part of the same release and of its cost.
   """
@@ -154,7 +154,7 @@ class Quantile(_Following):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Slack(_Following):
-  """The clip norm follows the slack below it, at no cost; see `tfdp.rules.slack_clip`."""
+  """Adapts the clip norm to the slack below it, at no cost; see `tfdp.rules.slack_clip`."""
 
   buckets: Optional[int] = None
 
@@ -166,7 +166,7 @@ class Slack(_Following):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Groups(Clipping):
-  """Groups of variables are clipped by themselves; see `tfdp.rules.grouped`.
+  """Clips groups of variables separately; see `tfdp.rules.grouped`.
 
   Attributes:
     groups: The group of every variable.
@@ -219,7 +219,7 @@ class _Named(Groups):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PerLayer(_Named):
-  """Every layer is clipped by itself: `PerLayer(Quantile(0.5))`; arguments as for `Groups`."""
+  """Clips every layer separately, as in `PerLayer(Quantile(0.5))`. Arguments: see `Groups`."""
 
   def _names(self, variables: Sequence[Any]) -> Sequence[str]:
     return [getattr(v, 'path', v.name).rpartition('/')[0] or str(i)
@@ -228,7 +228,7 @@ class PerLayer(_Named):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PerVariable(_Named):
-  """Every variable is clipped by itself; arguments as for `Groups`."""
+  """Clips every variable separately. Arguments: see `Groups`."""
 
 
 _KINDS: Dict[str, Any] = {one.__name__: one for one in (
@@ -301,7 +301,7 @@ def for_query(
 
 
 def weight(clipping: Any, depth: int) -> contract.Weight:
-  """The weight of a record in a query that sums alone; see `for_query`."""
+  """Returns the weight function of a query that only sums; see `for_query`."""
   value: Any = for_query(clipping, depth + 1, _Weighted)
   return value.weight
 

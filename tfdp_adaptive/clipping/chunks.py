@@ -148,7 +148,7 @@ def peak(function: Callable[..., Any], specs: Any, unknown: int = 1) -> int:
 
 
 def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
-  """`(peak, kept)`: bytes needed at a time, and of what is appended to lists in it.
+  """Returns `(peak, kept)`: peak bytes, and bytes of tensors appended to lists.
 
   Conditions count by their results: their branches are for rare records.
   """

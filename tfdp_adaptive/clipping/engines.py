@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the engine that clips a model's gradients, and says why, layer by layer.
+"""Chooses the engine that clips a model's gradients, with a reason for each layer.
 
 Token ids out of range make their example count as no record, like a gradient that is not finite. On
 a CPU such an id would abort the program, so that one record could stop a training.
@@ -35,7 +35,7 @@ _ENGINES = {
 def decide(
     name: str, model: compat.Model, asks: Tuple[contract.Ask, ...],
     x: Any = None) -> Tuple[str, str]:
-  """`(name, reason)`: one of `ENGINES` but 'auto', and why it is none that is faster.
+  """Returns `(name, reason)`: an engine, and why no faster one can be used.
 
   Args:
     name: One of `ENGINES`; 'auto' for the fastest that can do it.
@@ -61,7 +61,7 @@ def decide(
 
 def choose(
     name: str, model: compat.Model, asks: Tuple[contract.Ask, ...], x: Any) -> interface.Engine:
-  """The engine of `decide`; warns where 'auto' must take a slower one."""
+  """Returns the engine of `decide`. Warns if 'auto' must use a slow one."""
   decided, reason = decide(name, model, asks, x)
   if name == 'auto' and decided != 'bookkeeping':
     how = 'layer by layer' if decided == 'layered' else 'for the whole model'
@@ -144,7 +144,7 @@ class Layer(NamedTuple):
 
 
 class Explanation(NamedTuple):
-  """The result of `explain_clipping`; prints as a table."""
+  """The result of `explain_clipping`, which prints as a table."""
 
   engine: str  # One of the optimizers' `engine`, but 'auto'.
   reason: str  # Why not a faster one, or ''.
@@ -180,7 +180,7 @@ _SEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Inputs that mod
 
 
 def remember(model: Any, x: Any) -> None:
-  """Keeps the specs of what a model is trained on, for models that do not tell their inputs."""
+  """Stores the specs of training inputs, for models without declared inputs."""
   _SEEN[model] = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
 
 

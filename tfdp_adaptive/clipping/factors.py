@@ -248,7 +248,7 @@ class Outer(protocol.Factor):
     return Outer, self.axes, self.inputs.shape[2]
 
   def unit(self) -> Tuple['Outer', tf.Tensor]:
-    """Step by step: that the largest inputs met the largest cotangents is not said."""
+    """Scales step by step, since the largest inputs need not meet the largest cotangents."""
     inputs, cotangents = protocol.peak(self.inputs, 2), protocol.peak(self.cotangents, 2)
     sizes = protocol.wide(inputs) * protocol.wide(cotangents)  # [n, T]
     size = tf.reduce_max(sizes, 1)

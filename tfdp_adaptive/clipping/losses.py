@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of one example: what Keras computes on a batch of that example alone.
+"""The loss of one example, as Keras computes it on a batch of that example alone.
 
 Keras reduces losses over the batch, and with masks or weights it normalises by
 sums over all examples, so that one example's gradient depends on the others.
@@ -116,7 +116,7 @@ def _example_values(
 
 
 def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-  """[n, ...]: what the loss function says of each example, from that example alone."""
+  """Returns the loss [n, ...] of each example, computed from that example alone."""
   function = getattr(loss, 'call', loss)
   known = _keeps_apart(loss, target, output)
   if not known:
@@ -177,7 +177,7 @@ def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: boo
 
 def _classes_in_range(
     loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
-  """Labels brought into the range of classes, and which were outside; None if it has no classes.
+  """Returns labels moved into the range of classes, and which ones were outside.
 
   A label out of range aborts the program on a CPU: one record could stop a training.
   """

@@ -104,7 +104,7 @@ def clip_alone(
 def project_record(
     ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree,
     alone: bool = False) -> contract.Sums:
-  """The single per-record map: one record's contribution to one ask.
+  """Returns one record's contribution to one ask.
 
   Args:
     ask: `contract.Ask`.
@@ -243,7 +243,7 @@ def weighted_norm(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Sca
 
 
 def weight_of(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
-  """w(n) of finite norms; at zero, of records that are nothing but zeros, one or zero."""
+  """Returns w(n) for finite norms. At zero it is one or zero."""
   positive = norm > 0
   safe = tf.where(positive, norm, tf.ones_like(norm))
   if weight.kind == 'hard':
@@ -294,7 +294,7 @@ def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tupl
 
 
 def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:
-  """The leaves of every group; raises unless each leaf has one, counted from zero."""
+  """Returns the leaves of every group. Raises an error unless each leaf has a group."""
   if len(groups) != count:
     raise ValueError('`groups` must name a group for every variable. '
                      f'Received: groups={groups} for {count} variables.')

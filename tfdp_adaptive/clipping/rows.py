@@ -79,7 +79,7 @@ class Rows(protocol.Factor):
         self, cotangents=cotangents * tf.gather(left, place)[..., tf.newaxis])
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Inputs are one-hot: of the left side, how often every row is read."""
+    """Returns how often every row is read, because the inputs are one-hot."""
     _, d, p = view
     if (d, p) != self.shape:
       return self.explicit().second_moments(view, most)

@@ -7,7 +7,7 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
-  """Gives an object attributes of its own for a block, and leaves it as it was, come what may."""
+  """Replaces attributes of an object in a `with` block, and restores them afterwards."""
   own = vars(owner)
   before = {name: own[name] for name in attributes if name in own}
   own.update(attributes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model once and records what its layers saw, without changing what they do.
+"""Runs a model once and records the inputs of its layers, without changing them.
 
 While a model is traced, the `call` of every layer that owns trainable variables
 is wrapped: its arguments are kept and the tensor its kind taps is watched by a
@@ -315,7 +315,7 @@ _LOCAL = threading.local()
 
 @contextlib.contextmanager
 def _tapped(layers: Sequence[compat.Layer], recorder: Recorder) -> Iterator[None]:
-  """Wraps the layers' `call` for `recorder`; leaves them as found, come what may."""
+  """Wraps the layers' `call` for `recorder`, and restores them afterwards."""
   previous, wrapped = getattr(_LOCAL, 'recorder', None), []
   try:
     for layer in layers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a traced function: what it holds, what it compares with, and what it writes of its inputs.
+"""Finds the constants, comparisons and written inputs of a traced function.
 
 A layer, penalty or constraint that captured an array may hold the training data, which then
 reaches every gradient without clipping and noise.
@@ -173,7 +173,7 @@ _LOOPS = ('While', 'StatelessWhile')
 
 
 class Value(NamedTuple):
-  """What is known of a tensor."""
+  """The known properties of a tensor."""
 
   data: bool = False  # Whether its value depends on the data.
   resource: Any = None  # The name of the resource that it is a handle of.
@@ -210,7 +210,7 @@ class _Search:
     self._results: Dict[Any, Any] = {}
 
   def scan(self, nodes: Any, known: Any, control: Any) -> Any:
-    """What is known of every node's outputs.
+    """Returns the known properties of every node's outputs.
 
     Args:
       nodes: `NodeDef`s in any order.

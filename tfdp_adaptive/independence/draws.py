@@ -52,7 +52,7 @@ class Held:
     self._salt, self._run = _handle(name), _imported(concrete, definition)
 
   def __call__(self, values: Sequence[Any], salt: Any) -> Any:
-    """The outputs; other salts give other draws, `LEAST` and `MOST` extreme ones."""
+    """Returns the outputs. The salt fixes the draws; `LEAST` and `MOST` give extreme ones."""
     tf.raw_ops.AssignVariableOp(resource=self._salt, value=tf.constant(salt, tf.float64))
     return self._run(*values)
 
@@ -84,7 +84,7 @@ def _imported(concrete: Any, definition: Any) -> Any:
 
 
 def _rename(definition: Any, suffix: str) -> None:
-  """Gives functions names of their own: those of the original exist, unchanged."""
+  """Renames functions, because the originals still exist."""
   names = {f.signature.name for f in definition.library.function}
   for function in definition.library.function:
     function.signature.name += suffix

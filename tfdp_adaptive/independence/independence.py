@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what examples get, in training, in batches whose other examples differ.
+"""Compares an example's outputs and gradients in batches whose other examples differ.
 
 What an example contributes must not depend on what else is in the batch. Some examples of
 a batch are changed (permuted, zeroed, scaled, padded, copied; fewer or more of them), and
@@ -114,7 +114,7 @@ class _Traces:
     return self._runners[key]
 
   def differ(self, size: int, other: int) -> bool:
-    """Whether the code for a batch of another size is other code, as far as operations tell."""
+    """Returns whether a batch of another size runs other operations."""
     one, two = (sorted(op.type for op in self.of(n).concrete.graph.get_operations())
                 for n in (size, other))
     return one != two
@@ -162,7 +162,7 @@ def _check_repeats(traces: _Traces, leaves: List[np.ndarray]) -> None:
 def _check_contents(
     traces: _Traces, leaves: List[np.ndarray], salt: float = 0.0, count: Optional[int] = None,
     rate: Optional[float] = None) -> None:
-  """Changes some examples in every way; the others must not notice."""
+  """Changes some examples in many ways, and checks that the others do not change."""
   n = len(leaves[0])
   run = traces.runner(n)
   run.salt, run.count, run.rate = salt, count, rate
@@ -213,7 +213,7 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> N
 def _check_sizes(
     traces: _Traces, leaves: List[np.ndarray], random: bool, static: Optional[int],
     constants: List[int]) -> None:
-  """Leaves out examples, or adds some; after the others where what is drawn goes by place.
+  """Removes or adds examples, at the end if random draws depend on the position.
 
   Args:
     traces: The model's.
@@ -261,7 +261,7 @@ def _size(seen: probes.Seen) -> int:
 
 
 def _errors(n: int) -> np.ndarray:
-  """Per example, what its loss makes of the outputs; see `probes`."""
+  """Returns random numbers in place of each example's loss; see `probes`."""
   return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
 
 

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 def trace(model: compat.Model, x: Any, check: Any) -> Trace:
-  """`Trace` of what training does with a batch like `x`.
+  """Returns the `Trace` of training on a batch like `x`.
 
   Args:
     model: A built Keras model.
@@ -110,7 +110,7 @@ class Runner:
     self._captures = [self._copy(t, id(t) in weights) for t in traced.concrete.captured_inputs]
 
   def _copy(self, capture: Any, is_weight: bool) -> Any:
-    """The handle of a variable's copy; what is no variable, as it is."""
+    """Returns the handle of a variable's copy; other values unchanged."""
     kinds = getattr(getattr(capture, '_handle_data', None), 'shape_and_type', None)
     if capture.dtype != tf.resource or not kinds:
       return capture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what would let one example change the gradients of another."""
+"""Finds parts of a model in which one example changes another's gradient."""
 
 from concurrent import futures
 from typing import Any, Dict, Iterator, List, MutableMapping, MutableSet, Sequence
@@ -111,7 +111,7 @@ def seen(model: compat.Model) -> constants.Held:
 
 
 def look(private: compat.Model, model: compat.Model) -> None:
-  """Notes what a private model, and the model that it shares layers with, read and hold."""
+  """Records what a private model, and the model it shares layers with, read and hold."""
   specs = compat.input_specs(private)
   if specs is not None:
     traced = tf.function(lambda x: private(x, training=True), autograph=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users hand to `compile` and `fit`, and which batches a step takes.
+"""Checks the arguments of `compile` and `fit`, and the batches of a step.
 
 Arguments are taken as Keras takes them, or refused in one sentence. A step takes batches that its
 plan drew for it, or batches of the declared size. The batches of a plan go to Keras without most of
@@ -156,7 +156,7 @@ def check_size(
 
 
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
-  """Refuses data whose sampling is not what the plan accounts for, before anything is read.
+  """Refuses data that is not sampled as accounted for, before reading it.
 
   Returns:
     `x`, or its batches from the step on that comes next.
@@ -217,7 +217,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
 
 def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
             kwargs: Dict[str, Any]) -> Dict[str, Any]:
-  """Keyword arguments for what was given by position, in the order of this Keras.
+  """Returns positional arguments as keyword arguments, in the order of this Keras.
 
   Args:
     function: A method of `keras.Model`.
@@ -272,7 +272,7 @@ def refuse_ragged(*data: Any) -> None:
 
 
 def warn_of_padding(model: Any, metrics: Any) -> None:
-  """Warns of metrics of one's own: under a plan, they see padding unless they read weights."""
+  """Warns of custom metrics without `sample_weight`, which see a plan's padding."""
   names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)
            if isinstance(metric, compat.keras.metrics.Metric) and captured.is_own(metric)]
   names += ['compute_metrics'] * compat.overrides(model, 'compute_metrics')
@@ -306,7 +306,7 @@ _PARTS = 32
 
 
 def cropped(model: Any, x: Any) -> Any:
-  """`x` without most empty rows at the end of its batches; what is no plan's is left as it is.
+  """Returns a plan's `x` without most padding rows; other data unchanged.
 
   So is what XLA compiles for each size anew, eager steps examine for each, or replicas share.
   The rows that stay depend on the number of records drawn alone.
@@ -342,7 +342,7 @@ _DECIDE = ('l2_norm_clip', 'noise_multiplier', 'batch_size', 'adjacency', 'clipp
 
 
 def check_strategy(strategy: Any, variables: Sequence[Any] = ()) -> None:
-  """Refuses what spreads a model in a way of which nobody knows that its steps are private.
+  """Refuses strategies under which private steps have not been tested.
 
   Args:
     strategy: The `tf.distribute.Strategy` of a model, or of a step.
@@ -373,7 +373,7 @@ def check_strategy(strategy: Any, variables: Sequence[Any] = ()) -> None:
 
 
 def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
-  """What Keras is to be given for batches `x` of a plan; other data are left as they are.
+  """Returns the data to pass to Keras for batches `x` of a plan; other data unchanged.
 
   Args:
     model: A `DPModel`.

@@ -121,7 +121,7 @@ def check_public(batch: Any) -> Any:
 
 
 def refuse(kwargs: Dict[str, Any]) -> None:
-  """Keras arguments that would break sensitivity or do something else than they say."""
+  """Refuses Keras arguments that would break the sensitivity or have another effect."""
   for key, fix in _REFUSED.items():
     if kwargs.pop(key, None) is not None:
       raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
@@ -142,7 +142,7 @@ def fixed(optimizer_class: Any) -> FrozenSet[str]:
 
 
 def to_config(value: Any) -> Any:
-  """Arrays, in lists too, as something JSON can hold; see `from_config`."""
+  """Returns arrays, also in lists, as JSON values; see `from_config`."""
   if isinstance(value, (list, tuple)):
     return [to_config(v) for v in value]
   if isinstance(value, np.ndarray) or tf.is_tensor(value):

@@ -119,7 +119,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     self._keep(super().on_epoch_end, epoch, logs)
 
   def _require_room(self) -> None:
-    """Raises OSError where a backup does not fit: of one that was cut off HDF5 ends the process."""
+    """Raises OSError if a backup does not fit, because HDF5 crashes on a full disk."""
     if self._writes:
       runfolder.require_room(self._folder, sum(
           _OF_A_VARIABLE + math.prod(v.shape) * tf.as_dtype(v.dtype).size
@@ -154,7 +154,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       pass
 
   def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
-    """Lets Keras save if it will; what it has written becomes the backup."""
+    """Lets Keras save, and makes the saved file the backup."""
     with files.resuming():
       save(*arguments)
     if not self._working.exists():
@@ -173,7 +173,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       shutil.rmtree(whole)
 
   def _wholes(self) -> List[pathlib.Path]:
-    """Backups that are whole, the last one last; one is usual, two after a kill."""
+    """Returns the complete backups, latest last. After a kill there may be two."""
     found = [path for path in self._folder.glob(_WHOLE + '*')
              if path.name[len(_WHOLE):].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[len(_WHOLE):]))
@@ -186,7 +186,7 @@ def _digests(folder: pathlib.Path) -> Dict[str, str]:
 
 
 def _check(whole: pathlib.Path) -> None:
-  """Raises unless a backup is what was written: Keras would read most of what is left of one."""
+  """Raises an error if a backup is damaged. Keras would read most damaged files."""
   try:
     kept = json.loads((whole / _DIGESTS).read_text(encoding='utf-8'))
   except (OSError, ValueError, RecursionError) as error:

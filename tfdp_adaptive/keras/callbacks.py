@@ -93,7 +93,7 @@ class StopAtBudget(Callback):
 
   @property
   def affordable(self) -> Optional[float]:
-    """The largest number of this run's steps that the budget covers; None before the first."""
+    """Returns the number of steps that the budget covers; None before the first step."""
     return self._last
 
   def on_train_begin(self, logs: Any = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds callbacks and layers that saw data, and says in the statement what epsilon covers of them.
+"""Finds callbacks and layers that saw data, for the privacy statement.
 
 Epsilon after t steps holds for a t that was fixed beforehand. If noisy or private numbers decide
 when to stop, only the planned total can be stated. The state of a layer that was adapted to data
@@ -105,12 +105,12 @@ _PUBLIC = '_tfdp_public'
 
 
 def label(layer: Any) -> str:
-  """What the ledger calls the private adaptation of a layer."""
+  """The name in the ledger of a layer's private adaptation."""
   return f'estimates.adapt({layer.name})'
 
 
 def say_public(layer: Any, source: str) -> None:
-  """Notes that a layer was adapted to public data, where the caller says that from."""
+  """Records that a layer was adapted to public data."""
   object.__setattr__(layer, _PUBLIC, source)
 
 

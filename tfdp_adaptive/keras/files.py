@@ -34,7 +34,7 @@ def resuming() -> Iterator[None]:
 
 
 def writes_state() -> bool:
-  """Whether an optimizer's state goes into what is being written."""
+  """Returns whether the file being written includes the optimizer's state."""
   return getattr(_files, 'resuming', False) or not getattr(_files, 'writing', False)
 
 
@@ -67,7 +67,7 @@ def _read(saved: Any, store: Any, partly: bool) -> None:
 
 
 def tell(what: str, readable: str) -> None:
-  """Says of a file that is SECRET who can read it, once in a process."""
+  """Warns once per process who can read a SECRET file."""
   if readable not in _told:
     _told.append(readable)
     logging.getLogger('tfdp_adaptive').warning(_SECRET, what, readable)

@@ -112,7 +112,7 @@ def _mixes(layer: Any) -> bool:
 
 
 def _refuse_hidden(model: Any) -> None:
-  """Refuses what a copy made layer by layer does not reach."""
+  """Refuses layers that a layer-by-layer copy cannot replace."""
   reached: Set[int] = set()
 
   def visit(one: Any) -> None:

@@ -257,7 +257,7 @@ class DPModel(_Mixin):
     decisions.check(self, run)
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
-    """Refuses arrays in what a step calls, unless they are public; see `validation.check_held`."""
+    """Refuses private arrays in functions of a step; see `validation.check_held`."""
     return validation.check_held(
         self, [self._compiled_loss_arguments[0], compat.learning_rate_schedule(self.optimizer)],
         public)
@@ -289,7 +289,7 @@ def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
 
 
 def refuse_own(model: compat.Model, *methods: str) -> None:
-  """Refuses a model that defines what a private step does not call."""
+  """Refuses a model with methods that a private step would not call."""
   for method in methods:
     if compat.overrides(model, method):
       raise errors.PrivacyError(

@@ -244,7 +244,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
 
   def check_variables(self, variables: Sequence[Any]) -> None:
-    """Refuses other trainable variables than those that a built optimizer moves."""
+    """Refuses trainable variables that a built optimizer does not have."""
     keys = [[id(compat.raw_variable(v)) for v in some]
             for some in (self.run.moved, variables)]
     if self.run.moved and keys[0] != keys[1]:
@@ -355,7 +355,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     raise errors.PrivacyError(f'{self.name} does not hand out gradients. {errors.FIX}')
 
   def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuses what plain Keras 2 models call: the gradient of a whole batch."""
+    """Refuses the gradient of a whole batch, which plain Keras 2 models pass."""
     del loss, args, kwargs
     raise errors.PrivacyError(f'{self.name} trains private models only. {errors.FIX}')
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes private models of Keras' models and of KerasHub's tasks; they share layers and weights.
+"""Makes private models from Keras models and KerasHub tasks, with shared weights.
 
 A private task takes strings, and generates, as the task does: what is not found here is asked of
 the task, which still does everything but training.
@@ -169,7 +169,7 @@ class DPTask(DPFunctional):
 
 
 def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Weights [n] times a factor [n, ...]; what is not zero keeps the mark of its row."""
+  """Multiplies weights [n] by a factor [n, ...]. Nonzero weights keep their mark."""
   wider = lambda t: tf.reshape(t, tf.concat(
       [tf.shape(t), tf.ones([factor.shape.rank - t.shape.rank], tf.int32)], 0))
   product = wider(tf.cast(weights, tf.float32)) * factor

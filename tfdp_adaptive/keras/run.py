@@ -77,16 +77,16 @@ class Run(lines.State):
     self._watched: Any = None
 
   def of(self, model: Any) -> None:
-    """Says that the run is about all variables of a model."""
+    """Assigns the run to all variables of a model."""
     if all(model is not one for one in self.models):
       self.models.append(model)
 
   def note(self, sentence: str) -> None:
-    """Has the statement say a sentence, once."""
+    """Adds a sentence to the statement, once."""
     self.notes[sentence] = None
 
   def note_model(self, model: Any) -> None:
-    """Refuses a model that holds one array row for each record; notes what else it holds."""
+    """Refuses a model that holds one array row per record. Records other held arrays."""
     shapes = validation.seen(model).shapes + [
         np.shape(value) for layer in compat.all_layers(model)
         for one in compat.initializers(layer)
@@ -106,7 +106,7 @@ class Run(lines.State):
     self.note_numbers(found.numbers + [float(one) for one in found.arrays if not np.ndim(one)])
 
   def note_numbers(self, numbers: Sequence[float]) -> None:
-    """Notes numbers of which nothing can tell whether they are settings or were computed."""
+    """Records numbers that may be settings or may have been computed from data."""
     if numbers:
       self.note('Functions that are not of Keras hold the numbers '
                 f'{sorted(set(numbers))[:_MOST]}. If these were computed from private data, no '
@@ -250,7 +250,7 @@ class Run(lines.State):
           'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
 
   def same_records(self, found: Optional[str], in_file: bool = False) -> None:
-    """Refuses other records than those of the steps before, in their order; remembers them.
+    """Refuses records that differ from those of earlier steps. Stores new ones.
 
     Where random numbers are not drawn at every step, the place of a record decides when it takes
     part: moved, it would take part sooner than is accounted for.
@@ -282,7 +282,7 @@ def _unpickled(content: bytes) -> ledger_lib.Entry:
 
 
 def mark_of(plan: Any) -> np.ndarray:
-  """[2] int64 by which a plan is known; its clip norm, in units of which noise comes, apart."""
+  """Returns the fingerprint of a plan as [2] int64, without its clip norm."""
   if plan is None:
     return np.zeros([2], np.int64)
   fields = json.loads(plan.to_json())

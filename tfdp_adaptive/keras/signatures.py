@@ -40,7 +40,7 @@ def signature(
 
 
 def check_given(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
-  """Raises ValueError for arguments without a default that are missing, and says what they are."""
+  """Raises ValueError for missing required arguments, and names them."""
   missing = [key for key, parameter in inspect.signature(factory).parameters.items()
              if parameter.default is inspect.Parameter.empty and key not in given
              and parameter.kind is not inspect.Parameter.VAR_KEYWORD]

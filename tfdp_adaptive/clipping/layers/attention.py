@@ -17,7 +17,7 @@ layers = compat.keras.layers
 def _tap(
     layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
     kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Taps the scale, repeated for every example: its gradients are those of the examples."""
+  """Taps the scale, repeated per example, whose gradients are per-example gradients."""
   if layer.scale is None:
     return registry.at_output(layer, function, tape, args, kwargs)
   query = args[0][0]

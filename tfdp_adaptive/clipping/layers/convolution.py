@@ -332,7 +332,7 @@ def transposed_convolution(
 
 
 def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explicit:
-  """A kernel [*places, channels, multiplier]: every channel by itself."""
+  """A depthwise kernel [*places, channels, multiplier]."""
   shape = convolved.shape
   cotangents = tf.reshape(cotangents, [-1, int(np.prod(cotangents.shape[1:-1]))] + list(shape[-2:]))
   products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), cotangents)

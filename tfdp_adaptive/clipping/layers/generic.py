@@ -37,7 +37,7 @@ def is_opaque(layer: compat.Layer) -> bool:
 def tap(
     layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
     kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Taps the outputs; keeps what dropout layers inside multiplied by."""
+  """Taps the outputs, and records the factors of dropout layers inside."""
   factors_drawn = []
 
   def draw(inputs: tf.Tensor, original: Callable[..., Any]) -> tf.Tensor:

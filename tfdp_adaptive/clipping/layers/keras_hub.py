@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KerasHub's own layers; read when one of them is met, so KerasHub is no dependency.
+"""Handles KerasHub's own layers. Imported on demand, so KerasHub is not required.
 
 All others of its models are made of Keras layers, which have files of their own.
 """

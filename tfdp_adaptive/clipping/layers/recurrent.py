@@ -201,7 +201,7 @@ def _graft(value: tf.Tensor, shadow: tf.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _with_masks(layer: compat.Layer, weights: _Weights) -> Iterator[None]:
-  """Makes the layer drop what its shadow drops."""
+  """Gives the layer the dropout masks of its shadow."""
   with contextlib.ExitStack() as stack:
     for owner in (layer, layer.cell):
       stack.enter_context(swaps.swapped(owner, **dict(

@@ -28,7 +28,7 @@ WHOLE = "performance=tfdp.Performance('materialized')"
 
 
 class Unsupported(ValueError):
-  """The book-keeping engine cannot clip this model; the message says why."""
+  """Raised if the book-keeping engine cannot clip a model. The message gives the reason."""
 
 
 class Call(NamedTuple):
@@ -85,7 +85,7 @@ _HARMLESS = {
 def at_output(
     layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
     kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Tap: what the layer returns."""
+  """Taps the layer's output."""
   del layer
   outputs = function(*args, **kwargs)
   watched = tensors(outputs)
@@ -94,14 +94,14 @@ def at_output(
 
 
 def tensors(nest: Any) -> List[tf.Tensor]:
-  """The flat tensors of what a layer returned, which may hold None."""
+  """Returns the flat tensors of a layer's output, which may contain None."""
   return [t for t in tf.nest.flatten(nest) if tf.is_tensor(t)]
 
 
 def at_activation(
     layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
     kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Tap: what the layer hands to its `activation`."""
+  """Taps the input of the layer's `activation`."""
   taps, activation = [], layer.activation
   if activation is None:
     return at_output(layer, function, tape, args, kwargs)
@@ -140,7 +140,7 @@ def why_unknown(layer: compat.Layer) -> str:
 
 
 def find(layer: compat.Layer) -> Optional[Kind]:
-  """The kind of a layer, or None: containers and what only `generic` can treat."""
+  """Returns the kind of a layer; None for containers and layers for `generic`."""
   kind = _kind(type(layer))
   return None if kind is None or kind.why(layer) else kind
 
