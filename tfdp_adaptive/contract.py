@@ -21,10 +21,10 @@ Who makes what, and who may see it:
     noise to what a rule will see.
 *   A `privacy.PrivacyPlan` says in advance what all this costs.
 
-SECRET are `Sums`, the privatizer's state (noise to come, clean accumulators), losses
-and outputs of records; they are never part of a checkpoint that is shared, of a
-statement or of a log without its `private/` name. PUBLIC are queries, releases, rule
-states and weights: the guarantee covers them all together.
+These values are SECRET: `Sums`, the privatizer's state (future noise, clean accumulators),
+and losses and outputs of records. They never enter a shared checkpoint, a statement, or a
+log without a `private/` name. Queries, releases, rule states and weights are PUBLIC. The
+guarantee covers all of them together.
 
 Trees are anything `tf.nest` maps over, see `trees`. Every tensor of a rule has the
 dtype of the specs it was built from.

@@ -106,12 +106,12 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
                 ) -> plan_lib.PrivacyPlan:
   """The plan of the same epsilon whose releases have the least error: its cycle and bands.
 
-  Tried are a fixed order and secret bins with the noise that `choose` takes for it, and random
-  allocation and cyclic Poisson sampling with as many bands as groups and memory allow: of 1
-  (which is Poisson), 2, 4, ... groups, of numbers ever closer to the best of these, and of all
-  factors of the population, among which jax_privacy chooses. With `draws`, so is
-  b-min-separation, and bins are also accounted for by that many draws of the privacy loss, whose
-  bounds are upper ones. Only public constants of the plan are read, so the choice costs nothing.
+  It tries a fixed order and secret bins, with the noise that `choose` selects. It also tries
+  random allocation and cyclic Poisson sampling, with as many bands as groups and memory allow.
+  The numbers of groups are 1 (Poisson sampling), 2, 4, ..., numbers ever closer to the best of
+  these, and all factors of the population, as in jax_privacy. With `draws`, it also tries
+  b-min-separation, and accounts for bins by upper bounds from random draws of the privacy loss.
+  It reads only public constants of the plan, so the choice costs no privacy.
 
   Args:
     plan: Gives epsilon, population, batch size and steps; its sampling and mechanism are

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp demo`: compares private optimizers in one table and one picture.
 
-`tfdp compare` and `tfdp federated` on one text, and two tasks of seconds on data made
-up for them: inputs of very different scale, where the noise must have the geometry of
-the optimizer, and rare classes, where the noise of the steps must cancel.
+It runs `tfdp compare` and `tfdp federated` on one text, and two synthetic tasks that take
+seconds. One task has inputs of very different scales, which need adaptive optimizers. The
+other has rare classes, which need correlated noise.
 """
 
 from __future__ import annotations

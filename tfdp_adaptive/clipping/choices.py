@@ -278,7 +278,7 @@ def chosen(clipping: Any, given: Dict[str, Any], depth: int) -> Clipping:
     return Hard()
   if isinstance(clipping, Clipping):
     if old:
-      raise ValueError('`clipping` says all of how records are clipped. '
+      raise ValueError('`clipping` says all about clipping, so old arguments must be left out. '
                        f'Received: clipping={clipping!r} and {old}.')
     return clipping
   value = _as_before('hard' if clipping is None else clipping, **old)

@@ -96,11 +96,11 @@ class DPTask(DPFunctional):
     return super().evaluate(x, y, **kwargs)
 
   def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """As the task does."""
+    """Predicts as the task does."""
     return self.task.predict(x, *args, **kwargs)
 
   def predict_on_batch(self, x: Any) -> Any:
-    """As the task does."""
+    """Predicts as the task does."""
     return self.task.predict_on_batch(x)
 
   def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,

@@ -244,9 +244,9 @@ class Run(lines.State):
     """Refuses to go on with steps that were restored from a checkpoint of another plan."""
     if self._foreign:
       raise errors.PrivacyError(
-          'A run goes on by the plan that it began with: what its first steps cost follows from '
-          f'that one. Received: {self.steps} steps restored from a checkpoint of another plan. '
-          'Give the optimizer the plan of the checkpoint; for another plan begin anew, in another '
+          'A run must resume with the plan it started with. '
+          f'Received: {self.steps} steps restored from a checkpoint of another plan. '
+          'Give the optimizer the plan of the checkpoint. For another plan, start in another '
           'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
 
   def same_records(self, found: Optional[str], in_file: bool = False) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sensitivity of a banded inverse of many steps, from the few numbers that decide it.
+"""Computes the sensitivity of a banded inverse of many steps from its first coefficients.
 
 C = 1 / d(x) for a polynomial d with one root close to one: after some thousand coefficients
 C is geometric to the last bit, `c_j = c_{n-1} rho^(j-n+1)`, whatever the number of steps. Sums
-over later steps have closed forms, so that a look costs what the first coefficients cost.
+over later steps have closed forms, so the cost does not depend on the number of steps.
 """
 
 from typing import NamedTuple, Optional, Tuple
