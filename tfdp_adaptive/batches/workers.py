@@ -140,7 +140,7 @@ def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
   Args:
     counted: [replicas, 3] int64: rows, and the least and the largest number by which the marked
       rows of records come after their places; the largest is below the least where none is.
-    several: Whether workers drew the batch, whose coins must be one draw.
+    several: Whether workers drew the batch. All workers must then share one draw of coins.
   """
   count, least, most = tf.unstack(counted, axis=1)
   used = least <= most

@@ -268,7 +268,7 @@ def chosen(clipping: Any, given: Dict[str, Any], depth: int) -> Clipping:
   Args:
     clipping: A `Clipping`, its config, or what was written before.
     given: Other arguments, from which those that `clipping` replaced are taken away.
-    depth: Functions between this one and whoever wrote it, for the warning.
+    depth: The number of calls between this function and the user's code, for the warning.
   """
   old = {name: given.pop(name) for name in _REPLACED if name in given}
   old = {name: value for name, value in old.items() if value is not None}

@@ -146,7 +146,7 @@ class Card:
     return meaning.bound(self.profile[:len(meaning.SHARES)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:
-    """An upper bound of the attacker's, from every point of the profile."""
+    """Returns an upper bound of the attacker's rate, from every point of the profile."""
     return meaning.bound(self.profile, false_positive_rate)
 
 
