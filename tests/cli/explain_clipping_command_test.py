@@ -2,10 +2,13 @@
 """`tfdp explain-clipping`: models from files and from functions."""
 
 import json
+import subprocess
+import sys
 import zipfile
 
 import pytest
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.cli import main
 
@@ -48,6 +51,15 @@ def test_a_saved_model(tmp_path, capsys):
   assert [line.split()[0] for line in printed.splitlines()[4:6]] == ['table', 'head']
   assert main.main(['explain-clipping', str(path), '--json']) == 0
   assert json.loads(capsys.readouterr().out)['engine'] == 'bookkeeping'
+
+
+def test_a_saved_private_model_in_a_process_that_made_none(tmp_path):
+  path = str(tmp_path / 'private.keras')
+  tfdp.DPSequential([layers.Input([4]), layers.Dense(3, name='head')]).save(path)
+  found = subprocess.run([sys.executable, '-m', 'tfdp_adaptive.cli.main', 'explain-clipping', path],
+                         capture_output=True, text=True, check=False)
+  assert found.returncode == 0, found.stderr
+  assert 'rank one' in found.stdout
 
 
 def test_a_function(tmp_path, capsys, monkeypatch):

@@ -49,6 +49,7 @@ def load(name: str) -> compat.Model:
   from tfdp_adaptive import compat  # It loads Keras. pylint: disable=import-outside-toplevel
   module, colon, function = name.partition(':')
   if os.path.exists(name):
+    importlib.import_module('tfdp_adaptive.keras.private')  # Keras finds what was imported.
     try:
       return compat.keras.models.load_model(name, compile=False)
     except Exception as error:  # pylint: disable=broad-except
