@@ -4,8 +4,8 @@
 import contextlib
 from typing import Iterator
 
-FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a class that derives from '
-       '`tfdp.DPModel`, and `fit` or `train_on_batch`.')
+FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a '
+       '`class MyModel(tfdp.DPModel, keras.Model)`, and `fit` or `train_on_batch`.')
 
 
 class PrivacyError(Exception):

@@ -155,6 +155,7 @@ def test_a_data_set_is_read_into_memory_once():
     ((np.zeros((N - 1, 2)), np.zeros(N - 1)), 'population_size=120 records, and the data has 119'),
     ((np.zeros((N, 2)), np.zeros(N - 1)),
      r'same number of examples. Received: lengths=\[119, 120\]'),
+    (([np.zeros(N), np.zeros(N)], np.zeros(N)), 'inputs are a tuple or a dict'),
     ((np.zeros((N, 2)), None), 'numeric or string arrays'),
     ((np.float32(3), np.zeros(N)), 'example as leading axis'),
     (([[1], [1, 2]] * (N // 2), np.zeros(N)), 'example as leading axis'),

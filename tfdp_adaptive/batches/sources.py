@@ -106,7 +106,8 @@ class _Parts(Source):
     lengths = sorted({len(part) for part in leaves(parts)})
     if len(lengths) != 1:
       raise ValueError('All arrays of `data` must have the same number of examples. '
-                       f'Received: lengths={lengths}.')
+                       f'Received: lengths={lengths}. (Several inputs are a tuple or a dict; a '
+                       'list is one array.)')
     self._length, = lengths
     self.specs = map_structure(lambda part: part.specs, parts)
     self.at_hand = all(part.at_hand for part in leaves(parts))

@@ -164,10 +164,12 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
   plan = optimizer.plan
   optimizer.run.refuse_foreign()
   if plan is not None and optimizer.own_sampler is None:
-    if getattr(x, 'tfdp_plan', None) != plan:
+    theirs = getattr(x, 'tfdp_plan', None)
+    if theirs != plan:
+      received = f'x of type {type(x).__name__}' if theirs is None else 'batches of another plan'
       raise errors.PrivacyError(
-          'The optimizer has a plan, so the batches must come from it: the sampling that is '
-          f'accounted for is {plan.sampling}. Received: x of type {type(x).__name__}. '
+          'The optimizer has a plan, so the batches must come from that plan: its sampling is '
+          f'what is accounted for. Received: {received}. '
           'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it); or '
           "`own_sampler='how records were chosen'`, which the statement repeats.")
     if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
