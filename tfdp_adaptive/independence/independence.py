@@ -30,7 +30,8 @@ SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave op
 _MORE = 6  # Times as many.
 _OTHER_DRAWS = (0.37, 0.71, draws.LEAST, draws.MOST)
 _LATE = 10**6  # Steps.
-_HEAVY = 2e6  # With more numbers per run, there are fewer runs.
+# With more numbers to compare or to compute in a run, there are fewer runs.
+_HEAVY, _HEAVY_TO_COMPUTE = 2e6, 2e7
 _LARGEST = 2e7  # Numbers of a run of the sizes that the graph asks for.
 # What may be rounding: nothing on a batch of the same size, on most machines.
 _ROUNDING = 1e-5
@@ -170,7 +171,7 @@ def _check_contents(
   cases = [(kind, kept) for kind in CHANGES for kept in (two, last)]
   cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
   bases = [leaves] + [ragged(leaves, slice(None, None, step)) for step in (1, -1)]
-  heavy = _size(run(leaves + [_errors(n)])) > _HEAVY
+  heavy = _is_heavy(run, run(leaves + [_errors(n)]))
   if salt or count is not None or rate is not None:
     cases = [(kind, two) for kind in ('permuted', 'scaled')]
     bases = bases[:1] if heavy or count is not None else bases
@@ -199,7 +200,7 @@ def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
 def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
   """Batches that hold what the graph compares with, or are as large: here and there, or all."""
   n = len(leaves[0])
-  if _size(traces.runner(n)(leaves + [_errors(n)])) <= _HEAVY:
+  if not _is_heavy(traces.runner(n), traces.runner(n)(leaves + [_errors(n)])):
     leaves = [t[np.arange(_MORE * n) % n] for t in leaves]
     n *= _MORE
   run, kept = traces.runner(n), [0, n // 2]
@@ -228,7 +229,7 @@ def _check_sizes(
   whole = list(range(n))
   cases = [([0], [0], 'all others are left out'),
            (whole[:-2], whole[:-2], 'others are left out')]
-  if _size(before) < _HEAVY:
+  if not _is_heavy(traces.runner(n), before):
     cases.append((whole * _MORE, whole, 'others join'))
   if not random:
     cases.append((whole[1:], whole[1:], 'the first one is left out'))
@@ -254,6 +255,10 @@ def _accepted(run: Any, batch: Any) -> Any:
     return run(batch)
   except tf.errors.InvalidArgumentError:
     return None
+
+
+def _is_heavy(run: probes.Runner, seen: probes.Seen) -> bool:
+  return _size(seen) > _HEAVY or run.computed(SIZE) > _HEAVY_TO_COMPUTE
 
 
 def _size(seen: probes.Seen) -> int:

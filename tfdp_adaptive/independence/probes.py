@@ -124,6 +124,12 @@ class Runner:
     self._variables.append((tf.Variable(value), () if is_weight else value))
     return self._variables[-1][0].handle
 
+  def computed(self, n: int) -> float:
+    """Returns how many numbers a run of `n` examples computes, those in loops once."""
+    return sum(float(np.prod([n if size is None else size for size in t.shape]))
+               for operation in self._trace.concrete.graph.get_operations()
+               for t in operation.outputs if t.shape.rank is not None)
+
   def __call__(self, batch: Any) -> Seen:
     """`Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
