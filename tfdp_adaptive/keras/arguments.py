@@ -6,7 +6,6 @@ import inspect
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 import warnings
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -139,23 +138,6 @@ def fixed(optimizer_class: Any) -> FrozenSet[str]:
   for one in classes[:ours]:
     names -= set(parameters(one.__init__) if '__init__' in vars(one) else ())
   return frozenset(names - {'args', 'kwargs', 'rule', 'learning_rate', 'name', 'public_data'})
-
-
-def to_config(value: Any) -> Any:
-  """Returns arrays, also in lists, as JSON values; see `from_config`."""
-  if isinstance(value, (list, tuple)):
-    return [to_config(v) for v in value]
-  if isinstance(value, np.ndarray) or tf.is_tensor(value):
-    return {'array': np.asarray(value).tolist()}
-  return value
-
-
-def from_config(value: Any) -> Any:
-  if isinstance(value, (list, tuple)):
-    return [from_config(v) for v in value]
-  if isinstance(value, dict) and set(value) == {'array'}:
-    return np.asarray(value['array'])
-  return value
 
 
 def parameters(factory: Callable[..., contract.Rule]) -> Tuple[str, ...]:

@@ -20,6 +20,8 @@ from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import signatures
 from tfdp_adaptive.privacy import plan as plan_lib
 
+saving: Any = compat.keras.saving
+
 
 class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
@@ -47,12 +49,12 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
 
   def get_config(self) -> Dict[str, Any]:
     config = compat.base_config(self)
-    config.update({k: arguments.to_config(v) for k, v in self._hidden.rule_config.items()})
-    config.update(self._hidden.private, clipping=arguments.to_config(self.clipping.get_config()),
+    config.update(saving.serialize_keras_object(dict(self._hidden.rule_config)))
+    private = {k: v for k, v in self._hidden.private.items() if k != 'steps'}  # Of the plan.
+    config.update(private, clipping=self.clipping.get_config(),
                   performance=dataclasses.asdict(self.performance),
                   average_iterates=self.average_iterates, own_sampler=self.own_sampler,
                   diagnostics=self.diagnostics)
-    del config['steps']
     if self.plan is not None:
       config['plan'] = self.plan.to_json()
       for key in ('noise_multiplier', 'batch_size', 'adjacency', 'mechanism'):
@@ -65,7 +67,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def from_config(
       cls, config: Dict[str, Any],
       custom_objects: Optional[Dict[str, Any]] = None) -> NamedOptimizer:
-    config = {key: arguments.from_config(value) for key, value in config.items()}
+    config = {key: saving.deserialize_keras_object(value) for key, value in config.items()}
     if config.get('plan') is not None:
       config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
     if config.get('mechanism') is not None:
