@@ -224,3 +224,38 @@ def test_the_evidence_is_whole():
     assert all(math.isfinite(value) and value > 0 for value in one.facts)
     assert all(r.loss > 0 and r.rate > 0 and r.clip > 0 and hasattr(tfdp, r.method)
                for r in one.results)
+
+
+def test_bands_are_proposed_only_if_their_sums_have_less_error():
+  for target_epsilon, better in ((.05, False), (8.0, True)):
+    task = dict(TASK, steps=200, target_epsilon=target_epsilon)
+    plan = dict({key: task[key] for key in task if key != 'parameters'}, l2_norm_clip=1.0,
+                target_delta=1e-5)
+    alone = tfdp.PrivacyPlan.calibrate(**plan)
+    banded = tfdp.PrivacyPlan.calibrate(
+        **plan, sampling=tfdp.accounting.sampling.CyclicPoisson(cycle=16),
+        mechanism=tfdp.mechanisms.BandedToeplitz(16, 200))
+    errors = [one.noise_multiplier * one.mechanism.rmse(200) for one in (alone, banded)]
+    assert (errors[1] < errors[0]) == better
+    found = tfdp.recommend(**task)
+    assert any(correlated for _, correlated in found.expected) == better
+
+
+def test_its_own_clip_norm_is_stable(monkeypatch):
+  wide = row('wide', UNEVEN.facts, DPAdamSTP=.5)
+  monkeypatch.setattr(evidence, 'ROWS', (wide._replace(results=tuple(
+      one._replace(clip=1e6) for one in wide.results)),))
+  found = tfdp.recommend(gradients=gradients(1e-4), **TASK)
+  plan = found.plan
+  noise = plan.noise_multiplier / plan.batch_size * np.max(plan.mechanism.row_norms(plan.steps))
+  assert found.method == 'DPAdamSTP' and math.isclose(plan.l2_norm_clip * noise, .9)
+  assert found.ranges['l2_norm_clip'][1] <= plan.l2_norm_clip * (1 + 1e-9)
+  assert not any('Scale-then-privatize' in text for text in found.warnings)
+
+
+def test_it_names_the_noise_with_which_a_method_is_left_out():
+  task = dict(TASK, steps=200, target_epsilon=8.0)
+  found = tfdp.recommend(**dict(task, parameters=20_000))
+  scaled = {correlated for method, correlated in found.expected if method == 'DPAdamSTP'}
+  text, = [text for text in found.warnings if 'left out' in text]
+  assert scaled == {False} and 'with correlated noise is left out' in text

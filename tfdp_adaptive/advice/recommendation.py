@@ -208,20 +208,21 @@ def recommend(
                 target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0)
   plans = _plans(shared, sampling, mechanism)
   first = plans.get(False) or plans[True]
-  errors = {key: plan.noise_multiplier * plan.mechanism.rmse(steps) for key, plan in plans.items()}
+  errors = {key: _error(plan) for key, plan in plans.items()}
   facts = task_facts.Facts(_noise(first) * math.sqrt(parameters),
                 errors[False] / errors[True] if len(errors) == 2 else 1.0,
                 batch_size=batch_size, **known)
   expected, weighted = expected_losses(facts, evidence.ROWS)
-  unstable = {correlated for correlated, plan in plans.items() if advice.STABLE <= (
-      _noise(plan) * math.sqrt(parameters) * float(np.max(plan.mechanism.row_norms(steps))))}
+  unstable = {correlated for correlated, plan in plans.items()
+              if _largest_scaled_clip(plan) <= math.sqrt(parameters)}
   expected = {key: value for key, value in expected.items() if key[1] in plans
               and not (key[0] == 'DPAdamSTP' and key[1] in unstable)}
   best = best_of(facts, expected)
   warnings = _warnings(facts, weighted, gradient_norm is None)
   if unstable:
-    warnings.append('Scale-then-privatize is left out where its noise would feed itself: clip norm '
-                    'sqrt(m) x noise multiplier / B is near 1 or above. Larger batches help.')
+    kinds = ' and with '.join(_kind(correlated) for correlated in sorted(unstable))
+    warnings.append(f'Scale-then-privatize with {kinds} noise is left out: its noise would feed '
+                    'itself at the clip norm sqrt(m). Larger batches help.')
   result = _described(
       best, plans[best[1]], facts, norm, expected, weighted, parameters, warnings, epsilon)
   compared = '' if examples_per_user is None else user_level.compare(
@@ -237,6 +238,16 @@ def _noise(plan: plan_lib.PrivacyPlan) -> float:
   return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
 
 
+def _error(plan: plan_lib.PrivacyPlan) -> float:
+  """Returns the error of prefix sums, in clip norms."""
+  return plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
+
+
+def _largest_scaled_clip(plan: plan_lib.PrivacyPlan) -> float:
+  """Returns the clip norm up to which the noise of scale-then-privatize does not feed itself."""
+  return advice.STABLE / (_noise(plan) * float(np.max(plan.mechanism.row_norms(plan.steps))))
+
+
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
            mechanism: Optional[mechanisms.Mechanism]) -> Dict[bool, plan_lib.PrivacyPlan]:
   """Returns `{whether noise is correlated: plan}` of the possible choices."""
@@ -250,9 +261,11 @@ def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
   plans = {False: calibrate(**shared)}
   groups = min(_BANDS, int(shared['population_size'] // shared['batch_size']), shared['steps'])
   if groups > 1 and plans[False].adjacency == 'zero_out':
-    plans[True] = calibrate(
+    banded = calibrate(
         **shared, sampling=sampling_lib.CyclicPoisson(cycle=groups),
         mechanism=mechanisms.BandedToeplitz(groups, shared['steps']))
+    if _error(banded) < _error(plans[False]):
+      plans[True] = banded
   return plans
 
 
@@ -289,8 +302,9 @@ def _described(
   settings: Dict[str, float] = {}
   ranges: Dict[str, Range] = {}
   if method == 'DPAdamSTP':
-    clip_range = math.sqrt(parameters), math.sqrt(parameters * plan.batch_size)
-    clip = clips[1] * math.sqrt(parameters)
+    largest = _largest_scaled_clip(plan)
+    clip_range = math.sqrt(parameters), min(math.sqrt(parameters * plan.batch_size), largest)
+    clip = min(clips[1] * math.sqrt(parameters), largest)
     unit = norm / math.sqrt(parameters)
     ranges['scale_epsilon'] = .003 * unit, .1 * unit
     settings['scale_epsilon'] = floors[1] * unit
@@ -324,9 +338,6 @@ def _described(
                    f'{facts.noise_to_signal:.2g}' + (
                        ': second moments are mostly noise, so methods that scale or correct by '
                        'them are left out.' if _drowned(facts) else '.'))
-  if method == 'DPAdamSTP' and noise_floor >= advice.STABLE:
-    warnings.append(f'clip norm x noise multiplier / B is {noise_floor:.2g} in scaled units: from '
-                    '1 on scale-then-privatize is unstable. Begin with a smaller clip norm.')
   if epsilon is not None and method in ('DPAdam', 'DPAdamBC') and (
       epsilon > _DEGENERATE * noise_floor):
     warnings.append(f'epsilon={epsilon:g} is {epsilon / noise_floor:.3g} times the noise floor '
