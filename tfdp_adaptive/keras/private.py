@@ -190,6 +190,9 @@ def is_task(model: Any) -> bool:
 def make_private(model: compat.Model) -> compat.Model:
   """Returns a private model that shares layers and weights with `model`; compile it again.
 
+  Do not train `model` itself any more: its weights are those of the private model, and no
+  statement knows of steps without privacy.
+
   Args:
     model: Any Keras model, which is left as it is. The first step of the private model validates
       it, see `validate_model`.
