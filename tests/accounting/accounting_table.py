@@ -33,9 +33,9 @@ take part .3 to 1,000 times and any size of epsilon; `composition_test.random_pl
 comes from a Fourier transform of lognormals.'''),
     'examples': (range(1100, 1200), '''Users whose examples are sampled
 
-2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3. In the two plans that are
-called below the truth, the integral errs: dp_accounting's upper bounds on a grid of 5e-4 are 11.58251
-and 7.03681, and the library's epsilons 11.58256 and 7.03684.''')}
+2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3. In the two plans
+that are called below the truth, the integral errs: dp_accounting's upper bounds on a grid of
+5e-4 are 11.58251 and 7.03681, and the library's epsilons 11.58256 and 7.03684.''')}
 PLANS = 1200
 TEXT = '''# Epsilon against an independent accountant
 
