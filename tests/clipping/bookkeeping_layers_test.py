@@ -88,7 +88,8 @@ def sequences():
   """With attention, and a mask that the embedding makes."""
   inputs = keras.Input((4,), dtype='int32')
   x = layers.Embedding(7, 4)(inputs)
-  kinds = SEQUENCES + [lambda: lambda x: layers.MultiHeadAttention(2, 2)(x, x)]
+  kinds = SEQUENCES + [lambda: lambda x: layers.MultiHeadAttention(2, 2)(x, x),
+                       lambda: lambda x: layers.Attention(use_scale=True)([x, x])]
   if compat.KERAS_3:
     kinds = kinds + [lambda: lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x)]
   return branches(inputs, x, kinds), np.random.default_rng(0).integers(0, 7, (4, 4))

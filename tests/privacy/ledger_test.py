@@ -15,6 +15,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)
@@ -105,6 +106,12 @@ def test_all_laws_add_up_to_one_number_and_the_statement_says_how():
   assert cost.epsilon(events[3], 0.02) > drawn.epsilon()
   text = ledger.statement()
   assert 'added up by a bound without draws' in text and 'draws were that unlucky' not in text
+  # A layer that was adapted privately, and the delta for words of one record alone.
+  whole = make_plan(**{**fields, 'batch_size': 200, 'steps': 1, 'noise_multiplier': 4.0})
+  prepared = tfdp.Ledger((*ledger.entries, ledger_lib.Entry(whole, 1, delta=0.005)))
+  assert prepared.epsilon() == pytest.approx(cost.epsilon(
+      dp_accounting.ComposedDpEvent((*events, whole.event())), 0.02 - 0.005))
+  assert prepared.epsilon() > total
   # With a search there are only Renyi divergences, which are not known of three of these.
   search = make_plan(**fields, search=private_search.Search(runs=2.0, score_noise=None))
   more = make_ledger(*runs, search)

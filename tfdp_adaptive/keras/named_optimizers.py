@@ -67,7 +67,9 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def from_config(
       cls, config: Dict[str, Any],
       custom_objects: Optional[Dict[str, Any]] = None) -> NamedOptimizer:
-    config = {key: saving.deserialize_keras_object(value) for key, value in config.items()}
+    # Keras reads what it wrote of arrays; it has no words for what it cannot read.
+    config = {key: saving.deserialize_keras_object(value) if isinstance(value, (dict, list))
+              else value for key, value in config.items()}
     if config.get('plan') is not None:
       config['plan'] = plan_lib.PrivacyPlan.from_json(config['plan'])
     if config.get('mechanism') is not None:
