@@ -26,49 +26,49 @@ DEFECTS = {
         f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',
     'A strategy with columns of norm below one adds too little noise':
         'mechanisms/mechanism_contract_test.py::test_columns_have_norm_one_at_most',
-    'Past its last row a mechanism repeats the last noise':
+    'After its last row, a mechanism repeats that row':
         'privatizer_test.py::test_past_the_end_xla_releases_noise_alone_and_keeps_the_secret',
-    'Dropout has one mask for ever':
+    'Dropout uses the same mask at every step':
         'clipping/bookkeeping_models_test.py::'
         'test_dropout_is_fresh_each_step_and_the_same_in_both_passes',
     'Batch normalization is accepted':
         'keras/misuse_test.py::test_layers_that_break_per_example_gradients',
-    'A saved model does not load, or one with an earlier weight that is not trained fails':
+    'A saved model does not load, or fails if a frozen weight comes before a trained one':
         'keras/features_test.py::'
         'test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model',
-    'The budget counts chunks and refuses steps that are covered':
+    'The budget counts chunks as steps, so planned steps are refused':
         'keras/misuse_test.py::test_more_steps_than_planned_are_refused',
     'Every `fit` draws the same batches':
         f'{HERE}::test_no_global_seed_fixes_the_batches',
     'A global seed fixes the noise':
         'keras/noise_test.py::test_no_global_seed_fixes_the_noise',
-    'An update is not a number where the second moment is zero':
+    'An update is NaN if the second moment is zero':
         'rules/rules_contract_test.py::test_finite',
     'The expected batch size depends on a private number of records':
         'privacy/plan_test.py::test_the_private_size_of_a_population_stays_out_of_the_plan',
-    'Steps of some epochs lose one to rounding':
+    'Rounding loses a step when epochs are converted to steps':
         'keras/habits_test.py::test_steps_in_epochs',
-    'Sums are divided by the private size of the batch; an empty one fails':
+    'Sums are divided by the private batch size, and an empty batch fails':
         'keras/noise_test.py::test_an_empty_poisson_batch_is_a_step_of_pure_noise',
-    'Neighbouring seeds share noise, and without a seed the clock is one':
+    'Neighboring seeds share noise, and the clock is the default seed':
         'noise/noise_keys_test.py::test_children_and_chain_never_meet',
-    'A key drawn while a graph is built is the same in every run of it':
+    'A key drawn while a graph is built is reused in every run of the graph':
         'noise/noise_keys_test.py::'
         'test_system_keys_are_fresh_in_eager_mode_and_at_every_run_of_a_graph',
     'A compiled step adds the same noise at every call':
         'keras/noise_test.py::test_steps_fits_and_optimizers_never_share_noise',
-    'A restored state repeats the noise for other records':
+    'A restored state repeats noise for other records':
         'keras/noise_test.py::test_restoring_never_repeats_noise',
-    'The same key gives other noise when compiled':
+    'The same key gives different noise when compiled':
         'noise/noise_gaussian_test.py::test_xla_draws_the_same_numbers',
-    'Normals are cut off where their uniforms are':
+    'Normal draws are truncated because the uniform draws behind them are':
         'noise/noise_gaussian_test.py::test_tensorflows_own_normals_would_not_do',
-    'Every replica adds noise of its own, or the same noise once too often':
+    'Every replica adds its own noise, or the same noise is added more than once':
         'noise/noise_distribute_test.py::test_replicas_have_the_noise_of_one_device',
-    'Exact metrics of clients come out with a private round':
+    'A private round returns exact metrics of clients':
         'federated/processes_test.py::'
         'test_nothing_exact_about_the_clients_comes_out_unless_asked_for',
-    'Ready-made gradients, or a summed loss, are taken and noised as if they were clipped':
+    'Unclipped gradients, or the gradient of a summed loss, are noised as if they were clipped':
         'keras/misuse_test.py::test_ready_made_gradients_are_refused',
 }
 
