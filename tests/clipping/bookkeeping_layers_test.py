@@ -88,8 +88,7 @@ def sequences():
   """With attention, and a mask that the embedding makes."""
   inputs = keras.Input((4,), dtype='int32')
   x = layers.Embedding(7, 4)(inputs)
-  kinds = SEQUENCES + [lambda: lambda x: layers.MultiHeadAttention(2, 2)(x, x),
-                       lambda: lambda x: layers.Attention(use_scale=True)([x, x])]
+  kinds = SEQUENCES + [lambda: lambda x: layers.MultiHeadAttention(2, 2)(x, x)]
   if compat.KERAS_3:
     kinds = kinds + [lambda: lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x)]
   return branches(inputs, x, kinds), np.random.default_rng(0).integers(0, 7, (4, 4))
@@ -101,7 +100,14 @@ def recurrent():
   return branches(inputs, x, RECURRENT), np.array([[1, 2, 0, 3], [0, 0, 0, 0], [3, 0, 1, 0]])
 
 
-MODELS = {'images': images, 'sequences': sequences, 'recurrent': recurrent}
+def scaled():
+  """With attention whose scale is trained."""
+  inputs = keras.Input((3, 4))
+  x = layers.Dense(4)(layers.Attention(use_scale=True)([inputs, inputs]))
+  return keras.Model(inputs, layers.Flatten()(x)), np.random.default_rng(0).normal(size=(4, 3, 4))
+
+
+MODELS = {'images': images, 'scaled': scaled, 'sequences': sequences, 'recurrent': recurrent}
 
 
 @functools.lru_cache(maxsize=None)
