@@ -16,19 +16,20 @@ import itertools
 import json
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
+import evidence_facts
 import evidence_models as models
 import evidence_tables
 import evidence_tasks
 import numpy as np
+from scipy import stats
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
-from tfdp_adaptive.advice import task_facts
 
 DELTA = 1e-5
 BANDS = 16
@@ -92,9 +93,11 @@ def batches(task: evidence_tasks.Task, bands: int, rng: np.random.Generator) -> 
 
 
 def train(task: evidence_tasks.Task, rule: contract.Rule, plan: tfdp.PrivacyPlan, scaled: bool,
-          clips: np.ndarray, rates: np.ndarray, bands: int, seed: int, decays: Any = 0.0
-          ) -> List[np.ndarray]:
+          clips: np.ndarray, rates: np.ndarray, bands: int, seed: int, decays: Any = 0.0,
+          last: float = 1.0) -> List[np.ndarray]:
   """Weights of all (clip norm, rate, weight decay) after the last step; the same draws for each.
+
+  Rates fall linearly to `last` times their first value.
 
   Gradients are handed to rules in units of the clip norm, unless clip norms are in `scaled` units.
   """
@@ -135,7 +138,8 @@ def train(task: evidence_tasks.Task, rule: contract.Rule, plan: tfdp.PrivacyPlan
       variance = np.square(wide(std) * row_norms[step])
       releases.append(contract.Release(tuple(means), tf.constant(variance, tf.float32)))
     direction, state = rule.update(state, tuple(releases), ())
-    weights = [w * shrunk - wide(rates) * d.numpy() for w, d in zip(weights, direction)]
+    now = rates * (1 + (last - 1) * step / task.steps)
+    weights = [w * shrunk - wide(now) * d.numpy() for w, d in zip(weights, direction)]
   return weights
 
 
@@ -147,7 +151,7 @@ def pilot(task: evidence_tasks.Task) -> Dict[str, float]:
       (np.broadcast_to(a, (1, *a.shape[-2:]))[0][:, :, None] * d[0][:, None, :]).reshape(len(x), -1)
       for a, d in layers], 1)
   return dict(norm=float(np.median(np.linalg.norm(gradients, axis=1))),
-              **task_facts.facts_of(gradients))
+              **evidence_facts.facts_of(gradients))
 
 
 class Found(NamedTuple):
@@ -160,13 +164,14 @@ class Found(NamedTuple):
   validation: float
   tried: int
   loss: float  # Mean of `runs`, on test records.
-  interval: float  # Half the 95% interval of that mean (Student, 4 degrees of freedom).
+  interval: float  # Half the 95% interval of that mean (Student).
   runs: List[float]
   accuracy: float  # Mean of the same runs; of a classification.
 
 
 def search(task: evidence_tasks.Task, tried: Grid, plan: tfdp.PrivacyPlan, bands: int = 1,
-           kept: Callable[[int, Callable[[], Any]], Any] = lambda i, make: make()) -> Found:
+           kept: Callable[[int, Callable[[], Any]], Any] = lambda i, make: make(),
+           last: float = 1.0, seeds: Sequence[int] = TEST_SEEDS) -> Found:
   """Tunes by one run on validation records, then trains `TEST_SEEDS` more.
 
   `kept` may have the losses of rule `i` from before, and else makes them.
@@ -177,18 +182,19 @@ def search(task: evidence_tasks.Task, tried: Grid, plan: tfdp.PrivacyPlan, bands
 
   def trained(rule: contract.Rule, chosen: np.ndarray, seed: int) -> List[np.ndarray]:
     clips, rates, decays = chosen.T
-    return train(task, rule, plan, tried.scaled, clips, rates, bands, seed, decays)
+    return train(task, rule, plan, tried.scaled, clips, rates, bands, seed, decays, last)
 
   for i, rule in enumerate(made):
     losses = kept(i, lambda rule=rule: models.evaluate(
         task, trained(rule, triples, TUNING_SEED), 1).tolist())
     best = min(best, (min(losses), i, losses.index(min(losses))))
   validation, i, j = best
-  ends = [trained(made[i], triples[j:j + 1], seed) for seed in TEST_SEEDS]
+  ends = [trained(made[i], triples[j:j + 1], seed) for seed in seeds]
   runs = [float(models.evaluate(task, weights, 2)[0]) for weights in ends]
   clip, rate, decay = (float(v) for v in triples[j])
   return Found(clip, rate, decay, tried.rules[i][1], validation, len(triples) * len(made),
-               float(np.mean(runs)), float(2.776 * np.std(runs, ddof=1) / np.sqrt(len(runs))), runs,
+               float(np.mean(runs)),
+               float(stats.t.ppf(.975, len(runs) - 1) * stats.sem(runs)), runs,
                float(np.mean([models.accuracy(task, weights, 2) for weights in ends])))
 
 

@@ -39,7 +39,7 @@ class Task(NamedTuple):
   public: Any = None
 
 
-def _parts(x: np.ndarray, y: np.ndarray, most: int = 20_000, held_out: int = 4000
+def parts(x: np.ndarray, y: np.ndarray, most: int = 20_000, held_out: int = 4000
            ) -> Tuple[Any, ...]:
   """Training, validation and test records of one shuffled set; a constant input is added."""
   order = np.random.default_rng(7).permutation(len(x))[:most + 2 * held_out]
@@ -51,14 +51,14 @@ def _parts(x: np.ndarray, y: np.ndarray, most: int = 20_000, held_out: int = 400
 
 def scales() -> Task:
   x, y = showcases.make_scales(28_000, 1)
-  return Task('scales', (1.0, 4.0, 8.0), 256, 300, 'logistic', _parts(x, y[:, 0]), 1)
+  return Task('scales', (1.0, 4.0, 8.0), 256, 300, 'logistic', parts(x, y[:, 0]), 1)
 
 
 def scales_narrow() -> Task:
   """The same in units from 3 to .3."""
   x, y = showcases.make_scales(28_000, 1)
   x = x / x.std(0) * np.geomspace(3, .3, x.shape[1])
-  return Task('scales, narrow', (1.0, 4.0), 256, 300, 'logistic', _parts(x, y[:, 0]), 1)
+  return Task('scales, narrow', (1.0, 4.0), 256, 300, 'logistic', parts(x, y[:, 0]), 1)
 
 
 def zipf() -> Task:
@@ -68,7 +68,7 @@ def zipf() -> Task:
   labels = rng.choice(32, 28_000, p=frequencies)
   points = rng.normal(size=[32, 32])
   x = (points[labels] + rng.normal(size=[28_000, 32])) / np.sqrt(32)
-  return Task('zipf classes', (4.0, 1.0), 200, 300, 'softmax', _parts(x, labels), 32,
+  return Task('zipf classes', (4.0, 1.0), 200, 300, 'softmax', parts(x, labels), 32,
               offset=np.log(frequencies))
 
 
@@ -102,7 +102,7 @@ def regression() -> Task:
   rng = np.random.default_rng(0)
   x = rng.normal(size=(18_000, 100)) * np.arange(1, 101)**-1.5
   y = x @ rng.choice([-1.0, 1.0], size=100) + rng.laplace(scale=.01, size=len(x))
-  return Task('regression', (1.0, 4.0), 100, 300, 'squares', _parts(x, y, 10_000), 1)
+  return Task('regression', (1.0, 4.0), 100, 300, 'squares', parts(x, y, 10_000), 1)
 
 
 def _mnist(load: Any) -> Tuple[np.ndarray, np.ndarray]:
@@ -111,44 +111,49 @@ def _mnist(load: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(load: Any) -> Task:
-  return Task('mnist, linear', (.5, 4.0, 1.0, 8.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10)
+  return Task('mnist, linear', (.5, 4.0, 1.0, 8.0), 256, 300, 'softmax', parts(*_mnist(load)), 10)
 
 
 def mnist_hidden(load: Any) -> Task:
-  return Task('mnist, hidden layer', (1.0, 8.0), 256, 300, 'softmax', _parts(*_mnist(load)), 10, 24)
+  return Task('mnist, hidden layer', (1.0, 8.0), 256, 300, 'softmax', parts(*_mnist(load)), 10, 24)
+
+
+def bags(texts: Iterable[str], words: Iterable[str]) -> np.ndarray:
+  """Which of these words each text has."""
+  texts, indices = list(texts), {word: i for i, word in enumerate(words)}
+  found = np.zeros([len(texts), len(indices)], np.float32)
+  for row, text in enumerate(texts):
+    for word in text.lower().split():
+      index = indices.get(word.strip('.,;:!?()"\''))
+      if index is not None:
+        found[row, index] = 1
+  return found
 
 
 def _bags(load: Any, texts: Any, size: int, also: Iterable[str] = ()) -> np.ndarray:
-  """Which of the most frequent words of WikiText-2 (public), and of others, each text has."""
+  """Of the most frequent words of WikiText-2 (public), and of others."""
   counts: Dict[str, int] = {}
   for word in load.wikitext2():
     word = word.lower()
     counts[word] = counts.get(word, 0) + word.isalpha()
   kept = sorted(counts, key=lambda w: -counts[w])[:size]
-  words = {w: i for i, w in enumerate(dict.fromkeys([*kept, *also]))}
-  bags = np.zeros([len(texts), len(words)], np.float32)
-  for row, text in enumerate(texts):
-    for word in text.lower().split():
-      index = words.get(word.strip('.,;:!?()"\''))
-      if index is not None:
-        bags[row, index] = 1
-  return bags
+  return bags(texts, dict.fromkeys([*kept, *also]))
 
 
 def sentiment(load: Any) -> Task:
   records = load.sentiment('pros_cons')
-  bags = _bags(load, [text for _, _, text in records], 1000)
+  words = _bags(load, [text for _, _, text in records], 1000)
   labels = np.array([label for label, _, _ in records], np.float32)
-  return Task('pros and cons', (1.0, 4.0, .25), 256, 300, 'logistic', _parts(bags, labels), 1)
+  return Task('pros and cons', (1.0, 4.0, .25), 256, 300, 'logistic', parts(words, labels), 1)
 
 
 def sites(load: Any) -> Task:
   """The Stack Exchange site of a post, from its words."""
   records = load.stackexchange()
   names = sorted({record['site'] for record in records})
-  bags = _bags(load, [record['text'] for record in records], 500)
+  words = _bags(load, [record['text'] for record in records], 500)
   labels = np.array([names.index(record['site']) for record in records])
-  return Task('sites of posts', (1.0, 4.0), 256, 300, 'softmax', _parts(bags, labels), len(names))
+  return Task('sites of posts', (1.0, 4.0), 256, 300, 'softmax', parts(words, labels), len(names))
 
 
 def tags(load: Any) -> Task:
@@ -173,7 +178,7 @@ def tags(load: Any) -> Task:
       if some & ranks.keys()))
   names = sorted(part for tag, _ in counts.most_common(200) for part in tag.split('-'))
   return Task('tags of posts', (4.0,), 256, 300, 'softmax',
-              _parts(_bags(load, texts, 200, names), np.array(labels), held_out=2000), 20)
+              parts(_bags(load, texts, 200, names), np.array(labels), held_out=2000), 20)
 
 
 def ratings(load: Any) -> Task:
@@ -186,7 +191,7 @@ def ratings(load: Any) -> Task:
   rows = index[data['item']] >= 0
   x = np.eye(500, dtype=np.float32)[index[data['item'][rows]]]
   return Task('ratings of films', (1.0, 4.0, .25), 256, 300, 'logistic',
-              _parts(x, (data['rating'][rows] >= 8).astype(np.float32)), 1)
+              parts(x, (data['rating'][rows] >= 8).astype(np.float32)), 1)
 
 
 def letters(load: Any) -> Task:
@@ -197,7 +202,7 @@ def letters(load: Any) -> Task:
   at = np.random.default_rng(5).choice(np.arange(2, len(codes)), 28_000, replace=False)
   one = np.eye(len(alphabet), dtype=np.float32)
   x = np.concatenate([one[codes[at - 1]], one[codes[at - 2]]], 1)
-  return Task('letters', (1.0, 4.0), 256, 300, 'softmax', _parts(x, codes[at]), len(alphabet))
+  return Task('letters', (1.0, 4.0), 256, 300, 'softmax', parts(x, codes[at]), len(alphabet))
 
 
 def polarity(load: Any) -> Task:
@@ -206,11 +211,11 @@ def polarity(load: Any) -> Task:
   Embeddings begin at standard deviation 1.
   """
   records = load.sentiment('sentence_polarity')
-  bags = _bags(load, [text for _, _, text in records], 1000)
-  mean = bags / np.maximum(bags.sum(1, keepdims=True), 1) * np.sqrt(bags.shape[1])
+  words = _bags(load, [text for _, _, text in records], 1000)
+  mean = words / np.maximum(words.sum(1, keepdims=True), 1) * np.sqrt(words.shape[1])
   labels = np.array([label for label, _, _ in records], np.float32)
   return Task('polarity, embedding', (6.4,), 256, 520, 'logistic',
-              _parts(mean, labels, held_out=2000), 1, 16)
+              parts(mean, labels, held_out=2000), 1, 16)
 
 
 def words(load: Any) -> Task:

@@ -20,7 +20,6 @@ import numpy as np
 import studies
 
 from tfdp_adaptive.advice import budget
-from tfdp_adaptive.advice import task_facts
 
 matplotlib.use('Agg')
 from matplotlib import pyplot
@@ -35,8 +34,7 @@ def _read(folder: pathlib.Path, name: str) -> List[Dict[str, Any]]:
 def evidence(folder: pathlib.Path) -> Any:
   """Every method's loss over that of the best one, a line per task."""
   groups = evidence_tables.grouped(_read(folder, 'evidence'))
-  facts = {(one.task, one.epsilon): task_facts.Facts(*one.facts)
-           for one in evidence_tables.extract(_read(folder, 'evidence'))}
+  facts = {key: evidence_tables.facts_of(group) for key, group in groups.items()}
   keys = sorted(groups, key=lambda key: facts[key].noise_to_signal)
   figure, axes = pyplot.subplots(figsize=(7.5, .36 * len(keys) + 1.3))
   for y, key in enumerate(keys):

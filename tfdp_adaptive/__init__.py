@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do edit
   from tfdp_adaptive import rules as rules
   from tfdp_adaptive.accounting import sampling as sampling
   from tfdp_adaptive.advice.advice import advise as advise
+  from tfdp_adaptive.advice.public_gradients import public_gradients as public_gradients
   from tfdp_adaptive.advice.recommendation import recommend as recommend
   from tfdp_adaptive.clipping.engines import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import Caution as Caution

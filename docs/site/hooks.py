@@ -17,8 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
 ORDER = {
     'Start': (
-        'index.md', 'choosing.md', 'comparison.md', 'claims.md', 'frontier.md', 'notebooks.md',
-        'glossary.md'),
+        'index.md', 'choosing.md', 'evidence.md', 'comparison.md', 'claims.md', 'frontier.md',
+        'notebooks.md', 'glossary.md'),
     'Guides': (
         'guides/installing.md', 'guides/training.md', 'guides/clipping.md', 'layers.md',
         'guides/batch_normalization.md', 'guides/users.md',

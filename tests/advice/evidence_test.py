@@ -14,6 +14,7 @@ import tfdp_adaptive as tfdp
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
 import evidence as benchmark
+import evidence_facts
 import evidence_models as models
 import evidence_tables
 import evidence_tasks
@@ -187,9 +188,41 @@ def test_banded_noise_is_that_of_the_mechanism(monkeypatch):
   np.testing.assert_allclose(weights[0], -total, rtol=1e-4, atol=1e-6)
 
 
-def test_the_file_is_what_the_results_say():
-  results = pathlib.Path(benchmark.__file__).parent / 'results' / 'evidence.json'
-  rows = evidence_tables.extract(json.loads(results.read_text(encoding='utf-8')))
-  written = tfdp.advice.recommendation.evidence
-  assert written.FILE.read_text(encoding='utf-8') == evidence_tables.text(rows)
-  assert written.ROWS == tuple(rows)
+def test_the_table_is_that_of_the_results():
+  results = pathlib.Path(benchmark.__file__).parent / 'results'
+  rows = json.loads((results / 'evidence.json').read_text(encoding='utf-8'))
+  text = (results / 'evidence.txt').read_text(encoding='utf-8')
+  assert text.endswith('\n\n' + evidence_tables.table(rows) + '\n')
+
+
+@pytest.mark.parametrize('scale', [1e-6, 1.0, 1e6])
+def test_facts_of_made_up_gradients(scale):
+  rng = np.random.default_rng(0)
+  noise = rng.normal(size=[50_000, 4])
+  facts = evidence_facts.facts_of(scale * noise * [2, 1, 1, 0])
+  assert facts['evenness'] == pytest.approx(16 / (4 * 6), rel=.02)
+  assert facts['agreement'] == pytest.approx(0, abs=1e-3)
+  facts = evidence_facts.facts_of(scale * (noise + 1)[:100])
+  assert facts['agreement'] == pytest.approx(.5, abs=.05)
+  assert evidence_facts.facts_of(np.ones([3, 2])) == dict(evenness=1.0, agreement=1.0)
+
+
+def test_agreement_has_no_bias_of_few_records():
+  rng = np.random.default_rng(1)
+  assert np.mean([evidence_facts.facts_of(rng.normal(size=[4, 50]))['agreement']
+                  for _ in range(300)]) < .05
+
+
+def test_noise_to_signal_is_that_of_a_step():
+  rng = np.random.default_rng(2)
+  size, batch, sigma = 40, 8, .7
+  sizes = np.geomspace(1, .01, size)
+  records = lambda count: (rng.normal(size=[count, size]) + .2) * sizes
+  known = evidence_facts.facts_of(records(50_000))
+  facts = evidence_facts.Facts(sigma * np.sqrt(size) / batch, 1.0, **known, batch_size=batch)
+  norm = np.sqrt(1.04 * np.square(sizes).sum())
+  signal = np.mean([np.square(records(batch).mean(0)).sum() for _ in range(4000)])
+  # Noise that is proportional to the roots of the sizes, scaled to cost as much as a ball's.
+  shape = np.sqrt(sizes * sizes.sum() / np.square(sizes).sum())
+  noise = np.square(sigma * norm / batch * shape).sum()
+  assert facts.noise_to_signal == pytest.approx(np.sqrt(noise / signal), rel=.03)

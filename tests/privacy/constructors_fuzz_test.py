@@ -14,7 +14,6 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.advice import recommendation
-from tfdp_adaptive.advice import task_facts
 
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Of each; `TFDP_FUZZ=1000` looks for more.
 ODD = st.one_of(
@@ -67,7 +66,6 @@ CONSTRUCTORS = {
                                  adjacency='zero_out')),
     'choose': (tfdp.advice.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
                                          objective='mean')),
-    'facts_of': (task_facts.facts_of, dict(gradients=[[1., 2.], [3., 4.]])),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
 }
 
@@ -122,8 +120,7 @@ def test_recommendations(monkeypatch):
 
   monkeypatch.setattr(recommendation, '_plans', reach)
   right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, parameters=2,
-               target_delta=None, gradients=None, gradient_norm=None, input_sizes=None,
-               class_frequencies=None, epsilon=None)
+               target_delta=None, gradients=None, losses=None, gradient_norm=None)
 
   @hypothesis.settings(max_examples=EXAMPLES)
   @hypothesis.given(st.dictionaries(st.sampled_from(sorted(right)), ODD, min_size=1, max_size=2))

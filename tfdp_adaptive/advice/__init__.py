@@ -5,4 +5,3 @@ from tfdp_adaptive.advice.advice import advise as advise
 from tfdp_adaptive.advice.budget import batch_and_steps as batch_and_steps
 from tfdp_adaptive.advice.choice import choose as choose
 from tfdp_adaptive.advice.choice import choose_plan as choose_plan
-from tfdp_adaptive.advice.recommendation import recommend as recommend

@@ -1,38 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.recommend`: method, noise and ranges of settings for a task, with reasons.
+"""`tfdp.recommend`: method, noise and settings for a task, tried in simulation on public gradients.
 
-It looks up what was best on the most similar tasks of `advice.evidence`. It never trains. It reads
-public constants and, if given, PUBLIC gradients.
+It trains nothing but the model of `advice.trial`. It reads public constants and, if given, PUBLIC
+gradients.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.advice import advice
 from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import choice
-from tfdp_adaptive.advice import evidence
-from tfdp_adaptive.advice import task_facts
+from tfdp_adaptive.advice import trial
 from tfdp_adaptive.advice import user_level
 from tfdp_adaptive.privacy import plan as plan_lib
 
-_FAR = 2.0  # Distance to the nearest task from which on there is no evidence.
-_BANDS = 16
-_ROBUST = ('DPSGD', 'DPAdam')  # What remains where a step is more noise than signal.
-_SAVING = 1.5  # Error of independent noise over that of banded noise, from which on it is worth it.
-_EVEN = .5  # Evenness from which on second moments have little to find.
-_DEGENERATE = 10.0  # Times the noise floor, from which on epsilon scales most coordinates.
+_BANDS = (2, 4, 8, 16, 32)
+_COORDINATES = 2048  # Of a simulation at most; so many are drawn from more.
+_FEWEST = 20  # Public records that a simulation can say something about.
+_NOTCHES = 10  # Rates of a grid, each so many times the one before:
+_NOTCH = (100 / .003)**(1 / (_NOTCHES - 1))
+_CLIPS = (.1, .3, 1.0)  # Times the median norm of a gradient.
+_BLIND_RATE = .17  # Times 1 / sqrt(T), without public gradients.
+_MOMENTUM = .9
+_HUGE = 1e30  # In place of a loss that is not finite.
+_EDGE = .03  # `scale_epsilon` over the size of a coordinate.
 Range = Tuple[float, float]
+
+
+class Tried(NamedTuple):
+  """A method, at the setting chosen for it, in simulation.
+
+  Attributes:
+    method: Name of the class.
+    noise: 'independent', or the kind of the mechanism.
+    loss: Mean simulated loss of the public records after training.
+    more: By how much that is above the loss of the recommended method.
+    interval: Half the 95% interval of `more`, over records.
+  """
+
+  method: str
+  noise: str
+  loss: float
+  more: float
+  interval: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,91 +63,46 @@ class Recommendation:
   """The result of `recommend`. Print it to read it.
 
   Attributes:
-    method: Name of the optimizer class to start with.
+    method: Name of the optimizer class.
     plan: A `PrivacyPlan` for it: sampling, mechanism, noise and a clip norm.
-    settings: Arguments of the class to start with, besides `plan`.
-    ranges: `{setting: (lowest, highest)}` to tune within, on public data.
-    expected: `{(method, whether its noise is correlated): share}`: which share of the best
-      method's gain each choice loses on similar tasks.
-    like: `(task, epsilon, distance)` of the most similar evidence.
-    reasons: The reasons, as sentences.
-    warnings: Likely problems, and unknown facts.
+    settings: Arguments of the class, besides `plan`.
+    ranges: `{setting: (lowest, highest)}` to tune within, if you tune.
+    tried: What was simulated, best first; empty without public gradients.
+    start: Mean loss of the public records before training; None without.
+    reasons: Sentences that say what was done and how sure the result is.
   """
 
   method: str
   plan: plan_lib.PrivacyPlan
-  settings: Dict[str, float]
+  settings: Dict[str, Any]
   ranges: Dict[str, Range]
-  expected: Dict[Tuple[str, bool], float]
-  like: Tuple[Tuple[str, float, float], ...]
+  tried: Tuple[Tried, ...]
+  start: Optional[float]
   reasons: Tuple[str, ...]
-  warnings: Tuple[str, ...]
 
   def to_dict(self) -> Dict[str, Any]:
-    """JSON-serializable."""
-    return dict(
-        dataclasses.asdict(dataclasses.replace(self, plan=None)),  # type: ignore[arg-type]
-        plan=self.plan.to_json(),
-        expected=[[*key, value] for key, value in self.expected.items()])
+    """JSON-serializable; the learning rate is the initial one."""
+    rate = self.settings['learning_rate'].initial_learning_rate
+    return dict(vars(self), plan=self.plan.to_json(),
+                settings=dict(self.settings, learning_rate=rate),
+                tried=[one._asdict() for one in self.tried])
 
   def __str__(self) -> str:
-    lines = [f'Begin with tfdp.{self.method}, {type(self.plan.sampling).__name__} sampling and '
-             f'{type(self.plan.mechanism).__name__} noise.', *self.reasons, '']
-    lines += [f'  {name}: {low:.3g} to {high:.3g}' + (
-        f', begin with {self.settings[name]:.3g}' if name in self.settings else
-        f', begin with {self.plan.l2_norm_clip:.3g}' if name == 'l2_norm_clip' else '')
-              for name, (low, high) in self.ranges.items()]
-    return '\n'.join(lines + ['', *(f'WARNING: {text}' for text in self.warnings)]).rstrip()
-
-
-def lost(row: evidence.Row, loss: float) -> float:
-  """Returns the share of the best method's gain that a method with this `loss` does not reach."""
-  best = min(one.loss for one in row.results)
-  return min((loss - best) / max(row.start - best, 1e-12), 1.0)
-
-
-def _drowned(facts: task_facts.Facts) -> Optional[bool]:
-  """Returns whether a step has more noise than signal; None if that is not known."""
-  ratio = facts.noise_to_signal
-  return None if ratio is None else ratio >= 1
-
-
-def expected_losses(
-    facts: task_facts.Facts, rows: Sequence[evidence.Row]
-    ) -> Tuple[Dict[Tuple[str, bool], float], List[Tuple[float, evidence.Row]]]:
-  """Returns the mean share of the gain that each choice loses, weighted by similarity; the weights.
-
-  If a step is known to have more noise than signal, only evidence of such tasks counts, and only
-  methods that do not need correct second moments are left. Otherwise only other tasks count.
-  """
-  drowned = _drowned(facts)
-  rows = [row for row in rows if drowned in (None, _drowned(task_facts.Facts(*row.facts)))] or rows
-  distances = [facts.distance(task_facts.Facts(*row.facts)) for row in rows]
-  nearest = min(distances)
-  weights = [math.exp(-.5 * (d**2 - nearest**2)) for d in distances]  # The nearest counts 1.
-  totals: Dict[Tuple[str, bool], float] = {}
-  for weight, row in zip(weights, rows):
-    for one in row.results:
-      key = one.method, one.correlated
-      if drowned and one.method not in _ROBUST:
-        continue
-      totals[key] = totals.get(key, 0.0) + weight * lost(row, one.loss)
-  expected = {key: total / sum(weights) for key, total in totals.items()}
-  return expected, sorted(zip(weights, rows), key=lambda pair: -pair[0])
-
-
-def best_of(facts: task_facts.Facts, expected: Dict[Tuple[str, bool], float]) -> Tuple[str, bool]:
-  """Returns (method, whether its noise is correlated) of `expected_losses`.
-
-  Banded noise has smaller sums and larger steps. If it saves much in sums, it is chosen for methods
-  without second moments, and for methods that subtract the noise from them. For other methods it
-  is chosen only if coordinates are even, since noisier second moments then cost little.
-  """
-  method, correlated = min(expected, key=lambda key: expected[key])
-  spared = method in ('DPSGD', 'DPAdamBC') or (facts.evenness or 0) >= _EVEN
-  if facts.correlation >= _SAVING and spared and (method, True) in expected:
-    correlated = True
-  return method, correlated
+    rate = self.settings['learning_rate']
+    others = ''.join(f', {name}={value:.3g}' for name, value in self.settings.items()
+                     if name != 'learning_rate')
+    lines = [
+        f'Use tfdp.{self.method} with {_kind(self.plan.mechanism)} noise, '
+        f'{self.plan.sampling!r} sampling and clip norm {self.plan.l2_norm_clip:.3g}:', '',
+        '  schedule = keras.optimizers.schedules.PolynomialDecay('
+        f'{rate.initial_learning_rate:.3g}, {self.plan.steps}, 0.0)',
+        f'  tfdp.{self.method}(schedule, plan=found.plan{others})', '', *self.reasons]
+    if self.tried:
+      lines += ['', f'{"method":10} {"noise":17} {"loss":>8}']
+      lines += [f'{one.method:10} {one.noise:17} {one.loss:8.4g}' + (
+          f'  {one.more:+.3g} +- {one.interval:.2g}' if i else '')
+                for i, one in enumerate(self.tried)]
+    return '\n'.join(lines)
 
 
 def recommend(
@@ -133,12 +111,18 @@ def recommend(
     target_delta: Optional[float] = None,
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None,
-    gradients: Optional[npt.ArrayLike] = None, gradient_norm: Optional[float] = None,
-    input_sizes: Optional[npt.ArrayLike] = None,
-    class_frequencies: Optional[npt.ArrayLike] = None,
-    epsilon: Optional[float] = None, examples_per_user: Optional[int] = None,
-    likeness: Optional[float] = None, **fields: Any) -> Recommendation:
-  """Recommends a private optimizer, noise and settings to start with, with reasons.
+    gradients: Optional[npt.ArrayLike] = None, losses: Optional[npt.ArrayLike] = None,
+    squared: bool = False, gradient_norm: Optional[float] = None,
+    examples_per_user: Optional[int] = None, likeness: Optional[float] = None,
+    **fields: Any) -> Recommendation:
+  """Recommends a private optimizer, noise and settings, with reasons.
+
+  With public gradients, DP-SGD, DP-Adam and scale-then-privatize are trained in simulation, each
+  with independent noise and with banded noise where that has less error, over 30 settings. See
+  `advice.trial` for the model. Half of the records trains it, and both halves judge it. A setting
+  is judged together with three times its learning rate, and proposed only if the simulated loss of
+  records that were not trained on is below the loss before training. This takes seconds, and up to
+  a minute for large models.
 
   Args:
     population_size: Number N of records (users), public.
@@ -151,13 +135,12 @@ def recommend(
     target_delta: None for the largest power of ten below 1 / N.
     sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
-    gradients: Gradients [n, parameters] of PUBLIC records at the weights that training starts
-      from. The choice is better with them.
-    gradient_norm: Typical norm of a record's gradient. By default computed from `gradients`.
-    input_sizes: Without gradients: PUBLIC root mean squares of the inputs of the last layer, see
-      `evenness_of`.
-    class_frequencies: Without gradients: PUBLIC shares of the classes.
-    epsilon: Adam's stability constant that you want to use. It is checked.
+    gradients: Gradients [n, parameters] of 20 or more PUBLIC records at the weights that training
+      starts from. Of a large model, fewer columns will do, if they are drawn at random.
+    losses: [n] losses of the same records at the same weights.
+    squared: Whether the loss is a squared error; by default it is a cross-entropy.
+    gradient_norm: Without public gradients: the typical norm of a record's gradient. Made-up
+      records in the units of the real ones can give it.
     examples_per_user: With unit='user': the number of examples of a user. The result then says
       whether to sample examples one by one (`PoissonExamples`).
     likeness: PUBLIC mean cosine of the gradients of two examples of one user.
@@ -165,6 +148,15 @@ def recommend(
 
   Returns:
     A `Recommendation`. It costs no privacy if its arguments are public.
+
+  Examples:
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.normal(size=[100, 5]), rng.integers(2, size=100)  # A PUBLIC sample.
+    >>> found = recommend(
+    ...     population_size=10_000, batch_size=100, steps=100, target_epsilon=1.0, parameters=5,
+    ...     gradients=(.5 - y)[:, None] * x, losses=np.full(100, np.log(2)))
+    >>> found.method in ('DPSGD', 'DPAdam', 'DPAdamSTP')
+    True
   """
   budgeted = ''
   if batch_size is None and steps is None and examples is not None:
@@ -177,183 +169,258 @@ def recommend(
                      f'Received: batch_size={batch_size}, steps={steps}, examples={examples}.')
   checks.whole(population_size=population_size, steps=steps, parameters=parameters)
   checks.positive(batch_size=batch_size, target_epsilon=target_epsilon)
-  if epsilon is not None:
-    checks.positive(epsilon=epsilon)
   if batch_size > population_size:
     raise ValueError('`batch_size` must be at most `population_size`. '
                      f'Received: {batch_size} of {population_size}.')
   if 'l2_norm_clip' in fields:
     raise ValueError('`l2_norm_clip` is recommended, not given. '
                      f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
-  known: Dict[str, float] = {}
-  evenness = task_facts.evenness_of(input_sizes, class_frequencies)
-  if evenness is not None:
-    if gradients is not None:
-      raise ValueError('`gradients` say what `input_sizes` and `class_frequencies` only guess: '
-                       'give one or the other. Received: both.')
-    known = dict(evenness=evenness)
-  if gradients is not None:
-    gradients = task_facts.numbers(gradients)
-    known = task_facts.facts_of(gradients)
-    if gradients.shape[1] != parameters:
-      raise ValueError('`gradients` must have one column per parameter. Received: '
-                       f'{gradients.shape[1]} columns and parameters={parameters}.')
-    if gradient_norm is None:
-      gradient_norm = float(np.median(np.linalg.norm(gradients, axis=1)))
-  norm = 1.0 if gradient_norm is None else gradient_norm
-  checks.positive(gradient_norm=norm)
+  if gradient_norm is not None:
+    checks.positive(gradient_norm=gradient_norm)
+  if (gradients is None) != (losses is None) or (gradients is None) == (gradient_norm is None):
+    raise ValueError(
+        'Give `gradients` and `losses` of public records, as `tfdp.public_gradients` computes '
+        'them, or `gradient_norm`, for example of made-up records in the same units: without '
+        'either, settings could make the model worse. '
+        f'Received: gradients: {gradients is not None}, losses: {losses is not None}, '
+        f'gradient_norm={gradient_norm}.')
   if target_delta is None:
     target_delta = budget.default_delta(population_size)
-  shared = dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
-                target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0)
-  plans = _plans(shared, sampling, mechanism)
-  first = plans.get(False) or plans[True]
-  errors = {key: _error(plan) for key, plan in plans.items()}
-  facts = task_facts.Facts(_noise(first) * math.sqrt(parameters),
-                errors[False] / errors[True] if len(errors) == 2 else 1.0,
-                batch_size=batch_size, **known)
-  expected, weighted = expected_losses(facts, evidence.ROWS)
-  unstable = {correlated for correlated, plan in plans.items()
-              if _largest_scaled_clip(plan) <= math.sqrt(parameters)}
-  expected = {key: value for key, value in expected.items() if key[1] in plans
-              and not (key[0] == 'DPAdamSTP' and key[1] in unstable)}
-  best = best_of(facts, expected)
-  warnings = _warnings(facts, weighted, gradient_norm is None)
-  if unstable:
-    kinds = ' and with '.join(_kind(correlated) for correlated in sorted(unstable))
-    warnings.append(f'Scale-then-privatize with {kinds} noise is left out: its noise would feed '
-                    'itself at the clip norm sqrt(m). Larger batches help.')
-  result = _described(
-      best, plans[best[1]], facts, norm, expected, weighted, parameters, warnings, epsilon)
+  plans = _plans(
+      dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
+           target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0),
+      sampling, mechanism)
+  if gradients is None or losses is None:
+    found = _blind(plans[0], float(gradient_norm or 0))
+  else:
+    found = _simulated(plans, _records(gradients, losses, squared, parameters), parameters)
   compared = '' if examples_per_user is None else user_level.compare(
       population_size=population_size, batch_size=batch_size, steps=steps,
       examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields).reason
   return dataclasses.replace(
-      result, reasons=tuple(filter(None, (budgeted, *result.reasons, compared))))
+      found, reasons=tuple(filter(None, (budgeted, *found.reasons, compared))))
 
 
-def _noise(plan: plan_lib.PrivacyPlan) -> float:
-  """Returns the noise per coordinate of the mean, in clip norms; doubled under replace."""
+def _records(gradients: npt.ArrayLike, losses: npt.ArrayLike, squared: bool, parameters: int
+             ) -> trial.Records:
+  """Returns the public records, or raises a ValueError that says what is wrong with them."""
+  found = _numbers(gradients, 'gradients')
+  if (found.ndim != 2 or len(found) < _FEWEST or not np.all(np.isfinite(found))
+      or not found.any()):
+    raise ValueError(
+        '`gradients` must be finite, of shape [records, parameters] with at least '
+        f'{_FEWEST} records, and not all zero. Received: shape {found.shape}.')
+  if found.shape[1] > parameters:
+    raise ValueError('`gradients` must have one column per parameter, or fewer of a large model. '
+                     f'Received: {found.shape[1]} columns and parameters={parameters}.')
+  values = _numbers(losses, 'losses')
+  if values.shape != found.shape[:1] or not np.all(np.isfinite(values)) or (values < 0).any() or (
+      not values.any()):
+    raise ValueError('`losses` must be one number per row of `gradients`, not negative, and not '
+                     f'all zero. Received: shape {values.shape} for {len(found)} rows.')
+  if found.shape[1] > _COORDINATES:
+    found = found[:, np.random.default_rng(0).permutation(found.shape[1])[:_COORDINATES]]
+  # So that norms, products, and the noise in these, are those of all coordinates.
+  found = found * math.sqrt(parameters / found.shape[1])
+  return trial.Records(found, np.maximum(values, 1e-6 * values.mean()), squared)
+
+
+def _numbers(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
+  """Returns the values as an array, or raises a ValueError that names the argument."""
+  try:
+    return np.asarray(values, np.float64)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(f'`{name}` must be an array of numbers. '
+                     f'Received: {values!r:.60} ({error}).') from error
+
+
+def _floor(plan: plan_lib.PrivacyPlan) -> float:
+  """Returns the noise per coordinate of a mean over the clip norm, before it is correlated."""
   return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
 
 
-def _error(plan: plan_lib.PrivacyPlan) -> float:
-  """Returns the error of prefix sums, in clip norms."""
-  return plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
+def _stddevs(plan: plan_lib.PrivacyPlan) -> np.ndarray:
+  """Returns the noise of each step, over the clip norm."""
+  return _floor(plan) * plan.mechanism.row_norms(plan.steps)
 
 
-def _largest_scaled_clip(plan: plan_lib.PrivacyPlan) -> float:
-  """Returns the clip norm up to which the noise of scale-then-privatize does not feed itself."""
-  return advice.STABLE / (_noise(plan) * float(np.max(plan.mechanism.row_norms(plan.steps))))
+def _kind(mechanism: mechanisms.Mechanism) -> str:
+  if isinstance(mechanism, mechanisms.IndependentGaussian):
+    return 'independent'
+  if isinstance(mechanism, mechanisms.BandedToeplitz):
+    return f'banded ({mechanism.bands})'
+  return type(mechanism).__name__
 
 
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
-           mechanism: Optional[mechanisms.Mechanism]) -> Dict[bool, plan_lib.PrivacyPlan]:
-  """Returns `{whether noise is correlated: plan}` of the possible choices."""
+           mechanism: Optional[mechanisms.Mechanism]) -> List[plan_lib.PrivacyPlan]:
+  """Returns the plans to try: independent noise, and the bands of least error if that is less."""
   calibrate = plan_lib.PrivacyPlan.calibrate
   if sampling is not None or mechanism is not None:
     given: Dict[str, Any] = {} if sampling is None else dict(sampling=sampling)
     if mechanism is None:
       mechanism = choice.choose(calibrate(**shared, **given))
-    plan = calibrate(**shared, **given, mechanism=mechanism)
-    return {not isinstance(mechanism, mechanisms.IndependentGaussian): plan}
-  plans = {False: calibrate(**shared)}
-  groups = min(_BANDS, int(shared['population_size'] // shared['batch_size']), shared['steps'])
-  if groups > 1 and plans[False].adjacency == 'zero_out':
-    banded = calibrate(
-        **shared, sampling=sampling_lib.CyclicPoisson(cycle=groups),
-        mechanism=mechanisms.BandedToeplitz(groups, shared['steps']))
-    if _error(banded) < _error(plans[False]):
-      plans[True] = banded
-  return plans
+    return [calibrate(**shared, **given, mechanism=mechanism)]
+  plans = [calibrate(**shared)]
+  most = min(int(shared['population_size'] // shared['batch_size']), shared['steps'])
+  if plans[0].adjacency == 'zero_out':
+    plans += [calibrate(**shared, sampling=sampling_lib.CyclicPoisson(cycle=bands),
+                        mechanism=mechanisms.BandedToeplitz(bands, shared['steps']))
+              for bands in _BANDS if bands <= most]
+  errors = [plan.noise_multiplier * plan.mechanism.rmse(plan.steps) for plan in plans]
+  best = int(np.argmin(errors))
+  return plans[:1] + plans[best:best + 1] * (best > 0)
 
 
-def _warnings(facts: task_facts.Facts, weighted: Sequence[Tuple[float, evidence.Row]],
-              assumed: bool) -> List[str]:
-  warnings = []
-  if facts.evenness is None:
-    warnings.append('No public gradients were given: the choice knows sizes alone, not whether '
-                    'coordinates differ, which decides most. `gradients=` takes some; else '
-                    '`input_sizes=` and `class_frequencies=` help.')
-  elif facts.agreement is None:
-    warnings.append('No public gradients were given: how even coordinates are is a guess from '
-                    'sizes and frequencies, and how far records agree is not known.')
-  if assumed:
-    warnings.append('The norm of a record\'s gradient is not known: ranges are for 1. Multiply '
-                    'clip norms and epsilons by it (but not those of scaled records).')
-  far = facts.distance(task_facts.Facts(*weighted[0][1].facts))
-  if far > _FAR:
-    warnings.append(f'The nearest task of the evidence, {weighted[0][1].task}, is {far:.1f} widths '
-                    'away: this is a guess.')
-  return warnings
-
-
-def _described(
-    best: Tuple[str, bool], plan: plan_lib.PrivacyPlan, facts: task_facts.Facts, norm: float,
-    expected: Dict[Tuple[str, bool], float], weighted: Sequence[Tuple[float, evidence.Row]],
-    parameters: int, warnings: List[str], epsilon: Optional[float]) -> Recommendation:
-  method, correlated = best
-  # Of the rows that count, in the units of `evidence.Result`.
-  used = [one for weight, row in weighted if weight > .1 for one in row.results
-          if (one.method, one.correlated) == best]
-  rates, clips, floors = (_around([getattr(one, name) for one in used])
-                          for name in ('rate', 'clip', 'floor'))
-  settings: Dict[str, float] = {}
-  ranges: Dict[str, Range] = {}
-  if method == 'DPAdamSTP':
-    largest = _largest_scaled_clip(plan)
-    clip_range = math.sqrt(parameters), min(math.sqrt(parameters * plan.batch_size), largest)
-    clip = min(clips[1] * math.sqrt(parameters), largest)
-    unit = norm / math.sqrt(parameters)
-    ranges['scale_epsilon'] = .003 * unit, .1 * unit
-    settings['scale_epsilon'] = floors[1] * unit
-  else:
-    clip_range, clip = (.1 * norm, norm), clips[1] * norm
-  noise_floor = clip * _noise(plan)
-  if method == 'DPSGD':
-    rates = tuple(rate / clip for rate in rates)  # type: ignore[assignment]
-    settings['momentum'] = .9
-  elif method != 'DPAdamSTP':
-    ranges['epsilon'] = .01 * noise_floor, noise_floor
-    settings['epsilon'] = max(floors[1], .01) * noise_floor
-  ranges = dict(learning_rate=(rates[0] / 3, rates[2] * 3), l2_norm_clip=clip_range, **ranges)
-  settings = dict(learning_rate=rates[1], **settings)
-  names = ', '.join(f'{row.task} at epsilon {row.epsilon:g}' for _, row in weighted[:3])
-  runner = sorted((value, key) for key, value in expected.items() if key != best)
-  reasons = [f'On the tasks most like this one ({names}) it lost {expected[best]:.1%} of the best '
-             'method\'s gain in the mean'
-             + ('' if not runner else '; next is {}, {} noise, with {:.1%}'.format(
-                 runner[0][1][0], _kind(runner[0][1][1]), runner[0][0])) + '.',
-             f'Noise of all coordinates over the clip norm is {facts.noise:.3g}.']
-  if facts.correlation != 1.0:
-    reasons.append(f'Prefix sums of independent noise have {facts.correlation:.2f} times the error '
-                   'of banded noise with cyclic sampling'
-                   + (', and little is lost by its larger steps.' if correlated else '.'))
-  if facts.evenness is not None:
-    reasons.append(f'Evenness of the coordinates is {facts.evenness:.2g} (1: all of one size)' + (
-        '.' if facts.agreement is None else f', agreement of the records {facts.agreement:.2g}.'))
-  if facts.noise_to_signal is not None:
-    reasons.append(f'Noise over signal of a step, in the best geometry, is '
-                   f'{facts.noise_to_signal:.2g}' + (
-                       ': second moments are mostly noise, so methods that scale or correct by '
-                       'them are left out.' if _drowned(facts) else '.'))
-  if epsilon is not None and method in ('DPAdam', 'DPAdamBC') and (
-      epsilon > _DEGENERATE * noise_floor):
-    warnings.append(f'epsilon={epsilon:g} is {epsilon / noise_floor:.3g} times the noise floor '
-                    f'{noise_floor:.3g}: second moments drop out, and this is DP-SGD with '
-                    f'momentum and learning rate {rates[1] / epsilon:.3g}.')
+def _blind(plan: plan_lib.PrivacyPlan, clip: float) -> Recommendation:
+  """Returns DP-Adam, whose steps have a size of their own, whatever the gradients are."""
+  rate = _BLIND_RATE / math.sqrt(plan.steps)
   return Recommendation(
-      method, dataclasses.replace(plan, l2_norm_clip=clip), settings, ranges, expected,
-      tuple((row.task, row.epsilon, facts.distance(task_facts.Facts(*row.facts)))
-            for _, row in weighted[:3]), tuple(reasons), tuple(warnings))
+      'DPAdam', dataclasses.replace(plan, l2_norm_clip=clip),
+      dict(learning_rate=_decay(rate, plan), epsilon=clip * _floor(plan)),
+      dict(learning_rate=(rate / 10, 10 * rate), l2_norm_clip=(.1 * clip, clip)), (), None,
+      ('There are no public gradients to try settings on: this is a guess. DP-Adam is proposed '
+       'since the size of its steps does not depend on the gradients.',))
 
 
-def _kind(correlated: bool) -> str:
-  return 'correlated' if correlated else 'independent'
+def _decay(rate: float, plan: plan_lib.PrivacyPlan) -> Any:
+  return compat.keras.optimizers.schedules.PolynomialDecay(float(f'{rate:.3g}'), plan.steps, 0.0)
 
 
-def _around(values: Iterable[float]) -> Tuple[float, float, float]:
-  """Returns (least, geometric mean, largest)."""
-  listed = [max(value, 1e-12) for value in values]
-  return min(listed), math.exp(sum(map(math.log, listed)) / len(listed)), max(listed)
+class _Method(NamedTuple):
+  """A method with the noise of one plan.
+
+  Attributes:
+    name: Of the class.
+    plan: With clip norm 1.
+    candidate: Its settings are all rates of the first clip norm, then those of the second, ....
+  """
+
+  name: str
+  plan: plan_lib.PrivacyPlan
+  candidate: trial.Candidate
+
+
+def _methods(plan: plan_lib.PrivacyPlan, public: trial.Records, shrunk: float
+             ) -> Iterator[_Method]:
+  """Yields what is tried, in units of the simulation, whose coordinates are `shrunk` times more."""
+  count, norm = public.gradients.shape[1], _norm(public)
+  steps = trial.course(plan)
+  rates = .003 * _NOTCH**np.arange(_NOTCHES) / (norm * math.sqrt(len(steps.inverse)))
+  grid = lambda clips: [trial.Setting(rate, clip) for clip in clips for rate in rates]
+  clips = np.array(_CLIPS) * norm
+  yield _Method('DPSGD', plan, trial.Candidate(rules.dp_sgd(_MOMENTUM), False, grid(clips)))
+  yield _Method('DPAdam', plan, trial.Candidate(
+      rules.dp_adam(epsilon=steps.stddev), False, grid(clips)))
+  clips = math.sqrt(count) * plan.batch_size**np.array([0, .25, .5])
+  largest = advice.STABLE / float(np.max(_stddevs(plan))) / shrunk
+  clips = clips[clips <= largest] if clips[0] <= largest else np.array([largest])
+  yield _Method('DPAdamSTP', plan, trial.Candidate(rules.scale_then_privatize(
+      epsilon=1e-8, scale_epsilon=_EDGE * norm / math.sqrt(count)), True, grid(clips)))
+
+
+def _norm(public: trial.Records) -> float:
+  norms = np.linalg.norm(public.gradients, axis=1)
+  return float(np.median(norms)) or float(norms.max())
+
+
+class _Outcome(NamedTuple):
+  """A method at its best setting.
+
+  Attributes:
+    helps: Whether records that were not trained on become better.
+    losses: [n] of all records after training, the mean of two rates.
+  """
+
+  method: _Method
+  setting: trial.Setting
+  helps: bool
+  losses: np.ndarray
+
+  @property
+  def rank(self) -> Tuple[bool, float]:
+    return not self.helps, float(self.losses.mean())
+
+
+def _outcome(method: _Method, public: trial.Records) -> _Outcome:
+  steps, count = trial.course(method.plan), len(public.losses)
+  order = np.random.default_rng(0).permutation(count)
+  halves = order[:count // 2], order[count // 2:]
+  seen, unseen = np.zeros((2, len(method.candidate.settings), count))
+  for i, rows in enumerate(halves):
+    weights = trial.train(method.candidate, public.part(rows), steps, i)
+    with np.errstate(over='ignore', invalid='ignore'):
+      losses = np.nan_to_num(public.values(weights), nan=_HUGE, posinf=_HUGE)
+    seen[:, rows], unseen[:, halves[1 - i]] = losses[:, rows], losses[:, halves[1 - i]]
+
+  def smooth(losses: np.ndarray) -> np.ndarray:
+    """[clip norms, rates - 1, n]: each with the next larger rate."""
+    grid = losses.reshape(-1, _NOTCHES, count)
+    return (grid[:, :-1] + grid[:, 1:]) / 2
+
+  helps = smooth(unseen).mean(2) <= public.losses.mean()
+  losses = smooth(seen + unseen) / 2
+  scores = (np.where(helps, losses.mean(2), np.inf) if helps.any() else smooth(unseen).mean(2))
+  clip, rate = np.unravel_index(np.argmin(scores), scores.shape)
+  return _Outcome(method, method.candidate.settings[clip * _NOTCHES + rate], bool(helps.any()),
+                  losses[clip, rate])
+
+
+def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int
+               ) -> Recommendation:
+  """Returns the method with the least simulated loss."""
+  shrunk = math.sqrt(parameters / public.gradients.shape[1])
+  outcomes = sorted((_outcome(method, public) for plan in plans
+                     for method in _methods(plan, public, shrunk)), key=lambda one: one.rank)
+  best, count = outcomes[0], len(public.losses)
+  tried = []
+  for one in outcomes:
+    more = one.losses - best.losses
+    tried.append(Tried(
+        one.method.name, _kind(one.method.plan.mechanism), float(one.losses.mean()),
+        float(more.mean()), float(1.96 * more.std(ddof=1) / math.sqrt(count))))
+  start = float(public.losses.mean())
+  reasons = [f'Trained in simulation with this noise, on {count} public records, their mean loss '
+             f'goes from {start:.4g} to {tried[0].loss:.4g}.']
+  if best.helps:
+    close = [f'{one.method} with {one.noise} noise' for one in tried[1:]
+             if one.more <= one.interval]
+    reasons.append(
+        'Every other choice below is worse, by more than its 95% interval.' if not close else
+        f'Within the 95% interval of the difference, {" and ".join(close)} may be as good; more '
+        'public records would tell.')
+  else:
+    reasons.append('Records that were not trained on get worse with every setting: the least bad '
+                   'is shown. A larger batch, more records or a larger epsilon are needed.')
+  return _settled(best.method, best.setting, public, shrunk, tuple(tried), start, tuple(reasons))
+
+
+def _settled(method: _Method, setting: trial.Setting, public: trial.Records, shrunk: float,
+             tried: Tuple[Tried, ...], start: float, reasons: Tuple[str, ...]) -> Recommendation:
+  """Returns settings of the model itself: of all its coordinates and all steps of the plan."""
+  plan, clip = method.plan, setting.clip
+  steps = trial.course(plan)
+  arguments: Dict[str, float] = {}
+  means, clips = np.abs(public.gradients.mean(0)), np.array(_CLIPS) * _norm(public)
+  rate = setting.rate * len(steps.inverse) / plan.steps
+  if method.name == 'DPSGD':
+    rate /= clip
+    arguments['momentum'] = _MOMENTUM
+  elif method.name == 'DPAdam':
+    # Steps are as long, where Adam divides by the root of signal and noise of a coordinate.
+    size = lambda stddevs: clip * np.sqrt(np.mean(np.square(stddevs)))
+    rate *= np.sum(means**2 / np.hypot(means, size(steps.stddevs))) / np.sum(
+        means**2 / np.hypot(means / shrunk, size(_stddevs(plan))))
+    arguments['epsilon'] = clip * _floor(plan)
+  else:
+    rate /= shrunk
+    clip *= shrunk
+    arguments['scale_epsilon'] = _EDGE * _norm(public) / math.sqrt(
+        public.gradients.shape[1]) / shrunk
+    clips = shrunk * np.array([one.clip for one in method.candidate.settings])
+  return Recommendation(
+      method.name, dataclasses.replace(plan, l2_norm_clip=float(f'{clip:.3g}')),
+      dict(learning_rate=_decay(rate, plan), **arguments),
+      dict(learning_rate=(rate / _NOTCH**2, rate * _NOTCH**2),
+           l2_norm_clip=(float(clips.min()), float(clips.max()))), tried, start, reasons)
