@@ -129,6 +129,13 @@ def test_mixed_precision_clips_and_adds_noise_in_float32(dtype, engine):
   assert len(np.unique(np.abs(moved[moved != 0]))) > 5
 
 
+def test_an_optimizer_that_keras_scales_losses_for_trains_as_it_is():
+  """Losses of clipped gradients are not scaled: the wrapper is taken off."""
+  found = [_trained(_linear(True), wrap(_exact())) for wrap in (
+      keras.mixed_precision.LossScaleOptimizer, lambda optimizer: optimizer)]
+  _same(*found, rtol=1e-6)
+
+
 def test_several_inputs_and_outputs_with_loss_weights():
   def build():
     keras.utils.set_random_seed(6)
