@@ -141,7 +141,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   def __setattr__(self, name: str, value: Any) -> None:
     setter = getattr(getattr(type(self), name, None), 'fset', None)
-    if name in self._fixed and setter is None and value is not getattr(self, name):
+    if name in self._fixed and setter is None and value is not vars(self).get(name, self):
       raise AttributeError(
           f'`{name}` of {self.name} cannot be changed: it would go on as it was made. Make another '
           f'optimizer and compile the model with it, or set `learning_rate`, which may change at '
