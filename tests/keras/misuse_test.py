@@ -408,3 +408,11 @@ def test_a_refusal_of_many_layers_is_short():
     tfdp.make_private(model)
   text = str(caught.value)
   assert len(text) < 600 and 'and 50 more' in text and text.count('use LayerNormalization') == 1
+
+
+@pytest.mark.parametrize('data', [X, (X,)])
+def test_batches_without_targets_are_named_as_such(data):
+  plan = _plan()
+  model = _compiled(optimizer=tfdp.DPAdam(plan=plan))
+  with pytest.raises(tfdp.PrivacyError, match='inputs and targets.*without targets'):
+    model.fit(plan.batches(data), verbose=0)

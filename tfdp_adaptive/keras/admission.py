@@ -94,6 +94,10 @@ def admit(
   """
   weights = batch.sample_weight
   if optimizer.plan is not None and optimizer.own_sampler is None:
+    if batch.y is None:
+      raise errors.PrivacyError(
+          'A model is trained on inputs and targets: `plan.batches((x, y))`. Received: batches '
+          'without targets, as of `plan.batches(x)`.')
     drawn, *checks = _is_drawn(optimizer.plan, weights, noise.row)
     mask = batch.mask & drawn
   elif optimizer.plan is not None:  # The caller's word, whatever sizes it means.
