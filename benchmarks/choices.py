@@ -27,9 +27,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive.accounting import private_search
 
 SEEDS = 11, 12, 13
 PUBLIC = 300  # Records.
+RUNS, AROUND = 10, (.3, 1.0, 3.0)  # Of a private search: expected runs, times the rate.
 RATES = np.geomspace(1e-4, 1, 9)
 
 
@@ -57,26 +59,62 @@ def public(task: evidence_tasks.Task, count: int = PUBLIC) -> Dict[str, Any]:
   return dict(gradients=gradients, losses=losses[0], squared=task.loss == 'squares')
 
 
-def recommended(task: evidence_tasks.Task, epsilon: float, seen: Dict[str, Any]) -> Dict[str, Any]:
-  """What is recommended, as given."""
-  began = time.process_time()
-  found = tfdp.recommend(
-      population_size=len(task.parts[0][0]), batch_size=task.batch_size, steps=task.steps,
-      target_epsilon=epsilon, target_delta=evidence.DELTA,
-      parameters=sum(w[0].size for w in models.start(task, 1)), **seen)
-  seconds = time.process_time() - began
-  clip, rate = found.plan.l2_norm_clip, found.settings['learning_rate'].initial_learning_rate
-  scaled = found.method == 'DPAdamSTP'
+def made(found: Any, scale: float = 1.0) -> Any:
+  """(rule, whether scaled, clip norm, rate) as `evidence.train` takes them; of a larger rate."""
+  clip = found.plan.l2_norm_clip
+  rate = scale * found.settings['learning_rate'].initial_learning_rate
   rule = {'DPSGD': lambda: tfdp.rules.dp_sgd(found.settings['momentum']),
           'DPAdam': lambda: tfdp.rules.dp_adam(epsilon=found.settings['epsilon'] / clip),
           'DPAdamSTP': lambda: tfdp.rules.scale_then_privatize(
               epsilon=1e-8, scale_epsilon=found.settings['scale_epsilon'])}[found.method]()
-  rule = rule._replace(update=tf.function(rule.update))
+  return (rule._replace(update=tf.function(rule.update)), found.method == 'DPAdamSTP', clip,
+          rate * clip if found.method == 'DPSGD' else rate)
+
+
+def searched(task: evidence_tasks.Task, epsilon: float, seen: Dict[str, Any]) -> Dict[str, Any]:
+  """The best of a random number of runs around what is recommended, by private scores.
+
+  All runs together cost epsilon. Scores are of validation records, which are private here: a record
+  adds 1 - loss / (3 start), from 0 to 1.
+  """
+  start = float(models.evaluate(task, models.start(task, 1), 1)[0])
+  search = tfdp.privacy.Search(runs=RUNS)
+  found = recommend(task, epsilon, seen, search=search)
+  (x, y), bands = task.parts[1], getattr(found.plan.mechanism, 'bands', 1)
+  (rule, scaled, clip, _), rates = made(found), np.array([made(found, s)[-1] for s in AROUND])
+  settings = np.array([(c * clip, rate) for c in (.3, 1.0) for rate in rates])
+  ends = []
+  for seed in SEEDS:
+    best = -np.inf, np.inf
+    for run in range(search.draw()):
+      clips, rates = settings[np.random.default_rng().integers(len(settings), size=1)].T
+      weights = evidence.train(task, rule, found.plan, scaled, clips, rates, bands,
+                               1000 * seed + run, last=0.0)
+      values = 1 - models.losses(task, models.outputs(weights, x), y)[0][0] / (3 * start)
+      best = max(best, (private_search.noisy_score(values, search.score_noise),
+                        float(models.evaluate(task, weights, 2)[0])))
+    ends.append(best[1])
+  return dict(chosen=found.method, bands=bands, loss=float(np.mean(ends)), runs=ends, clip=clip,
+              rate=float(rates[0]))
+
+
+def recommend(task: evidence_tasks.Task, epsilon: float, seen: Dict[str, Any], **more: Any) -> Any:
+  return tfdp.recommend(
+      population_size=len(task.parts[0][0]), batch_size=task.batch_size, steps=task.steps,
+      target_epsilon=epsilon, target_delta=evidence.DELTA,
+      parameters=sum(w[0].size for w in models.start(task, 1)), **seen, **more)
+
+
+def recommended(task: evidence_tasks.Task, epsilon: float, seen: Dict[str, Any]) -> Dict[str, Any]:
+  """What is recommended, as given."""
+  began = time.process_time()
+  found = recommend(task, epsilon, seen)
+  seconds = time.process_time() - began
+  rule, scaled, clip, rate = made(found)
   bands = getattr(found.plan.mechanism, 'bands', 1)
   runs = [float(models.evaluate(task, evidence.train(
-      task, rule, found.plan, scaled, np.array([clip]),
-      np.array([rate * clip if found.method == 'DPSGD' else rate]), bands, seed, last=0.0), 2)[0])
-          for seed in SEEDS]
+      task, rule, found.plan, scaled, np.array([clip]), np.array([rate]), bands, seed, last=0.0),
+                                2)[0]) for seed in SEEDS]
   return dict(chosen=found.method, bands=bands, loss=float(np.mean(runs)), runs=runs, clip=clip,
               rate=rate, seconds=round(seconds, 1),
               simulated=[one.loss for one in found.tried[:1]], helps=found.start is None or
@@ -90,7 +128,7 @@ def known(task: evidence_tasks.Task) -> Dict[str, Dict[str, Any]]:
   return dict(seen, **{f'{count} records': public(task, count) for count in (30, 100, 1000)})
 
 
-def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]]) -> Any:
+def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]], searching: bool) -> Any:
   start = float(models.evaluate(task, models.start(task, 1), 2)[0])
   told = known(task)
   for epsilon in task.epsilons:
@@ -114,6 +152,9 @@ def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]]) -> Any:
           key.items() <= one.items() for one in done):
         continue
       yield dict(key, start=start, **recommended(task, epsilon, seen))
+    key = dict(task=task.name, epsilon=epsilon, method='private search')
+    if searching and not any(key.items() <= one.items() for one in done):
+      yield dict(key, start=start, **searched(task, epsilon, told['as given']))
 
 
 def table(done: List[Dict[str, Any]]) -> str:
@@ -156,6 +197,7 @@ def main() -> None:
   parser.add_argument('tasks', nargs='*', metavar='TASK')
   parser.add_argument('--packages', default='build/data', help='folder of the packages')
   parser.add_argument('--out', default='benchmarks/results/choices.json')
+  parser.add_argument('--search', action='store_true', help='also private searches')
   parser.add_argument('--table', action='store_true', help='print what is in the file')
   options = parser.parse_args()
   done: List[Dict[str, Any]] = []
@@ -165,11 +207,11 @@ def main() -> None:
   if options.table:
     print(table(done))
     return
-  made = evidence_packages.all_tasks(options.packages)
-  if set(options.tasks) - set(made):
-    parser.error(f'tasks are {", ".join(made)}')
-  for name in options.tasks or list(made):
-    for one in rows(made[name](), done):
+  tasks = evidence_packages.all_tasks(options.packages)
+  if set(options.tasks) - set(tasks):
+    parser.error(f'tasks are {", ".join(tasks)}')
+  for name in options.tasks or list(tasks):
+    for one in rows(tasks[name](), done, options.search):
       done.append(one)
       print('{task:24} {epsilon:g} {method:14} {bands:3} {loss:.4f} of {start:.4f} {clip:.3g} '
             '{rate:.3g}'.format(**one), flush=True)
