@@ -54,11 +54,14 @@ def test_seconds_are_a_budget_too():
       budget.batch_and_steps(**wrong, **FACTS)
 
 
-def test_recommend_proposes_both():
-  found = tfdp.recommend(population_size=4096, target_epsilon=2.0, parameters=100,
-                         examples=40_000, target_delta=1e-5)
-  table = choices()
+@pytest.mark.parametrize('limits', [
+    dict(examples=40_000), dict(examples=40_000, largest_batch=20),
+    dict(seconds=100.0, step_seconds=(0.1, 0.001), largest_batch=64)])
+def test_recommend_proposes_both(limits):
+  found = tfdp.recommend(parameters=100, gradient_norm=1.0, **limits, **FACTS)
+  table = budget.batch_and_steps(parameters=100, **limits, **FACTS)
   assert (found.plan.batch_size, found.plan.steps) == table.best[:2]
   assert 'Proposed: batch size' in str(found)
-  with pytest.raises(ValueError, match='or neither and `examples`'):
-    tfdp.recommend(population_size=4096, target_epsilon=2.0, parameters=100, steps=3)
+  for sizes in (dict(steps=3), dict(batch_size=4, steps=3)):
+    with pytest.raises(ValueError, match='or neither and a budget'):
+      tfdp.recommend(parameters=100, gradient_norm=1.0, **sizes, **limits, **FACTS)

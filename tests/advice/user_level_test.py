@@ -43,6 +43,7 @@ def test_users_of_one_example_need_the_same_noise():
 
 
 def test_a_recommendation_says_which_of_the_two_suits():
-  found = recommendation.recommend(parameters=100, unit='user', examples_per_user=4, **FACTS)
+  found = recommendation.recommend(
+      parameters=100, gradient_norm=1.0, unit='user', examples_per_user=4, **FACTS)
   assert any('mean cosine between the gradients of one user is above' in reason
              for reason in found.reasons)

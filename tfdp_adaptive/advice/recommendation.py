@@ -108,7 +108,8 @@ class Recommendation:
 def recommend(
     *, population_size: int, batch_size: Optional[float] = None, steps: Optional[int] = None,
     target_epsilon: float, parameters: int, examples: Optional[float] = None,
-    target_delta: Optional[float] = None,
+    seconds: Optional[float] = None, step_seconds: Optional[Tuple[float, float]] = None,
+    largest_batch: Optional[int] = None, target_delta: Optional[float] = None,
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None,
     gradients: Optional[npt.ArrayLike] = None, losses: Optional[npt.ArrayLike] = None,
@@ -126,12 +127,15 @@ def recommend(
 
   Args:
     population_size: Number N of records (users), public.
-    batch_size: Expected batch size B. With None and `examples`, a batch size is proposed.
-    steps: Number of steps. With None and `examples`, a number is proposed.
+    batch_size: Expected batch size B. With None and a budget, a batch size is proposed.
+    steps: Number of steps. With None and a budget, a number is proposed.
     target_epsilon: Epsilon of the plan.
     parameters: Number m of trainable parameters.
-    examples: A budget of examples to process (batch size times steps) instead of both. See
+    examples: A budget instead of both: how many examples to process, batch size times steps. See
       `batch_and_steps` for the table of choices.
+    seconds: A budget in seconds instead, with `step_seconds`.
+    step_seconds: `(overhead, per example)`: measured seconds of a step.
+    largest_batch: With a budget: the largest batch that fits into memory.
     target_delta: None for the largest power of ten below 1 / N.
     sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
@@ -159,14 +163,18 @@ def recommend(
     True
   """
   budgeted = ''
-  if batch_size is None and steps is None and examples is not None:
+  limits: Dict[str, Any] = {name: value for name, value in dict(
+      examples=examples, seconds=seconds, step_seconds=step_seconds,
+      largest_batch=largest_batch).items() if value is not None}
+  if limits and batch_size is None and steps is None:
     table = budget.batch_and_steps(
-        population_size=population_size, target_epsilon=target_epsilon, examples=examples,
-        target_delta=target_delta, parameters=parameters, **fields)
+        population_size=population_size, target_epsilon=target_epsilon,
+        target_delta=target_delta, parameters=parameters, **limits, **fields)
     batch_size, steps, budgeted = table.best.batch_size, table.best.steps, table.reason
-  elif batch_size is None or steps is None or examples is not None:
-    raise ValueError('Give `batch_size` and `steps`, or neither and `examples`, the budget. '
-                     f'Received: batch_size={batch_size}, steps={steps}, examples={examples}.')
+  elif limits or batch_size is None or steps is None:
+    raise ValueError('Give `batch_size` and `steps`, or neither and a budget: `examples`, or '
+                     '`seconds` and `step_seconds`. '
+                     f'Received: batch_size={batch_size}, steps={steps}, {limits}.')
   checks.whole(population_size=population_size, steps=steps, parameters=parameters)
   checks.positive(batch_size=batch_size, target_epsilon=target_epsilon)
   if batch_size > population_size:
