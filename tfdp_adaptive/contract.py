@@ -261,7 +261,7 @@ def is_steady(rule: Rule) -> bool:
 
 
 def wrapped(rule: Rule, wrap: Callable[[Rule], Rule]) -> Rule:
-  """`wrap(rule)`, also of a rule that waits for its noise to be known."""
+  """Returns `wrap(rule)`, also for a rule that is only made once its noise is known."""
   inner, made = rule.for_noise, wrap(rule)
   if inner is None:
     return made

@@ -110,8 +110,8 @@ def correlated(coefficients: Sequence[float], steps: int, cycle: int,
     noise_multiplier: sigma.
 
   Returns:
-    An event for each of some spacings, from the widest: that of a known bin. The best of them
-    is mostly within a percent of the best of all.
+    An event for each of some spacings, from the widest, which is that of a known bin. Trying all
+    spacings would mostly gain less than a percent.
   """
   column = tuple(np.trim_zeros(np.array(coefficients[:steps]), 'b').tolist())
   products, least = _products(column, steps, cycle)

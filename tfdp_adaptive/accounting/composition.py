@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upper bounds of epsilon and delta of composed steps, at any delta.
 
-The loss S of all steps is a sum. Weighted by `exp(theta (S - K))`, with K its
-log moment generating function and theta from Chernoff's bound, its law has
-its middle where the answer is decided: the transform then has relative, not
-absolute, errors of rounding, however small delta is. In
+The loss S of all steps is a sum. Its law is weighted by `exp(theta S - K)`, where K is
+its log moment generating function at theta, and theta comes from Chernoff's bound. The
+weighted law is centred at the losses that decide delta. So the rounding errors of the
+transform are relative to delta, however small it is. In
 
     delta(epsilon) = exp(K - theta epsilon) E_theta[exp(-theta u) (1 - exp(-u))_+],  u = S - epsilon
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audited subject as a pure function from state and records to releases and state.
 
-The gradient of a record is the record itself, so every gradient can be made, and
-what a release would hold without one record is seen to rounding, the noise being
-the same. All of the real code runs in between: the private training step of a Keras
+The gradient of a record is the record itself, so that the audit can make any gradient.
+With the same noise, a release with and one without a record differ by this record alone,
+up to rounding. All of the real code runs in between: the private training step of a Keras
 model with its clipping engine, or the protocol of a DPQuery.
 """
 
@@ -179,7 +179,7 @@ def of(subject: Any, size: int) -> Subject:
 
   Args:
     subject: A private optimizer that is not built yet, or a `RuleQuery`.
-    size: Coordinates of a record of an optimizer; those of a query are its own.
+    size: The number of coordinates of a record, for an optimizer. A query has its own.
   """
   if isinstance(subject, optimizer_lib.DPOptimizer):
     return _of_optimizer(subject, size)

@@ -19,8 +19,8 @@ class Watched:
   """Records the arguments of a rule's update while it is traced.
 
   Attributes:
-    seen: All of a step, which begins by making it empty.
-    held: Whether the rule gets fixed numbers instead.
+    seen: The releases of the current step; emptied when a step begins.
+    held: Whether the rule gets fixed numbers in place of releases.
   """
 
   def __init__(self, rule: contract.Rule, l2_norm_clip: float) -> None:

@@ -127,9 +127,9 @@ def white_box(
 
   An optimizer trains a small model of the audit's own, whose gradients can be chosen; the
   training step, clipping engine, noise and rule are the real ones. A record of a query is
-  a user's update, so that this is the audit of federated users. A model of one's own is
-  looked at on its own records (and larger ones); as their gradients cannot be chosen, there
-  are no canaries (`tfdp.audit.run` has those), and the model is left as it was.
+  a user's update, so that this is the audit of federated users. Your own model is
+  audited with your records, and with larger ones. Their gradients cannot be chosen, so there are
+  no canaries (`tfdp.audit.run` has those). The audit does not change the model.
 
   Args:
     subject: A private optimizer that no model has used yet, such as

@@ -136,7 +136,7 @@ _CALLS = {'PartitionedCall': 'f', 'StatefulPartitionedCall': 'f', 'While': 'body
 
 
 def peak(function: Callable[..., Any], specs: Any, unknown: int = 1) -> int:
-  """Bytes that `function` needs at most at a time, arguments and captures left out.
+  """Returns the peak memory of `function` in bytes, without its arguments and captures.
 
   Args:
     function: Function of one nest of tensors.

@@ -80,7 +80,7 @@ class Factor(abc.ABC):
     return self.explicit().second_moments(view, most)
 
   def simplified(self) -> 'Factor':
-    """The same, formed at once if that is the fastest way for all that follows."""
+    """Returns the factor, as whole gradients if these are faster for everything that follows."""
     return self
 
   def kin(self) -> Any:
@@ -95,8 +95,8 @@ class Factor(abc.ABC):
   def unit(self) -> Tuple['Factor', tf.Tensor]:
     """`(factor, size)`: brought to a largest magnitude of about one; size is [n] float64.
 
-    Zero for examples whose gradient is zero because one of their tensors is: the
-    others say nothing of its size.
+    If one tensor of an example is zero, so is the gradient, and the result is zero: the other
+    tensors then say nothing about its size.
     """
     tensors = blocks.tensors(self)
     peaks = [peak(t) if t.dtype.is_floating else None for t in tensors]

@@ -98,7 +98,7 @@ def compared(concrete: Any) -> Constants:
 
 
 def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[np.ndarray], Any]]:
-  """`(arrays, constant)`: examples that hold it nowhere, here and there, or lie below it."""
+  """Yields `(arrays, constant)`: batches without the constant, with some of it, or below it."""
   constants: List[Any] = [np.nan, *found.integers, *found.reals, *found.texts]
   for c in constants:
     if any(_holds(leaf, c) for leaf in leaves):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the forward and backward pass of training on batches made up, leaving no trace.
+"""Runs the forward and backward pass of training on made-up batches, leaving no trace.
 
-The pass is traced once, as the engine runs it. Runs are on copies of all variables, weights
-and rates moved a little, so that none that starts at zero hides anything; random draws are
-held fixed (see `draws`). What comes out is what the gradients of examples are formed from.
+The pass is traced once, as the engine runs it. It runs on copies of all
+variables. Weights and rates are moved a little, since a zero could hide what is wrong. Random
+draws are held fixed (see `draws`). The result is what the gradients of examples are formed from.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -76,7 +76,7 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
 
 
 def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
-  """Numbers, words and truths that layers have for attributes, by layer and name."""
+  """Attributes of layers that are numbers, strings or booleans, by layer and name."""
   return {(id(layer), name): value for layer in model._flatten_layers()
           for name, value in vars(layer).items() if type(value) in (bool, int, float, str)}
 

@@ -9,8 +9,9 @@ For any such V >= 0
     error >= tr((V^1/2 A^T A V^1/2)^1/2) / sqrt(T sum(p)),
 
 with equality where `X(V) = V^-1/2 (V^1/2 A^T A V^1/2)^1/2 V^-1/2`, the gradient, keeps the
-conditions. The multipliers are about T k / 2 numbers, X has T^2 / 2; any V proves how close
-an X is (the problem: Choquette-Choo et al. 2023, arXiv:2211.06530).
+conditions. There are about T k / 2 multipliers, while X has T^2 / 2 entries. Any V gives a
+lower bound, which says how close an X is to the best (Choquette-Choo et al. 2023,
+arXiv:2211.06530, pose the problem).
 """
 
 import math
@@ -151,7 +152,7 @@ def _orthogonal(workload: workload_lib.Workload, n: int) -> Found:
 
 
 class _Dual:
-  """The logarithm of the squared bound, negative, and what its multipliers tell of X."""
+  """The function to minimize, minus the log of the squared bound, and X of its multipliers."""
 
   def __init__(self, workload: workload_lib.Workload, n: int, epoch: int) -> None:
     self._workload, self._n, self._epoch = workload, n, min(epoch, n)

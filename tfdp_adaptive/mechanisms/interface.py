@@ -82,7 +82,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @classmethod
   def for_run(cls: Type[_AnyMechanism], **options: Any) -> _AnyMechanism:
-    """Constructed with those of the options that it takes: not all depend on the participation."""
+    """Constructs the mechanism with those options that its constructor takes."""
     taken = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in options.items() if name in taken})
 

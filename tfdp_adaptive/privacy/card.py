@@ -163,7 +163,7 @@ def of(
     accountant: 'pld' (tight) or 'rdp'.
     plots: Whether to compute what only plots show: the curve, and more of the profile.
     trust: See `Card`.
-    words: See `Card`; those that a run has for its sampling come first.
+    words: See `Card`. Sentences about the sampling of a run come first.
     facts: See `Card`.
     audits: Reports of `tfdp.audit`.
     weights: See `weight_digests`.

@@ -45,9 +45,9 @@ def dp_kfc(
   say how layers mix and shrink what comes in, and nothing of what the private records look
   like beyond that.
 
-  The paper damps averages as they are, and by the realised size of a batch; here they are
-  relative to their mean, so that no unit matters, and nothing depends on the batch. A side of
-  more than 512 has a diagonal: of a table of embeddings, the frequencies of its rows.
+  The paper's damping is in the units of the averages, and depends on the realised size of the
+  batch. Here it is relative to the mean of each average, and does not depend on the batch. Of a
+  side of more than 512 only the diagonal is used: for an embedding table, the row frequencies.
 
   Args:
     momentum: In [0, 1), of what parameters move along.

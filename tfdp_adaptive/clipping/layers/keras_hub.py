@@ -76,7 +76,7 @@ def position_embedding(
 @_register('layers.modeling.masked_lm_head', 'MaskedLMHead', tap=registry.at_activation)
 def masked_lm_head(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """The layers inside, the table among them, answer for themselves."""
+  """Returns nothing for the layers inside, such as the table: they have entries of their own."""
   flat = dense.sequence(cotangents)
   if layer.token_embedding is None:
     places = _argument(call, 1, 'mask_positions')
