@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemes in which the steps of one record hang together: groups, bins, gaps, an order."""
+"""Schemes in which a record's steps depend on each other: groups, bins, gaps, an order."""
 
 from __future__ import annotations
 

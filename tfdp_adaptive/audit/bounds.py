@@ -80,7 +80,7 @@ def one_run_gaussian_epsilon(
   budget = guesses / canaries
 
   def surprise(mu: float) -> float:
-    """Positive where a Gaussian mechanism of this mu can have been so lucky."""
+    """Positive if a Gaussian mechanism with this mu could explain so many right guesses."""
     right, wrong = allowed * correct / canaries, allowed * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
       least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))

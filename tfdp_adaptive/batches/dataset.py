@@ -59,7 +59,7 @@ def of_plan(
       has three sizes and hardly ever a fourth. Fixed-order batches are padded to
       `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model leaves
       the padding out again, unless XLA compiles its step for every size anew.
-    coins: Path of a SECRET file, for schemes in which the steps of a record hang together
+    coins: Path of a SECRET file, for schemes in which a record's steps depend on each other
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
       by another process. One file, one run. Other schemes without coins at every step, such

@@ -234,8 +234,8 @@ class PrivacyPlan(ledger.Accounted):
       size: Number of records there are; must be `population_size` where the
         plan has one.
       start_step: Steps done so far, when a run is resumed.
-      coins: Path of the SECRET file that keeps the coins of one run, where those of a record
-        hang together: written when it begins, read when it goes on.
+      coins: Path of a SECRET file with the coins of one run, for schemes in which the steps of a
+        record depend on each other. It is written when the run begins, and read when it resumes.
     """
     return indices.drawn(self, size, start_step, coins)
 
