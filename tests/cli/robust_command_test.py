@@ -242,6 +242,24 @@ def test_an_interrupt_that_a_library_turns_into_an_error_of_its_own(monkeypatch,
   assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interrupt_while_a_library_loads_waits_for_its_end(tmp_path, monkeypatch):
+  (tmp_path / 'slow_library.py').write_text(
+      'import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(.01)\ndone = 1')
+  monkeypatch.syspath_prepend(tmp_path)
+  interrupts = main._Interrupts()
+  try:
+    main._load_when_used('slow_library', interrupts)
+    with pytest.raises(KeyboardInterrupt):
+      print(sys.modules['slow_library'].done)
+    assert sys.modules['slow_library'].__dict__['done'] == 1  # All of it ran.
+    with pytest.raises(KeyboardInterrupt):  # At any other time an interrupt is not held.
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(10)
+  finally:
+    interrupts.close()
+    sys.modules.pop('slow_library')
+
+
 def test_warnings_of_the_library_are_notes(capsys):
   with warnings.catch_warnings():
     warnings.simplefilter('always')

@@ -78,9 +78,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   """Runs `tfdp`; returns the exit status: 2 for what the user can put right."""
   argv = sys.argv[1:] if argv is None else argv
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF 2.14 logs missing GPUs as errors.
-  _load_when_used(_SLOW)
   _open_closed_streams()
   command, interrupts = 'tfdp', _Interrupts()
+  _load_when_used(_SLOW, interrupts)
   try:
     if argv and not argv[0].startswith('-'):
       try:
@@ -146,7 +146,7 @@ class _Interrupts:
   """Whether Ctrl-C was pressed, even if the exception was caught elsewhere."""
 
   def __init__(self) -> None:
-    self.seen = False
+    self.seen = self._held = False
     self._before = signal.getsignal(signal.SIGINT)
     self._ours = (self._before is signal.default_int_handler
                   and threading.current_thread() is threading.main_thread())
@@ -155,7 +155,19 @@ class _Interrupts:
 
   def _note(self, number: int, frame: Any) -> None:
     self.seen = True
-    signal.default_int_handler(number, frame)
+    if not self._held:
+      signal.default_int_handler(number, frame)
+
+  @contextlib.contextmanager
+  def held(self) -> Iterator[None]:
+    """Raises an interrupt at the end: while TensorFlow loads, its C++ would print a traceback."""
+    self._held = True
+    try:
+      yield
+    finally:
+      self._held = False
+    if self.seen:
+      raise KeyboardInterrupt
 
   def close(self) -> None:
     if self._ours:
@@ -216,22 +228,25 @@ class _Later(types.ModuleType):
   The files below import TensorFlow at their top, as is usual, which takes seconds.
   """
 
-  def __init__(self, spec: Any) -> None:
+  def __init__(self, spec: Any, interrupts: _Interrupts) -> None:
     super().__init__(spec.name)
     self.__spec__ = spec
+    self.__held__ = interrupts.held
 
   def __getattr__(self, attribute: str) -> Any:
     if attribute.startswith('__') and attribute != '__path__':  # Asked by the import system.
       raise AttributeError(attribute)
     if sys.modules.get(self.__name__) is self:
       del sys.modules[self.__name__]
-    return getattr(importlib.import_module(self.__name__), attribute)
+    with self.__held__():
+      module = importlib.import_module(self.__name__)
+    return getattr(module, attribute)
 
 
-def _load_when_used(name: str) -> None:
+def _load_when_used(name: str, interrupts: _Interrupts) -> None:
   spec = None if name in sys.modules else importlib.util.find_spec(name)
   if spec is not None:
-    sys.modules[name] = _Later(spec)
+    sys.modules[name] = _Later(spec, interrupts)
 
 
 def _open_closed_streams() -> None:
