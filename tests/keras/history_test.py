@@ -361,6 +361,8 @@ def test_checkpoints_with_an_optimizer_say_that_they_are_secret(tmp_path, caplog
   tf.train.Checkpoint(layers=model.layers).write(str(tmp_path / 'layers'))
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   model.save_weights(str(tmp_path / 'm.weights.h5'))
+  backup = tfdp.callbacks.BackupAndRestore(tmp_path / 'own')
+  model.fit(model.optimizer.plan.batches((X, Y)), steps_per_epoch=1, verbose=0, callbacks=[backup])
   assert not [record for record in caplog.records if 'stores python values' in record.getMessage()
               or 'SECRET' in record.getMessage()]
   tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / 'optimizer'))

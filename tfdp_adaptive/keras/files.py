@@ -67,8 +67,8 @@ def _read(saved: Any, store: Any, partly: bool) -> None:
 
 
 def tell(what: str, readable: str) -> None:
-  """Warns once per process who can read a SECRET file."""
-  if readable not in _told:
+  """Warns once per process who can read a SECRET file. A backup's folder is its owner's."""
+  if readable not in _told and not getattr(_files, 'resuming', False):
     _told.append(readable)
     logging.getLogger('tfdp_adaptive').warning(_SECRET, what, readable)
 
