@@ -91,6 +91,28 @@ def test_settings_that_harm_records_not_trained_on_are_not_proposed(monkeypatch)
   assert recommendation._outcome(one, records).losses.mean() == pytest.approx(.5)
 
 
+def test_a_rate_is_judged_together_with_the_next(monkeypatch):
+  """At rate 5 records have the loss .005, beside it .98; at rates 12 and 13 both .32."""
+  def train(candidate, *_):
+    weights = np.zeros([len(candidate.settings), 1])
+    weights[[4, 5, 6, 12, 13], 0] = -2.4, -.9, -2.4, -.2, -.2
+    return weights
+
+  monkeypatch.setattr(trial, 'train', train)
+  records = trial.Records(np.ones([20, 1]), np.full(20, .5), True)
+  plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
+  one = next(recommendation._methods(plan, records, 1.0))
+  assert recommendation._outcome(one, records).setting == one.candidate.settings[12]
+
+
+@pytest.mark.parametrize('columns, kept', [(8, 8), (3, 3), (5000, 2048)])
+def test_norms_of_some_columns_are_those_of_all(columns, kept):
+  gradients = np.random.default_rng(0).choice([-1.0, 1.0], size=[20, columns])
+  found = recommendation._records(gradients, np.ones(20), False, 9000)
+  assert found.gradients.shape == (20, kept)
+  np.testing.assert_allclose(np.linalg.norm(found.gradients, axis=1), math.sqrt(9000))
+
+
 def test_more_is_the_difference_over_records(two):
   for found in two:
     for one in found.tried[1:]:

@@ -89,11 +89,12 @@ class Recommendation:
 
   def __str__(self) -> str:
     rate = self.settings['learning_rate']
+    sampling = repr(self.plan.sampling).replace('(sampling_probability=None)', '')
     others = ''.join(f', {name}={value:.3g}' for name, value in self.settings.items()
                      if name != 'learning_rate')
     lines = [
         f'Use tfdp.{self.method} with {_kind(self.plan.mechanism)} noise, '
-        f'{self.plan.sampling!r} sampling and clip norm {self.plan.l2_norm_clip:.3g}:', '',
+        f'{sampling} sampling and clip norm {self.plan.l2_norm_clip:.3g}:', '',
         '  schedule = keras.optimizers.schedules.PolynomialDecay('
         f'{rate.initial_learning_rate:.3g}, {self.plan.steps}, 0.0)',
         f'  tfdp.{self.method}(schedule, plan=found.plan{others})', '', *self.reasons]
