@@ -69,7 +69,8 @@ def _layout(boxes, arrows):
   graph = igraph.Graph([(numbers[one], numbers[other]) for one, other in arrows],
                        n=len(boxes), directed=True)
   layout = graph.layout_sugiyama()
-  at = lambda point: (point[0] * _COLUMN, point[1] * _ROW)
+  left = min(x for x, _ in sum(layout.edge_routing, list(layout.coords)))  # Also of an arrow.
+  at = lambda point: ((point[0] - left) * _COLUMN, point[1] * _ROW)
   corners = [at(point) for point in layout.coords]
   routes = []
   for (one, other), between in zip(arrows, layout.edge_routing):
