@@ -205,7 +205,9 @@ def on_page_markdown(markdown, page, config, **unused):
       up = '../' * page.file.src_uri.count('/')
       return f'[{text}]({up}notebooks/{path.stem}.md)'
     path = path.relative_to(ROOT).as_posix()
-    return text if path.rsplit('/', 1)[-1] in text else f'{text} (`{path}`)'
+    if path.rsplit('/', 1)[-1] in text:
+      return text
+    return f'`{path}`' if text == 'results' else f'{text} (`{path}`)'
 
   return diagram.draw(_LINK.sub(named, markdown))
 
