@@ -56,7 +56,7 @@ class Clipped(NamedTuple):
 
   sums: Tuple[contract.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
   outputs: Any  # Nest of predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
-  losses: tf.Tensor  # [n] loss of every record, before masking.
+  losses: tf.Tensor  # [n] loss of every record; 0 for padding.
   norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
 
 

@@ -160,16 +160,15 @@ def observe(
     model: compat.Model, batch: interface.Batch, clipped: interface.Clipped,
     request: interface.Request) -> Dict[str, tf.Tensor]:
   """Loss, metrics and diagnostics: exact, NOT private."""
-  outputs, losses = clipped.outputs, _blank(clipped.losses, batch.mask)
+  outputs, present = clipped.outputs, batch.mask
   examples, _ = interface.joined(batch)
-  present = batch.mask
   if not trees.absent(batch.examples):
     outputs = interface.joined(batch._replace(x=outputs))[0].x
     present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
   if model.reads_outputs():
     outputs = trees.map(lambda t: _blank(t, present), outputs)
   compat.loss_tracker(model, outputs).update_state(
-      losses, sample_weight=tf.cast(batch.mask, tf.float32))
+      clipped.losses, sample_weight=tf.cast(batch.mask, tf.float32))
   # As in Keras, metrics get no weights where nothing is left out.
   present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
   with _kept(model):
