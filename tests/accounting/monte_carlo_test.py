@@ -43,6 +43,7 @@ def test_golden_values_of_ten_bins():
     deltas = estimate(BINS, epsilon)
     for one, golden in zip(deltas, (there, back)):
       assert one == pytest.approx(golden, abs=5 * math.sqrt(golden / 2e5))
+    assert monte_carlo._bounded(BINS, epsilon, 'test', 200_000) > there  # The larger of both.
 
 
 def test_a_bound_holds_as_often_as_it_says():

@@ -18,8 +18,8 @@ class Mutant(NamedTuple):
 
   @property
   def federated(self) -> bool:
-    """Whether TensorFlow Federated is needed to notice it."""
-    return self.file.startswith('federated/')
+    """Whether TensorFlow Federated or TensorFlow Privacy is needed to notice it."""
+    return self.file.startswith(('federated/', 'tfdp_adaptive/queries/'))
 
 
 _PRIVATIZER, _STATS = 'privatizer_test.py', 'rules/statistic_sensitivity_test.py'
@@ -138,6 +138,10 @@ _BY_FILE = {
          "again = tf.where(fits & (again <= largest), again, float('inf'))",
          "again = tf.where(fits, again, float('inf'))",
          'Norms that their type cannot hold.', _NUMBERS + ' clipping/magnitudes_test.py'),
+    ],
+    'tfdp_adaptive/clipping/losses.py': [
+        ('padding in the losses', 'tf.math.multiply_no_nan(values, weights)', 'values * weights',
+         'The loss of what is no record would be NaN.', 'keras/features_test.py'),
     ],
     'tfdp_adaptive/clipping/factors.py': [
         ('norm of a product', 'arithmetic.usable(left * right, left, right)',
@@ -305,7 +309,7 @@ _BY_FILE = {
         ('any noise is amplified',
          'return self.amplified and mechanism.bands is not None and mechanism.bands <= '
          'self.most_bands', 'return self.amplified',
-         'Correlated noise and Poisson batches: no such theorem.', _ACCOUNTING),
+         'Correlated noise and Poisson batches: no such theorem.', 'privacy/plan_test.py'),
         ('the same batch at every step', 'np.random.default_rng([key, step])',
          'np.random.default_rng([key, 0])', 'Steps are accounted for as independent.', _SAMPLING),
         ('batches of one size', 'rng.binomial(size, probability)', 'round(size * probability)',
@@ -461,10 +465,6 @@ _BY_FILE = {
          'Regularizers would pull otherwise with a geometry.', 'keras/features_test.py'),
         ('sums of one replica', 'sums = compat.sum_over_replicas(sums)', 'sums = tuple(sums)',
          'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
-        ('padding in the logs', 'outputs, losses = clipped.outputs, _blank(clipped.losses, '
-         'batch.mask)', 'outputs, losses = clipped.outputs, clipped.losses',
-         'The loss of what is no record would be NaN.', 'keras/padding_test.py '
-         'keras/features_test.py keras/noise_test.py keras/diagnostics_test.py'),
     ],
     'tfdp_adaptive/batches/workers.py': [
         ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
@@ -481,7 +481,7 @@ _BY_FILE = {
         ('a fixed order from its start', 'coins and x.tfdp_start_step != optimizer.steps_done:',
          'coins and x.tfdp_start_step > optimizer.steps_done:',
          'Records would take part sooner than they are accounted for.',
-         'keras/misuse_test.py keras/admission_test.py keras/same_records_test.py'),
+         'keras/secret_patterns_test.py'),
         ('weights of users', 'tf.reduce_any(examples, 1), examples)',
          'tf.reduce_all(examples, 1), examples)', 'Users with fewer examples would be left out.',
          'keras/users_in_fit_test.py'),

@@ -29,7 +29,7 @@ import bugs
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COPIED = ('tfdp_adaptive', 'federated', 'examples', 'tests', 'docs', 'benchmarks', 'colabs',
           'requirements', '.')
-LONGEST = 900  # Seconds of a bug, after which it counts as noticed: it made something endless.
+LONGEST = 300  # Seconds of a bug, after which it counts as noticed: it made something endless.
 IMPORTED = ('tensorflow', 'keras', 'scipy.signal', 'scipy.stats', 'dp_accounting', 'hypothesis',
             'pytest', 'tensorflow_privacy', 'tensorflow_federated')
 
@@ -151,7 +151,7 @@ def main():
   parser.add_argument('words', nargs='*', help='parts of names or files')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--federated', action='store_true',
-                      help='only those that need TensorFlow Federated')
+                      help='only those that need TensorFlow Federated or TensorFlow Privacy')
   parser.add_argument('--jobs', type=int, default=2)
   arguments = parser.parse_args()
   mutants = chosen(arguments.words, arguments.federated)
