@@ -271,6 +271,23 @@ def test_warnings_of_the_library_are_notes(capsys):
   assert lines[0] == 'tfdp train: note: Try less.' and 'note' not in ''.join(lines[1:])
 
 
+@pytest.mark.parametrize('command', sorted(main.COMMANDS))
+def test_unknown_options_are_named_by_their_command(command, capsys):
+  with pytest.raises(SystemExit) as error:
+    main.parser([command])._subparsers._group_actions[0].choices[command].parse_args(['--hepl'])
+  said, = capsys.readouterr().err.splitlines()
+  assert error.value.code == 2 and said.startswith(f'tfdp {command}: error: ')
+  assert said.endswith(f'(see tfdp {command} --help)')
+
+
+def test_a_misspelled_option_names_the_one_that_was_meant(capsys):
+  with pytest.raises(SystemExit):
+    main.main(['train', '--epsilonn', '3'])
+  assert capsys.readouterr().err == (
+      'tfdp train: error: unrecognized arguments: --epsilonn 3. Did you mean --epsilon? '
+      '(see tfdp train --help)\n')
+
+
 @pytest.mark.parametrize('name', ['DPAdamSTP', 'dp_adam_stp', 'dp-adam-stp', 'DP_ADAM_STP'])
 def test_methods_are_found_however_they_are_spelled(name):
   words = ['train', '--method', name]

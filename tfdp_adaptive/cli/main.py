@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import io
@@ -15,6 +16,8 @@ import threading
 import types
 from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
 import warnings
+
+import tqdm
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import gate
@@ -126,7 +129,7 @@ def _notes(command: str) -> Iterator[None]:
 
   def show(message: Any, category: Any, *place: Any, **kwargs: Any) -> None:
     if issubclass(category, errors.Caution):
-      print(f'{command}: note: {message}', file=sys.stderr)
+      tqdm.tqdm.write(f'{command}: note: {message}', file=sys.stderr)  # Above a progress bar.
     else:
       usual(message, category, *place, **kwargs)
 
@@ -175,7 +178,15 @@ class _Interrupts:
 
 
 class _Parser(argparse.ArgumentParser):
-  """Reports an error in one line, without the usage of all options."""
+  """Reports an error in one line, by the command that was called, without all its options."""
+
+  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    found, unknown = super().parse_known_args(args, namespace)
+    if unknown:
+      close = difflib.get_close_matches(unknown[0].split('=')[0], self._option_string_actions, 1)
+      self.error(f'unrecognized arguments: {" ".join(unknown)}'
+                 + (f'. Did you mean {close[0]}?' if close else ''))
+    return found, unknown
 
   def error(self, message: str) -> NoReturn:
     self.exit(2, f'{self.prog}: error: {message} (see {self.prog} --help)\n')
