@@ -107,7 +107,7 @@ def test_adapted_layers_are_named():
 
   exact, public = layers.Normalization(), layers.Normalization()
   exact.adapt(data)
-  with pytest.warns(tfdp.Caution, match=f'{exact.name}.*were adapted'):
+  with pytest.warns(tfdp.Caution, match=f'{exact.name}.*exact statistics'):
     assert 'NOT COVERED IF PRIVATE: layers' in fitted(exact)
   tfdp.estimates.adapt(public, data, public='the census')
   assert "'the census'" in fitted(public)

@@ -128,13 +128,13 @@ def check(model: Any, run: Any) -> None:
                f'the model: {getattr(layer, _PUBLIC)!r}.')
   if unknown:
     warnings.warn(
-        f'Layers {unknown} were adapted, and hold exact statistics of what they were adapted to. '
-        'If those data are private, no epsilon covers this. Use '
-        '`tfdp.estimates.adapt(layer, data, ...)`, whose cost is in the ledger; or say that the '
-        "data are public: `tfdp.estimates.adapt(layer, data, public='where they come from')`.",
+        f'Layers {unknown} hold a vocabulary or exact statistics. If these come from private data, '
+        'no epsilon covers them. Use `tfdp.estimates.adapt(layer, data, ...)`, whose cost is in '
+        'the ledger. If they are public, say so: '
+        "`tfdp.estimates.adapt(layer, data, public='where the data come from')`.",
         errors.Caution, stacklevel=2)
-    run.note(f'NOT COVERED IF PRIVATE: layers {unknown} hold exact statistics of the data that '
-             'they were adapted to. If those data are private, no epsilon covers them.')
+    run.note(f'NOT COVERED IF PRIVATE: layers {unknown} hold a vocabulary or exact statistics. If '
+             'these come from private data, no epsilon covers them.')
 
 
 def is_adapted(layer: Any) -> bool:
