@@ -202,6 +202,8 @@ bench-edges: $(FULL)/installed $(CURRENT)/installed
 bench-federated: $(CURRENT)/installed build/peers/pfl/installed
 	$(call table,federated_pfl,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
 	  --pfl build/peers/pfl/bin/python $(if $(QUICK),--rows 2))
+	$(call table,federated_pfl_wall,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
+	  --pfl build/peers/pfl/bin/python --wall --rounds 10 $(if $(QUICK),--rows 2))
 
 bench-peers: $(FULL)/installed $(foreach peer,jax torch pfl hub,build/peers/$(peer)/installed)
 
