@@ -117,6 +117,7 @@ _BY_REASON = {
         'accounting/composition_test.py::test_very_long_runs_are_answered': (),
         'accounting/law_contract_test.py::test_delta_is_never_below_the_truth_and_hardly_above': (
             '!0.3-*', "!1.0-PoissonExamples(sampling_probability*it': 'user'}"),
+        'advice/budget_test.py::test_recommend_proposes_both': ('limits1',),
         'advice/budget_test.py::'
         'test_rows_are_plans_of_the_budget_and_larger_batches_have_less_noise': (),
         'advice/choice_test.py::test_the_chosen_plan_keeps_epsilon_and_has_less_error': (),
@@ -140,6 +141,7 @@ _BY_REASON = {
         'audit/white_box_test.py::'
         'test_what_claims_nothing_is_not_refuted_unless_a_claim_is_made': (),
         'cli/audit_command_test.py::test_too_many_canaries': (),
+        'cli/compare_test.py::test_files_and_their_paths': (),
         'cli/federated_command_test.py::test_a_run_that_lost_its_worker_goes_on': (),
         'cli/federated_command_test.py::'
         'test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all': (),
