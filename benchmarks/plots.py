@@ -145,11 +145,12 @@ def of_federated(folder: pathlib.Path) -> Any:
                if one['users'] == users and one['noise'] == noise}
       for server, runs in found.items():
         y = -servers.index(server) + .12 * (1.5 - i)
-        axes.plot(runs, [y] * len(runs), marker + '-', ms=4, lw=.8, mfc='none', color=f'C{i}',
-                  label=noise if server == servers[0] else None)
+        axes.errorbar(np.mean(runs), y, fmt=marker, ms=4, lw=.8, mfc='none', color=f'C{i}',
+                      xerr=np.std(runs, ddof=1) / len(runs)**.5, capsize=2,
+                      label=noise if server == servers[0] else None)
     axes.set_yticks([-y for y in range(len(servers))], servers, fontsize=8)
     axes.tick_params(axis='x', labelsize=8)
-    axes.set_xlabel('test loss, nats per word (two runs each)', fontsize=8)
+    axes.set_xlabel('test loss, nats per word (mean of ten runs)', fontsize=8)
     axes.set_title(f'users: {users}', fontsize=9)
     axes.grid(axis='x', alpha=.3)
   every[0][-1].legend(fontsize=7, loc='center right')
