@@ -66,7 +66,12 @@ def one_of(choices: Collection[Any], **values: Any) -> None:
 
 
 def for_json(value: Any) -> Any:
-  """Returns the value with None for numbers that are not finite, which JSON cannot hold."""
+  """Returns the value with None for numbers that are not finite, which JSON cannot hold.
+
+  Named tuples become dictionaries.
+  """
+  if hasattr(value, '_asdict'):
+    return for_json(value._asdict())
   if isinstance(value, dict):
     return {key: for_json(item) for key, item in value.items()}
   if isinstance(value, (list, tuple)):

@@ -12,7 +12,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
-from tfdp_adaptive.audit import own_models
+from tfdp_adaptive.audit import subjects
 
 keras = compat.keras
 RNG = np.random.default_rng(0)
@@ -56,10 +56,10 @@ def test_bugs_are_caught():
   with planted.switched() as bugs:
     model = model_of(tfdp.DPAdam(
         l2_norm_clip=.3, noise_multiplier=1., batch_size=8, adjacency='add_remove'))
-    with own_models.of(model, DATA) as subject:
+    with subjects.of_model(model, DATA) as subject:
       for bug in (None, 'no clipping', 'half the noise', 'the same noise at each step'):
         bugs.only(bug)
-        assert changes.of_records(subject, 1).violated == (bug == 'no clipping')
+        assert changes.largest(subject, 1).violated == (bug == 'no clipping')
         assert (noise_rows.measure(subject, 1, steps=6).p_value < 1e-4) == (
             bug not in (None, 'no clipping')), bug
 

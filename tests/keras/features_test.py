@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.audit import own_models
+from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.keras import step
 
 keras = compat.keras
@@ -278,7 +278,7 @@ def test_a_users_train_step_around_the_private_one(jit_compile, caplog):
 
   model = Own([layers.Input([3]), layers.Dense(1)])
   model.compile(_exact(), loss='mse', jit_compile=jit_compile)
-  own_models.passed(model)  # As by `tfdp.audit.white_box`.
+  subjects.passed(model)  # As by `tfdp.audit.white_box`.
   history = model.fit(X[:B], Y[:B], batch_size=B, verbose=0).history
   np.testing.assert_allclose(history['doubled'][0], 2 * history['loss'][0], rtol=1e-6)
   assert 'AutoGraph could not transform' not in caplog.text

@@ -162,7 +162,7 @@ def _overlap(
     shared += len(np.intersect1d(left, right))
     law = np.convolve(law, _shared(
         _group_size(plan, first, population), *sorted((len(left), len(right)))))
-  return float(min(1.0, 2 * min(law[:shared + 1].sum(), law[shared:].sum())))
+  return pattern_law.two_sided(law, shared)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -145,6 +145,14 @@ def canaries_to_refute(
   return None
 
 
+def demand(canaries: int, epsilon: float, delta: float, confidence: float) -> str:
+  """Returns what it would take to refute `epsilon`, which so many canaries cannot, in words."""
+  needed = canaries_to_refute(epsilon, delta, confidence)
+  if needed is None:
+    return 'another attack: up to 65536 canaries do not do it'
+  return f'{max(needed, 2 * canaries)} canaries or more'
+
+
 class Estimate(NamedTuple):
   """An estimate from normally distributed scores. It is NOT a bound.
 

@@ -103,12 +103,10 @@ def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0
   most = bounds.provable_epsilon(canaries, delta, confidence)
   if most > claimed:
     return f'Perfect guesses at {canaries} canaries would prove epsilon >= {most:.3g}.'
-  needed = bounds.canaries_to_refute(claimed, delta, confidence)
   return (f'This audit can prove NOTHING: even perfect guesses at {canaries} canaries prove '
           f'epsilon >= {most:.3g} only, and {claimed:.3g} is claimed. It would take '
-          + ('another attack: up to 65536 canaries do not do it.' if needed is None else
-             f'{max(needed, 2 * canaries)} canaries or more.')
-          + ' `tfdp.audit.white_box` sees every step.')
+          f'{bounds.demand(canaries, claimed, delta, confidence)}. `tfdp.audit.white_box` sees '
+          'every step.')
 
 
 def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] = None) -> Canaries:
@@ -219,9 +217,8 @@ def report(
 def _auc(scores: np.ndarray, included: np.ndarray) -> float:
   if included.all() or not included.any():
     return 0.5
-  ranks = stats.rankdata(scores)[included]
-  positives, negatives = len(ranks), np.sum(~included)
-  return float((ranks.sum() - positives * (positives + 1) / 2) / (positives * negatives))
+  better = stats.mannwhitneyu(scores[included], scores[~included]).statistic
+  return float(better / (np.sum(included) * np.sum(~included)))
 
 
 def _take(tree: Any, indices: Any) -> Any:

@@ -10,17 +10,19 @@ has not tried; what it finds is a proof.
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.audit import interface
 
 TOLERANCE = 1e-3  # Relative; below it, a change is taken for rounding.
 _EPS = float(np.finfo(np.float32).eps)
 _HUGE, _SMALL = 1e12, 1e-3  # Gradients in clip norms.
+_TARGETS = 3  # Records of given ones that are taken out at every step that is looked at.
 
 
 class Change(NamedTuple):
@@ -41,20 +43,6 @@ class Change(NamedTuple):
   @property
   def violated(self) -> bool:
     return not self.size <= 1 + TOLERANCE + self.rounding
-
-
-class _Search:
-  """The largest change so far."""
-
-  def __init__(self, claims: subjects.Claims) -> None:
-    self._claims = claims
-    self.worst, self.pairs = Change(0.0, 0.0, 'nothing changed', 0), 0
-
-  def compare(self, left: Any, right: Any, where: str) -> None:
-    self.pairs += 1
-    size, rounding = distance(left, right, self._claims.noise_multiplier)
-    if not size - rounding <= self.worst.size + 1e-6:  # The first of equals.
-      self.worst = Change(size, rounding, where, 0)
 
 
 def distance(left: Any, right: Any, noise_multiplier: float) -> Tuple[float, float]:
@@ -80,8 +68,8 @@ def distance(left: Any, right: Any, noise_multiplier: float) -> Tuple[float, flo
 
 
 def largest(
-    subject: subjects.Subject, seed: Optional[int] = None,
-    history: Sequence[int] = (0, 1, 3)) -> Change:
+    subject: interface.Subject, seed: Optional[int] = None, history: Sequence[int] = (0, 1, 3)
+    ) -> Change:
   """Searches from the states after so many steps on ordinary records.
 
   Args:
@@ -90,86 +78,53 @@ def largest(
     history: Numbers of steps taken before a step is looked at.
   """
   rng = np.random.default_rng(seed)
-  search = _Search(subject.claims)
-  state = subject.fresh(seed)
-  last = subject.limit(max(history) + 1) - 1
-  for step in range(last + 1):
-    if step in history:
-      _at(subject, state, search, f'after {step} steps')
-    if step < last:
-      ordinary = rng.standard_normal((_whole(subject), subject.size)) * 3 / math.sqrt(subject.size)
-      _, state = subject.step(state, ordinary)
-  if subject.participations:
-    _with_memory(subject, search, seed)
-  return search.worst._replace(pairs=search.pairs)
+  worst, pairs = Change(0.0, 0.0, 'nothing changed', 0), 0
+  for left, right, where in itertools.chain(
+      _neighbours(subject, rng, seed, history), _with_memory(subject, seed)):
+    pairs += 1
+    size, rounding = distance(left, right, subject.claims.noise_multiplier)
+    if not size - rounding <= worst.size + 1e-6:  # The first of equals.
+      worst = Change(size, rounding, where, 0)
+  return worst._replace(pairs=pairs)
 
 
-def of_records(subject: subjects.Subject, seed: Optional[int] = None,
-               history: Sequence[int] = (0, 1, 3), targets: int = 3) -> Change:
-  """Runs the same search on records of a data set instead of chosen gradients.
+def _neighbours(
+    subject: interface.Subject, rng: np.random.Generator, seed: Optional[int],
+    history: Sequence[int]) -> Iterator[Tuple[Any, Any, str]]:
+  """(parts, parts, which) of steps on pairs of batches that differ by one record."""
+  for step, state in subject.history(rng, seed, history):
+    for others, target, name in _batches(subject, rng):
+      batch = np.concatenate([others, target[np.newaxis]])
+      with_it, _ = subject.step(state, batch)
+      if subject.count:
+        _check_repeatable(with_it, subject.step(state, batch)[0])
+      for without, present, kind in _without(subject, state, batch):
+        parts, _ = subject.step(state, without, present)
+        yield with_it, parts, f'{name}, after {step} steps, against {kind}'
 
-  Args:
-    subject: A `Subject` of `own_models`.
-    seed: The seed of the choice of records and of the noise; for tests.
-    history: See `largest`.
-    targets: The number of records to remove at every inspected step.
-  """
-  rng = np.random.default_rng(seed)
-  search = _Search(subject.claims)
-  state = subject.fresh(seed)
-  last = subject.limit(max(history) + 1) - 1
-  whole = int(min(_whole(subject), subject.largest_batch))
+
+def _batches(subject: interface.Subject, rng: np.random.Generator
+             ) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
+  """(others, record, in words) to be compared with the others alone."""
+  whole = max(1, math.ceil(subject.claims.batch_size))
+  if not subject.count:
+    yield from _chosen(subject, whole)
+    return
+  half = subject.count // 2
+  whole = int(min(whole, subject.largest_batch))
   sizes = sorted({0, 1, whole - 1}) if subject.largest_batch == math.inf else [whole - 1]
-  for step in range(last + 1):
-    if step in history:
-      for target in rng.choice(subject.count, min(targets, subject.count), replace=False):
-        for size in sizes:
-          others = rng.integers(subject.count // 2, size=(size, 1)) * 1.0
-          _records(subject, state, search, others, target, f'{size} others, after {step} steps')
-        alike = np.full((whole - 1, 1), target * 1.0)
-        _records(subject, state, search, alike, target, f'{whole - 1} like it, after {step} steps')
-    if step < last:
-      ordinary = rng.integers(subject.count // 2, size=(whole, 1)) * 1.0
-      _, state = subject.step(state, ordinary)
-  return search.worst._replace(pairs=search.pairs)
+  for target in rng.choice(subject.count, min(_TARGETS, subject.count), replace=False):
+    record, name = np.array([target * 1.0]), f'record {int(target) % half}'
+    if target >= half:
+      name += ', enlarged,'
+    for size in sizes:
+      yield rng.integers(half, size=(size, 1)) * 1.0, record, f'{name} among {size} others'
+    yield np.full((whole - 1, 1), record), record, f'{name} among {whole - 1} like it'
 
 
-def _records(subject: subjects.Subject, state: Any, search: _Search, others: np.ndarray,
-             target: int, name: str) -> None:
-  batch = np.concatenate([others, [[target * 1.0]]])
-  present = np.ones(len(batch))
-  with_it, _ = subject.step(state, batch, present)
-  again, _ = subject.step(state, batch, present)
-  if any(not np.array_equal(a.value, b.value) for a, b in zip(with_it, again)):
-    raise ValueError(
-        'The model must do the same twice from the same state, so that batches can be compared. '
-        'Received: a model that draws numbers without a seed of its own, such as dropout in Keras '
-        '2. Set its rate to 0 for the audit.')
-  zeroed = present.copy()
-  zeroed[-1] = 0
-  without, _ = subject.step(state, batch, zeroed)
-  place = f'record {int(target) % (subject.count // 2)}' + (
-      ', enlarged,' if target >= subject.count // 2 else '')
-  search.compare(with_it, without, f'{place} among {name}, against weight zero')
-  batch[-1] = subject.count
-  blank, _ = subject.step(state, batch, zeroed)
-  search.compare(with_it, blank, f'{place} among {name}, against padding')
-  if subject.claims.adjacency == 'add_remove' and len(others):
-    absent, _ = subject.step(state, others, present[:-1])
-    search.compare(with_it, absent, f'{place} among {name}, against its absence')
-  if subject.claims.adjacency == 'replace':
-    batch[-1] = (target + 1) % subject.count
-    replaced, _ = subject.step(state, batch, present)
-    search.compare(with_it, replaced, f'{place} among {name}, against another')
-
-
-def _whole(subject: subjects.Subject) -> int:
-  return max(1, int(math.ceil(subject.claims.batch_size)))
-
-
-def _at(subject: subjects.Subject, state: Any, search: _Search, when: str) -> None:
-  """Returns all pairs of batches of one state, with and without one record."""
-  whole = _whole(subject)
+def _chosen(subject: interface.Subject,
+            whole: int) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
+  """`_batches` of records that may be anything."""
   basis = np.eye(1, subject.size)[0]
   dense = np.ones(subject.size) / math.sqrt(subject.size)
   for direction, shape in ((basis, 'one-sparse'), (dense, 'dense')):
@@ -181,39 +136,46 @@ def _at(subject: subjects.Subject, state: Any, search: _Search, when: str) -> No
       for kind, other in kinds.items() if count else (('no', target),):
         if kind != 'equal' and (shape == 'dense' or count > whole):
           continue
-        others = np.tile(other, (count, 1))
-        name = f'a huge {shape} record among {count} {kind} others, {when}'
-        _pairs(subject, state, search, others, target, name)
-  target = _SMALL * dense
-  _pairs(subject, state, search, np.zeros([0, subject.size]), target, f'a small record, {when}')
+        name = f'a huge {shape} record among {count} {kind} others'
+        yield np.tile(other, (count, 1)), target, name
+  yield np.zeros([0, subject.size]), _SMALL * dense, 'a small record'
 
 
-def _pairs(
-    subject: subjects.Subject, state: Any, search: _Search, others: np.ndarray, target: np.ndarray,
-    name: str) -> None:
-  batch = np.concatenate([others, target[np.newaxis]])
+def _without(subject: interface.Subject, state: Any,
+             batch: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
+  """(batch, weights, in words) of the neighbours that lack the last record of a batch."""
   present = np.ones(len(batch))
   zeroed = present.copy()
   zeroed[-1] = 0
-  with_it, _ = subject.step(state, batch, present)
-  without, _ = subject.step(state, batch, zeroed)
-  search.compare(with_it, without, f'{name}, against weight zero')
-  if subject.claims.adjacency == 'add_remove':
-    removed, _ = subject.step(state, others, present[:-1])
-    search.compare(with_it, removed, f'{name}, against its absence')
+
+  def instead(record: Any) -> np.ndarray:
+    return np.concatenate([batch[:-1], np.reshape(record, [1, -1])])
+
+  yield batch, zeroed, 'weight zero'
+  if subject.count:
+    yield instead(subject.count), zeroed, 'padding'
+  if subject.claims.adjacency == 'add_remove' and (len(batch) > 1 or not subject.count):
+    yield batch[:-1], present[:-1], 'its absence'
   if subject.claims.adjacency == 'replace':
-    batch[-1] *= -1
-    replaced, _ = subject.step(state, batch, present)
-    search.compare(with_it, replaced, f'{name}, against its opposite')
-    inside = _just_inside(subject, state, -target)
+    if subject.count:
+      yield instead((batch[-1] + 1) % subject.count), present, 'another'
+      return
+    yield instead(-batch[-1]), present, 'its opposite'
+    inside = _just_inside(subject, state, -batch[-1])
     if inside is not None:  # What rides along counts who is inside.
-      batch[-1] = inside
-      replaced, _ = subject.step(state, batch, present)
-      search.compare(with_it, replaced, f'{name}, against an opposite that is not clipped')
+      yield instead(inside), present, 'an opposite that is not clipped'
+
+
+def _check_repeatable(once: Any, again: Any) -> None:
+  if any(not np.array_equal(a.value, b.value) for a, b in zip(once, again)):
+    raise ValueError(
+        'The model must do the same twice from the same state, so that batches can be compared. '
+        'Received: a model that draws numbers without a seed of its own, such as dropout in Keras '
+        '2. Set its rate to 0 for the audit.')
 
 
 def _just_inside(
-    subject: subjects.Subject, state: Any, target: np.ndarray) -> Optional[np.ndarray]:
+    subject: interface.Subject, state: Any, target: np.ndarray) -> Optional[np.ndarray]:
   """The longest record along `target` that is not clipped; None where nothing rides along."""
   if not subject.rides:
     return None
@@ -235,8 +197,11 @@ def _just_inside(
   return length * direction
 
 
-def _with_memory(subject: subjects.Subject, search: _Search, seed: Optional[int]) -> None:
+def _with_memory(subject: interface.Subject,
+                 seed: Optional[int]) -> Iterator[Tuple[Any, Any, str]]:
   """A record of many steps, seen through all later releases: the others' are the same."""
+  if not subject.participations or subject.count:
+    return
   target = _HUGE * np.eye(1, subject.size)
   state = other = subject.fresh(seed)
   for step in range(subject.limit(12)):
@@ -244,5 +209,5 @@ def _with_memory(subject: subjects.Subject, search: _Search, seed: Optional[int]
     with_it, state = subject.step(state, target, present)
     without, other = subject.step(other, target, np.zeros(1))
     other = subject.with_secret_of(state, other)
-    search.compare(with_it, without, f'a huge record in {subject.participations} steps, seen in '
-                   f'step {step + 1}')
+    yield with_it, without, (
+        f'a huge record in {subject.participations} steps, seen in step {step + 1}')

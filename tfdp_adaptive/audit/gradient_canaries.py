@@ -18,14 +18,14 @@ from scipy import special
 from scipy import stats
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.audit import interface
   from tfdp_adaptive.privacy import plan as plan_lib
 
 _HUGE = 1e12
 
 
 def run(
-    subject: subjects.Subject, plan: plan_lib.PrivacyPlan, count: int, seed: Optional[int] = None,
+    subject: interface.Subject, plan: plan_lib.PrivacyPlan, count: int, seed: Optional[int] = None,
     batches: Any = None) -> Tuple[np.ndarray, np.ndarray]:
   """Trains with canaries; returns their scores, [count], and coins, [count] bool.
 
@@ -76,7 +76,7 @@ def run(
 
 
 def _scores(
-    subject: subjects.Subject, observed: Any, drawn: np.ndarray,
+    subject: interface.Subject, observed: Any, drawn: np.ndarray,
     probability: Optional[float], most: int) -> np.ndarray:
   """[count] scores, high where a canary seems to be in.
 

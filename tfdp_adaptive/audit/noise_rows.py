@@ -18,7 +18,7 @@ from scipy import linalg
 from scipy import stats
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.audit import interface
 
 _RUNS = 2  # From two keys; more than that prove nothing new but of the tails.
 _FOR_TAILS, _MOST_RUNS = 48_000, 10  # Numbers of which some are beyond 3.7, and what they may take.
@@ -40,7 +40,7 @@ class Noise(NamedTuple):
   values: int
 
 
-def measure(subject: subjects.Subject, seed: Optional[int] = None, steps: int = 12) -> Noise:
+def measure(subject: interface.Subject, seed: Optional[int] = None, steps: int = 12) -> Noise:
   """Runs empty batches, twice from fresh keys, and tests what comes out."""
   steps = subject.limit(steps)
   needed = -(-_FOR_TAILS // (steps * subject.size))
@@ -52,7 +52,7 @@ def measure(subject: subjects.Subject, seed: Optional[int] = None, steps: int = 
 
 
 def _whitened(
-    subject: subjects.Subject, seed: Optional[int], steps: int) -> List[Tuple[str, np.ndarray]]:
+    subject: interface.Subject, seed: Optional[int], steps: int) -> List[Tuple[str, np.ndarray]]:
   """[(name, [n, k] standard normals if all is as announced)] of one run."""
   empty, weights = np.zeros([1, subject.size]), np.zeros(1)
   state = subject.fresh(seed)

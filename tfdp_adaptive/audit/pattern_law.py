@@ -9,7 +9,6 @@ the steps' p-values by Fisher's method, which is exact or errs towards no alarm.
 from typing import Any, Iterator, List, Sequence, Tuple
 
 import numpy as np
-from scipy import special
 from scipy import stats
 
 
@@ -28,12 +27,12 @@ def tests(plan: Any, batches: Sequence[np.ndarray], population: int
     again = int(np.sum((last >= 0) & (step - last >= least)))
     hazard = min(1.0, first[step] / left[step]) if left[step] > 1e-12 else 1.0
     law = np.convolve(_binomial(never, hazard), _binomial(again, free))
-    sizes.append(_two_sided(law, len(batch)))
+    sizes.append(two_sided(law, len(batch)))
     mean = law @ np.arange(len(law))
     far = np.abs(np.arange(len(law)) - mean) <= abs(len(batch) - mean) + 1e-9
     spreads.append(float(min(1.0, law[far].sum())))
     due = (last >= 0) & (step - last == least)
-    soonest.append(_two_sided(_binomial(int(due.sum()), free), int(due[batch].sum())))
+    soonest.append(two_sided(_binomial(int(due.sum()), free), int(due[batch].sum())))
     last[batch] = step
   yield 'how many take part', _fisher(sizes)
   yield 'sizes that vary too little', _fisher(spreads)
@@ -54,11 +53,11 @@ def rounds(plan: Any, batches: Sequence[np.ndarray], population: int
     of_turn = group_of == turn % groups
     again = 0.0 if np.any(place[batch] >= 0) or not np.all(of_turn[batch]) else again
     left = -(-(cycle - turn) // groups)  # Steps of this round that the group still has.
-    sizes.append(_two_sided(
+    sizes.append(two_sided(
         _binomial(int(np.sum((place < 0) & of_turn)), 1 / left), len(batch)))
     place[batch] = turn
     if turn == cycle - 1 and step >= cycle:
-      moves.append(_two_sided(_binomial(population, groups / cycle), int(np.sum(place == before))))
+      moves.append(two_sided(_binomial(population, groups / cycle), int(np.sum(place == before))))
   yield 'a record twice in a round, or out of its turn', again
   yield 'how many take part', _fisher(sizes)
   yield 'how many keep their place in the next round', _fisher(moves)
@@ -75,17 +74,15 @@ def _first_step(least: int, free: float, steps: int) -> np.ndarray:
 
 def _binomial(trials: int, chance: float) -> np.ndarray:
   """[trials + 1] probabilities."""
-  k = np.arange(trials + 1)
-  ways = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
-  return np.exp(ways + special.xlogy(k, chance) + special.xlog1py(trials - k, -chance))
+  return stats.binom.pmf(np.arange(trials + 1), trials, chance)
 
 
-def _two_sided(law: np.ndarray, value: int) -> float:
+def two_sided(law: np.ndarray, value: int) -> float:
+  """P-value of a value, of a law on 0, 1, ..."""
   return float(min(1.0, 2 * min(law[:value + 1].sum(), law[value:].sum())))
 
 
 def _fisher(p_values: List[float]) -> float:
   """Combines p-values by Fisher's method, leaving out those that equal one."""
-  p_values = [p for p in p_values if p < 1] or [1.0]
   with np.errstate(divide='ignore'):
-    return float(stats.chi2.sf(-2 * np.sum(np.log(p_values)), 2 * len(p_values)))
+    return float(stats.combine_pvalues([p for p in p_values if p < 1] or [1.0])[1])

@@ -1,180 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audited subject as a pure function from state and records to releases and state.
+"""What can be audited: a DPQuery, an optimizer by a small model, or the user's own model.
 
-The gradient of a record is the record itself, so that the audit can make any gradient.
-With the same noise, a release with and one without a record differ by this record alone,
-up to rounding. All of the real code runs in between: the private training step of a Keras
-model with its clipping engine, or the protocol of a DPQuery.
+The gradient of a record of the small model is the record itself, so that the audit can make any
+gradient. A record of the user's model is a place in the user's data. Everything is run on copies
+of the state: the user's model, its optimizer and its ledger are what they were when the audit is
+over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.audit import watched as watched_lib
+from tfdp_adaptive import errors
+from tfdp_adaptive.audit import interface
 from tfdp_adaptive.batches import marks
+from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import private as private_lib
-from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.noise import keys
-from tfdp_adaptive.noise import streams
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import contract
-  from tfdp_adaptive import mechanisms
-  from tfdp_adaptive.privacy import plan as plan_lib
 
 keras = compat.keras
 _FAR = -1e30  # A target that no output reaches: the absolute error's gradient is the record.
 # A user's examples, in parts of the record; the last one has no weight.
 _PARTS, _THERE = (0.5, 0.375, 0.125, 1.0), (1.0, 1.0, 1.0, 0.0)
+_HUGE = 1e4  # Records are tried as they are, and this many times as large.
 
 
-class Part(NamedTuple):
-  """A noisy vector of one step.
-
-  Attributes:
-    name: Which release of a step.
-    value: [k] float64, as the rule gets it.
-    unit: What one unit of the mechanism's noise row is here, as the code announces
-      it: the announced standard deviation over the norm of the row. Zero: no noise.
-    separate: 0, or the noise multiplier, relative to the claimed one, by which the
-      part is accounted for by itself (a statistic of past clean data).
-    clip: Clip norm of a record, in the units of `value` times the batch size; zero
-      for what is no mean of clipped records.
-  """
-
-  name: str
-  value: np.ndarray
-  unit: float
-  separate: float
-  clip: float
-
-
-class Claims(NamedTuple):
-  """The claim about every step.
-
-  Attributes:
-    name: The name of the optimizer or query.
-    noise_multiplier: In units of one record's sensitivity.
-    batch_size: The divisor.
-    adjacency: The relation between neighboring data sets.
-    mechanism: The mechanism of the noise.
-    private: Whether there is any guarantee.
-    steps: The largest number of steps, or None.
-    plan: A `PrivacyPlan`, or None.
-  """
-
-  name: str
-  noise_multiplier: float
-  batch_size: float
-  adjacency: str
-  mechanism: Any
-  private: bool
-  steps: Any
-  plan: Any
-
-
-class Subject:
-  """See `of`.
-
-  Attributes:
-    claims: `Claims`.
-    size: Coordinates of a record.
-    count: The number of records, if they cannot be chosen.
-    held: The problem with arrays in a model's loss or penalties, or ''.
-    participations: 0, or how often a record may take part, where it can still be seen after
-      the steps that it took part in.
-  """
-
-  def __init__(self, claims: Claims, size: int, asks: Tuple[contract.Ask, ...], run: Run,
-               count: int = 0, held: str = '') -> None:
-    self.claims, self.size, self.count, self.held = claims, size, count, held
-    self._asks, self._run = asks, run
-    self.participations = min(
-        (ask.second.participations for ask in asks
-         if ask.second is not None and not ask.second.amplifiable), default=0)
-
-  def fresh(self, seed: Optional[int] = None) -> Any:
-    """SECRET state before the first step, with a key of its own."""
-    key = keys.from_system() if seed is None else keys.from_seed(seed)
-    return self._run.fresh(key), 0
-
-  def step(self, state: Any, records: Any, weights: Any = None) -> Tuple[Tuple[Part, ...], Any]:
-    """Runs a step on [n, size] records. A weight of zero means no record."""
-    tensors, row = state
-    records = np.asarray(records, np.float32)
-    weights = np.ones(len(records)) if weights is None else weights
-    seen, tensors = self._run.step(tensors, records, np.asarray(weights, np.float32), row)
-    norm = self._row_norm(row)
-    parts = []
-    for i, (ask, (mean, variance, second, second_variance, clip, rider, rider_variance)) in (
-        enumerate(zip(itertools.cycle(self._asks), seen))):  # Whoever steps twice shows more.
-      mean = _flat(mean)
-      if variance > 0 or mean.any():  # Else it was not asked at this step.
-        parts.append(Part(f'mean {i}', mean, _root(variance) / norm, 0.0, float(clip)))
-        if ask.second is not None:
-          separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise
-          parts.append(Part(
-              f'second {i}', _flat(second), _root(second_variance) / norm, separate, 0.0))
-        if ask.rider is not None:
-          parts.append(Part(f'rider {i}', _flat(rider), _root(rider_variance) / norm, 0.0, 0.0))
-    return tuple(parts), (tensors, row + 1)
-
-  @property
-  def rides(self) -> bool:
-    """Whether numbers of the records' norms ride on the noise of a mean."""
-    return any(ask.rider is not None for ask in self._asks)
-
-  @property
-  def writes(self) -> bool:
-    """Whether a step leaves anything but releases and the noise's state."""
-    return self._run.written is not None
-
-  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
-    """Returns the state after a step, by name, with fixed numbers instead of its releases."""
-    tensors, row = state
-    return self._run.written(
-        tensors, np.asarray(records, np.float32), np.asarray(weights, np.float32), row)
-
-  def with_secret_of(self, state: Any, other: Any) -> Any:
-    """`state`, but with the clean past of `other`: the same releases, seen from there."""
-    return self._run.with_secret_of(state[0], other[0]), state[1]
-
-  def covariance(self, steps: int) -> np.ndarray:
-    """[steps, steps] C^-1 C^-T of the noise that is claimed."""
-    inverse = streams.as_run(self.claims.mechanism).materialize_inverse(steps)
-    return inverse @ inverse.T
-
-  @property
-  def largest_batch(self) -> float:
-    """Returns the largest possible batch: the divisor, or infinity if nothing limits it."""
-    sized = self._run.sized and self.claims.plan is None and self.claims.adjacency != 'add_remove'
-    return self.claims.batch_size if sized else float('inf')
-
-  @property
-  def separate_releases(self) -> Tuple[float, ...]:
-    """`extra_releases` of a plan for this subject."""
-    return tuple(ask.second.relative_noise for ask in self._asks
-                 if ask.second is not None and not ask.second.amplifiable)
-
-  def limit(self, steps: int) -> int:
-    """Returns `steps`, or the number of covered steps if that is smaller."""
-    return steps if self.claims.steps is None else min(steps, self.claims.steps)
-
-  def _row_norm(self, row: int) -> float:
-    mechanism = streams.as_run(self.claims.mechanism)
-    return float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
-
-
-def of(subject: Any, size: int) -> Subject:
+def of(subject: Any, size: int) -> interface.Subject:
   """The subject of an audit.
 
   Args:
@@ -184,43 +42,150 @@ def of(subject: Any, size: int) -> Subject:
   if isinstance(subject, optimizer_lib.DPOptimizer):
     return _of_optimizer(subject, size)
   if hasattr(subject, 'preprocess_record') and hasattr(subject, '_rule'):
-    return _of_query(subject)
+    return _Query(subject)
   raise ValueError('An audit is of a private optimizer, such as tfdp.DPAdam, or of a '
                    f'tfdp.queries.RuleQuery. Received: {subject!r}.')
 
 
-def claims_of(optimizer: Any) -> Claims:
-  """Returns the claim of the built optimizer, not the values passed to the privatizer."""
-  claims = _claims(type(optimizer).__name__, optimizer.run.privatizer, optimizer.mechanism,
-                   optimizer.rule, optimizer.plan)
-  return claims._replace(noise_multiplier=float(optimizer.noise_multiplier),
-                         batch_size=float(optimizer.batch_size), adjacency=optimizer.adjacency)
+class _Query(interface.Subject):
+  """A `RuleQuery`: a record is what a client sends."""
+
+  def __init__(self, query: Any) -> None:
+    privatizer = query._privatizer
+    claims = interface.claims_of(f'RuleQuery({query._rule.name})', privatizer, query._mechanism,
+                       query._rule, privatizer.steps)
+    self._specs = tf.nest.flatten(query._specs)
+    self._sizes = [spec.shape.num_elements() for spec in self._specs]
+    super().__init__(claims, sum(self._sizes), query._rule, privatizer._l2_norm_clip)
+    self._query = copy.copy(query)
+    self._query._rule = query._rule._replace(update=self._update)
+    self._traced = tf.function(self._round, autograph=False, reduce_retracing=True)
+
+  def _fresh(self, key: Any) -> Any:
+    state = self._query.initial_global_state()
+    noise = state.privatizer.noise._replace(key=key)
+    return state._replace(privatizer=state.privatizer._replace(noise=noise))
+
+  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+            row: int) -> Tuple[Any, Any]:
+    return self._traced(tensors, tf.constant(records * (weights != 0)[:, np.newaxis]))
+
+  def _round(self, state: Any, records: Any) -> Tuple[Any, Any]:
+    self._seen = ()
+    query = self._query
+    params = query.derive_sample_params(state)
+
+    def accumulate(sums: Any, record: Any) -> Any:
+      leaves = [tf.reshape(part, spec.shape)
+                for part, spec in zip(tf.split(record, self._sizes), self._specs)]
+      return query.accumulate_record(
+          params, sums, tf.nest.pack_sequence_as(query._specs, leaves))
+
+    sums = tf.foldl(accumulate, records, query.initial_sample_state())
+    _, state, _ = query.get_noised_result(sums, state)
+    return self._seen, state
+
+  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
+    secret = others.privatizer.secret
+    return tensors._replace(privatizer=tensors.privatizer._replace(secret=secret))
 
 
-def _claims(
-    name: str, privatizer: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
-    plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
-  if mechanism is not None and mechanism.rounding is not None:
-    raise ValueError('An audit compares releases that have the same noise, and that of the '
-                     f'operating system would be another each time. Received: mechanism='
-                     f'{mechanism!r}. Audit the same optimizer without `rounding`.')
-  return Claims(
-      name=name, noise_multiplier=float(privatizer.noise_multiplier),
-      batch_size=float(privatizer.batch_size), adjacency=privatizer.adjacency,
-      mechanism=mechanism or independent.IndependentGaussian(),
-      private=all(ask.second is None or ask.second.private for ask in rule.asks),
-      steps=privatizer.steps, plan=plan)
+class _Model(interface.Subject):
+  """A compiled private model that was not trained yet, by its training step.
+
+  Args:
+    model: The model.
+    name: Its name in the report.
+    batch_of: `(records, weights) -> (x, y, weights)`, tensors of [n, size] and [n].
+    size: See `Subject`.
+    any_rows: Whether to trace the step once for any number of records.
+    **more: Further arguments of `Subject`.
+  """
+
+  writes = True
+
+  def __init__(self, model: Any, name: str, batch_of: Callable[[Any, Any], Any], size: int,
+               any_rows: bool = False, **more: Any) -> None:
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    plan = optimizer.plan
+    super().__init__(
+        interface.claims_of(name, optimizer, optimizer.mechanism, optimizer.rule,
+                           optimizer.run.privatizer.steps, plan),
+        size, optimizer.rule, optimizer.l2_norm_clip, **more)
+    if plan is None and optimizer.adjacency != 'add_remove':
+      self.largest_batch = self.claims.batch_size
+    self._model, self._batch_of = model, batch_of
+    self._marked = None if optimizer.own_sampler is not None else plan
+    state = optimizer.run.state
+    self._key = state[1].noise.key
+    self._secrets = {id(v) for v in tf.nest.flatten(state[1].secret)}
+    self._variables = list({id(v): v for v in [
+        *tf.nest.flatten(state), optimizer.run.watched, *model.variables,
+        optimizer.iterations]}.values())
+    self._initial = [tf.convert_to_tensor(v) for v in self._variables]
+    self._others: List[Any] = []  # Further variables that a step reads or writes, and values.
+    signature = None if not any_rows else [
+        [tf.TensorSpec(t.shape, t.dtype) for t in self._initial],
+        tf.TensorSpec([None, size], tf.float32),
+        tf.TensorSpec([None], tf.float32 if self._marked is None else tf.float64)]
+    self._traced = tf.function(
+        self._trained, input_signature=signature, reduce_retracing=not any_rows,
+        autograph=not any_rows)  # A user's step may branch on tensors.
+    self._unwatched, optimizer._hidden.update = optimizer._hidden.update, self._update
+
+  def _trained(self, tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
+    self._seen = ()
+    for variable, value in zip(self._variables, tensors):
+      variable.assign(value)
+    self._model.train_step(self._batch_of(records, weights))
+    return self._seen, [tf.convert_to_tensor(v) for v in self._variables]
+
+  def _fresh(self, key: Any) -> Any:
+    return [key if v is self._key else value
+            for v, value in zip(self._variables, self._initial)]
+
+  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+            row: int) -> Tuple[Any, Any]:
+    if self._marked is not None:
+      weights = marks.write(weights, self._marked, row)
+    given = tensors, tf.constant(records), tf.constant(weights)
+    if not self._others:
+      known = {id(compat.raw_variable(v)) for v in self._variables}
+      graph = self._traced.get_concrete_function(*given).graph
+      self._others = [(v, tf.convert_to_tensor(v)) for v in graph.variables
+                      if id(compat.raw_variable(v)) not in known]
+    return self._traced(*given)
+
+  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
+    return [other if id(v) in self._secrets else value
+            for v, value, other in zip(self._variables, tensors, others)]
+
+  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
+    if not self._others:
+      self.step(state, records, weights)
+    for variable, value in self._others:
+      variable.assign(value)
+    self._fixed.assign(True)
+    _, (after, _) = self.step(state, records, weights)
+    self._fixed.assign(False)
+    left = [*zip(self._variables, after), *((v, tf.convert_to_tensor(v)) for v, _ in self._others)]
+    private = {id(compat.raw_variable(v)) for v in (
+        self._fixed, *(v for metric in self._model.metrics for v in metric.variables))}
+    return {f'{getattr(v, "path", v.name)} ({i})': np.asarray(value)
+            for i, (v, value) in enumerate(left)
+            if id(v) not in self._secrets and id(compat.raw_variable(v)) not in private}
+
+  def restore(self) -> None:
+    """Makes the model what it was."""
+    self._model.optimizer._hidden.update = self._unwatched
+    for variable, value in [*zip(self._variables, self._initial), *self._others]:
+      variable.assign(value)
+    self._model.reset_metrics()
 
 
-class Run(NamedTuple):
-  fresh: Any  # key -> tensors
-  step: Any  # (tensors, records, weights, row) -> (seen, tensors)
-  with_secret_of: Any  # (tensors, tensors) -> tensors
-  sized: bool  # Whether it refuses batches of other sizes than were said.
-  written: Any = None  # (tensors, records, weights, row) -> {name: array}
-
-
-def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
+def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> _Model:
+  """A small model with an optimizer; a record is any gradient of its `size` weights."""
   if optimizer.run.state is not None:
     raise ValueError('`subject` must be an optimizer that no model has used yet: the audit trains '
                      f'a model of its own with it. Received: {optimizer.name}, which is built.')
@@ -234,98 +199,82 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> Subject:
       keras.layers.Reshape((rows, size // rows)),  # Some rules have a scale on either side.
       keras.layers.EinsumDense('bij,ijk->bk', output_shape=1, kernel_initializer='zeros')])
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
-  optimizer.build(model.trainable_variables)
-  watched = watched_lib.Watched(optimizer.rule, optimizer.l2_norm_clip)
-  optimizer._hidden.update = watched.update
-  state: Any = optimizer.run.state  # It is built.
-  variables = tf.nest.flatten(state) + list(model.trainable_variables)
-  initial = [tf.convert_to_tensor(v) for v in variables]
-  secrets = [id(v) for v in tf.nest.flatten(state[1].secret)]
 
-  def fresh(key: Any) -> Any:
-    return [key if v is state[1].noise.key else value
-            for v, value in zip(variables, initial)]
-
-  def with_secret_of(tensors: Any, others: Any) -> Any:
-    return [other if id(v) in secrets else value
-            for v, value, other in zip(variables, tensors, others)]
-
-  @tf.function(autograph=False)
-  def step(tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
-    watched.seen = ()
-    for variable, value in zip(variables, tensors):
-      variable.assign(value)
+  def batch_of(records: Any, weights: Any) -> Any:
     if optimizer.plan is not None and optimizer.plan.whole_users:
       records = records[:, tf.newaxis] * tf.constant(_PARTS)[:, tf.newaxis]
       weights = weights[:, tf.newaxis] * tf.constant(_THERE, weights.dtype)
     targets = tf.fill(tf.concat([tf.shape(records)[:-1], [1]], 0), _FAR)
-    model.train_step((records, tf.ensure_shape(targets, records.shape[:-1] + [1]), weights))
-    return watched.seen, [tf.convert_to_tensor(v) for v in variables]
+    return records, tf.ensure_shape(targets, records.shape[:-1] + [1]), weights
 
-  run, traced = _with_shapes(step, initial, size, optimizer.plan)
-  others = watched_lib.captured(traced, variables)
-  written = watched.written(model, optimizer, variables, run, others)
-  return Subject(claims_of(optimizer), size, optimizer.rule.asks,
-                 Run(fresh, run, with_secret_of, sized=True, written=written))
+  return _Model(model, type(optimizer).__name__, batch_of, size, any_rows=True)
 
 
-def _of_query(query: Any) -> Subject:
-  rule, privatizer, specs = query._rule, query._privatizer, query._specs
-  sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
-  watched = watched_lib.Watched(rule, privatizer._l2_norm_clip)
-  query = copy.copy(query)
-  query._rule = rule._replace(update=watched.update)
+@contextlib.contextmanager
+def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
+  """A user's model; a record is a place in the data. The model is not changed.
 
-  def fresh(key: Any) -> Any:
-    state = query.initial_global_state()
-    noise = state.privatizer.noise._replace(key=key)
-    return state._replace(privatizer=state.privatizer._replace(noise=noise))
+  Args:
+    model: A compiled `tfdp.DPModel`.
+    data: `(x, y)` of arrays, or nests of them, whose first axis is the record.
+  """
+  if not isinstance(model, model_lib.DPModel) or getattr(model, 'optimizer', None) is None:
+    raise ValueError('`subject` must be a compiled private model where `data` is given, such as '
+                     f'tfdp.make_private(model). Received: {model!r}.')
+  own: Any = model
+  data, count = _checked(data)
+  x, y = (tf.nest.map_structure(tf.constant, part) for part in data)
+  if not own.built:
+    own(tf.nest.map_structure(lambda t: t[:1], x), training=False)
+  if own.optimizer.steps_done:
+    raise ValueError('`subject` must be a model that was not trained yet: compile it again, with a '
+                     f'new optimizer. Received: a model after {own.optimizer.steps_done} steps.')
 
-  def step(state: Any, records: Any, weights: Any, row: int) -> Tuple[Any, Any]:
-    del row
-    return run(state, tf.constant(records * (weights != 0)[:, np.newaxis]))
+  def batch_of(places: Any, weights: Any) -> Any:
+    places = tf.cast(places[:, 0], tf.int64)
+    return *(tf.nest.map_structure(lambda t: tf.gather(t, places), part)
+             for part in (x, y)), weights
 
-  @tf.function(autograph=False, reduce_retracing=True)
-  def run(state: Any, records: Any) -> Tuple[Any, Any]:
-    watched.seen = ()
-    params = query.derive_sample_params(state)
-
-    def accumulate(sums: Any, record: Any) -> Any:
-      leaves = [tf.reshape(part, spec.shape) for part, spec in zip(
-          tf.split(record, sizes), tf.nest.flatten(specs))]
-      return query.accumulate_record(params, sums, tf.nest.pack_sequence_as(specs, leaves))
-
-    sums = tf.foldl(accumulate, records, query.initial_sample_state())
-    _, state, _ = query.get_noised_result(sums, state)
-    return watched.seen, state
-
-  def with_secret_of(state: Any, other: Any) -> Any:
-    secret = other.privatizer.secret
-    return state._replace(privatizer=state.privatizer._replace(secret=secret))
-
-  claims = _claims(f'RuleQuery({rule.name})', privatizer, query._mechanism, rule)
-  return Subject(claims, sum(sizes), rule.asks, Run(fresh, step, with_secret_of, sized=False))
-
-
-def _with_shapes(
-    step: Any, initial: Any, size: int,
-    plan: Optional[plan_lib.PrivacyPlan]) -> Tuple[Callable[..., Any], Any]:
-  """Traces `step` once for any number of records, and returns the trace."""
-  weight = tf.float32 if plan is None else tf.float64
-  traced = step.get_concrete_function(
-      [tf.TensorSpec(t.shape, t.dtype) for t in initial],
-      tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], weight))
-
-  def run(tensors: Any, records: Any, weights: Any, row: int) -> Any:
-    weights = weights if plan is None else marks.write(weights, plan, row)
-    return traced(tensors, tf.constant(records), tf.constant(weights, weight))
-
-  return run, traced
+  public = own._public_penalty
+  held = '' if public is not None else _held(own)
+  subject = _Model(own, f'{own.name} with {type(own.optimizer).__name__}', batch_of, 1,
+                  count=count, held=held)
+  model_lib.AUDITED.add(own)
+  own._public_penalty = public or 'not said; under audit'
+  own.leaves_out_penalties = not held  # What reads weights alone is public.
+  try:
+    yield subject
+  finally:
+    subject.restore()
+    own.leaves_out_penalties, own._public_penalty = False, public
+    model_lib.AUDITED.discard(own)
 
 
-def _flat(tree: Any) -> np.ndarray:
-  return np.concatenate([np.ravel(np.asarray(t, np.float64)) for t in tf.nest.flatten(tree)])
+def _held(model: Any) -> str:
+  """Returns the problem with arrays in a loss, penalty, constraint or schedule, or ''."""
+  try:
+    model.check_held()
+  except errors.PrivacyError as error:
+    return str(error)
+  return ''
 
 
-def _root(variance: Any) -> float:
-  return float(np.sqrt(np.asarray(variance, np.float64)))
+def passed(model: Any) -> None:
+  """Lets a model train, though it replaces a part of the private step, until compiled again."""
+  model_lib.AUDITED.add(model)
+
+
+def _checked(data: Any) -> Tuple[Any, int]:
+  """`(x, y)` with larger copies of what is floating-point and a blank, and how many were copied."""
+  if not isinstance(data, tuple) or len(data) != 2:
+    raise ValueError('`data` must be a pair (x, y) of arrays whose first axis is the record. '
+                     f'Received: {type(data).__name__}.')
+  arrays = tuple(tf.nest.map_structure(np.asarray, part) for part in data)
+  lengths = {a.shape[0] if a.ndim else 0 for a in tf.nest.flatten(arrays)}
+  if len(lengths) != 1 or not min(lengths):
+    raise ValueError('`data` must be a pair (x, y) of arrays with the same number of records, at '
+                     f'least one. Received: lengths {sorted(lengths)}.')
+  larger = lambda a: a * np.asarray(_HUGE, a.dtype) if a.dtype.kind == 'f' else a
+  blank = lambda a: np.full((1, *a.shape[1:]), '' if a.dtype.kind in 'OSU' else 0, a.dtype)
+  together = lambda a: np.concatenate([a, larger(a), blank(a)])
+  return tf.nest.map_structure(together, arrays), 2 * lengths.pop()

@@ -20,7 +20,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any, Dict, NamedTuple, Optional, Tuple, TYPE_CHECKING
+import types
+from typing import Any, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from tfdp_adaptive.audit import writes as writes_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.audit import interface
 
 CONFIDENCE = 0.95
 _PROBES = 0.02  # Of all false alarms that are allowed, those of noise and of batches, each.
@@ -94,14 +95,8 @@ class WhiteBoxReport:
 
   def to_dict(self) -> dict:
     """Returns the report as JSON values. Infinite numbers become None."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    fields.update(
-        looks=[dataclasses.asdict(look) for look in self.looks], violated=self.violated,
-        vacuous=self.vacuous, change=_dict(self.change), noise=_dict(self.noise),
-        batches=_dict(self.batches), writes=_dict(self.writes),
-        canaries=None if self.canaries is None else dict(
-            self.canaries._asdict(), estimate=_dict(self.canaries.estimate)))
-    return checks.for_json(fields)
+    return checks.for_json(dict(
+        dataclasses.asdict(self), violated=self.violated, vacuous=self.vacuous))
 
   def __str__(self) -> str:
     head = (f'White-box audit of {self.name}: epsilon <= {self.claimed:.4g} at delta = '
@@ -149,7 +144,6 @@ def white_box(
   Returns:
     A `WhiteBoxReport`.
   """
-  from tfdp_adaptive.audit import own_models  # pylint: disable=g-import-not-at-top
   from tfdp_adaptive.audit import subjects  # pylint: disable=g-import-not-at-top
   bounds.check_confidence(confidence)
   checks.whole(16, canaries=canaries)
@@ -161,10 +155,10 @@ def white_box(
       raise ValueError('`batches` must be an array of record indices for every step. '
                        f'Received: batches={batches!r}.') from error
   if data is not None:
-    with own_models.of(subject, data) as own_model:
+    with subjects.of_model(subject, data) as own_model:
       report = _looked_at(own_model, plan, epsilon, delta, confidence, None, batches, seed, start)
     if not report.violated and not report.vacuous:
-      own_models.passed(subject)
+      subjects.passed(subject)
     return report
   return _looked_at(subjects.of(subject, canaries), plan, epsilon, delta, confidence, canaries,
                     batches, seed, start)
@@ -172,7 +166,7 @@ def white_box(
 
 @np.errstate(all='ignore')  # What is not finite is convicted, not warned of.
 def _looked_at(
-    subject: subjects.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
+    subject: interface.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
     seed: Optional[int], start: float) -> WhiteBoxReport:
   """Returns the report. Without `canaries`, it is about your own model."""
@@ -186,7 +180,7 @@ def _looked_at(
   change = noise = law = guessed = writes = None
   looks = []
   if claimed < math.inf:
-    change = (changes.of_records if canaries is None else changes.largest)(subject, seed)
+    change = changes.largest(subject, seed)
     looks.append(_look_at_changes(change))
     if canaries is None:
       looks.append(Look('held', bool(subject.held), subject.held or (
@@ -212,7 +206,7 @@ def _looked_at(
                         guessed, writes, time.perf_counter() - start)
 
 
-def _full_batches(subject: subjects.Subject) -> plan_lib.PrivacyPlan:
+def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
   """The plan of a few steps with every record in each."""
   claims = subject.claims
   whole = max(1, math.ceil(claims.batch_size))
@@ -240,17 +234,11 @@ def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:
   return Look('noise', noise.p_value <= allowed, text)
 
 
-class _Run(NamedTuple):
-  """A run as accountants see it."""
-
-  plan: plan_lib.PrivacyPlan
-  steps: int
-
-
 def _look_at_accounting(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Look:
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
     return Look('accounting', False, 'not repeated: it rests on what the plan is told')
-  accounted = second_accountant.answer([_Run(plan, plan.steps)], delta)
+  accounted = second_accountant.answer(
+      [types.SimpleNamespace(plan=plan, steps=plan.steps)], delta)
   if accounted.epsilon is None:
     return Look('accounting', False, f'not repeated: {accounted.method}')
   allowed = claimed * (1 + accounted.tolerance) + 1e-6
@@ -268,11 +256,9 @@ def _look_at_canaries(
           f'Gaussian shape{"" if gaussian else " (which this is not)"}; estimate, no bound: '
           f'{guessed.estimate.epsilon:.3g}')
   if not gaussian and guessed.provable <= claimed:
-    needed = bounds.canaries_to_refute(claimed, delta, guessed.confidence)
+    needed = bounds.demand(guessed.canaries, claimed, delta, guessed.confidence)
     text += (f'; so few canaries can prove nothing: even perfect guesses prove only '
-             f'{guessed.provable:.3g}. It would take '
-             + ('another attack: up to 65536 canaries do not do it'
-                if needed is None else f'{needed} canaries'))
+             f'{guessed.provable:.3g}. It would take {needed}')
   return Look('canaries', lower > claimed, text)
 
 
@@ -281,7 +267,3 @@ def _look_at_writes(writes: writes_lib.Writes) -> Look:
           'releases' if writes.past_noise else
           f'{writes.looked_at} tensors that a step leaves follow from its releases')
   return Look('writes', bool(writes.past_noise), f'{text} ({writes.pairs} pairs of batches)')
-
-
-def _dict(value: Any) -> Optional[Dict[str, Any]]:
-  return None if value is None else value._asdict()

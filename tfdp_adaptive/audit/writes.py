@@ -10,13 +10,12 @@ the batches that were tried. Metrics are left out: they are exact and not privat
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.audit import subjects
+  from tfdp_adaptive.audit import interface
 
 _HISTORY = (0, 2)  # Steps taken before the one that is looked at.
 
@@ -35,25 +34,15 @@ class Writes(NamedTuple):
   pairs: int
 
 
-def check(subject: subjects.Subject, seed: Optional[int] = None) -> Writes:
+def check(subject: interface.Subject, seed: Optional[int] = None) -> Writes:
   """Compares the state after a step on ordinary, other and no records."""
   rng = np.random.default_rng(seed)
-  whole = max(1, math.ceil(subject.claims.batch_size))
-
-  def ordinary() -> np.ndarray:
-    if subject.count:
-      return rng.integers(subject.count, size=(whole, 1)) * 1.0
-    return rng.standard_normal((whole, subject.size))
-
-  state, found, pairs = subject.fresh(seed), set(), 0
-  last = subject.limit(max(_HISTORY) + 1) - 1
-  for step in range(last + 1):
-    if step in _HISTORY:
-      batch, none = ordinary(), np.zeros(whole)
-      left = subject.written(state, batch, 1 - none)
-      for other, weights in ((ordinary(), 1 - none), (batch, none)):
-        right = subject.written(state, other, weights)
-        found |= {name for name in left if not np.array_equal(left[name], right[name])}
-        pairs += 1
-    _, state = subject.step(state, ordinary())
+  found, pairs = set(), 0
+  for _, state in subject.history(rng, seed, _HISTORY):
+    batch, other = subject.ordinary(rng, share=1.0), subject.ordinary(rng, share=1.0)
+    all_of_it, none = np.ones(len(batch)), np.zeros(len(batch))
+    left = subject.written(state, batch, all_of_it)
+    for right in (subject.written(state, other, all_of_it), subject.written(state, batch, none)):
+      found |= {name for name in left if not np.array_equal(left[name], right[name])}
+      pairs += 1
   return Writes(tuple(sorted(found)), len(left), pairs)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audited subject as a pure function from state and records to releases and state.
+
+With the same noise, a release with and one without a record differ by this record alone,
+up to rounding. All of the real code runs in between: the private training step of a Keras
+model, or the protocol of a DPQuery; see `subjects`.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import trees
+from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
+  from tfdp_adaptive import mechanisms
+
+
+class Part(NamedTuple):
+  """A noisy vector of one step.
+
+  Attributes:
+    name: Which release of a step.
+    value: [k] float64, as the rule gets it.
+    unit: What one unit of the mechanism's noise row is here, as the code announces
+      it: the announced standard deviation over the norm of the row. Zero: no noise.
+    separate: 0, or the noise multiplier, relative to the claimed one, by which the
+      part is accounted for by itself (a statistic of past clean data).
+    clip: Clip norm of a record, in the units of `value` times the batch size; zero
+      for what is no mean of clipped records.
+  """
+
+  name: str
+  value: np.ndarray
+  unit: float
+  separate: float = 0.0
+  clip: float = 0.0
+
+
+class Claims(NamedTuple):
+  """The claim about every step.
+
+  Attributes:
+    name: The name of the optimizer or query.
+    noise_multiplier: In units of one record's sensitivity.
+    batch_size: The divisor.
+    adjacency: The relation between neighboring data sets.
+    mechanism: The mechanism of the noise.
+    private: Whether there is any guarantee.
+    steps: The largest number of steps, or None.
+    plan: A `PrivacyPlan`, or None.
+  """
+
+  name: str
+  noise_multiplier: float
+  batch_size: float
+  adjacency: str
+  mechanism: Any
+  private: bool
+  steps: Any
+  plan: Any
+
+
+def claims_of(
+    name: str, said: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
+    steps: Optional[int], plan: Any = None) -> Claims:
+  """Returns the claim of an object that says its noise multiplier, batch size and adjacency."""
+  if mechanism is not None and mechanism.rounding is not None:
+    raise ValueError('An audit compares releases that have the same noise, and that of the '
+                     f'operating system would be another each time. Received: mechanism='
+                     f'{mechanism!r}. Audit the same optimizer without `rounding`.')
+  return Claims(
+      name=name, noise_multiplier=float(said.noise_multiplier), batch_size=float(said.batch_size),
+      adjacency=said.adjacency, mechanism=mechanism or independent.IndependentGaussian(),
+      private=all(ask.second is None or ask.second.private for ask in rule.asks),
+      steps=steps, plan=plan)
+
+
+class Subject(abc.ABC):
+  """What is audited.
+
+  Attributes:
+    claims: `Claims`.
+    size: Coordinates of a record.
+    count: The number of records, if they cannot be chosen.
+    held: The problem with arrays in a model's loss or penalties, or ''.
+    participations: 0, or how often a record may take part, where it can still be seen after
+      the steps that it took part in.
+    largest_batch: The divisor, or infinity if nothing limits a batch.
+    writes: Whether a step leaves anything but releases and the noise's state.
+  """
+
+  largest_batch = math.inf
+  writes = False
+
+  def __init__(self, claims: Claims, size: int, rule: contract.Rule, l2_norm_clip: float,
+               count: int = 0, held: str = '') -> None:
+    self.claims, self.size, self.count, self.held = claims, size, count, held
+    self._rule, self._l2_norm_clip = rule, l2_norm_clip
+    self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
+    self._seen: Tuple[Any, ...] = ()  # By the rule in this step: (release, clip norm).
+    self._past = [ask.second for ask in rule.asks
+                  if ask.second is not None and not ask.second.amplifiable]
+    self.participations = min((second.participations for second in self._past), default=0)
+
+  @abc.abstractmethod
+  def _fresh(self, key: Any) -> Any:
+    """Returns the tensors of the state before the first step."""
+
+  @abc.abstractmethod
+  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+            row: int) -> Tuple[Any, Any]:
+    """Returns what the rule saw in a step, and the tensors after it."""
+
+  @abc.abstractmethod
+  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
+    """Returns `tensors` with the clean past of `others`."""
+
+  def _update(self, state: Any, releases: contract.Releases,
+              public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
+    """The rule's update, which keeps what the rule sees."""
+    self._seen += tuple(
+        (release, self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32))
+        for release, query in zip(releases, self._rule.query(state, public)))
+    fixed = lambda tree: trees.map(lambda t: tf.where(self._fixed, tf.ones_like(t), t), tree)
+    releases = tuple(
+        release._replace(mean=fixed(release.mean), second=fixed(release.second),
+                         rider=fixed(release.rider)) for release in releases)
+    return self._rule.update(state, releases, public)
+
+  def fresh(self, seed: Optional[int] = None) -> Any:
+    """SECRET state before the first step, with a key of its own."""
+    return self._fresh(keys.from_system() if seed is None else keys.from_seed(seed)), 0
+
+  def step(self, state: Any, records: Any, weights: Any = None) -> Tuple[Tuple[Part, ...], Any]:
+    """Runs a step on [n, size] records. A weight of zero means no record."""
+    tensors, row = state
+    weights = np.ones(len(records)) if weights is None else weights
+    seen, tensors = self._step(
+        tensors, np.asarray(records, np.float32), np.asarray(weights, np.float32), row)
+    mechanism = streams.as_run(self.claims.mechanism)
+    norm = float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
+
+    def part(name: str, value: Any, variance: Any, *more: float) -> Part:
+      return Part(name, _flat(value), float(np.sqrt(np.float64(variance))) / norm, *more)
+
+    parts = []
+    for i, (ask, (release, clip)) in enumerate(
+        zip(itertools.cycle(self._rule.asks), seen)):  # Whoever steps twice shows more.
+      if release.variance > 0 or _flat(release.mean).any():  # Else it was not asked at this step.
+        parts.append(part(f'mean {i}', release.mean, release.variance, 0.0, float(clip)))
+        if ask.second is not None:
+          separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise
+          parts.append(part(f'second {i}', release.second, release.second_variance, separate))
+        if ask.rider is not None:
+          parts.append(part(f'rider {i}', release.rider, release.rider_variance))
+    return tuple(parts), (tensors, row + 1)
+
+  def ordinary(self, rng: np.random.Generator, share: float = 0.5) -> np.ndarray:
+    """Returns a batch of ordinary records, of the first `share` of those that are given."""
+    rows = int(min(math.ceil(self.claims.batch_size), max(1, self.largest_batch)))
+    if self.count:
+      return rng.integers(int(self.count * share), size=(rows, 1)) * 1.0
+    return rng.standard_normal((rows, self.size)) * 3 / math.sqrt(self.size)
+
+  def history(self, rng: np.random.Generator, seed: Optional[int],
+              steps: Sequence[int]) -> Iterator[Tuple[int, Any]]:
+    """Yields `(step, state)` after so many steps on ordinary records."""
+    state = self.fresh(seed)
+    last = self.limit(max(steps) + 1) - 1
+    for step in range(last + 1):
+      if step in steps:
+        yield step, state
+      if step < last:
+        _, state = self.step(state, self.ordinary(rng))
+
+  @property
+  def rides(self) -> bool:
+    """Whether numbers of the records' norms ride on the noise of a mean."""
+    return any(ask.rider is not None for ask in self._rule.asks)
+
+  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
+    """Returns the state after a step, by name, with fixed numbers instead of its releases."""
+    raise NotImplementedError
+
+  def with_secret_of(self, state: Any, other: Any) -> Any:
+    """`state`, but with the clean past of `other`: the same releases, seen from there."""
+    return self._with_secret_of(state[0], other[0]), state[1]
+
+  def covariance(self, steps: int) -> np.ndarray:
+    """[steps, steps] C^-1 C^-T of the noise that is claimed."""
+    inverse = streams.as_run(self.claims.mechanism).materialize_inverse(steps)
+    return inverse @ inverse.T
+
+  @property
+  def separate_releases(self) -> Tuple[float, ...]:
+    """`extra_releases` of a plan for this subject."""
+    return tuple(second.relative_noise for second in self._past)
+
+  def limit(self, steps: int) -> int:
+    """Returns `steps`, or the number of covered steps if that is smaller."""
+    return steps if self.claims.steps is None else min(steps, self.claims.steps)
+
+
+def _flat(tree: Any) -> np.ndarray:
+  return np.concatenate([np.ravel(np.asarray(t, np.float64)) for t in tf.nest.flatten(tree)])
