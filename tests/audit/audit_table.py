@@ -27,7 +27,7 @@ from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
-from tfdp_adaptive.cli import white_box
+from tfdp_adaptive.examples import white_box
 
 keras = compat.keras
 SEEDS, CONFIDENCE = 1000, 0.95

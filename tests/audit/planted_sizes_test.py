@@ -17,8 +17,8 @@ from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import white_box
 from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.examples import white_box
 from tfdp_adaptive.noise import gaussian as noise_gaussian
 
 COMMAND = ['audit', '--white-box', '--method', 'DPAdam', '--canaries', '64', '--steps', '8',

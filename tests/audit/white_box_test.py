@@ -14,7 +14,7 @@ from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.cli import white_box
+from tfdp_adaptive.examples import white_box
 from tfdp_adaptive.keras import named_optimizers
 
 SMALL = 1e-3 * 0.05  # False alarms that probes are allowed here.

@@ -11,7 +11,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.cli import white_box
+from tfdp_adaptive.examples import white_box
 
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 12))  # Of each; `TFDP_FUZZ=1000` looks for more.
 ODD = st.one_of(

@@ -6,28 +6,21 @@ what the final model knows refutes the plan's epsilon. With --white-box it looks
 step of the optimizer on a model of its own, and ends with status 3 if the claim is violated.
 """
 
-from __future__ import annotations
-
-import json
-from typing import Any, TYPE_CHECKING
+import argparse
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import text_options
-from tfdp_adaptive.cli import white_box
 from tfdp_adaptive.examples import audit
 from tfdp_adaptive.examples import compare
 from tfdp_adaptive.examples import settings as settings_lib
 from tfdp_adaptive.examples import tasks
-
-if TYPE_CHECKING:
-  import argparse
+from tfdp_adaptive.examples import white_box
 
 VIOLATED = 3
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('audit', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('audit')
   group.add_argument('--white-box', action='store_true',
                      help='inspect every step, noise row and batch; needs seconds and no data')
@@ -45,15 +38,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   group.add_argument('--batch-size', type=options.positive_int, metavar='N',
                      help='expected number of records per step (default: 512; '
                           f'{white_box.BATCH_SIZE} with --white-box)')
-  text_options.add_text_arguments(parser)
-  text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  text_options.add_arguments(parser, 'data', 'privacy')
   text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED, white_box.METHODS)
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
   if arguments.white_box:
-    return VIOLATED * white_box.run(arguments)
+    return _white_box(arguments)
   if arguments.unit != 'example':
     raise errors.UsageError('--unit user needs --white-box: sentences have no users here')
   method = settings_lib.CENTRALIZED.get(arguments.method)
@@ -67,12 +58,22 @@ def run(arguments: argparse.Namespace) -> int:
   report = audit.run(task, text_options.by_sentence(arguments), method, settings,
                      arguments.canaries or 1000, arguments.confidence)
   if arguments.json:
-    print(json.dumps({
-        'method': method.label, 'claimed_epsilon': report.claimed,
-        'epsilon_lower': report.epsilon_lower, 'delta': report.delta,
-        'confidence': report.confidence, 'canaries': report.canaries, 'guesses': report.guesses,
-        'correct': report.correct, 'auc': report.auc, 'provable': report.provable,
-        'violated': report.violated}, indent=1))
+    fields = ('epsilon_lower', 'delta', 'confidence', 'canaries', 'guesses', 'correct', 'auc',
+              'provable', 'violated')
+    print(options.to_json({'method': method.label, 'claimed_epsilon': report.claimed,
+                           **{name: getattr(report, name) for name in fields}}))
   else:
     print(f'{method.label}, {task.name}\n{report}')
   return int(report.violated)
+
+
+def _white_box(arguments: argparse.Namespace) -> int:
+  changes = options.changed(
+      white_box.settings_of(arguments.method), arguments.set, tuple(white_box.FOLLOWED))
+  report = white_box.report(
+      arguments.method, changes=changes, epsilon=arguments.epsilon, delta=arguments.delta,
+      canaries=arguments.canaries or white_box.CANARIES, confidence=arguments.confidence,
+      steps=arguments.steps or white_box.STEPS, unit=arguments.unit,
+      batch_size=arguments.batch_size or white_box.BATCH_SIZE)
+  options.show(report, arguments.json)
+  return VIOLATED * report.violated

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp card`: the privacy card of a run or of a saved model, as JSON, Markdown and a page."""
 
-from __future__ import annotations
-
+import argparse
 import pathlib
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 
-if TYPE_CHECKING:
-  import argparse
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('card', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('source', metavar='RUN', type=options.path,
       help='a card, a folder with card.json, or the .keras or .weights.h5 file of a private '
@@ -25,7 +20,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--out', type=options.path, metavar='DIR',
       help='folder for card.json, card.md and card.html (default: print the Markdown)')
   add('--json', action='store_true', help='print the JSON')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -6,28 +6,17 @@ seconds. One task has inputs of very different scales, which need adaptive optim
 other has rare classes, which need correlated noise.
 """
 
-from __future__ import annotations
-
-from typing import Any, TYPE_CHECKING
+import argparse
 
 from tfdp_adaptive.cli import text_options
-from tfdp_adaptive.examples import compare
 from tfdp_adaptive.examples import demo
 from tfdp_adaptive.examples import federated
 
-if TYPE_CHECKING:
-  import argparse
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('demo', description=__doc__)
-  text_options.add_sentence_arguments(parser)
-  text_options.add_client_arguments(parser)
-  text_options.add_data_arguments(parser)
-  text_options.add_privacy_arguments(
-      parser, f'{compare.EPSILON:g} per sentence, {federated.EPSILON:g} per client')
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  text_options.add_arguments(
+      parser, 'centralized training', 'federated training', 'data', 'output', 'privacy')
   text_options.add_tune_argument(parser)
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

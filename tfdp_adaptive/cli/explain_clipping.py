@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp explain-clipping`: shows how each layer of a model is clipped, and the cost."""
 
-from __future__ import annotations
-
+import argparse
 import importlib
 import os
 import sys
 import traceback
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 
-if TYPE_CHECKING:
-  import argparse
 
-  from tfdp_adaptive import compat
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('explain-clipping', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('model', metavar='MODEL',
       help='a saved Keras model (a .keras or .h5 file), or module:function that returns one')
@@ -29,7 +22,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--scaled', action='store_true',
       help='scale before clipping, as scale-then-privatize does (default: as the optimizer)')
   add('--json', action='store_true', help='print JSON')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -37,15 +29,11 @@ def run(arguments: argparse.Namespace) -> None:
   with errors.usage():
     explanation = tfdp.explain_clipping(
         model, batch_size=arguments.batch_size, scaled=arguments.scaled or None)
-  print(options.to_json(explanation.to_dict()) if arguments.json else explanation)
+  options.show(explanation, arguments.json)
 
 
-def load(name: str) -> compat.Model:
-  """The model that an argument names.
-
-  Raises:
-    errors.UsageError: If there is none.
-  """
+def load(name: str) -> Any:
+  """The Keras model that an argument names; a `UsageError` if there is none."""
   from tfdp_adaptive import compat  # It loads Keras. pylint: disable=import-outside-toplevel
   module, colon, function = name.partition(':')
   if os.path.exists(name):

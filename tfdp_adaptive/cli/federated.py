@@ -6,25 +6,16 @@ with the same --out. What it keeps there for that (`federated.state/`) is secret
 removed at the end.
 """
 
-from __future__ import annotations
-
-from typing import Any, TYPE_CHECKING
+import argparse
 
 from tfdp_adaptive.cli import text_options
 from tfdp_adaptive.examples import federated
 from tfdp_adaptive.examples import settings
 
-if TYPE_CHECKING:
-  import argparse
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('federated', description=__doc__)
-  text_options.add_client_arguments(parser)
-  text_options.add_data_arguments(parser)
-  text_options.add_privacy_arguments(parser, f'{federated.EPSILON:g}')
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  text_options.add_arguments(parser, 'federated training', 'data', 'output', 'privacy')
   text_options.add_method_arguments(parser, settings.FEDERATED)
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

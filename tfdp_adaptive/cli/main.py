@@ -21,11 +21,10 @@ import tqdm
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import gate
-from tfdp_adaptive.cli import folder
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import progress
 
-# A module of this package each, with `add_parser(subparsers)` and `run(arguments)`; it is
+# A module of this package each, with `add_arguments(parser)` and `run(arguments)`; it is
 # imported when it is asked for, so that help does not wait: (summary, examples).
 COMMANDS = {
     'demo': (
@@ -93,7 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser(argv).parse_args(argv)
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
-      folder.check(arguments.out)
+      options.check_folder(arguments.out)
     heard = (progress.shown(command) if arguments.command in LONG
              else contextlib.nullcontext())
     with heard, _notes(command), gate.loading():  # Who types a part's name has asked for it.
@@ -205,9 +204,10 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
   for name, (summary, examples) in COMMANDS.items():
     if completing or name in argv[:1]:
       module = importlib.import_module(f'tfdp_adaptive.cli.{name.replace("-", "_")}')
-      command = module.add_parser(subparsers)
+      command = subparsers.add_parser(
+          name, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+      module.add_arguments(command)
       command.set_defaults(run=module.run)
-      command.formatter_class = argparse.RawDescriptionHelpFormatter
       command.epilog = '\n\n'.join(filter(None, [options.wrap(command.epilog), _epilog(examples)]))
     else:
       subparsers.add_parser(name, help=summary)

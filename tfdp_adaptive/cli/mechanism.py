@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp mechanism`: designs a noise mechanism and compares it with alternatives."""
 
-from __future__ import annotations
-
+import argparse
 import json
 import re
 import sys
-from typing import Any, Optional, Tuple, TYPE_CHECKING
+from typing import Optional, Tuple
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
@@ -14,14 +13,10 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.examples import designs
 from tfdp_adaptive.examples import report
 
-if TYPE_CHECKING:
-  import argparse
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser(
-      'mechanism', description=__doc__,
-      epilog='NAME is one of ' + ', '.join(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.epilog = (
+      'NAME is one of ' + ', '.join(
           name if design.size is None else f'{name}:{design.size.upper()}'
           for name, (_, design) in mechanisms.DESIGNS.items())
       + '. Errors are those of the prefix sums of gradients (the iterates of SGD, with --momentum) '
@@ -47,7 +42,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--out', type=options.path, metavar='DIR',
       help='folder for mechanism.json, results.json and errors.png (default: runs/<time>)')
   add('--json', action='store_true', help='print the results as JSON instead of a table')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import pathlib
 import textwrap
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
+from tfdp_adaptive import runfolder
 
 
 def path(text: str) -> pathlib.Path:
@@ -106,3 +108,30 @@ def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
 def to_json(value: Any) -> str:
   """Indented JSON that every reader takes."""
   return json.dumps(checks.for_json(value), indent=1, allow_nan=False)
+
+
+def show(result: Any, as_json: bool) -> None:
+  """Prints a result of the library, which is readable text or JSON."""
+  print(to_json(result.to_dict()) if as_json else result)
+
+
+def check_folder(path: pathlib.Path) -> None:
+  """Sees that files can be written in a folder, and leaves everything as it was.
+
+  Raises:
+    errors.UsageError: `path` is no folder, cannot be one, or has no room for anything.
+  """
+  missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    runfolder.require_room(path, 4096)
+  except OSError as error:
+    raise errors.UsageError(
+        f'--out must be a folder that files can be written to. Received: {path} '
+        f'({error.strerror})') from error
+  finally:
+    for folder in missing:  # The deepest first.
+      try:
+        folder.rmdir()
+      except OSError:  # Another command has begun to use it.
+        break

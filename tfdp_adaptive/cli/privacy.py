@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TYPE_CHECKING
+import argparse
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
 from tfdp_adaptive.advice import budget
 from tfdp_adaptive.cli import options
-
-if TYPE_CHECKING:
-  import argparse
 
 _DRAWS = 1_000_000
 # Name -> the scheme, of (min_sep, draws, bins).
@@ -25,8 +22,7 @@ SAMPLINGS = {
 }
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('privacy', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('--population-size', type=options.positive_int, required=True, metavar='N',
       help='number of records (users with --unit user), which becomes public')
@@ -62,7 +58,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--beta-2', type=options.probability, default=0.999, metavar='b',
       help='decay of the second moment, for --advise (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -102,7 +97,7 @@ def _print_choices(arguments: argparse.Namespace) -> None:
       population_size=arguments.population_size, target_epsilon=arguments.epsilon,
       target_delta=arguments.delta, examples=arguments.budget, parameters=arguments.advise or 1,
       adjacency=arguments.adjacency, unit=arguments.unit, population_is_public=True)
-  print(options.to_json(choices.to_dict()) if arguments.json else choices)
+  options.show(choices, arguments.json)
 
 
 def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:

@@ -14,65 +14,59 @@ from tfdp_adaptive.examples import report as report_lib
 from tfdp_adaptive.examples import settings as settings_lib
 from tfdp_adaptive.examples import tasks
 
-
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds arguments for the text, the vocabulary and the output folder."""
-  add_text_arguments(parser)
-  output = parser.add_argument_group('output')
-  output.add_argument(
-      '--out', type=options.path, metavar='DIR',
-      help='folder for table, curves and statement (default: runs/<time>)')
-  output.add_argument(
-      '--json', action='store_true', help='print the results as JSON instead of a table')
-
-
-def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds arguments for the text and the vocabulary."""
-  group = parser.add_argument_group('data')
-  group.add_argument(
-      '--data', type=options.path, metavar='FILE',
-      help='JSON Lines with `text` and optionally `client`, or plain text; also .xz and .gz '
-           "(default: the docstrings of Python's standard library)")
-  group.add_argument(
-      '--vocabulary', type=options.path, metavar='FILE',
-      help='one PUBLIC word per line (default: the most frequent words of the standard library; '
-           'the frequent words of a private text are private)')
-  group.add_argument(
-      '--vocabulary-size', type=options.positive_int, default=1000, metavar='N',
-      help='number of words from the standard library (default: %(default)s)')
-
-
-def add_sentence_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds arguments for the length of central training."""
-  group = parser.add_argument_group('centralized training')
-  group.add_argument('--steps', type=options.positive_int, default=compare.STEPS, metavar='N',
-                     help='training steps per method (default: %(default)s)')
-  group.add_argument('--batch-size', type=options.positive_int, default=256, metavar='N',
-                     help='expected number of sentences per step (default: %(default)s)')
-
-
-def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds arguments for the length and the place of federated training."""
-  group = parser.add_argument_group('federated training')
-  group.add_argument('--rounds', type=options.positive_int, default=federated.ROUNDS, metavar='N',
-                     help='rounds per method (default: %(default)s)')
-  group.add_argument('--clients-per-round', type=options.positive_int, default=200, metavar='N',
-                     help='expected number of clients per round (default: %(default)s)')
-  group.add_argument('--workers', type=lambda text: text.split(','), default=[],
-                     metavar='HOST:PORT,HOST:PORT',
-                     help='addresses of running TFF workers, see docs/guides/workers.md '
-                          '(default: clients are trained in this process)')
+_NUMBER: Dict[str, Any] = dict(type=options.positive_int, metavar='N')
+_FILE: Dict[str, Any] = dict(type=options.path, metavar='FILE')
+_GROUPS: Dict[str, Dict[str, Dict[str, Any]]] = {
+    'centralized training': {
+        '--steps': dict(
+            _NUMBER, default=compare.STEPS,
+            help='training steps per method (default: %(default)s)'),
+        '--batch-size': dict(
+            _NUMBER, default=256,
+            help='expected number of sentences per step (default: %(default)s)')},
+    'federated training': {
+        '--rounds': dict(
+            _NUMBER, default=federated.ROUNDS, help='rounds per method (default: %(default)s)'),
+        '--clients-per-round': dict(
+            _NUMBER, default=200,
+            help='expected number of clients per round (default: %(default)s)'),
+        '--workers': dict(
+            type=lambda text: text.split(','), default=[], metavar='HOST:PORT,HOST:PORT',
+            help='addresses of running TFF workers, see docs/guides/workers.md '
+                 '(default: clients are trained in this process)')},
+    'data': {
+        '--data': dict(
+            _FILE, help='JSON Lines with `text` and optionally `client`, or plain text; also .xz '
+                        "and .gz (default: the docstrings of Python's standard library)"),
+        '--vocabulary': dict(
+            _FILE, help='one PUBLIC word per line (default: the most frequent words of the '
+                        'standard library; the frequent words of a private text are private)'),
+        '--vocabulary-size': dict(
+            _NUMBER, default=1000,
+            help='number of words from the standard library (default: %(default)s)')},
+    'output': {
+        '--out': dict(
+            type=options.path, metavar='DIR',
+            help='folder for table, curves and statement (default: runs/<time>)'),
+        '--json': dict(
+            action='store_true', help='print the results as JSON instead of a table')},
+    'privacy': {
+        '--epsilon': dict(
+            type=options.positive_float, metavar='E',
+            help=f'target epsilon of every private model (default: {compare.EPSILON:g} per '
+                 f'sentence, {federated.EPSILON:g} per client)'),
+        '--delta': dict(
+            type=options.probability, metavar='D',
+            help='target delta (default: the largest power of ten below 1 / number of records)')},
+}
 
 
-def add_privacy_arguments(parser: argparse.ArgumentParser, default_epsilon: str) -> None:
-  """The guarantee asked for."""
-  group = parser.add_argument_group('privacy')
-  group.add_argument(
-      '--epsilon', type=options.positive_float, metavar='E',
-      help=f'target epsilon of every private model (default: {default_epsilon})')
-  group.add_argument(
-      '--delta', type=options.probability, metavar='D',
-      help='target delta (default: the largest power of ten below 1 / number of records)')
+def add_arguments(parser: argparse.ArgumentParser, *groups: str) -> None:
+  """Adds groups of arguments, by their titles."""
+  for title in groups:
+    group = parser.add_argument_group(title)
+    for flag, settings in _GROUPS[title].items():
+      group.add_argument(flag, **settings)
 
 
 def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]) -> None:

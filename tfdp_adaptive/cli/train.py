@@ -9,33 +9,24 @@ To resume an interrupted run, repeat the command with the same --out. The folder
 in it is secret. It is removed at the end of the run.
 """
 
-from __future__ import annotations
-
-from typing import Any, TYPE_CHECKING
+import argparse
 
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import text_options
-from tfdp_adaptive.examples import compare
 from tfdp_adaptive.examples import settings as settings_lib
 from tfdp_adaptive.examples import train
 
-if TYPE_CHECKING:
-  import argparse
 
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('train', description=__doc__)
-  text_options.add_sentence_arguments(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  text_options.add_arguments(parser, 'centralized training')
   parser.add_argument('--save-every', type=options.positive_int, default=100, metavar='N',
                       help='steps between two saved states (default: %(default)s)')
-  text_options.add_data_arguments(parser)
-  text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  text_options.add_arguments(parser, 'data', 'output', 'privacy')
   text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
   parser.add_argument(
       '--examples-per-user', type=options.positive_int, metavar='M',
       help='protect users instead of sentences, with at most M sentences of a `client` per step, '
            'each sampled and clipped separately (experimental, see docs/state.md)')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -8,20 +8,18 @@ command is given again with the same --out; `tune.state/` in it is secret until 
 """
 
 import argparse
-from typing import Any, Dict, List
+from typing import Dict, List
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import text_options
-from tfdp_adaptive.examples import compare
 from tfdp_adaptive.examples import settings as settings_lib
 from tfdp_adaptive.examples import tune
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('tune', description=__doc__)
-  text_options.add_sentence_arguments(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  text_options.add_arguments(parser, 'centralized training')
   group = parser.add_argument_group('search')
   group.add_argument('--runs', type=_runs, default=10.0, metavar='K',
                      help='expected number of runs, at least 1 (default: %(default)g)')
@@ -34,10 +32,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   group.add_argument('--grid', action='append', default=[], metavar='NAME=V,V,...',
                      help='values to try for a setting; may be repeated (default: the '
                           'recorded grid)')
-  text_options.add_data_arguments(parser)
-  text_options.add_privacy_arguments(parser, f'{compare.EPSILON:g}')
+  text_options.add_arguments(parser, 'data', 'output', 'privacy')
   text_options.add_one_method_arguments(parser, settings_lib.CENTRALIZED)
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -5,25 +5,20 @@ Epsilon is computed again from the card's terms, by dp_accounting's own accounta
 status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be read.
 """
 
-from __future__ import annotations
-
+import argparse
 import contextlib
 import signal
 import threading
-from typing import Any, Iterator, List, TYPE_CHECKING
+from typing import Any, Iterator, List
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
-
-if TYPE_CHECKING:
-  import argparse
 
 WRONG = 3  # Exit status.
 _SECONDS = 600
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-  parser = subparsers.add_parser('verify', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('card', metavar='CARD', type=options.path, help='card.json of the card to check')
   add('--weights', type=options.path, metavar='FILE',
@@ -31,7 +26,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
   add('--seconds', type=options.positive_int, default=_SECONDS, metavar='N',
       help='stop the check after N seconds (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
-  return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = _findings(arguments)
   wrong = sum(one.kind == card_checks.WRONG for one in findings)
   if arguments.json:
-    print(options.to_json({'wrong': wrong, 'findings': [one._asdict() for one in findings]}))
+    print(options.to_json({'wrong': wrong, 'findings': findings}))
   else:
     order = (card_checks.WRONG, card_checks.VERIFIED, card_checks.WORD, card_checks.UNKNOWN)
     for kind in order:

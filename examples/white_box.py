@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp audit --white-box`: which optimizers, and by which plans."""
+"""The white-box audit of each class of the library: with which settings, and by which plans."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Dict, Optional, TYPE_CHECKING
+from typing import Any, Dict, Optional
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
-from tfdp_adaptive.cli import options
-from tfdp_adaptive.examples import compare
-from tfdp_adaptive.examples import settings as settings_lib
 
-if TYPE_CHECKING:
-  import argparse
+from . import compare
+from . import settings as settings_lib
 
 CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
 _DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0)
@@ -32,19 +28,15 @@ METHODS: Dict[str, Dict[str, Any]] = {
     'NonPrivateNoiselessAdam': dict(allow_non_private=True),
 }
 # What the clip norm of every class may follow.
-_FOLLOWED = {'quantile_clip': 'Quantile', 'slack_clip': 'Slack'}
+FOLLOWED = {'quantile_clip': 'Quantile', 'slack_clip': 'Slack'}
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
 
 
-def run(arguments: argparse.Namespace) -> bool:
-  """Audits the method; returns whether the claim is violated."""
-  result = report(
-      arguments.method, changes=arguments.set, epsilon=arguments.epsilon, delta=arguments.delta,
-      canaries=arguments.canaries or CANARIES, confidence=arguments.confidence,
-      steps=arguments.steps or STEPS, batch_size=arguments.batch_size or BATCH_SIZE,
-      unit=arguments.unit)
-  print(json.dumps(result.to_dict(), indent=1) if arguments.json else result)
-  return result.violated
+def settings_of(method: str) -> Dict[str, Any]:
+  """The settings of a class, or those of a method of `settings.CENTRALIZED`."""
+  if method in METHODS:
+    return {**METHODS[method], 'learning_rate': 0.1, 'l2_norm_clip': 1.0}
+  return dict(settings_lib.CENTRALIZED[method].settings)
 
 
 def report(
@@ -70,16 +62,10 @@ def make(
     method: str, changes: Any, epsilon: float, delta: float, population_size: int,
     steps: int, batch_size: int, seed: Optional[int] = None, unit: str = 'example') -> Any:
   """A fresh optimizer with a plan that claims `epsilon`."""
-  if method in METHODS:
-    name = method
-    settings: Dict[str, Any] = {**METHODS[method], 'learning_rate': 0.1, 'l2_norm_clip': 1.0}
-  else:
-    name = settings_lib.CENTRALIZED[method].optimizer
-    settings = dict(settings_lib.CENTRALIZED[method].settings)
-  settings = options.changed(settings, changes, tuple(_FOLLOWED))
-  for follows in [name for name in _FOLLOWED if name in settings]:
-    settings['clipping'] = getattr(tfdp.clipping, _FOLLOWED[follows])(
-        settings.pop(follows))
+  name = method if method in METHODS else settings_lib.CENTRALIZED[method].optimizer
+  settings = {**settings_of(method), **dict(changes)}
+  for follows in [name for name in FOLLOWED if name in settings]:
+    settings['clipping'] = getattr(tfdp.clipping, FOLLOWED[follows])(settings.pop(follows))
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
               l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed, unit=unit)
   if name in _FULL:
