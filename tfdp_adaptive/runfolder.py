@@ -88,19 +88,21 @@ def _write(path: pathlib.Path, content: bytes, mode: int) -> None:
     os.fsync(file.fileno())
 
 
-def save(path: pathlib.Path, arrays: Sequence[Any], record: Dict[str, Any]) -> None:
+def save(path: pathlib.Path, arrays: Sequence[Any], record: Dict[str, Any],
+         new: bool = False) -> None:
   """Replaces a SECRET file of arrays.
 
   Args:
     path: The path of the file.
     arrays: Values that `np.asarray` accepts.
     record: Further values to save, for JSON.
+    new: Whether to raise `FileExistsError` if there is a file.
   """
   buffer = io.BytesIO()
   leaves: Any = {f'v{i}': np.asarray(array) for i, array in enumerate(arrays)}
   np.savez(buffer, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **leaves)
   buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
-  replace(path, buffer.getvalue())
+  (create if new else replace)(path, buffer.getvalue())
 
 
 def load(path: pathlib.Path) -> Tuple[List[np.ndarray], Dict[str, Any]]:

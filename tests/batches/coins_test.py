@@ -6,6 +6,7 @@ import stat
 import numpy as np
 import pytest
 
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -66,10 +67,16 @@ def test_every_broken_file_is_refused(tmp_path):
   good = path.read_bytes()
   flip = lambda i: good[:i] + bytes([good[i] ^ 1 << i % 8]) + good[i + 1:]
   broken = [cut for i in range(len(good)) for cut in (good[:i], flip(i))] + [
-      b'', b'[]', b'{}', b'\xff', b'[' * 10**5, good.replace(b'"version": 1', b'"version": 2'),
-      good.replace(b'"key": "', b'"key": 5, "": "'), good.replace(b'coins', b'plans')]
+      b'', b'[]', b'{}', b'\xff', b'[' * 10**5, good.replace(b'"key": ', b'"kez": '),
+      good.replace(b'coins', b'plans')]
   for text in broken:
     path.write_bytes(text)
+    with pytest.raises(ValueError, match='must be the file it began with.*Received'):
+      next(plan.index_batches(start_step=3, coins=path))
+  path.write_bytes(good)
+  _, saved = runfolder.load(path)
+  for others in ({**saved, 'format': 'tfdp_adaptive.coins 1'}, {'format': 'tfdp_adaptive.tune 1'}):
+    runfolder.save(path, (), others)
     with pytest.raises(ValueError, match='must be the file it began with.*Received'):
       next(plan.index_batches(start_step=3, coins=path))
   path.unlink()

@@ -189,13 +189,12 @@ def test_a_cache_that_was_damaged_is_refused(tmp_path):
   """Its index cut at any length, or changed; files of another length than it says."""
   data = tf.data.Dataset.from_tensor_slices((np.ones([10, 2]), [f'{i}' * i for i in range(10)]))
   cache_lib.Cache(data, tmp_path)
-  for name in ('cache.json', '0', '1', '1.ends'):
+  for name in ('index', '0', '1', '1.ends'):
     path = tmp_path / name
     good = path.read_bytes()
-    broken = [good[:i] for i in range(1, len(good), 1 if name == 'cache.json' else 7)]
-    if name == 'cache.json':
-      broken += [good.replace(word, b'other') for word in (b'length', b'tensors', b'shape')]
-      broken += [good.replace(b'10', word) for word in (b'11', b'-1', b'"a"', b'[]', b'1e400')]
+    broken = [good[:i] for i in range(1, len(good), 1 if name == 'index' else 7)]
+    if name == 'index':
+      broken += [good[:i] + bytes([good[i] ^ 1 << i % 8]) + good[i + 1:] for i in range(len(good))]
     for content in broken:
       path.write_bytes(content)
       with pytest.raises(ValueError, match='must be what was written there|of this data set'):

@@ -52,8 +52,8 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
     records = there[there > 0]
     assert len(set(records)) == len(records) and not np.any(there[len(records):])
     counted = [skipped(plan, step, part[-1]) for part in parts]
-    assert workers.in_place(tf.constant(counted, tf.int64), several=True)
-    assert not workers.in_place(tf.constant(counted, tf.int64), several=False)
+    assert marks.in_place(tf.constant(counted, tf.int64), several=True)
+    assert not marks.in_place(tf.constant(counted, tf.int64), several=False)
   assert max(part[0].max() for part in first + second) > 0
 
 
@@ -83,8 +83,8 @@ NONE = [4, 2**63 - 1, -2**63]
 ])
 def test_rows_are_those_of_their_replica(counted, several, alone):
   counted = tf.constant(counted, tf.int64)
-  assert bool(workers.in_place(counted, several=True)) == several
-  assert bool(workers.in_place(counted, several=False)) == alone
+  assert bool(marks.in_place(counted, several=True)) == several
+  assert bool(marks.in_place(counted, several=False)) == alone
 
 
 def test_two_draws_differ_and_one_is_the_same_for_all():

@@ -362,6 +362,9 @@ _BY_FILE = {
          'batches/coins_test.py'),
         ('coins of any plan', 'if plan != marks.line(self._plan):', 'if False:',
          'Coins of two runs must differ.', 'batches/coins_test.py'),
+        ('data of another size', 'if terms.population_size not in (None, size):', 'if False:',
+         'The sampling probability is that of the plan: others are not accounted for.',
+         'batches/batches_test.py accounting/sampling_test.py'),
     ],
     'tfdp_adaptive/batches/marks.py': [
         ('batches of any step', 'return 1 + (slope * step + pace * row + offset) % _PRIME',
@@ -370,6 +373,10 @@ _BY_FILE = {
         ('padding becomes records', 'return np.where(wide == 0, 0.0, bits.view(np.float64))',
          'return bits.view(np.float64)', 'Marks are no weights: padding would be summed.',
          'batches/batches_test.py'),
+        ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
+         'A record would be in one step once for every replica.', 'keras/replicas_test.py'),
+        ('two draws in one step', '(low > 0) & (low % MOST_ROWS == 0)', '(low > 0)',
+         'Rows may have been left out by all.', 'keras/replicas_test.py'),
     ],
     'tfdp_adaptive/batches/users.py': [
         ('always the first examples', 'own = coins.permutation(own)[:self._most]',
@@ -377,11 +384,6 @@ _BY_FILE = {
          'batches/users_of_examples_test.py'),
         ('sums for means', "1 if self._record == 'sum' else 1 / len(own)", '1',
          'A user is the mean of its examples.', 'batches/users_of_examples_test.py'),
-    ],
-    'tfdp_adaptive/batches/indices.py': [
-        ('data of another size', 'if terms.population_size not in (None, size):', 'if False:',
-         'The sampling probability is that of the plan: others are not accounted for.',
-         'batches/batches_test.py accounting/sampling_test.py'),
     ],
     'tfdp_adaptive/batches/sources.py': [
         ('a source that gives others', 'elif known != digest:', 'elif False:',
@@ -465,12 +467,6 @@ _BY_FILE = {
          'Regularizers would pull otherwise with a geometry.', 'keras/features_test.py'),
         ('sums of one replica', 'sums = compat.sum_over_replicas(sums)', 'sums = tuple(sums)',
          'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
-    ],
-    'tfdp_adaptive/batches/workers.py': [
-        ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
-         'A record would be in one step once for every replica.', 'keras/replicas_test.py'),
-        ('two draws in one step', '(low > 0) & (low % coins_lib.marks.MOST_ROWS == 0)', '(low > 0)',
-         'Rows may have been left out by all.', 'keras/replicas_test.py'),
     ],
     'tfdp_adaptive/keras/admission.py': [
         ('refused, and taken under XLA', 'mask = batch.mask & drawn', 'mask = batch.mask',

@@ -5,21 +5,19 @@ The data set is read once, in order, into one flat file per tensor. The files ar
 memory, so only the elements of a batch are read. They hold the private data in clear.
 """
 
-import json
-import os
 import pathlib
 import shutil
 import tempfile
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 import weakref
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import checks
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import sources
 
-_INDEX = 'cache.json'
+_INDEX = 'index'
 _ROWS = 1024  # Elements written at a time.
 _COMPARED = 16
 
@@ -34,52 +32,39 @@ class Cache(sources.Source):
       is used that only this user may read. It is deleted with this object.
   """
 
+  at_hand = True
+
   def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
     structure = sources.map_structure(_checked, data.element_spec)
     if folder is None:
       self.folder = pathlib.Path(tempfile.mkdtemp(prefix='tfdp_cache_'))
       weakref.finalize(self, shutil.rmtree, str(self.folder), ignore_errors=True)
-      _write(data, structure, self.folder)
     else:
       self.folder = pathlib.Path(folder)
-      found = (self.folder / _INDEX).exists()
-      if not found:
-        _write(data, structure, self.folder)
-    elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
+    found = (self.folder / _INDEX).exists()
+    if not found:
+      _write(data, structure, self.folder)
     try:
-      index = json.loads((self.folder / _INDEX).read_text(encoding='utf-8'))
-      checks.whole(length=index['length'])
-      self._length = index['length']
-      saved: List[Dict[str, Any]] = [
-          {'dtype': str(one['dtype']), 'shape': [*map(int, one['shape'])]}
-          for one in index['tensors']]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-      raise self._damaged(error) from error
-    if [name for name, _ in elements] != [one['dtype'] for one in saved] or not all(
-        shape.is_compatible_with(one['shape']) for (_, shape), one in zip(elements, saved)):
+      _, index = runfolder.load(self.folder / _INDEX)
+      self._length, saved = index['length'], index['tensors']
+      files = [_opened(self.folder / str(i), self._length, *one) for i, one in enumerate(saved)]
+    except (OSError, ValueError, KeyError) as error:
+      raise ValueError(f'The cache in {str(self.folder)!r} must be what was written there: delete '
+                       f'it, or name another folder. Received: {error!r}.') from error
+    elements = [(leaf.dtype.name, leaf.shape) for leaf in sources.leaves(structure)]
+    if len(saved) != len(elements) or not all(
+        name == dtype and shape.is_compatible_with(size)
+        for (name, shape), (dtype, size) in zip(elements, saved)):
       raise ValueError(
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a cache of '
           f'{saved} for elements of {elements}. Name another folder, or delete it.')
-    try:
-      files = iter([
-          _Text(self.folder / str(i), self._length, one['shape']) if one['dtype'] == 'string' else
-          _mapped(self.folder / str(i), one['dtype'], [self._length] + one['shape'])
-          for i, one in enumerate(saved)])
-    except (ValueError, OSError) as error:
-      raise self._damaged(error) from error
-    self._files = sources.map_structure(lambda _: next(files), structure)
-    specs = iter([tf.TensorSpec(one['shape'], one['dtype']) for one in saved])
-    self.specs = sources.map_structure(lambda _: next(specs), structure)
-    self.at_hand = True
-    if folder is not None and found:
+    self._files = sources.like(structure, files)
+    self.specs = sources.like(structure, [tf.TensorSpec(shape, dtype) for dtype, shape in saved])
+    if found:
       self._check_first(data)
 
   def __len__(self) -> int:
     return self._length
-
-  def _damaged(self, error: Exception) -> ValueError:
-    return ValueError(f'The cache in {str(self.folder)!r} must be what was written there: delete '
-                      f'it, or name another folder. Received: {error!r}.')
 
   def _check_first(self, data: tf.data.Dataset) -> None:
     """Raises an error if the first records differ from those of the cache."""
@@ -116,6 +101,13 @@ class _Text:
         start = self._ends[place - 1] if place else 0
         result[row, column] = self._bytes[start:self._ends[place]].tobytes()
     return result.reshape((len(indices),) + self._shape)
+
+
+def _opened(path: pathlib.Path, length: int, dtype: str, shape: Sequence[int]) -> Any:
+  """Returns an array or texts [length, *shape]."""
+  if dtype == 'string':
+    return _Text(path, length, shape)
+  return _mapped(path, dtype, [length, *shape])
 
 
 def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
@@ -164,11 +156,9 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
       writer.close()
   if not length:
     raise ValueError('`data` has no examples.')
-  index = {'length': length, 'tensors': [
-      {'dtype': spec.dtype.name, 'shape': shape} for spec, shape in zip(specs, shapes)]}
-  beside = folder / f'{_INDEX}.{os.getpid()}'
-  beside.write_text(json.dumps(index), encoding='utf-8')
-  os.replace(beside, folder / _INDEX)
+  runfolder.save(folder / _INDEX, (), {
+      'length': length,
+      'tensors': [(spec.dtype.name, shape) for spec, shape in zip(specs, shapes)]})
 
 
 class _Writer:

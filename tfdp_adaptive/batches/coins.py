@@ -7,16 +7,19 @@ new run therefore draws its own coins and never reads a file.
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import secrets
 from typing import Any, Callable, Dict, Iterator, Optional, Union
 
+import numpy as np
+
+from tfdp_adaptive import checks
 from tfdp_adaptive import runfolder
+from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import marks
 
-_FORMAT, _VERSION = 'tfdp_adaptive.coins', 1
+_FORMAT = 'tfdp_adaptive.coins 2'
 _BITS = 256
 
 
@@ -28,6 +31,9 @@ class Coins:
     path: Path of the SECRET file with the key. With None the key is only in this object.
     replace: Whether a new run may replace a file. Allow this only if nothing of the run that wrote
       it was or will be released.
+
+  Attributes:
+    in_file: Whether another process can resume with these coins.
   """
 
   tag = 0
@@ -39,15 +45,11 @@ class Coins:
     except TypeError as error:
       raise ValueError('`coins` must be the path of a file, or None. '
                        f'Received: coins={path!r}.') from error
+    self.in_file = path is not None
     self._plan, self._replace = plan, replace
     self._key: Optional[int] = None
     self._of_users: Optional[int] = None
     self._records: Optional[str] = None
-
-  @property
-  def in_file(self) -> bool:
-    """Whether another process can resume with these coins."""
-    return self._path is not None
 
   def key(self, start_step: int) -> int:
     """Returns the key of a run that starts at `start_step`; a run that starts at 0 draws one."""
@@ -86,12 +88,10 @@ class Coins:
   def _begin(self) -> int:
     key = secrets.randbits(_BITS)
     if self._path is not None:
-      fields = {'format': _FORMAT, 'version': _VERSION, 'key': f'{key:064x}',
-                'plan': marks.line(self._plan), 'records': self._records}
-      content = json.dumps({**fields, 'digest': _digest(fields)}).encode()
+      record = {'format': _FORMAT, 'key': key, 'plan': marks.line(self._plan),
+                'records': self._records}
       try:
-        write = runfolder.replace if self._replace else runfolder.create
-        write(self._path, content)
+        runfolder.save(self._path, (), record, new=not self._replace)
       except FileExistsError:
         raise ValueError(
             'The file of `coins` exists, so another run has started with it, and the coins of two '
@@ -109,17 +109,12 @@ class Coins:
           f'public and fixed. Received: start_step={start_step}, coins=None.')
     wanted = f'The coins of a resumed run must be the file it began with: {self._path}. '
     try:
-      content = json.loads(self._path.read_text(encoding='utf-8'))
-      whole = content.pop('digest', None) == _digest(content)
-      header, key = (content['format'], content['version']), content['key']
-      plan, records = tuple(content['plan']), content.get('records')
-      key = int(key, 16) if isinstance(key, str) and len(key) == _BITS // 4 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+      _, saved = runfolder.load(self._path)
+    except (OSError, ValueError) as error:
       raise ValueError(f'{wanted}Received: {error!r}.') from error
-    if header != (_FORMAT, _VERSION) or key is None:
-      raise ValueError(f'{wanted}Received: {header[0]} of version {header[1]}.')
-    if not whole:
-      raise ValueError(f'{wanted}Received: a file that was changed since.')
+    if saved.get('format') != _FORMAT:
+      raise ValueError(f'{wanted}Received: {saved.get("format")!r}.')
+    plan, records = tuple(saved['plan']), saved['records']
     if plan != marks.line(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
     if None not in (records, self._records) and records != self._records:
@@ -127,7 +122,7 @@ class Coins:
           'A run must resume with the same records in the same order. Otherwise records would take '
           f'part sooner than is accounted for. {wanted}Received: the file of a run on other '
           'records, or in another order.')
-    return key
+    return saved['key']
 
 
 class Dealt(Coins):
@@ -156,9 +151,6 @@ class Dealt(Coins):
       self._pass += 1
     return now
 
-  def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
-    return drawn  # The chief has looked.
-
 
 def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
   """Returns the SECRET numbers of one pass for `Dealt.take`, as JSON values.
@@ -174,13 +166,28 @@ def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
 
 
 def _tag(key: int) -> int:
-  return 1 + int(_digest({'key': key}), 16) % (marks.TAGS - 1)
-
-
-def _digest(fields: Dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  digest = hashlib.sha256(str(key).encode()).digest()
+  return 1 + int.from_bytes(digest, 'big') % (marks.TAGS - 1)
 
 
 def of(plan: Any, coins: Any) -> Coins:
   """Returns `Coins` unchanged, and makes them of a path or of None."""
   return coins if isinstance(coins, Coins) else Coins(plan, coins)
+
+
+def drawn(terms: terms_lib.Terms, size: Optional[int] = None, start_step: int = 0,
+          coins: Any = None) -> Iterator[np.ndarray]:
+  """Returns the indices of the steps from `start_step` on; see `PrivacyPlan.index_batches`."""
+  if start_step >= terms.steps:
+    raise ValueError(f'All {terms.steps} steps of the plan are used up. '
+                     f'Received: start_step={start_step}.')
+  checks.whole(0, start_step=start_step)
+  size = terms.population_size if size is None else size
+  if size is None:
+    raise ValueError('`size` must be given for a plan without a population size.')
+  if terms.population_size not in (None, size):
+    raise ValueError(
+        f'The plan is for population_size={terms.population_size} records, and the data has '
+        f'{size}. The sampling probability is a public constant of the plan: make the plan for '
+        'this data, or pass the data it was made for (a tf.data set must be unbatched).')
+  return terms.sampling.index_batches(terms, size, start_step, of(terms, coins))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, Callable, Iterator, Mapping, Optional, Tuple, Union
 
@@ -15,7 +16,6 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
-from tfdp_adaptive.batches import indices as indices_lib
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users as users_lib
@@ -108,10 +108,11 @@ def of_plan(
   size = len(records)
 
   def draw(start: int) -> Iterator[np.ndarray]:
-    drawn = indices_lib.drawn(plan, size, start, kept)
+    drawn = coins_lib.drawn(plan, size, start, kept)
     return drawn if plan.sampling.coins else kept.in_order(records, start, drawn)
 
-  passes = _passes(draw(now), lambda: draw(now))  # Fails here, not in a tf.data thread.
+  begun = draw(now)  # Fails here, not in a tf.data thread.
+  passes = itertools.chain([begun], (draw(now) for _ in itertools.count()))
   source.look()
 
   def generate() -> Iterator[Any]:
@@ -178,12 +179,6 @@ def _check_unit(plan: terms_lib.Terms, users: Any, examples_per_user: Optional[i
         '`users` and `examples_per_user` are for a plan with unit="user": this one protects '
         f'single examples. Received: unit={plan.unit!r}. Make the plan with unit="user" and '
         'population_size the number of users.')
-
-
-def _passes(first: Any, again: Callable[[], Any]) -> Iterator[Any]:
-  yield first
-  while True:
-    yield again()
 
 
 def _batch(

@@ -17,6 +17,7 @@ import hashlib
 from typing import Any, Tuple
 
 import numpy as np
+import tensorflow as tf
 
 _PRIME = 2**28 - 57  # Marks fit into the 29 digits that float64 has more, without rounding up.
 _DIGITS = 2**28 - 1
@@ -66,3 +67,21 @@ def write(
 def read(bits: Any) -> Any:
   """The marks in the bits (int64) of weights."""
   return bits & _DIGITS
+
+
+def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
+  """[] bool: whether all replicas have the rows of one batch that are theirs, and nobody else's.
+
+  Args:
+    counted: [replicas, 3] int64: rows, and the least and the largest number by which the marked
+      rows of records come after their places; the largest is below the least where none is.
+    several: Whether workers drew the batch. All workers must then share one draw of coins.
+  """
+  count, least, most = tf.unstack(counted, axis=1)
+  used = least <= most
+  begin = least - tf.cumsum(count, exclusive=True)
+  low = tf.reduce_min(tf.where(used, begin, tf.int64.max))
+  high = tf.reduce_max(tf.where(used, begin, tf.int64.min))
+  whole = tf.reduce_all((least == most) | ~used)
+  tagged = ((low > 0) & (low % MOST_ROWS == 0)) if several else (low == 0)
+  return (low > high) | (whole & (low == high) & tagged)

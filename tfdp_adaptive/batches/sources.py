@@ -12,7 +12,7 @@ that draws from a few records at random, makes such copies, and the plan does no
 
 import abc
 import hashlib
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -83,6 +83,12 @@ def map_structure(function: Any, data: Any) -> Any:
   if isinstance(data, dict):
     return {name: map_structure(function, value) for name, value in data.items()}
   return function(data)
+
+
+def like(data: Any, values: Sequence[Any]) -> Any:
+  """Returns tuples and dicts like those of `data` that hold these values."""
+  following = iter(values)
+  return map_structure(lambda _: next(following), data)
 
 
 def leaves(data: Any) -> list:

@@ -126,7 +126,7 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tupl
     used = weight != 0
     least = tf.minimum(least, tf.reduce_min(tf.where(used, skipped, tf.int64.max)))
     most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
-  drawn = workers.in_place(
+  drawn = marks.in_place(
       compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
   return drawn, tf.debugging.assert_equal(drawn, True, message=_DRAWN.format(
       'a batch of another step or plan, used before, with rows repeated, moved or left out, or '
