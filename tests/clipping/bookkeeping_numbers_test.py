@@ -8,13 +8,11 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
@@ -60,7 +58,8 @@ def test_every_route(route, monkeypatch):
   """Static shapes choose the route; here each is forced, on layers of every kind."""
   monkeypatch.setattr(factors, 'KEEP', 1e9 if route == 'explicit' else 0.0)
   monkeypatch.setattr(factors, 'STEPS', 1e-9)
-  monkeypatch.setattr(blocks, 'BLOCK_BYTES', {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22))
+  most = {'blocks': 1, 'ragged blocks': 400}.get(route, 2**22)
+  monkeypatch.setattr(protocol, 'BLOCK_BYTES', most)
   if route.endswith('blocks'):
     monkeypatch.setattr(factors.Outer, 'route', lambda self, scaled: 'blocks')
   x = ids(5, 3)
@@ -83,7 +82,7 @@ def test_gram_matrices_of_convolutions(monkeypatch):
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_sizes_known_only_at_run_time(keep, jit_compile, monkeypatch):
   monkeypatch.setattr(factors, 'KEEP', keep)
-  monkeypatch.setattr(blocks, 'BLOCK_BYTES', 300)
+  monkeypatch.setattr(protocol, 'BLOCK_BYTES', 300)
   model = keras.Sequential([keras.Input((None,), dtype='int32')] + text().layers)
   x = ids(5, 3)
   oracle.randomized(model)
@@ -213,8 +212,8 @@ def test_tied_tables_whose_squares_overflow():
   for sizes in ((1e25, 1e3), (1e3, 1e25), (1e25, 1e25)):
     table = rows.Rows(ids(4, 3), sizes[0] * floats32(4, 3, 5), (7, 5))
     product = factors.Outer(floats32(4, 2, 7), sizes[1] * floats32(4, 2, 5), (7, 5))
-    factor = tied.add([table, product])
-    assert isinstance(factor, tied.Mixed)
+    factor = rows.add([table, product])
+    assert isinstance(factor, rows.Mixed)
     scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
     norms = [tf.sqrt(norm) for norm in factor.squared_norms([(), scale])]
     norms, (unit,), (size,) = bookkeeping.checked(norms, [factor], [[()], [scale]])
@@ -282,7 +281,7 @@ def test_a_table_tied_to_a_product_the_other_way_round():
   """The layer sees the transposed table: [5, 7] where the embedding has [7, 5]."""
   table = rows.Rows(ids(4, 3), floats(4, 3, 5), (7, 5))
   product = factors.Outer(floats(4, 2, 5), floats(4, 2, 7, seed=1), (7, 5), axes=(1, 0))
-  factor, scale = tied.add([table, product]), 1 + tf.abs(floats(7, 5))
+  factor, scale = rows.add([table, product]), 1 + tf.abs(floats(7, 5))
   parts = [np.asarray(part.explicit().gradient(), np.float64) for part in (table, product)]
   np.testing.assert_allclose(
       parts[1], np.einsum('ntp,ntd->ndp', product.inputs, product.cotangents), rtol=1e-5)

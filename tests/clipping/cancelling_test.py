@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping.layers import convolution
 
 N, T = 6, 4
@@ -55,7 +54,7 @@ def convolved(size, rng):
 
 def mixed(size, rng):
   one, other = convolved(size, rng), convolved(size, rng)
-  return tied.add([one, other])
+  return rows.add([one, other])
 
 
 @pytest.mark.pitfall(

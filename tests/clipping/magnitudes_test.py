@@ -13,7 +13,6 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.rules import statistics
 
 keras = compat.keras
@@ -175,7 +174,7 @@ def test_squares_of_sums_that_cancel(size):
   table = rows.Rows(tf.constant([[1, 1], [1, 0]]), cotangents, (3, 1))
   product = factors.Outer(inputs, cotangents, (3, 1))
   weights, scale = [tf.constant([1.0, 0.5], tf.float64)], [tf.constant(1 / size, shape=[3, 1])]
-  for factor in (table, product, product.simplified(), tied.add([table, product])):
+  for factor in (table, product, product.simplified(), rows.add([table, product])):
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
     square, = factor.squared_sums(weights, scale)
     want = np.square(0.5 * gradient[1] / size)

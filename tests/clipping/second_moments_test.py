@@ -10,7 +10,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import public
 from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import tied
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.rules import kfc
 
@@ -50,7 +49,7 @@ def test_of_rows():
   np.testing.assert_allclose(long, np.diag(left))
   table, outer = rows.Rows(ids, e, (4, 5)), factors.Outer(normal(3, 1, 4), normal(3, 1, 5), (4, 5))
   for got, *parts in zip(*[one.second_moments((1, 4, 5), 8) for one in (
-      tied.Mixed((table, outer)), table, outer)]):
+      rows.Mixed((table, outer)), table, outer)]):
     np.testing.assert_allclose(got, parts[0] + parts[1])
 
 

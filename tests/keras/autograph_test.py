@@ -8,7 +8,7 @@ from tensorflow.python.autograph.impl import api
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive.clipping import protocol
 
 keras = compat.keras
 layers = keras.layers
@@ -63,7 +63,7 @@ def _by_keras(rewritten):
 
 
 def test_layers_of_users_alone_are_rewritten(rewritten, monkeypatch):
-  monkeypatch.setattr(blocks, 'BLOCK_BYTES', 32)
+  monkeypatch.setattr(protocol, 'BLOCK_BYTES', 32)
   model = _compiled(tfdp.DPSequential(
       [layers.Input((3,)), Dropping(), layers.LayerNormalization(), layers.Dense(1)]))
   model.fit(X, Y, batch_size=4, verbose=0)

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.clipping import protocol
 
 keras = compat.keras
 layers = keras.layers
@@ -122,7 +122,7 @@ def test_engines_and_what_the_optimizer_does():
   settings = dict(learning_rate=.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=48)
   model.compile(tfdp.DPAdamSTP(scale_epsilon=1e-3, **settings), 'mse')
   explanation = tfdp.explain_clipping(model)
-  assert explanation[:5] == ('bookkeeping', '', 48, True, blocks.BLOCK_BYTES)
+  assert explanation[:5] == ('bookkeeping', '', 48, True, protocol.BLOCK_BYTES)
   assert tfdp.explain_clipping(model, rule=tfdp.rules.dp_sgd(), batch_size=7)[:4] == (
       'bookkeeping', '', 7, False)
   model.compile(tfdp.DPAdam(performance=tfdp.Performance('materialized'), **settings), 'mse')

@@ -144,8 +144,8 @@ _BY_FILE = {
          'The loss of what is no record would be NaN.', 'keras/features_test.py'),
     ],
     'tfdp_adaptive/clipping/factors.py': [
-        ('norm of a product', 'arithmetic.usable(left * right, left, right)',
-         'arithmetic.usable(left + right, left, right)', 'The norm of nearly every dense layer.',
+        ('norm of a product', 'protocol.usable(left * right, left, right)',
+         'protocol.usable(left + right, left, right)', 'The norm of nearly every dense layer.',
          _ENGINE),
         ('curvature once', 'curvature, sums = tf.square(self._matrix(scale))',
          'curvature, sums = self._matrix(scale)', 'Norms in a geometry, with its root.', _ENGINE),

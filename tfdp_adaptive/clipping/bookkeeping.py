@@ -26,11 +26,10 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.clipping import protocol
-from tfdp_adaptive.clipping import tied
+from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import registry
 
@@ -183,8 +182,8 @@ def terms(
         parts.setdefault(key, []).append(factor)
   per_variable = {}
   for key, several in parts.items():
-    with tf.control_dependencies(blocks.tensors(tuple(several))):
-      factor = _into(tied.add(several), scales.get(key))
+    with tf.control_dependencies(protocol.tensors(tuple(several))):
+      factor = _into(several[0] if len(several) == 1 else rows.add(several), scales.get(key))
       assert factor is not None
       per_variable[key] = factor.simplified() if formed else factor
   return per_variable
@@ -338,7 +337,7 @@ def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, 
       moderate, lambda: (norms, [ones] * len(present), _tensors(before)), carefully)
   per_variable, all_sizes, values = list(per_variable), [ones] * len(per_variable), iter(values)
   for i, factor, size in zip(present, before, sizes):
-    per_variable[i] = blocks.rebuilt(factor, [next(values) for _ in blocks.tensors(factor)])
+    per_variable[i] = protocol.rebuilt(factor, [next(values) for _ in protocol.tensors(factor)])
     all_sizes[i] = size
   return norms, per_variable, all_sizes
 
@@ -368,13 +367,13 @@ def charged(
 
 def _rounding(factor: protocol.Factor) -> float:
   """Relative, of the coarsest of its tensors."""
-  dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
+  dtype = min((t.dtype for t in protocol.tensors(factor) if t.dtype.is_floating),
               key=lambda one: one.size)
   return protocol.eps(dtype)
 
 
 def _tensors(some: Iterable[protocol.Factor]) -> List[tf.Tensor]:
-  return [t for factor in some for t in blocks.tensors(factor)]
+  return [t for factor in some for t in protocol.tensors(factor)]
 
 
 def _like(x: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
@@ -227,7 +226,7 @@ def explain_clipping(
     layers = _traced(model, specs, scaled, shapes or [], name)
   else:
     layers = _untraced(model)
-  budget = {'bookkeeping': blocks.BLOCK_BYTES, 'layered': materialized.RECORD_BYTES}.get(
+  budget = {'bookkeeping': protocol.BLOCK_BYTES, 'layered': materialized.RECORD_BYTES}.get(
       name, 4 * sum(map(_size, model.trainable_variables)) * (batch_size if name != 'loop' else 1))
   shapes = [spec.shape for spec in tf.nest.flatten(specs)]
   unknown = [str(shape) for shape in shapes if not shape.is_fully_defined()]

@@ -19,8 +19,6 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import arithmetic
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import protocol
 
 # Per-example gradients are formed and kept when they take at most this many
@@ -55,7 +53,7 @@ class Explicit(protocol.Factor):
     norms = []
     for scale in scales:
       pieces = [()] * len(self.parts) if trees.absent(scale) else self._cut(scale)
-      norms.append(tf.add_n([arithmetic.sum_squares(part, piece)
+      norms.append(tf.add_n([protocol.sum_squares(part, piece)
                              for part, piece in zip(self.parts, pieces)]))
     return norms
 
@@ -184,14 +182,14 @@ class Outer(protocol.Factor):
         norms.update((i, self._gram()) for i in chosen)
       else:
         picked = [scales[i] for i in chosen]
-        formed = blocks.in_blocks(
+        formed = protocol.in_blocks(
             lambda factor: factor.explicit().squared_norms(picked), self, len(picked))
         norms.update(zip(chosen, protocol.charged(formed, self, picked)))
     return [norms[i] for i in range(len(scales))]
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(t), 1) for t in (self.inputs, self.cotangents))
-    return tf.shape(self.inputs)[1], lambda scale: arithmetic.product_squares(
+    return tf.shape(self.inputs)[1], lambda scale: protocol.product_squares(
         left, right, scale if trees.absent(scale) else tf.square(self._matrix(scale)))
 
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
@@ -204,7 +202,7 @@ class Outer(protocol.Factor):
   def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'rank one':
       return self._rank_one_squares(weights, scales)
-    return blocks.sum_blocks(
+    return protocol.sum_blocks(
         lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times: int) -> 'Outer':
@@ -279,16 +277,16 @@ class Outer(protocol.Factor):
     norms = []
     for scale in scales:
       if trees.absent(scale):
-        left, right = arithmetic.sum_squares(a), arithmetic.sum_squares(e)
-        norms.append(arithmetic.usable(left * right, left, right))
+        left, right = protocol.sum_squares(a), protocol.sum_squares(e)
+        norms.append(protocol.usable(left * right, left, right))
       else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
         small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
         left, right = tf.square(a) + small, tf.square(e) + small
         curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
         rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
         total = tf.reduce_sum(rows * right, 1) + p * small
-        norms.append(arithmetic.usable(
-            protocol.wide(total), sums, tf.reduce_sum(right, 1), *arithmetic.ends(curvature)))
+        norms.append(protocol.usable(
+            protocol.wide(total), sums, tf.reduce_sum(right, 1), *protocol.ends(curvature)))
     return norms
 
   def _rank_one_squares(
@@ -313,10 +311,10 @@ class Outer(protocol.Factor):
     a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
     lengths = tf.reduce_sum(tf.sqrt(a) * tf.sqrt(e), 1)
     size = self.inputs.shape[1] * (self.inputs.shape[2] + self.cotangents.shape[2])
-    a, e = arithmetic.wide_sum(a), arithmetic.wide_sum(e)
+    a, e = protocol.wide_sum(a), protocol.wide_sum(e)
     lost = size * protocol.tiny(inner.dtype) * (a + e + 1)
-    norms = arithmetic.gram(inner, outer, tf.square(protocol.wide(lengths)))
-    return arithmetic.usable(norms + lost, a, e)
+    norms = protocol.gram(inner, outer, tf.square(protocol.wide(lengths)))
+    return protocol.usable(norms + lost, a, e)
 
   def _product(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     d, p = inputs.shape[2], cotangents.shape[2]

@@ -14,12 +14,12 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
+from tfdp_adaptive.clipping import protocol
 
 
 def vectorized(
@@ -124,13 +124,13 @@ def layered(
         query if trees.absent(query.scale) else query._replace(
             scale=_joined([s[tf.newaxis] for s in tf.nest.flatten(query.scale)])[0])
         for query in request.queries))
-  n, parts = blocks.cut(
-      blocks.tensors(tuple(per_variable)) + [batch.mask], size, RECORD_BYTES)
+  n, parts = protocol.cut(
+      protocol.tensors(tuple(per_variable)) + [batch.mask], size, RECORD_BYTES)
   count = tf.shape(parts[-1])[0]
 
   def body(i: tf.Tensor, sums: Any, arrays: Any) -> Tuple[Any, ...]:
     *values, mask = [t[i] for t in parts]
-    gradients = _gradients(specs, blocks.rebuilt(tuple(per_variable), values), mask)
+    gradients = _gradients(specs, protocol.rebuilt(tuple(per_variable), values), mask)
     gradients = _joined(gradients) if join else gradients
     more, norms = sum_records(request, gradients, mask)
     return (i + 1, interface.add_sums(sums, more),

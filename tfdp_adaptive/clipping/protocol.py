@@ -3,7 +3,7 @@
 
 A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis,
 and static fields. The kinds are `factors.Explicit`, `factors.Outer`, `rows.Rows`,
-`tied.Mixed` and `layers.convolution.Convolution`; whoever adds one writes down these
+`rows.Mixed` and `layers.convolution.Convolution`; whoever adds one writes down these
 members, and nothing else in the engine has to know of it.
 
 A `scale` is `()` or a tensor of the variable's shape; several scales or weights share
@@ -11,15 +11,21 @@ the work. Weights are [n] float64.
 """
 
 import abc
-from typing import Any, Callable, Sequence, Tuple
+import dataclasses
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
-from tfdp_adaptive.clipping import blocks
+from tfdp_adaptive import trees
 
 _EPS_OF_TF32 = 2.0**-10
+# At most this many bytes of per-example gradients are formed at once.
+BLOCK_BYTES = 4 * 2**20
+# Beyond this, what a square loses by underflow can count when another multiplies it.
+LARGE = 2.0**80
 Tensors = Sequence[tf.Tensor]
 Scales = Sequence[Any]  # Of each, `()` or a tensor.
 Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
@@ -84,13 +90,13 @@ class Factor(abc.ABC):
     return self
 
   def kin(self) -> Any:
-    """Returns the key that factors of one variable must share to be `joined`; see `tied`."""
+    """Returns the key that factors of one variable must share to be `joined`; see `rows.add`."""
     return id(self)
 
   def joined(self, others: Sequence[Any]) -> 'Factor':
     """The sum of this and its kin: theirs are more steps."""
-    columns = zip(*map(blocks.tensors, (self, *others)))
-    return blocks.rebuilt(self, [tf.concat(column, 1) for column in columns])
+    columns = zip(*map(tensors, (self, *others)))
+    return rebuilt(self, [tf.concat(column, 1) for column in columns])
 
   def unit(self) -> Tuple['Factor', tf.Tensor]:
     """`(factor, size)`: brought to a largest magnitude of about one; size is [n] float64.
@@ -98,20 +104,20 @@ class Factor(abc.ABC):
     If one tensor of an example is zero, so is the gradient, and the result is zero: the other
     tensors then say nothing about its size.
     """
-    tensors = blocks.tensors(self)
-    peaks = [peak(t) if t.dtype.is_floating else None for t in tensors]
-    size = tf.ones(tf.shape(tensors[0])[:1], tf.float64)
+    parts = tensors(self)
+    peaks = [peak(t) if t.dtype.is_floating else None for t in parts]
+    size = tf.ones(tf.shape(parts[0])[:1], tf.float64)
     for one in peaks:
       size = size if one is None else size * wide(one)
-    return blocks.rebuilt(self, [
-        t if one is None else divided(t, one) for t, one in zip(tensors, peaks)]), size
+    return rebuilt(self, [
+        t if one is None else divided(t, one) for t, one in zip(parts, peaks)]), size
 
   def times(self, ratio: tf.Tensor) -> 'Factor':
     """The gradients of each example multiplied by `ratio` [n]."""
-    tensors = blocks.tensors(self)
-    last = max(i for i, t in enumerate(tensors) if t.dtype.is_floating)
-    tensors[last] *= along(ratio, tensors[last])
-    return blocks.rebuilt(self, tensors)
+    parts = tensors(self)
+    last = max(i for i, t in enumerate(parts) if t.dtype.is_floating)
+    parts[last] *= along(ratio, parts[last])
+    return rebuilt(self, parts)
 
 
 def wide(x: tf.Tensor) -> tf.Tensor:
@@ -163,7 +169,7 @@ def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
   norm must not come back there, nor swallow others, by more than its clip norm.
   """
   count, squares = factor.products()
-  dtype = min((t.dtype for t in blocks.tensors(factor) if t.dtype.is_floating),
+  dtype = min((t.dtype for t in tensors(factor) if t.dtype.is_floating),
               key=lambda one: one.size)
   lost = (wide(count) + 4) * eps(dtype)
   return [norm + lost**2 * squares(scale) for norm, scale in zip(norms, scales)]
@@ -177,3 +183,142 @@ def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """float64 weights in `dtype`; zero where that would round them up by much."""
   return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
+
+
+def tensors(factor: Any) -> List[tf.Tensor]:
+  """The [n, ...] tensors a factor is made of."""
+  return _walk(factor, [])[1]
+
+
+def rebuilt(factor: Any, values: Iterable[tf.Tensor]) -> Any:
+  """`factor` with other tensors, in the order of `tensors(factor)`."""
+  return _walk(factor, None, iter(values))[0]
+
+
+def _walk(
+    node: Any, seen: Optional[List[tf.Tensor]],
+    values: Optional[Iterator[tf.Tensor]] = None) -> Tuple[Any, Any]:
+  if tf.is_tensor(node):
+    if values is not None:
+      return next(values), seen
+    if seen is not None:
+      seen.append(node)
+  elif isinstance(node, tuple):
+    node = tuple(_walk(one, seen, values)[0] for one in node)
+  elif dataclasses.is_dataclass(node) and not isinstance(node, type):
+    node = dataclasses.replace(node, **{
+        name: _walk(value, seen, values)[0] for name, value in vars(node).items()})
+  return node, seen
+
+
+def in_blocks(
+    function: Callable[..., Any], factor: Any, count: int,
+    numbers: Optional[int] = None) -> List[tf.Tensor]:
+  """`function: factor -> [[n]] * count` over blocks of examples, results joined.
+
+  `numbers` is how many `function` forms per example; that of the gradient if None.
+  """
+  n, parts = cut(tensors(factor), numbers or int(np.prod(factor.shape)))
+  if parts[0].shape[0] == 1:
+    return function(factor)
+  stack = compat.unconverted(
+      lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in parts]))))
+  norms = tf.map_fn(stack, tf.range(tf.shape(parts[0])[0]), parallel_iterations=1,
+                    fn_output_signature=tf.float64)  # [blocks, scales, rows]
+  return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
+
+
+def sum_blocks(
+    function: Callable[..., Any], factor: Any, weights: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+  """`function: (factor, weights) -> sums` over blocks of examples, results added."""
+  values = tensors(factor)
+  _, parts = cut(values + list(weights), int(np.prod(factor.shape)))
+  if parts[0].shape[0] == 1:
+    return function(factor, weights)
+
+  def step(sums: List[tf.Tensor], i: Any) -> List[tf.Tensor]:
+    block = [x[i] for x in parts]
+    return [a + b for a, b in zip(
+        sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
+
+  return tf.foldl(step, tf.range(tf.shape(parts[0])[0]), [
+      tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
+
+
+def cut(
+    values: Sequence[tf.Tensor], numbers: int,
+    limit: Optional[int] = None) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+  """`(n, values)`: [n, ...] padded and cut to [blocks, rows, ...] of rows of `numbers` each.
+
+  A single block where the batch is known to fit into `limit` bytes (`BLOCK_BYTES`).
+  """
+  most = max(1, (limit or BLOCK_BYTES) // (4 * numbers))
+  n = values[0].shape[0]
+  if n is None:
+    n = tf.shape(values[0])[0]
+    rows = 1 if most == 1 else tf.minimum(most, tf.maximum(n, 1))
+  else:
+    rows = -(-max(n, 1) // -(-max(n, 1) // most))  # As many blocks, of about one size.
+  missing = -n % rows
+  known = isinstance(missing, int)
+  count = (n + missing) // rows if known else None
+
+  def divided(x: tf.Tensor) -> tf.Tensor:
+    if not known or missing:
+      x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+    parts = tf.reshape(x, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
+    parts.set_shape([count, rows if isinstance(rows, int) else None] + x.shape[1:].as_list())
+    return parts
+
+  return n, [divided(x) for x in values]
+
+
+def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
+  """[n] float64: `sum_tu inner_tu outer_tu` >= 0, from above, where terms cancel.
+
+  A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
+  """
+  total = wide_sum(inner * outer, [1, 2])
+  rounding = 4 * eps(inner.dtype)
+  return tf.maximum(total, 0) + rounding * magnitude
+
+
+def product_squares(left: tf.Tensor, right: tf.Tensor, curvature: trees.Tree) -> tf.Tensor:
+  """[n] float64: `sum_ij left_i curvature_ij right_j`, with left [n, d] and right [n, p]."""
+  if trees.absent(curvature):
+    return wide_sum(left) * wide_sum(right)
+  return wide_sum(tf.matmul(left, curvature) * right)
+
+
+def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
+  """[n] float64: sum of squares of `scale * x[i]`, from above.
+
+  What underflows is charged: at most the smallest normal number for every product.
+  """
+  size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
+  axes, small = list(range(1, x.shape.rank)), tiny(x.dtype)
+  if trees.absent(scale):
+    return wide_sum(tf.square(x), axes) + size * small
+  if x.shape[0] == 1:  # A product with one row is slow.
+    return wide_sum(tf.square(x * scale), axes) + size * small
+  curvature = tf.reshape(tf.square(scale) + small, [1, -1])  # (x^2)' s^2
+  squares = tf.reshape(tf.square(x), [-1, curvature.shape[1]])
+  total = tf.matmul(curvature, squares, transpose_b=True)[0]
+  return usable(wide(total) + (wide_sum(curvature, None) + size) * small, *ends(curvature))
+
+
+def wide_sum(x: tf.Tensor, axes: Any = 1) -> tf.Tensor:
+  return wide(tf.reduce_sum(x, axes))
+
+
+def usable(norms: tf.Tensor, *sums: Any) -> tf.Tensor:
+  """Squared norms [n], infinite where one of the sums they are made of is `LARGE`."""
+  for one in sums:
+    norms = tf.where(one < LARGE, norms, float('inf'))
+  return norms
+
+
+def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns the largest square of a scale and its inverse, neither of which may be `LARGE`."""
+  top = tf.reduce_max(curvature)
+  return top, 1 / top

@@ -18,7 +18,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import protocol
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
 
@@ -362,7 +361,7 @@ def listening(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
   layers = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, _EMBEDDING)}
   with contextlib.ExitStack() as stack:
     for layer in layers.values():
-      stack.enter_context(swaps.swapped(layer, call=_hearing(layer, layer.call, heard)))
+      stack.enter_context(registry.swapped(layer, call=_hearing(layer, layer.call, heard)))
     yield heard
 
 

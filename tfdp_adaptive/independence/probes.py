@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.independence import draws
 
 
@@ -65,7 +65,7 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
     flat = tf.nest.flatten(outputs)
     masks = [tf.cast(t._keras_mask, tf.float32) for t in flat
              if getattr(t, '_keras_mask', None) is not None]
-    tensors = blocks.tensors(tuple(symbolic)) if together else factors
+    tensors = protocol.tensors(tuple(symbolic)) if together else factors
     return Seen([tf.convert_to_tensor(t) for t in flat + masks],
                 [tf.convert_to_tensor(t) for t in tensors])
 
@@ -150,6 +150,7 @@ class Runner:
 
   def gradient(self, seen: Seen, row: int) -> np.ndarray:
     """The gradient of one example, as one vector of float64."""
-    factors = blocks.rebuilt(self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
+    factors = protocol.rebuilt(
+        self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
     parts = [factor.explicit().gradient() for factor in factors if factor is not None]
     return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
@@ -25,7 +24,7 @@ def _tap(
   one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Beside queries and values.
   scales = tf.broadcast_to(tf.reshape(scale, [1, *one]), [tf.shape(query)[0], *one])
   tape.watch(scales)
-  with swaps.swapped(layer, scale=scales):
+  with registry.swapped(layer, scale=scales):
     outputs = function(*args, **kwargs)
   return outputs, scales, ()
 

@@ -12,8 +12,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import arithmetic
-from tfdp_adaptive.clipping import blocks
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import dense
@@ -64,10 +62,10 @@ class Convolution(protocol.Factor):
       picked = [scales[i] for i in chosen]
       if chosen and self.route(scaled) == 'gram':
         points = int(np.prod(self.cotangents.shape[1:-1]))
-        several = blocks.in_blocks(lambda one: one.patches().squared_norms(picked), self,
+        several = protocol.in_blocks(lambda one: one.patches().squared_norms(picked), self,
                                   len(picked), points * int(np.prod(self.shape[:-1])))
       elif chosen:
-        several = protocol.charged(blocks.in_blocks(
+        several = protocol.charged(protocol.in_blocks(
             lambda one: one.explicit().squared_norms(picked), self, len(picked)), self, picked)
       norms.update(zip(chosen, several if chosen else []))
     return [norms[i] for i in range(len(scales))]
@@ -79,9 +77,9 @@ class Convolution(protocol.Factor):
 
     def squares(scale: trees.Tree) -> tf.Tensor:
       if trees.absent(scale):
-        return places * arithmetic.product_squares(left, right, ())
+        return places * protocol.product_squares(left, right, ())
       places_of = tf.reshape(tf.square(scale), [-1] + size)
-      return arithmetic.product_squares(left, right, tf.reduce_sum(places_of, 0))
+      return protocol.product_squares(left, right, tf.reduce_sum(places_of, 0))
 
     return tf.reduce_prod(tf.shape(self.cotangents)[1:-1]), squares
 
@@ -89,7 +87,7 @@ class Convolution(protocol.Factor):
     return [self._product(w) for w in weights]
 
   def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
-    return blocks.sum_blocks(
+    return protocol.sum_blocks(
         lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times: int) -> factors.Explicit:

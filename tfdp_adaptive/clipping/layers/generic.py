@@ -16,7 +16,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import mapping
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import registry
 
 # Operations that draw numbers, or change something that outlives the call.
@@ -105,7 +104,7 @@ def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterato
 
   with contextlib.ExitStack() as stack:
     for one in inside.values():
-      stack.enter_context(swaps.swapped(one, call=wrapper(one.call)))
+      stack.enter_context(registry.swapped(one, call=wrapper(one.call)))
     yield
 
 

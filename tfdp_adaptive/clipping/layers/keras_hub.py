@@ -13,7 +13,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import rows
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import normalization
@@ -101,7 +100,7 @@ def _at_bias(
     taps.append((bias, positions, more))
     return bias
 
-  with swaps.swapped(layer, compute_bias=tapped):
+  with registry.swapped(layer, compute_bias=tapped):
     outputs = function(*args, **kwargs)
   if len(taps) != 1:
     raise registry.Unsupported(
@@ -124,7 +123,7 @@ def t5_attention(
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
   identity = tf.eye(table.shape[0], dtype=cotangents.dtype)
-  with swaps.swapped(layer, relative_attention_bias=identity):
+  with registry.swapped(layer, relative_attention_bias=identity):
     buckets = layer.compute_bias(*positions, **more)[0]  # [buckets, queries, keys], of 0 and 1.
   yield table, factors.explicit(tf.einsum('nhqk,bqk->nbh', cotangents, buckets))
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -36,7 +35,7 @@ def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.T
 
   This repeats the operations of the layer's call. TensorFlow computes them only once.
   """
-  with swaps.swapped(layer, **without):
+  with registry.swapped(layer, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)
   return tf.cast(outputs, trees.wide(outputs.dtype))
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import swaps
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -204,7 +203,7 @@ def _with_masks(layer: compat.Layer, weights: _Weights) -> Iterator[None]:
   """Gives the layer the dropout masks of its shadow."""
   with contextlib.ExitStack() as stack:
     for owner in (layer, layer.cell):
-      stack.enter_context(swaps.swapped(owner, **dict(
+      stack.enter_context(registry.swapped(owner, **dict(
           compat.recurrent_mask_getter(name, masks, owner is layer)
           for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states))
           if masks is not None)))

@@ -15,13 +15,13 @@ it; it yields a factor per trainable variable of the layer. Examples lie along t
 first axis of everything, and no example may look at another.
 """
 
+import contextlib
 import importlib
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import swaps
 
 # How an error names the way out, where a model can be clipped as a whole.
 WHOLE = "performance=tfdp.Performance('materialized')"
@@ -111,10 +111,24 @@ def at_activation(
     taps.append(x)
     return activation(x)
 
-  with swaps.swapped(layer, activation=tapped):
+  with swapped(layer, activation=tapped):
     outputs = function(*args, **kwargs)
   tap, = taps
   return outputs, tap, ()
+
+
+@contextlib.contextmanager
+def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
+  """Replaces attributes of an object in a `with` block, and restores them afterwards."""
+  own = vars(owner)
+  before = {name: own[name] for name in attributes if name in own}
+  own.update(attributes)
+  try:
+    yield
+  finally:
+    for name in attributes:
+      del own[name]
+    own.update(before)
 
 
 def register(
