@@ -24,7 +24,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
 
@@ -193,7 +193,7 @@ def row(name, lora):
   _, model, x, y = made(name, lora)
   data = tf.data.Dataset.from_tensors((x, y)).repeat()
   routes = {}
-  for one in engines.explain_clipping(model, x).layers:
+  for one in explain.explain_clipping(model, x).layers:
     routes[one.route] = routes.get(one.route, 0) + 1
   error = oracle_error(model, x, y, sparse)
   private = private_of(model)

@@ -33,7 +33,7 @@ NOISE = {
 # What turns records, or gradients of single records, into sums.
 RECORDS = {
     'engines and their parts': {
-        'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
+        'clipping.engines.chunked.run', 'clipping.engines.chunked.run.chunk',
         'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
         'clipping.engines.record_gradients', 'clipping.materialized.layered.body',
         'clipping.materialized._project', 'clipping.projection._numbers'},

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do edit
   from tfdp_adaptive.advice.advice import advise as advise
   from tfdp_adaptive.advice.public_gradients import public_gradients as public_gradients
   from tfdp_adaptive.advice.recommendation import recommend as recommend
-  from tfdp_adaptive.clipping.engines import explain_clipping as explain_clipping
+  from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
   from tfdp_adaptive.errors import Caution as Caution
   from tfdp_adaptive.errors import PrivacyError as PrivacyError
   from tfdp_adaptive.gate import experimental as experimental

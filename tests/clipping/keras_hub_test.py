@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import explain
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import kronecker
@@ -112,7 +112,7 @@ def made(make, lora):
 @pytest.mark.parametrize('make', MODELS, ids=lambda make: make.__name__)
 def test_sums_are_those_of_single_records(make, lora):
   model, x = made(make, lora)
-  routes = {one.layer: one.route for one in engines.explain_clipping(model, x).layers}
+  routes = {one.layer: one.route for one in explain.explain_clipping(model, x).layers}
   assert routes and 'one example at a time' not in routes.values(), routes
   batch = oracle.batch_of(x, model(x), mask=[True, True, False, True])
   records = oracle.gradients(model, oracle.squared_error, batch)

@@ -15,7 +15,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
@@ -89,6 +88,17 @@ def _engine(
       trees.map(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
 
 
+def dense_gradients(
+    tape: tf.GradientTape, target: Any, variables: Sequence[compat.Variable]) -> List[tf.Tensor]:
+  """Dense gradients of float32 at least; zeros for variables the target does not reach.
+
+  Keras 3 variables cannot be passed to TensorFlow's own `unconnected_gradients`.
+  """
+  return [
+      tf.zeros(v.shape, trees.widen(tf.convert_to_tensor(v)).dtype) if g is None else trees.widen(g)
+      for g, v in zip(tape.gradient(target, variables), variables)]
+
+
 def _gradient(
     model: compat.Model, loss: interface.Loss, x: Any, y: Any,
     sample_weight: Any) -> Tuple[List[tf.Tensor], Any, tf.Tensor]:
@@ -96,7 +106,7 @@ def _gradient(
   with tf.GradientTape() as tape:
     outputs = model(x, training=True)
     value = loss(y, outputs, sample_weight)
-  return derivatives.dense(tape, value, model.trainable_variables), outputs, value
+  return dense_gradients(tape, value, model.trainable_variables), outputs, value
 
 
 # At most this many bytes of gradients, of one example at least, are formed at once.

@@ -9,9 +9,9 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import kfc
 from tfdp_adaptive.rules import kronecker
 
@@ -35,7 +35,7 @@ def gradients(
     return second_moments(model, loss, x, y)
   with tf.GradientTape() as tape:
     value = tf.reduce_mean(loss(y, model(x, training=True), ()))
-  return derivatives.dense(tape, value, model.trainable_variables)
+  return materialized.dense_gradients(tape, value, model.trainable_variables)
 
 
 def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: Any, y: Any,

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive.clipping import derivatives
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
@@ -275,7 +275,7 @@ class DPModel(_Mixin):
       if not penalties:
         return None
       total = tf.add_n(penalties)
-    return derivatives.dense(tape, total, self.trainable_variables)
+    return materialized.dense_gradients(tape, total, self.trainable_variables)
 
 
 def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
