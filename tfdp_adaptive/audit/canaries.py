@@ -20,10 +20,11 @@ from typing import Any, Callable, NamedTuple, Optional, TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from tfdp_adaptive import compat
 from tfdp_adaptive.audit import bounds
+from tfdp_adaptive.batches import sources
 
 if TYPE_CHECKING:
-  from tfdp_adaptive import compat
   from tfdp_adaptive.privacy import plan as plan_lib
 
 
@@ -139,16 +140,11 @@ def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] =
 def loss_scores(
     model: compat.Model, x: Any, y: Any, before: Optional[np.ndarray] = None) -> np.ndarray:
   """Minus the loss of every record [n]; its fall from `before` if given."""
-  loss = model.loss if callable(model.loss) else _named_loss(model.loss)
+  loss = model.loss if callable(model.loss) else compat.keras.losses.get(model.loss)
   outputs = model.predict(x, verbose=0)
   values = np.asarray(getattr(loss, 'call', loss)(np.asarray(y), outputs))
   scores = -values.reshape(len(values), -1).mean(axis=1)
   return scores if before is None else scores - before
-
-
-def _named_loss(name: Any) -> Any:
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
-  return tf.keras.losses.get(name)
 
 
 def run(
@@ -187,7 +183,8 @@ def run(
   logging.getLogger(__name__).warning(
       '%s', foresight(len(canaries.indices), plan.epsilon(), plan.target_delta, confidence))
   x, y, _ = canaries.data
-  chosen = _take(x, canaries.indices), y[canaries.indices]
+  chosen = (sources.map_structure(lambda a: np.asarray(a)[canaries.indices], x),
+            y[canaries.indices])
   model = build_model()
   before = loss_scores(model, *chosen) if score is None else None
   model.fit(plan.batches(canaries.data), **dict({'verbose': 0}, **fit))
@@ -219,11 +216,3 @@ def _auc(scores: np.ndarray, included: np.ndarray) -> float:
     return 0.5
   better = stats.mannwhitneyu(scores[included], scores[~included]).statistic
   return float(better / (np.sum(included) * np.sum(~included)))
-
-
-def _take(tree: Any, indices: Any) -> Any:
-  if isinstance(tree, tuple):
-    return tuple(_take(value, indices) for value in tree)
-  if isinstance(tree, dict):
-    return {name: _take(value, indices) for name, value in tree.items()}
-  return np.asarray(tree)[indices]

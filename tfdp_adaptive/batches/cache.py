@@ -32,8 +32,6 @@ class Cache(sources.Source):
       is used that only this user may read. It is deleted with this object.
   """
 
-  at_hand = True
-
   def __init__(self, data: tf.data.Dataset, folder: Optional[str] = None) -> None:
     structure = sources.map_structure(_checked, data.element_spec)
     if folder is None:
@@ -46,8 +44,8 @@ class Cache(sources.Source):
       _write(data, structure, self.folder)
     try:
       _, index = runfolder.load(self.folder / _INDEX)
-      self._length, saved = index['length'], index['tensors']
-      files = [_opened(self.folder / str(i), self._length, *one) for i, one in enumerate(saved)]
+      length, saved = index['length'], index['tensors']
+      opened = [_opened(self.folder / str(i), length, *one) for i, one in enumerate(saved)]
     except (OSError, ValueError, KeyError) as error:
       raise ValueError(f'The cache in {str(self.folder)!r} must be what was written there: delete '
                        f'it, or name another folder. Received: {error!r}.') from error
@@ -58,13 +56,13 @@ class Cache(sources.Source):
       raise ValueError(
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a cache of '
           f'{saved} for elements of {elements}. Name another folder, or delete it.')
-    self._files = sources.like(structure, files)
-    self.specs = sources.like(structure, [tf.TensorSpec(shape, dtype) for dtype, shape in saved])
+    files = sources.like(structure, opened)
+    specs = sources.like(structure, [tf.TensorSpec(shape, dtype) for dtype, shape in saved])
+    super().__init__(
+        length, specs, lambda indices: sources.map_structure(lambda file: file[indices], files),
+        at_hand=True)
     if found:
       self._check_first(data)
-
-  def __len__(self) -> int:
-    return self._length
 
   def _check_first(self, data: tf.data.Dataset) -> None:
     """Raises an error if the first records differ from those of the cache."""
@@ -79,9 +77,6 @@ class Cache(sources.Source):
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set '
           f'whose first {n} records are others, or in another order. Name another folder, or '
           'delete it.')
-
-  def take(self, indices: np.ndarray) -> Any:
-    return sources.map_structure(lambda file: file[indices], self._files)
 
 
 class _Text:

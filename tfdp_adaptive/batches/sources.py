@@ -10,9 +10,8 @@ guarantee for one record does not protect a person with five copies of it. Overs
 that draws from a few records at random, makes such copies, and the plan does not know of them.
 """
 
-import abc
 import hashlib
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -25,23 +24,27 @@ _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as lead
                'source of records: an object with `__len__` and `__getitem__`. ')
 
 
-class Source(abc.ABC):
+class Source:
   """Some records.
 
-  Attributes:
+  Args:
+    length: The number of records.
     specs: Nest of the shapes and dtypes of one record.
+    read: `indices -> nest of arrays [len(indices), ...]`; arrays of text have the dtype `object`.
+    at_hand: Whether records may be read besides those of the batches, at no cost.
   """
 
-  specs: Any
-  at_hand = False  # Whether records may be read besides those of the batches, at no cost.
+  def __init__(self, length: int, specs: Any, read: Callable[[np.ndarray], Any],
+               at_hand: bool = False) -> None:
+    self.specs, self.at_hand = specs, at_hand
+    self._length, self._read = length, read
 
-  @abc.abstractmethod
   def __len__(self) -> int:
-    """Returns the number of records."""
+    return self._length
 
-  @abc.abstractmethod
   def take(self, indices: np.ndarray) -> Any:
-    """Returns a nest of arrays [len(indices), ...]; arrays of text have the dtype `object`."""
+    """Returns the records of these numbers."""
+    return self._read(indices)
 
 
 def of(data: Any) -> Source:
@@ -53,15 +56,15 @@ def of(data: Any) -> Source:
   if isinstance(data, Source):
     return data
   if isinstance(data, (tuple, dict)):
-    return _Parts(map_structure(of, data))
+    return _of_parts(map_structure(of, data))
   if isinstance(data, compat.keras.utils.Sequence):
-    return _Batched(data)
+    return _of_batches(data)
   if isinstance(data, (tf.RaggedTensor, tf.SparseTensor)):
     raise ValueError('`data` must be dense arrays with the example as leading axis; pad or '
                      f'densify it first. Received: {type(data).__name__}.')
   if _is_lazy(data):
-    return _Array(data) if _is_array(data) else _Records(data)
-  return _Array(_array(data))
+    return _of_array(data) if _is_array(data) else _of_records(data)
+  return _of_array(_array(data))
 
 
 def fingerprint(data: Any) -> str:
@@ -104,104 +107,80 @@ def spec(array: Any) -> tf.TensorSpec:
   return tf.TensorSpec(array.shape[1:], tf.string if kind.kind in 'OSU' else tf.as_dtype(kind))
 
 
-class _Parts(Source):
+def _of_parts(parts: Any) -> Source:
   """Tuples and dicts of sources of one length."""
-
-  def __init__(self, parts: Any) -> None:
-    self._parts = parts
-    lengths = sorted({len(part) for part in leaves(parts)})
-    if len(lengths) != 1:
-      raise ValueError('All arrays of `data` must have the same number of examples. '
-                       f'Received: lengths={lengths}. (Several inputs are a tuple or a dict; a '
-                       'list is one array.)')
-    self._length, = lengths
-    self.specs = map_structure(lambda part: part.specs, parts)
-    self.at_hand = all(part.at_hand for part in leaves(parts))
-
-  def __len__(self) -> int:
-    return self._length
-
-  def take(self, indices: np.ndarray) -> Any:
-    return map_structure(lambda part: part.take(indices), self._parts)
+  lengths = sorted({len(part) for part in leaves(parts)})
+  if len(lengths) != 1:
+    raise ValueError('All arrays of `data` must have the same number of examples. '
+                     f'Received: lengths={lengths}. (Several inputs are a tuple or a dict; a '
+                     'list is one array.)')
+  return Source(lengths[0], map_structure(lambda part: part.specs, parts),
+                lambda indices: map_structure(lambda part: part.take(indices), parts),
+                all(part.at_hand for part in leaves(parts)))
 
 
-class _Array(Source):
+def _of_array(array: Any) -> Source:
   """An array or an object that is indexed like one, in memory, mapped or in a file."""
+  in_memory = isinstance(array, np.ndarray)
 
-  def __init__(self, array: Any) -> None:
-    self._array = array
-    self.specs = spec(array)
-    self.at_hand = isinstance(array, np.ndarray)
-
-  def __len__(self) -> int:
-    return len(self._array)
-
-  def take(self, indices: np.ndarray) -> Any:
-    if isinstance(self._array, np.ndarray):
-      rows = self._array[indices]
+  def read(indices: np.ndarray) -> np.ndarray:
+    if in_memory:
+      rows = array[indices]
     else:  # Files want indices in their order, each once.
       places, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
-      rows = (np.asarray(self._array[places])[back] if len(places) else
-              np.zeros((0,) + tuple(self._array.shape[1:]), self._array.dtype))
+      rows = (np.asarray(array[places])[back] if len(places) else
+              np.zeros((0,) + tuple(array.shape[1:]), array.dtype))
     return rows.astype(object) if rows.dtype.kind in 'SU' else rows
 
+  return Source(len(array), spec(array), read, in_memory)
 
-class _Records(Source):
+
+def _of_records(records: Any) -> Source:
   """A source that returns the record of each number."""
+  if not len(records):
+    raise ValueError('`data` has no examples.')
+  specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
+  several = getattr(records, '__getitems__', None)
 
-  def __init__(self, records: Any) -> None:
-    self._records = records
-    if not len(records):
-      raise ValueError('`data` has no examples.')
-    self.specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
-
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def take(self, indices: np.ndarray) -> Any:
-    several = getattr(self._records, '__getitems__', None)
+  def read(indices: np.ndarray) -> Any:
     numbers = [int(i) for i in indices]
-    records = several(numbers) if several and numbers else [self._records[i] for i in numbers]
-    return stacked([_record(one) for one in records], self.specs)
+    found = several(numbers) if several and numbers else [records[i] for i in numbers]
+    return stacked([_record(one) for one in found], specs)
+
+  return Source(len(records), specs, read)
 
 
-class _Batched(Source):
+def _of_batches(batches: Any) -> Source:
   """A source that reads whole batches of one size. The last batch may be smaller."""
+  count = len(batches)
+  if not count:
+    raise ValueError('`data` has no examples.')
+  first = _batch(batches[0])
+  size, specs = _rows(first), map_structure(spec, first)
+  length = (count - 1) * size + _rows(_batch(batches[count - 1]))
 
-  def __init__(self, batches: Any) -> None:
-    self._batches = batches
-    count = len(batches)
-    if not count:
-      raise ValueError('`data` has no examples.')
-    first = self._read(0)
-    self._size = _rows(first)
-    self._length = (count - 1) * self._size + _rows(self._read(count - 1))
-    self.specs = map_structure(spec, first)
-
-  def __len__(self) -> int:
-    return self._length
-
-  def take(self, indices: np.ndarray) -> Any:
+  def read(indices: np.ndarray) -> Any:
     indices = np.asarray(indices, np.int64)
     by_place: Dict[int, Any] = {}
-    for number in np.unique(indices // self._size):
-      batch = self._read(int(number))
-      expected = min(self._size, self._length - number * self._size)
+    for number in np.unique(indices // size):
+      batch = _batch(batches[int(number)])
+      expected = min(size, length - number * size)
       if _rows(batch) != expected:
-        raise ValueError(f'`data` must have batches of one size, {self._size}, but for the last. '
+        raise ValueError(f'`data` must have batches of one size, {size}, but for the last. '
                          f'Received: {_rows(batch)} examples in batch {number}.')
-      for place in np.flatnonzero(indices // self._size == number):
-        row = indices[place] % self._size
+      for place in np.flatnonzero(indices // size == number):
+        row = indices[place] % size
         by_place[int(place)] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
-    return stacked([by_place[place] for place in range(len(indices))], self.specs)
+    return stacked([by_place[place] for place in range(len(indices))], specs)
 
-  def _read(self, number: int) -> Any:
-    batch = self._batches[number]
-    if isinstance(batch, list):
-      batch = tuple(batch)
-    if isinstance(batch, tuple):
-      batch = tuple(part for part in batch if part is not None)
-    return map_structure(_array, batch)
+  return Source(length, specs, read)
+
+
+def _batch(batch: Any) -> Any:
+  """Returns a batch of Keras as a nest of arrays."""
+  if isinstance(batch, (list, tuple)):
+    batch = tuple(part for part in batch if part is not None)
+  return map_structure(_array, batch)
 
 
 def stacked(records: list, specs: Any) -> Any:
@@ -320,24 +299,21 @@ class Watched(Source):
     if changing is not None and not (isinstance(changing, str) and changing):
       raise ValueError('`changing` must say in words how a record differs whenever it is read. '
                        f'Received: changing={changing!r}.')
-    self._source, self._changing, self._counts = source, changing, counts
+    super().__init__(len(source), source.specs, source.take, source.at_hand)
+    self._changing, self._counts = changing, counts
     self._digests: Dict[int, bytes] = {}
     self._first: Dict[bytes, int] = {}
     self._copies = 0
-    self.specs = source.specs
 
   def look(self) -> None:
     """Warns about copies among some records, before the first batch."""
-    count = len(self._source)
-    if self._source.at_hand and not self._digests:
+    count = len(self)
+    if self.at_hand and not self._digests:
       self.take(np.unique(np.concatenate([
           np.arange(min(_SAMPLED, count)),
           np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
     if self.many:
       warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
-
-  def __len__(self) -> int:
-    return len(self._source)
 
   @property
   def many(self) -> bool:
@@ -353,7 +329,7 @@ class Watched(Source):
     return said
 
   def take(self, indices: np.ndarray) -> Any:
-    taken = self._source.take(indices)
+    taken = super().take(indices)
     if self._changing is None:
       arrays = leaves(taken)
       for row, index in enumerate(np.asarray(indices).tolist()):

@@ -35,8 +35,9 @@ def positive_float(text: str) -> float:
   return number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
 
 
-def noise_multiplier(text: str) -> float:
-  return number(float, text, lambda value: 1e-5 <= value <= 1e13, 'a number from 1e-5 to 1e13')
+def within(least: float, most: float) -> Callable[[str], float]:
+  return lambda text: number(
+      float, text, lambda value: least <= value <= most, f'a number from {least:g} to {most:g}')
 
 
 def probability(text: str) -> float:
@@ -78,20 +79,26 @@ def one_of(text: str, known: Sequence[str]) -> str:
       + (f' Did you mean {" or ".join(close)}?' if close else ''))
 
 
-def changed(
-    values: Mapping[str, Any], changes: Any, more: Sequence[str] = ()) -> Dict[str, Any]:
-  """`values` with the `NAME=VALUE` of the command line put in, of their names or `more`."""
-  result = dict(values)
-  for change in changes:
-    name, _, value = change.partition('=')
-    if name not in result and name not in more:
-      raise errors.UsageError(
-          f'--set must name one of {", ".join((*values, *more))}. Received: {change}')
+def assigned(
+    flag: str, texts: Sequence[str], known: Sequence[str], kind: Callable[[str], Any]
+    ) -> Dict[str, Any]:
+  """`{name: value}` of the `NAME=VALUE` that a flag was given with."""
+  result = {}
+  for text in texts:
+    name, _, value = text.partition('=')
+    if name not in known:
+      raise errors.UsageError(f'{flag} must name one of {", ".join(known)}. Received: {text}')
     try:
-      result[name] = positive_float(value)
+      result[name] = kind(value)
     except argparse.ArgumentTypeError as error:
-      raise errors.UsageError(f'--set {name} {error}') from error
+      raise errors.UsageError(f'{flag} {name} {error}') from error
   return result
+
+
+def changed(
+    values: Mapping[str, Any], changes: Sequence[str], more: Sequence[str] = ()) -> Dict[str, Any]:
+  """`values` with what `--set` was given with put in, of their names or `more`."""
+  return {**values, **assigned('--set', changes, (*values, *more), positive_float)}
 
 
 def wrap(text: Optional[str]) -> Optional[str]:

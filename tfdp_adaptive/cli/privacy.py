@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       help='total number of examples, in place of --batch-size and --steps; proposes both and '
       'prints the choices; needs --epsilon')
   wanted = parser.add_mutually_exclusive_group(required=True)
-  wanted.add_argument('--noise-multiplier', type=options.noise_multiplier, metavar='S',
+  wanted.add_argument('--noise-multiplier', type=options.within(1e-5, 1e13), metavar='S',
                       help='noise in clip norms; prints epsilon')
   wanted.add_argument('--epsilon', type=options.positive_float, metavar='E',
                       help='target epsilon; prints the smallest noise multiplier for it')

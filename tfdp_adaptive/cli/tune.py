@@ -8,10 +8,9 @@ command is given again with the same --out; `tune.state/` in it is secret until 
 """
 
 import argparse
-from typing import Dict, List
+from typing import List
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.cli import text_options
 from tfdp_adaptive.examples import settings as settings_lib
@@ -21,9 +20,9 @@ from tfdp_adaptive.examples import tune
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   text_options.add_arguments(parser, 'centralized training')
   group = parser.add_argument_group('search')
-  group.add_argument('--runs', type=_runs, default=10.0, metavar='K',
+  group.add_argument('--runs', type=options.within(1, 1e4), default=10.0, metavar='K',
                      help='expected number of runs, at least 1 (default: %(default)g)')
-  group.add_argument('--shape', type=_shape, default=1.0, metavar='ETA',
+  group.add_argument('--shape', type=options.within(0, 100), default=1.0, metavar='ETA',
                      help='shape of the distribution of the number of runs: 0 is logarithmic '
                           'and cheapest, 1 geometric (default: %(default)g)')
   group.add_argument('--score-noise', type=options.positive_float, default=10.0, metavar='S',
@@ -39,31 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
   method = settings_lib.CENTRALIZED[arguments.method]
   settings = options.changed(method.settings, arguments.set)
-  grid = _grid(arguments.grid, method)
+  grid = options.assigned('--grid', arguments.grid, list(method.settings), _values) or {
+      name: list(values) for name, values in method.grid.items()}
   search = tfdp.privacy.Search(arguments.runs, arguments.shape, arguments.score_noise)
   with text_options.report(arguments, 'tune') as report:
     tune.run(report, text_options.text(arguments), text_options.by_sentence(arguments),
              arguments.method, settings, grid, search)
 
 
-def _grid(changes: List[str], method: settings_lib.Method) -> Dict[str, List[float]]:
-  """`{name: values}` of the command line, or the recorded one."""
-  grid: Dict[str, List[float]] = {}
-  for change in changes:
-    name, _, values = change.partition('=')
-    if name not in method.settings:
-      raise errors.UsageError(
-          f'--grid must name one of {", ".join(method.settings)}. Received: {change}')
-    try:
-      grid[name] = [options.positive_float(value) for value in values.split(',')]
-    except argparse.ArgumentTypeError as error:
-      raise errors.UsageError(f'--grid {name} {error}') from error
-  return grid or {name: list(values) for name, values in method.grid.items()}
-
-
-def _runs(text: str) -> float:
-  return options.number(float, text, lambda value: 1 <= value <= 1e4, 'a number from 1 to 10000')
-
-
-def _shape(text: str) -> float:
-  return options.number(float, text, lambda value: 0 <= value <= 100, 'a number from 0 to 100')
+def _values(text: str) -> List[float]:
+  return [options.positive_float(value) for value in text.split(',')]
