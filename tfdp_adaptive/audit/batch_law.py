@@ -16,7 +16,6 @@ import numpy as np
 from scipy import stats
 
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.audit import pattern_law
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
@@ -55,8 +54,8 @@ def check(
   broken = _structure(plan, batches, population)
   if broken is not None or not plan.amplified:
     return Law(1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
-  coins = (pattern_law.tests if hasattr(plan.sampling, 'draws') else
-           pattern_law.rounds if isinstance(plan.sampling, sampling.RandomAllocation) else _coins)
+  coins = (_waiting if hasattr(plan.sampling, 'draws') else
+           _rounds if isinstance(plan.sampling, sampling.RandomAllocation) else _coins)
   tests = list(coins(plan, batches, population))
   p_value, what = min((min(1.0, len(tests) * p), what) for what, p in tests)
   return Law(p_value, what, len(batches))
@@ -109,25 +108,23 @@ def _coins(
   sizes = [len(batch) for batch in batches]
   if _group_size(plan, 0, population) is None:
     trials = population * len(batches)
-    yield 'records in all', _two_sided(stats.binom(trials, probability / cycle), sum(sizes))
+    yield 'records in all', _two_sided(trials, probability / cycle, sum(sizes))
     return
   groups = [_group_size(plan, step, population) or 0 for step in range(len(batches))]
   if cut is None:
-    yield 'records in all', _two_sided(stats.binom(sum(groups), probability), sum(sizes))
+    yield 'records in all', _two_sided(sum(groups), probability, sum(sizes))
   # Steps of equal groups have equally many records as often as two draws agree.
   first = [t for t in range(len(batches) - cycle) if t // cycle % 2 == 0]
   agree = [sizes[t] == sizes[t + cycle] for t in first if groups[t] == groups[0]]
   if agree:
     chance = float(np.sum(_size_law(groups[0], probability, cut)**2))
-    yield 'steps with equally many records', _two_sided(
-        stats.binom(len(agree), chance), sum(agree))
+    yield 'steps with equally many records', _two_sided(len(agree), chance, sum(agree))
   if cycle == 1 and cut is None:
     times = np.bincount(np.concatenate(batches), minlength=population)
-    law = stats.binom(len(batches), probability).pmf(np.arange(len(batches) + 1))
+    law = _binomial(len(batches), probability)
     pairs = population // 2
     equal = int(np.sum(times[:2 * pairs:2] == times[1:2 * pairs:2]))
-    yield ('records that take part equally often',
-           _two_sided(stats.binom(pairs, float(np.sum(law**2))), equal))
+    yield 'records that take part equally often', _two_sided(pairs, float(np.sum(law**2)), equal)
   for lag in range(cycle, len(batches), cycle):
     yield f'records shared by steps {lag} apart', _overlap(plan, batches, lag, population)
 
@@ -142,7 +139,7 @@ def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optio
 
 def _size_law(size: int, probability: float, cut: Any) -> np.ndarray:
   """[n + 1] probabilities of a batch's size."""
-  law = stats.binom(size, probability).pmf(np.arange(size + 1))
+  law = _binomial(size, probability)
   if cut is not None and cut < size:
     law = np.append(law[:cut], law[cut:].sum())
   return law
@@ -162,7 +159,7 @@ def _overlap(
     shared += len(np.intersect1d(left, right))
     law = np.convolve(law, _shared(
         _group_size(plan, first, population), *sorted((len(left), len(right)))))
-  return pattern_law.two_sided(law, shared)
+  return _tails(law, shared)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,5 +168,87 @@ def _shared(size: int, fewer: int, more: int) -> np.ndarray:
   return stats.hypergeom(size, fewer, more).pmf(np.arange(fewer + 1))
 
 
-def _two_sided(law: Any, value: float) -> float:
+def _two_sided(trials: int, chance: float, value: int) -> float:
+  """P-value of a binomial."""
+  law = stats.binom(trials, chance)
   return float(min(1.0, 2 * min(law.cdf(value), law.sf(value - 1))))
+
+
+def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
+          ) -> Iterator[Tuple[str, float]]:
+  """(what, p-value) of batches against a law of waiting: free, then so many steps apart.
+
+  Step by step, given all steps before it, how many records take part is a sum of two binomials: of
+  those that never did, and of those that are free again. Each test combines the steps' p-values by
+  Fisher's method, which is exact or errs towards no alarm.
+  """
+  bins = hasattr(plan.sampling, 'cycle')
+  least = plan.sampling.cycle if bins else plan.sampling.min_sep
+  free = 1.0 if bins else plan.sampling.free_probability(plan)
+  first = _first_step(least, free, len(batches))
+  left = 1 - np.concatenate([[0.0], np.cumsum(first)])
+  last = np.full(population, -1)
+  sizes, spreads, soonest = [], [], []
+  for step, batch in enumerate(batches):
+    never = int(np.sum(last < 0))
+    again = int(np.sum((last >= 0) & (step - last >= least)))
+    hazard = min(1.0, first[step] / left[step]) if left[step] > 1e-12 else 1.0
+    law = np.convolve(_binomial(never, hazard), _binomial(again, free))
+    sizes.append(_tails(law, len(batch)))
+    mean = law @ np.arange(len(law))
+    far = np.abs(np.arange(len(law)) - mean) <= abs(len(batch) - mean) + 1e-9
+    spreads.append(float(min(1.0, law[far].sum())))
+    due = (last >= 0) & (step - last == least)
+    soonest.append(_two_sided(int(due.sum()), free, int(due[batch].sum())))
+    last[batch] = step
+  yield 'how many take part', _fisher(sizes)
+  yield 'sizes that vary too little', _fisher(spreads)
+  yield 'how many come again at once', _fisher(soonest)
+
+
+def _rounds(plan: Any, batches: Sequence[np.ndarray], population: int
+           ) -> Iterator[Tuple[str, float]]:
+  """(what, p-value) of batches against one place for each record in every round of steps."""
+  cycle, groups = plan.sampling.cycle, plan.sampling.groups
+  group_of = plan.sampling.group_of(population)
+  place, before = np.full(population, -1), np.full(population, -1)
+  sizes, moves, again = [], [], 1.0
+  for step, batch in enumerate(batches):
+    turn = step % cycle
+    if not turn:
+      place, before = np.full(population, -1), place
+    of_turn = group_of == turn % groups
+    again = 0.0 if np.any(place[batch] >= 0) or not np.all(of_turn[batch]) else again
+    left = -(-(cycle - turn) // groups)  # Steps of this round that the group still has.
+    sizes.append(_two_sided(int(np.sum((place < 0) & of_turn)), 1 / left, len(batch)))
+    place[batch] = turn
+    if turn == cycle - 1 and step >= cycle:
+      moves.append(_two_sided(population, groups / cycle, int(np.sum(place == before))))
+  yield 'a record twice in a round, or out of its turn', again
+  yield 'how many take part', _fisher(sizes)
+  yield 'how many keep their place in the next round', _fisher(moves)
+
+
+def _first_step(least: int, free: float, steps: int) -> np.ndarray:
+  """[steps] probabilities of a record's first step, in the stationary law."""
+  waiting = np.full(least, free)
+  waiting[0] = 1.0
+  waiting /= waiting.sum()
+  gaps = free * (1 - free)**np.arange(steps)
+  return np.convolve(waiting, gaps)[:steps]
+
+
+def _binomial(trials: int, chance: float) -> np.ndarray:
+  """[trials + 1] probabilities."""
+  return stats.binom.pmf(np.arange(trials + 1), trials, chance)
+
+
+def _tails(law: np.ndarray, value: int) -> float:
+  """P-value of a value, of a law on 0, 1, ..."""
+  return float(min(1.0, 2 * min(law[:value + 1].sum(), law[value:].sum())))
+
+
+def _fisher(p_values: List[float]) -> float:
+  """Combines p-values by Fisher's method, leaving out those that equal one."""
+  with np.errstate(divide='ignore'):
+    return float(stats.combine_pvalues([p for p in p_values if p < 1] or [1.0])[1])
