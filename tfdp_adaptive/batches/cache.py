@@ -5,6 +5,7 @@ The data set is read once, in order, into one flat file per tensor. The files ar
 memory, so only the elements of a batch are read. They hold the private data in clear.
 """
 
+import contextlib
 import pathlib
 import shutil
 import tempfile
@@ -131,13 +132,13 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
   else:
     chunks = (sources.map_structure(lambda t: np.asarray(t)[np.newaxis], one)
               for one in data.as_numpy_iterator())
-  writers, length, shapes = None, 0, []
-  try:
+  writers, length, shapes = [], 0, []
+  with contextlib.ExitStack() as files:
     for chunk in chunks:
       arrays = sources.leaves(chunk)
-      if writers is None:
+      if not length:
         shapes = [list(array.shape[1:]) for array in arrays]
-        writers = [_Writer(folder / str(i), array.dtype == object)
+        writers = [_Writer(files, folder / str(i), array.dtype == object)
                    for i, array in enumerate(arrays)]
       if [list(array.shape[1:]) for array in arrays] != shapes:
         raise ValueError('`data` must have elements of one shape; pad them with `.map`, and '
@@ -146,9 +147,6 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
       for writer, array in zip(writers, arrays):
         writer.write(array)
       length += len(arrays[0])
-  finally:
-    for writer in writers or ():
-      writer.close()
   if not length:
     raise ValueError('`data` has no examples.')
   runfolder.save(folder / _INDEX, (), {
@@ -159,9 +157,9 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
 class _Writer:
   """Appends arrays to a file, and for texts their ends to another file."""
 
-  def __init__(self, path: pathlib.Path, text: bool) -> None:
-    self._file, self._end = open(path, 'wb'), 0
-    self._ends = open(path.with_suffix('.ends'), 'wb') if text else None
+  def __init__(self, files: contextlib.ExitStack, path: pathlib.Path, text: bool) -> None:
+    self._file, self._end = files.enter_context(open(path, 'wb')), 0
+    self._ends = files.enter_context(open(path.with_suffix('.ends'), 'wb')) if text else None
 
   def write(self, array: np.ndarray) -> None:
     if self._ends is None:
@@ -172,8 +170,3 @@ class _Writer:
     self._file.write(b''.join(texts))
     self._ends.write(ends.tobytes())
     self._end = int(ends[-1]) if len(ends) else self._end
-
-  def close(self) -> None:
-    self._file.close()
-    if self._ends is not None:
-      self._ends.close()

@@ -11,14 +11,14 @@ from tfdp_adaptive.advice import budget
 from tfdp_adaptive.cli import options
 
 _DRAWS = 1_000_000
-# Name -> the scheme, of (min_sep, draws, bins).
+# Name -> the scheme, of the arguments and the number of bins.
 SAMPLINGS = {
-    'poisson': lambda min_sep, draws, bins: tfdp.sampling.Poisson(),
-    'fixed-order': lambda min_sep, draws, bins: tfdp.sampling.FixedOrder(),
-    'random-allocation': lambda min_sep, draws, bins: tfdp.sampling.RandomAllocation(bins),
-    'balls-in-bins': lambda min_sep, draws, bins: tfdp.sampling.BallsInBins(bins, draws=draws),
-    'min-separation': lambda min_sep, draws, bins: tfdp.sampling.MinSeparation(
-        min_sep, draws=draws),
+    'poisson': lambda given, bins: tfdp.sampling.Poisson(),
+    'fixed-order': lambda given, bins: tfdp.sampling.FixedOrder(),
+    'random-allocation': lambda given, bins: tfdp.sampling.RandomAllocation(bins),
+    'balls-in-bins': lambda given, bins: tfdp.sampling.BallsInBins(bins, draws=given.draws),
+    'min-separation': lambda given, bins: tfdp.sampling.MinSeparation(
+        given.min_sep, draws=given.draws),
 }
 
 
@@ -109,8 +109,7 @@ def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
       batch_size=arguments.batch_size, steps=arguments.steps,
       l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
       sampling=SAMPLINGS[arguments.sampling](
-          arguments.min_sep, arguments.draws,
-          max(1, round(arguments.population_size / arguments.batch_size))))
+          arguments, max(1, round(arguments.population_size / arguments.batch_size))))
   with errors.usage():
     if arguments.epsilon is None:
       return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
