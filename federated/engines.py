@@ -46,17 +46,15 @@ class PrivateFedAvg(abc.ABC):
   Attributes:
     plan: The `tfdp.PrivacyPlan` of the run.
     rule: The server's rule.
-    model_fn: The `model_fn` of the process.
     server: The `Server`.
     settings: {argument: value}, for the statement and to recognize a saved run.
     seed: The seed of a test, or None.
   """
 
   def __init__(
-      self, *, plan: privacy.PrivacyPlan, rule: contract.Rule, model_fn: Any,
-      server: server_lib.Server, settings: Dict[str, Any], seed: Optional[int]) -> None:
-    self.plan, self.rule, self.model_fn, self.server = plan, rule, model_fn, server
-    self.settings, self.seed = settings, seed
+      self, *, plan: privacy.PrivacyPlan, rule: contract.Rule, server: server_lib.Server,
+      settings: Dict[str, Any], seed: Optional[int]) -> None:
+    self.plan, self.rule, self.server, self.settings, self.seed = plan, rule, server, settings, seed
 
   def history(self) -> Sequence[ledger_lib.Entry]:
     """Returns the ledger of the initial weights, if they have one."""

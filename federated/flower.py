@@ -83,17 +83,11 @@ class PrivateStrategy(flwr_strategy.Strategy):
                        f'nodes as its population size. Received: plan={plan!r}.')
     if not callable(server_learning_rate):
       checks.positive(server_learning_rate=server_learning_rate)
-    self._arrays, self._trained = _arrays_of(model)
-    specs = [tf.TensorSpec(array.shape, array.dtype)
-             for array, trained in zip(self._arrays, self._trained) if trained]
-    self._server = server_lib.Server(
+    make_server = lambda specs: server_lib.Server(
         rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
-    self._process: Dict[str, Any] = dict(
-        plan=plan, rule=rule, model_fn=None, server=self._server, seed=seed, settings=dict(
-            server_rule=rule, server_learning_rate=server_learning_rate,
-            quantile_clip=quantile_clip, private_metrics=private_metrics))
-    self._metrics = list(private_metrics.ranges) if private_metrics else []
-    self._record = tf.function(self._server.record, autograph=False)
+    self._process = _Process(model, make_server, plan=plan, rule=rule, seed=seed, settings=dict(
+        server_rule=rule, server_learning_rate=server_learning_rate,
+        quantile_clip=quantile_clip, private_metrics=private_metrics))
     self._out = None if out is None else pathlib.Path(out)
     self._size, self._evaluate, self._settings = (
         plan.population_size, evaluate, dict(settings or {}))
@@ -123,16 +117,17 @@ class PrivateStrategy(flwr_strategy.Strategy):
                        'strategy, and `private_metrics` for what nodes measure. '
                        f'Received: {evaluate_config!r:.40}, {evaluate_fn!r:.40}.')
     checks.positive(timeout=timeout)
+    process = self._process
     if initial_arrays is not None:
-      self._arrays = [*self._answered(initial_arrays.to_numpy_ndarrays(), trained_only=False)]
-    ask = lambda arrays, server_round, nodes: _replies(
-        grid, arrays, {**(train_config or {}), 'server-round': server_round}, nodes, timeout)
+      process.begin_with(initial_arrays.to_numpy_ndarrays())
     nodes = nodes_lib.Nodes(self._size, grid, self._out)
+    process.connect(nodes, lambda arrays, server_round, asked: _replies(
+        grid, arrays, {**(train_config or {}), 'server-round': server_round}, asked, timeout))
     self.result = simulation.simulate(
-        _Process(self, nodes, ask, **self._process), nodes, rounds=num_rounds, out=self._out,
+        process, nodes, rounds=num_rounds, out=self._out,
         evaluate=self._evaluate, progress=False, **self._settings)
     _log.info(self.result.statement)
-    result = flwr_strategy.Result(arrays=_array_record(self._in_order(self.result.weights)))
+    result = flwr_strategy.Result(arrays=_array_record(process.in_order(self.result.weights)))
     for row in self.result.history:
       for private, metrics in ((True, result.train_metrics_clientapp),
                                (False, result.evaluate_metrics_serverapp)):
@@ -151,83 +146,33 @@ class PrivateStrategy(flwr_strategy.Strategy):
 
   def summary(self) -> None:
     """Logs what is promised."""
-    _log.info(self._process['plan'].statement(rule=self._process['rule']))
-
-  def initial_weights(self) -> server_lib.ModelWeights:
-    """Returns the weights that a run begins with."""
-    both = [[tf.constant(array) for array, trained in zip(self._arrays, self._trained)
-             if trained == wanted] for wanted in (True, False)]
-    return server_lib.ModelWeights(*both)
-
-  def answers_of(
-      self, ask: Callable[..., Iterable[Any]], weights: Any, broadcast: Any, server_round: int,
-      nodes: Sequence[int]) -> server_lib.Answer:
-    """Returns the sum of the clipped answers of some nodes, each of which counts once at most."""
-    sent = self._in_order(weights)
-    total, waiting = self._server.zero(), set(nodes)
-    for node, content in ask(sent, server_round, nodes) if waiting else ():
-      if node not in waiting:
-        continue
-      waiting.remove(node)
-      try:
-        answer = self._answer(broadcast, weights, content)
-      except Exception as error:  # pylint: disable=broad-except
-        # Whatever Flower or NumPy find wrong with bytes that anybody may have written.
-        _log.warning('No answer of node %s: %s (not private)', node, error)
-      else:
-        total = tf.nest.map_structure(tf.add, total, answer)
-    if waiting:
-      _log.warning('No answer of nodes %s in time (not private)', sorted(waiting))
-    return total
-
-  def _answer(self, broadcast: Any, weights: Any, content: Any) -> server_lib.Answer:
-    """The clipped `Answer` of a node."""
-    if isinstance(content, Exception):
-      raise content
-    record, = content.array_records.values()
-    end = self._answered(record.to_numpy_ndarrays(), trained_only=True)
-    with np.errstate(over='ignore'):
-      update = [start - array for start, array in zip(weights.trainable, end)]
-    if not all(np.all(np.isfinite(u)) for u in update):
-      raise AnswerError('its arrays must be finite.')
-    bounded: Any = ()
-    if self._metrics:
-      values = {name: value for one in content.metric_records.values()
-                for name, value in one.items() if checks.is_number(value)}
-      bounded = self._server.bounded_metrics(
-          {name: float(values.get(name, np.nan)) for name in self._metrics})
-    return self._record(broadcast, [tf.constant(u) for u in update], bounded)
-
-  def _answered(self, arrays: Sequence[np.ndarray], trained_only: bool) -> Iterator[np.ndarray]:
-    """Yields arrays like the model's, in its types."""
-    if len(arrays) != len(self._arrays):
-      raise AnswerError(f'it must have {len(self._arrays)} arrays. Received: {len(arrays)}.')
-    for array, mine, trained in zip(arrays, self._arrays, self._trained):
-      if trained or not trained_only:
-        if array.shape != mine.shape or array.dtype.kind not in 'fiu':
-          raise AnswerError(f'its arrays must be numbers of shape {mine.shape}. '
-                            f'Received: {array.dtype} of {array.shape}.')
-        with np.errstate(over='ignore'):
-          converted = array.astype(mine.dtype)
-        yield converted
-
-  def _in_order(self, weights: Any) -> List[np.ndarray]:
-    """The model's arrays in its own order."""
-    parts = {True: iter(weights.trainable), False: iter(weights.non_trainable)}
-    return [np.asarray(next(parts[trained])) for trained in self._trained]
+    _log.info(self._process.plan.statement(rule=self._process.rule))
 
 
 class _Process(engines.PrivateFedAvg):
   """Rounds whose clients are nodes."""
 
   def __init__(
-      self, strategy: PrivateStrategy, nodes: nodes_lib.Nodes, ask: Callable[..., Iterable[Any]],
-      **kwargs: Any) -> None:
-    super().__init__(**kwargs)
-    self._strategy, self._nodes, self._ask = strategy, nodes, ask
+      self, model: Any, make_server: Callable[[Any], server_lib.Server], **kwargs: Any) -> None:
+    self._arrays, self._trained = _arrays_of(model)
+    super().__init__(server=make_server([
+        tf.TensorSpec(array.shape, array.dtype)
+        for array, trained in zip(self._arrays, self._trained) if trained]), **kwargs)
+    self._record = tf.function(self.server.record, autograph=False)
+    self._nodes: Any = None
+    self._ask: Any = None
+
+  def begin_with(self, arrays: Sequence[np.ndarray]) -> None:
+    self._arrays = [*self._answered(arrays, trained_only=False)]
+
+  def connect(self, nodes: nodes_lib.Nodes, ask: Callable[..., Iterable[Any]]) -> None:
+    """Says who the nodes are, and how they are asked."""
+    self._nodes, self._ask = nodes, ask
 
   def initialize(self) -> server_lib.State:
-    return self.server.init(self._strategy.initial_weights())
+    both = [[tf.constant(array) for array, trained in zip(self._arrays, self._trained)
+             if trained == wanted] for wanted in (True, False)]
+    return self.server.init(server_lib.ModelWeights(*both))
 
   def next(self, state: Any, client_data: Any) -> Any:
     raise NotImplementedError('Rounds are taken by `PrivateStrategy.start`.')
@@ -244,12 +189,67 @@ class _Process(engines.PrivateFedAvg):
       self._nodes.meet()
       return [list(clients)]
 
-    def lane(weights: Any, numbered: Tuple[int, Any], nodes: Sequence[Any]) -> server_lib.Sums:
-      server_round, broadcast = numbered
-      return server_lib.Sums(self._strategy.answers_of(
-          self._ask, weights, broadcast, server_round, [n for n in nodes if n is not None]), {})
+    yield engines.Engine(
+        [self._answers], lambda nodes, place: nodes.at(place), all_at_once, ())
 
-    yield engines.Engine([lane], lambda nodes, place: nodes.at(place), all_at_once, ())
+  def _answers(
+      self, weights: Any, numbered: Tuple[int, Any], nodes: Sequence[Optional[int]]
+  ) -> server_lib.Sums:
+    """The sum of the clipped answers of some nodes, each of which counts once at most."""
+    server_round, broadcast = numbered
+    online = [node for node in nodes if node is not None]
+    total, waiting = self.server.zero(), set(online)
+    for node, content in (
+        self._ask(self.in_order(weights), server_round, online) if waiting else ()):
+      if node not in waiting:
+        continue
+      waiting.remove(node)
+      try:
+        answer = self._answer(broadcast, weights, content)
+      except Exception as error:  # pylint: disable=broad-except
+        # Whatever Flower or NumPy find wrong with bytes that anybody may have written.
+        _log.warning('No answer of node %s: %s (not private)', node, error)
+      else:
+        total = tf.nest.map_structure(tf.add, total, answer)
+    if waiting:
+      _log.warning('No answer of nodes %s in time (not private)', sorted(waiting))
+    return server_lib.Sums(total, {})
+
+  def _answer(self, broadcast: Any, weights: Any, content: Any) -> server_lib.Answer:
+    """The clipped `Answer` of a node."""
+    if isinstance(content, Exception):
+      raise content
+    record, = content.array_records.values()
+    end = self._answered(record.to_numpy_ndarrays(), trained_only=True)
+    with np.errstate(over='ignore'):
+      update = [start - array for start, array in zip(weights.trainable, end)]
+    if not all(np.all(np.isfinite(u)) for u in update):
+      raise AnswerError('its arrays must be finite.')
+    bounded: Any = ()
+    if self.server.private_metrics is not None:
+      values = {name: value for one in content.metric_records.values()
+                for name, value in one.items() if checks.is_number(value)}
+      bounded = self.server.bounded_metrics(
+          {name: float(values.get(name, np.nan)) for name in self.server.private_metrics.ranges})
+    return self._record(broadcast, [tf.constant(u) for u in update], bounded)
+
+  def _answered(self, arrays: Sequence[np.ndarray], trained_only: bool) -> Iterator[np.ndarray]:
+    """Yields arrays like the model's, in its types."""
+    if len(arrays) != len(self._arrays):
+      raise AnswerError(f'it must have {len(self._arrays)} arrays. Received: {len(arrays)}.')
+    for array, mine, trained in zip(arrays, self._arrays, self._trained):
+      if trained or not trained_only:
+        if array.shape != mine.shape or array.dtype.kind not in 'fiu':
+          raise AnswerError(f'its arrays must be numbers of shape {mine.shape}. '
+                            f'Received: {array.dtype} of {array.shape}.')
+        with np.errstate(over='ignore'):
+          converted = array.astype(mine.dtype)
+        yield converted
+
+  def in_order(self, weights: Any) -> List[np.ndarray]:
+    """The model's arrays in its own order."""
+    parts = {True: iter(weights.trainable), False: iter(weights.non_trainable)}
+    return [np.asarray(next(parts[trained])) for trained in self._trained]
 
 
 def _replies(

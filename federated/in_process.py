@@ -211,21 +211,15 @@ class _Lane:
       others = [(v, first) for v, first in made if id(v) not in mine]
       seeds = compat.seeds(model.keras)
       train = local_training.loop(
-          model, input_spec, optimizer, self._answer, process.server.zero,
+          model, input_spec, optimizer, local_training.answering(
+              process.server, model.metric_finalizers(), process.full_weight),
+          process.server.zero,
           [v for v, _ in others], [first for _, first in others], lambda: _draw_anew(seeds))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       broadcast = process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
           *tf.nest.map_structure(spec_of, (weights, broadcast)), self._specs._asdict())
     local_training.check_memory(self._train.graph, [v for v, _ in made])
-
-  def _answer(self, broadcast: Any, update: Any, examples: Any, metrics: Any) -> Any:
-    process, bounded = self._process, ()
-    update = local_training.weighted(update, examples, process.full_weight)
-    if process.settings['private_metrics'] is not None:
-      bounded = process.server.bounded_metrics(
-          local_training.finalized(self._model.metric_finalizers(), metrics))
-    return process.server.record(broadcast, update, bounded)
 
   def __call__(self, weights: Any, broadcast: Any, clients: Any) -> server_lib.Sums:
     answers, metrics = self._train(*tf.nest.map_structure(

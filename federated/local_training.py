@@ -12,11 +12,14 @@ is refused.
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
 from . import groups
+
+if TYPE_CHECKING:
+  from . import server as server_lib
 
 # What an operation can remember a client in, besides variables.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
@@ -110,6 +113,25 @@ def loop(
     return total
 
   return train_all
+
+
+def answering(
+    server: server_lib.Server, finalizers: Any, full_weight: Optional[int]) -> Callable[..., Any]:
+  """Returns `(broadcast, update, number of examples, metrics) -> the clipped answer of a client`.
+
+  Args:
+    server: The `Server`.
+    finalizers: The metric finalizers of the model.
+    full_weight: Number of examples from which on a client counts fully, or None.
+  """
+  def answer(
+      broadcast: Any, update: Sequence[Any], examples: Any, metrics: Any) -> server_lib.Answer:
+    whole = tf.nest.pack_sequence_as(server.specs, update)
+    bounded = (server.bounded_metrics(finalized(finalizers, metrics))
+               if server.private_metrics is not None else ())
+    return server.record(broadcast, weighted(whole, examples, full_weight), bounded)
+
+  return answer
 
 
 def weighted(update: Any, examples: Any, full_weight: Optional[int]) -> Any:

@@ -25,6 +25,8 @@ from . import engines
 from . import in_process
 from . import server as server_lib
 
+_ONE_STEP = object()  # In place of the optimizer of clients that answer with a gradient.
+
 
 def build_private_fed_avg(
     model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
@@ -66,52 +68,21 @@ def build_private_fed_avg(
     A `PrivateFedAvg`, see `engines`. The `metrics` of `next` hold `released`, which is private, and
     `not_private`.
   """
-  if callable(client_optimizer_fn):
-    client_optimizer_fn = client_optimizer_fn()
-  return _build(
-      model_fn, client_optimizer_fn, False, loss=loss, metrics=metrics, rule=server_rule, plan=plan,
-      learning_rate=server_learning_rate, client_weighting=client_weighting,
-      max_examples=max_examples_per_client, quantile_clip=quantile_clip,
-      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
-
-
-def build_private_fed_sgd(
-    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
-    server_learning_rate: float, loss: Any = None, metrics: Sequence[Any] = (),
-    client_weighting: str = 'uniform',
-    max_examples_per_client: Optional[int] = None,
-    quantile_clip: Optional[server_lib.QuantileClip] = None,
-    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
-    seed: Optional[int] = None) -> engines.PrivateFedAvg:
-  """Builds federated SGD, where a client's answer is its mean gradient over its examples.
-
-  A client's examples of a round are one batch, with one step of learning rate one. For the
-  arguments see `build_private_fed_avg`.
-  """
-  return _build(
-      model_fn, None, True, loss=loss, metrics=metrics, rule=server_rule, plan=plan,
-      learning_rate=server_learning_rate, client_weighting=client_weighting,
-      max_examples=max_examples_per_client, quantile_clip=quantile_clip,
-      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
-
-
-def _build(
-    model_fn: Any, client_optimizer: Any, as_one: bool, *, loss: Any, metrics: Sequence[Any],
-    rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
-    max_examples: Optional[int], quantile_clip: Optional[server_lib.QuantileClip],
-    private_metrics: Optional[server_lib.PrivateMetrics], exact_metrics: bool,
-    seed: Optional[int]) -> engines.PrivateFedAvg:
-  _check(rule, plan, learning_rate, client_weighting, max_examples, seed)
+  as_one = client_optimizer_fn is _ONE_STEP
+  client_optimizer = client_optimizer_fn
+  if callable(client_optimizer_fn) and not as_one:
+    client_optimizer = client_optimizer_fn()
+  _check(server_rule, plan, server_learning_rate, client_weighting, max_examples_per_client, seed)
   make_server = functools.partial(
-      server_lib.Server, rule, plan=plan, learning_rate=learning_rate, quantile_clip=quantile_clip,
-      private_metrics=private_metrics, seed=seed)
+      server_lib.Server, server_rule, plan=plan, learning_rate=server_learning_rate,
+      quantile_clip=quantile_clip, private_metrics=private_metrics, seed=seed)
   settings = dict(
-      server_rule=rule, server_learning_rate=learning_rate, client_weighting=client_weighting,
-      max_examples_per_client=max_examples, quantile_clip=quantile_clip,
-      private_metrics=private_metrics)
+      server_rule=server_rule, server_learning_rate=server_learning_rate,
+      client_weighting=client_weighting, max_examples_per_client=max_examples_per_client,
+      quantile_clip=quantile_clip, private_metrics=private_metrics)
   common: Dict[str, Any] = dict(
-      plan=plan, rule=rule, model_fn=model_fn, seed=seed, as_one=as_one,
-      full_weight=max_examples if client_weighting == 'num_examples' else None,
+      plan=plan, rule=server_rule, seed=seed, as_one=as_one,
+      full_weight=max_examples_per_client if client_weighting == 'num_examples' else None,
       exact_metrics=exact_metrics)
   if loss is None:
     return _tff_process().build(model_fn, client_optimizer, make_server, settings, common)
@@ -129,6 +100,26 @@ def _build(
   return in_process.InProcess(
       make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs),
       settings={**settings, 'client_optimizer': client_optimizer}, **common)
+
+
+def build_private_fed_sgd(
+    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
+    server_learning_rate: float, loss: Any = None, metrics: Sequence[Any] = (),
+    client_weighting: str = 'uniform',
+    max_examples_per_client: Optional[int] = None,
+    quantile_clip: Optional[server_lib.QuantileClip] = None,
+    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
+    seed: Optional[int] = None) -> engines.PrivateFedAvg:
+  """Builds federated SGD, where a client's answer is its mean gradient over its examples.
+
+  A client's examples of a round are one batch, with one step of learning rate one. For the
+  arguments see `build_private_fed_avg`.
+  """
+  return build_private_fed_avg(
+      model_fn, server_rule=server_rule, plan=plan, server_learning_rate=server_learning_rate,
+      client_optimizer_fn=_ONE_STEP, loss=loss, metrics=metrics, client_weighting=client_weighting,
+      max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
+      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
 
 
 def _tff_process() -> Any:

@@ -102,13 +102,20 @@ class Broadcast(NamedTuple):
   groups: Any = ()  # `contract.Groups` per ask, or ().
 
 
+class ClipState(NamedTuple):
+  """State of a clip norm that moves. It is SECRET."""
+
+  privatizer: privatizer.State  # Of the fraction within the clip norm.
+  factor: tf.Tensor  # [], of the plan's clip norm.
+
+
 class State(NamedTuple):
   """State of the server. It is SECRET, except for the weights."""
 
   global_model_weights: Any  # `ModelWeights`.
   round: tf.Tensor  # [] int64, rounds done.
   query: RuleState
-  clip: Any = ()  # `privatizer.State` of the fraction within the clip norm.
+  clip: Any = ()  # `ClipState`, or ().
   metrics: Any = ()  # `privatizer.State` of the metrics.
 
 
@@ -127,13 +134,6 @@ class Sums(NamedTuple):
   not_private: Any
 
 
-class _Scaled(NamedTuple):
-  """State of a rule with clip norms multiplied by `factor`."""
-
-  rule: Any
-  factor: tf.Tensor  # []
-
-
 class Server:
   """See the module's docstring.
 
@@ -145,6 +145,9 @@ class Server:
     quantile_clip: `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics`, or None.
     seed: For tests only.
+
+  Attributes:
+    specs: As given, and so are `private_metrics`.
   """
 
   def __init__(
@@ -157,10 +160,9 @@ class Server:
     sides = [side for side in (quantile_clip, private_metrics) if side is not None]
     _check_sides(rule, plan, sides, quantile_clip)
     self._rule, self._plan, self._learning_rate = rule, plan, learning_rate
-    self._specs = specs
+    self.specs = specs
     self._quantile_clip: Any = quantile_clip  # Read where there is one.
-    self._private_metrics: Any = private_metrics
-    self._followed = rule if quantile_clip is None else _with_factor(rule)
+    self.private_metrics: Any = private_metrics
     self._update = privatizer.Privatizer(
         rule.asks, specs, seed=seed,
         **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
@@ -179,14 +181,21 @@ class Server:
 
   @_plain
   def init(self, weights: Any) -> State:
-    query = RuleState(self._followed.init(self._update.specs), self._update.init())
+    query = RuleState(self._rule.init(self._update.specs), self._update.init())
     return State(weights, tf.zeros([], tf.int64), query,
-                 self._within.init() if self._within else (),
+                 ClipState(self._within.init(), tf.ones([])) if self._within else (),
                  self._metrics.init() if self._metrics else ())
+
+  def _asked(self, state: State) -> contract.Queries:
+    asked = self._rule.query(state.query.rule, ())
+    if not self._within:
+      return asked
+    return tuple(query._replace(relative_clip=query.relative_clip * state.clip.factor)
+                 for query in asked)
 
   @_plain
   def broadcast(self, state: State) -> Broadcast:
-    asked = self._followed.query(state.query.rule, ())
+    asked = self._asked(state)
     return Broadcast(tuple(geometry.packed(query.scale) for query in asked),
                      self._update.resolve(asked), tuple(query.groups for query in asked))
 
@@ -197,7 +206,7 @@ class Server:
     An update with other shapes than the weights is refused. An update that is not finite counts as
     zero.
     """
-    tf.nest.assert_same_structure(update, self._specs)
+    tf.nest.assert_same_structure(update, self.specs)
     update = trees.map(lambda u, s: tf.ensure_shape(tf.cast(u, s.dtype), s.shape), update,
                        self._update.specs)
     asked = [contract.Query(geometry.unpacked(scale, update), groups=groups)
@@ -215,7 +224,7 @@ class Server:
   def bounded_metrics(self, values: Any) -> tf.Tensor:
     """Returns [1 + metrics] float32 of norm at most one, from a client's own metrics."""
     parts = [tf.ones([])]
-    for name, (low, high) in self._private_metrics.ranges.items():
+    for name, (low, high) in self.private_metrics.ranges.items():
       if name not in values:
         raise ValueError(f'`private_metrics` must name metrics of the model, {list(values)}. '
                          f'Received: {name!r}.')
@@ -227,7 +236,7 @@ class Server:
     """Returns the sum over no clients."""
     return Answer(tuple(interface.zero_sums(ask, self._update.specs) for ask in self._rule.asks),
                   tf.zeros([1]) if self._within else (),
-                  tf.zeros([_size(self._private_metrics)]) if self._metrics else ())
+                  tf.zeros([_size(self.private_metrics)]) if self._metrics else ())
 
   @_plain
   def step(self, state: State, total: Answer) -> Tuple[State, Any]:
@@ -236,19 +245,17 @@ class Server:
     Returns:
       The next state, and {name: [] float32} of the other released numbers.
     """
-    asked = self._followed.query(state.query.rule, ())
+    asked = self._asked(state)
     releases, secret = self._update.release(state.query.privatizer, asked, total.sums)
-    direction, inner = self._followed.update(state.query.rule, releases, ())
-    query = RuleState(inner, secret)
+    direction, inner = self._rule.update(state.query.rule, releases, ())
     released, clip, metrics = collections.OrderedDict(), (), ()
     if self._within:
-      mean, clip = _release(self._within, state.clip, total.within)
+      mean, noise = _release(self._within, state.clip.privatizer, total.within)
       fraction = tf.clip_by_value((mean[0] + 1) / 2, 0.0, 1.0)
       released['l2_norm_clip'] = self._update.resolve(asked)[0]
       released['fraction_within_clip'] = fraction
-      factor = query.rule.factor * tf.exp(
-          -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile))
-      query = query._replace(rule=query.rule._replace(factor=factor))
+      clip = ClipState(noise, state.clip.factor * tf.exp(
+          -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile)))
     if self._metrics:
       mean, metrics = _release(self._metrics, state.metrics, total.metrics)
       released.update(self._metric_means(mean))
@@ -258,16 +265,15 @@ class Server:
     trainable = trees.map(
         lambda w, d: w - tf.cast(rate, w.dtype) * tf.cast(d, w.dtype), weights.trainable, direction)
     if self._rule.project is not None:
-      inner = query.rule.rule if self._quantile_clip else query.rule
       trainable = self._rule.project(inner, trainable)
-    return State(weights._replace(trainable=trainable), state.round + 1, query, clip,
-                 metrics), released
+    return State(weights._replace(trainable=trainable), state.round + 1,
+                 RuleState(inner, secret), clip, metrics), released
 
   def _metric_means(self, mean: tf.Tensor) -> Iterator[Tuple[str, tf.Tensor]]:
-    clients = mean[0] * math.sqrt(len(self._private_metrics.ranges) + 1) * self._plan.batch_size
+    clients = mean[0] * math.sqrt(len(self.private_metrics.ranges) + 1) * self._plan.batch_size
     yield 'clients', clients
     # The noised number of clients may be anything; means stay in their range.
-    for i, (name, (low, high)) in enumerate(self._private_metrics.ranges.items(), 1):
+    for i, (name, (low, high)) in enumerate(self.private_metrics.ranges.items(), 1):
       ratio = mean[i] / tf.maximum(mean[0], 1.0 / self._plan.batch_size)
       yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
 
@@ -320,22 +326,6 @@ def _check_ranges(ranges: Any) -> None:
   if not good:
     raise ValueError('`ranges` must be {metric: (lowest, highest)}, finite and in this order. '
                      f'Received: ranges={ranges!r}.')
-
-
-def _with_factor(rule: contract.Rule) -> contract.Rule:
-  return rule._replace(
-      init=lambda specs: _Scaled(rule.init(specs), tf.ones([])),
-      query=lambda state, public=(): tuple(
-          query._replace(relative_clip=query.relative_clip * state.factor)
-          for query in rule.query(state.rule, public)),
-      update=lambda state, releases, public=(): _updated(rule, state, releases, public))
-
-
-def _updated(
-    rule: contract.Rule, state: Any, releases: contract.Releases,
-    public: trees.Tree) -> Tuple[trees.Tree, Any]:
-  direction, inner = rule.update(state.rule, releases, public)
-  return direction, state._replace(rule=inner)
 
 
 def _release(noiser: privatizer.Privatizer, state: Any, total: tf.Tensor) -> Tuple[tf.Tensor, Any]:

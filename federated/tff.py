@@ -47,10 +47,6 @@ LearningProcess = _tff.learning.templates.LearningProcess
 LearningProcessOutput = _tff.learning.templates.LearningProcessOutput
 sum_then_finalize = _tff.learning.metrics.sum_then_finalize
 
-# Where released numbers go.
-CSVFileReleaseManager = _tff.program.CSVFileReleaseManager
-ReleaseManager = _tff.program.ReleaseManager
-
 # Where computations run.
 ExecutorFactory = _tff.framework.ExecutorFactory
 ExecutorGroupStub = _executor_grpc.ExecutorGroupStub

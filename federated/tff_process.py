@@ -129,7 +129,7 @@ def build(
       lambda data: data.unbatch().batch(2**31 - 1), _data_type(model_fn)) if as_one else None
   arguments = dict(
       server=server, broadcast_type=broadcast.type_signature.result, full_weight=full_weight,
-      private_metrics=settings['private_metrics'], exact_metrics=exact_metrics)
+      exact_metrics=exact_metrics)
   client_sums = _client_sums(model_fn, client_optimizer, one_batch, **arguments)
   _, _, data_type = client_sums.type_signature.parameter
   step = tff.tf_computation(
@@ -163,11 +163,10 @@ def build(
 
 def _client_sums(
     model_fn: Any, client_optimizer: Any, one_batch: Any, *, server: server_lib.Server,
-    broadcast_type: Any, full_weight: Optional[int],
-    private_metrics: Optional[server_lib.PrivateMetrics], exact_metrics: bool) -> Any:
+    broadcast_type: Any, full_weight: Optional[int], exact_metrics: bool) -> Any:
   """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   work = _client_work(
-      model_fn, client_optimizer, _metrics_aggregator(server, private_metrics, exact_metrics))
+      model_fn, client_optimizer, _metrics_aggregator(server, exact_metrics))
   _, weights_type, data_type = work.next.type_signature.parameter
   result_type = work.next.type_signature.result.result.member
 
@@ -196,24 +195,17 @@ def _client_sums(
 def _in_groups(
     model_fn: Any, client_optimizer: Any, as_one: Any, weights_type: Any, *,
     server: server_lib.Server, broadcast_type: Any, full_weight: Optional[int],
-    private_metrics: Optional[server_lib.PrivateMetrics],
     exact_metrics: bool) -> Optional[InGroups]:
   """`InGroups`, or None where clients must be trained one at a time."""
   with tf.Graph().as_default():
     model = make_model(model_fn)
     finalizers, input_spec = model.metric_finalizers(), model.input_spec
     finalize = tff.sum_then_finalize(finalizers) if exact_metrics else None
-  specs = trainable_specs(model_fn)
-
-  def answer(broadcast: Any, update: Any, examples: Any, metrics: Any) -> Any:
-    update = local_training.weighted(tf.nest.pack_sequence_as(specs, update), examples, full_weight)
-    bounded = (server.bounded_metrics(local_training.finalized(finalizers, metrics))
-               if private_metrics is not None else ())
-    return server.record(broadcast, update, bounded)
-
   try:
-    train = _computation(model_fn, client_optimizer, answer, server.zero,
-                               weights_type=weights_type, broadcast_type=broadcast_type)
+    train = _computation(
+        model_fn, client_optimizer,
+        local_training.answering(server, finalizers, full_weight), server.zero,
+        weights_type=weights_type, broadcast_type=broadcast_type)
   except groups.NotInGroupsError:
     return None
   group_type = train.type_signature.parameter[2]
@@ -243,9 +235,7 @@ def _client_work(model_fn: Any, client_optimizer: Any, metrics_aggregator: Any) 
   return tff.build_client_work(model_fn=model_fn, **arguments)
 
 
-def _metrics_aggregator(
-    server: server_lib.Server, private_metrics: Optional[server_lib.PrivateMetrics],
-    exact_metrics: bool) -> Callable[..., Any]:
+def _metrics_aggregator(server: server_lib.Server, exact_metrics: bool) -> Callable[..., Any]:
   """A TFF metrics aggregator: the sum of bounded vectors, and exact values if asked for."""
 
   def aggregator(finalizers: Any, local_unfinalized_metrics_type: Any = None) -> Any:
@@ -255,7 +245,7 @@ def _metrics_aggregator(
     def aggregate(metrics: Any) -> Any:
       private = tff.federated_value((), tff.SERVER)
       exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
-      if private_metrics is not None:
+      if server.private_metrics is not None:
         bounded = tff.tf_computation(
             lambda values: server.bounded_metrics(local_training.finalized(finalizers, values)),
             metrics.type_signature.member)
