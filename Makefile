@@ -139,7 +139,7 @@ build/wheel-env/installed: requirements/wheel.lock
 # Flower with real processes on loopback, in an environment of its own.
 test-flower: build/flower/installed
 	build/flower/bin/python -m pytest -q -p no:cacheprovider tests/federated/flower_test.py \
-	  tests/federated/flower_processes_test.py $(TEST_FLAGS)
+	  tests/federated/flower_processes_test.py tests/federated/engines_test.py $(TEST_FLAGS)
 
 build/flower/installed: requirements/flower.lock setup.py pyproject.toml
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -69,20 +70,34 @@ def stackoverflow(
   ids = {word.encode(): number for number, word in enumerate(words, 1)}
 
   def encode(columns: Any) -> Any:
-    return collections.OrderedDict(zip('xy', _sequences(columns['tokens'], ids, length)))
+    return sequences([text.split(b' ') for text in columns['tokens']], ids, length)
 
-  def users(split: str) -> sources.Database:
-    return sources.Database(path, split, sources.protos(_TOKENS), encode)
-
-  evaluated = users(held_out)
-  first = {user: evaluated[user] for user, _ in zip(evaluated, range(held_out_users))}
   num_ids = len(words) + 4
   return Task(
-      users_lib.Users(users('train'), batch_size=batch_size, max_examples=max_examples,
-                      epochs=epochs),
-      users_lib.Users(first, batch_size=batch_size).all_examples(),
-      lambda: (build_model or _usual_lstm)(num_ids), (num_ids,), WordLoss(),
+      *of_file(path, _TOKENS, encode, held_out, held_out_users, batch_size=batch_size,
+               max_examples=max_examples, epochs=epochs),
+      lambda: (build_model or usual_lstm)(num_ids), (num_ids,), WordLoss(),
       (functools.partial(WordAccuracy, known=len(words)), WordCrossEntropy))
+
+
+def of_file(
+    path: sources.Path, features: Mapping[str, Any], preprocess: sources.Preprocess, held_out: str,
+    held_out_users: int, **sizes: Any) -> Tuple[users_lib.Users, tf.data.Dataset]:
+  """Returns the users of TFF's SQLite file, and batches of other users, or of other examples.
+
+  Args:
+    path: The file.
+    features: As for `Users.from_sqlite`, and so is `preprocess`.
+    preprocess: `{feature: [n, ...] array} -> nest of [n, ...] arrays`.
+    held_out: Split to evaluate on.
+    held_out_users: Number of its users to evaluate on, the first ones.
+    **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
+  """
+  train, other = (sources.Database(path, split, sources.protos(features), preprocess)
+                  for split in ('train', held_out))
+  first = {user: other[user] for user in itertools.islice(other, held_out_users)}
+  return (users_lib.Users(train, **sizes),
+          users_lib.Users(first, batch_size=sizes['batch_size']).all_examples())
 
 
 def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Source:
@@ -113,19 +128,25 @@ def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
   return Task(users, held_out, task.model_fn, ())
 
 
-def _sequences(
-    texts: Sequence[bytes], ids: Mapping[bytes, int], length: int) -> Tuple[np.ndarray, np.ndarray]:
-  """Inputs and the ids that follow them, both [n, length] int32."""
+def sequences(
+    sentences: Sequence[Sequence[Any]], ids: Mapping[Any, int], length: int) -> Dict[str, Any]:
+  """Returns x, the inputs, and y, the ids that follow them, both [n, length] int32.
+
+  Args:
+    sentences: The words of every sentence.
+    ids: {word: 1, 2, ...}. Three ids follow: another word, the beginning, the end.
+    length: Ids of a sentence that are used.
+  """
   unknown, begin, end = len(ids) + 1, len(ids) + 2, len(ids) + 3
-  tokens = np.zeros([len(texts), length + 1], np.int32)
-  for row, text in zip(tokens, texts):
-    found = [ids.get(word, unknown) for word in text.split(b' ')[:length]]
-    sentence = [begin, *found, end][:length + 1]
+  tokens = np.zeros([len(sentences), length + 1], np.int32)
+  for row, words in zip(tokens, sentences):
+    sentence = [begin, *(ids.get(word, unknown) for word in words[:length]), end][:length + 1]
     row[:len(sentence)] = sentence
-  return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+  return collections.OrderedDict(x=tokens[:, :-1].copy(), y=tokens[:, 1:].copy())
 
 
-def _usual_lstm(num_ids: int) -> Any:
+def usual_lstm(num_ids: int) -> Any:
+  """The model that is usual for StackOverflow: one LSTM of 670 units between two of 96."""
   layers = tf.keras.layers
   return tf.keras.Sequential([
       layers.Input([None], dtype=tf.int32), layers.Embedding(num_ids, 96),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines do the same: a round of one is a round of the other, and states pass between them."""
+"""The engines do the same: a round of one is a round of all, and states pass between them."""
 
 import collections
 
@@ -70,6 +70,50 @@ def test_a_run_goes_on_in_the_other_engine(worker, tmp_path):
   np.testing.assert_allclose(
       regression.flat(result.weights), regression.flat(straight.weights), rtol=1e-5)
   assert [row['round'] for row in result.history] == [1, 2, 3]
+
+
+RUNS = {
+    'adam': {},
+    'correlated': dict(plan=dict(
+        mechanism=tfdp.mechanisms.BandedToeplitz(bands=3, steps=10),
+        sampling=tfdp.sampling.FixedOrder())),
+    'cyclic': dict(plan=dict(
+        sampling=tfdp.sampling.CyclicPoisson(cycle=2), adjacency='zero_out', batch_size=2)),
+    'allocation': dict(plan=dict(sampling=tfdp.sampling.RandomAllocation(cycle=2))),
+    'scaled': dict(rule=rules.scale_then_privatize(scale_epsilon=1e-2)),
+    'quantile': dict(sides=dict(quantile_clip=tfdp.federated.QuantileClip())),
+}
+
+
+@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize('other', [pytest.param('tff', marks=pytest.mark.federated), 'flower'])
+def test_a_run_is_the_same_in_every_engine(name, other, request):
+  """Same cohorts, clips, noise, steps and statement as in process, whatever the rule and noise."""
+  if other == 'flower':
+    pytest.importorskip('flwr', reason='needs Flower, which this environment does not have')
+  plan, rule = regression.make_plan(**RUNS[name].get('plan', {})), RUNS[name].get(
+      'rule', rules.dp_adam())
+  sides = RUNS[name].get('sides', {})
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  here = tfdp.federated.simulate(
+      regression.build(rule, plan, **sides), users, rounds=3, progress=False)
+  if other == 'flower':
+    import nodes  # pylint: disable=import-outside-toplevel
+    there, sent = nodes.run(nodes.Grid(), plan=plan, rule=rule, **sides)
+    np.testing.assert_array_equal(nodes.flat(sent), regression.flat(there.weights))
+  else:
+    there = tfdp.federated.simulate(
+        regression.build(rule, plan, other, **sides), users, rounds=3, progress=False,
+        workers=request.getfixturevalue('worker'))
+  np.testing.assert_allclose(
+      regression.flat(there.weights), regression.flat(here.weights), rtol=2e-5, atol=2e-6)
+  assert np.abs(regression.flat(here.weights)).max() > 0.1
+  assert [row['round'] for row in there.history] == [1, 2, 3]
+  for mine, theirs in zip(here.history, there.history):
+    for private in mine:
+      if private.startswith('private/'):
+        assert theirs[private] == pytest.approx(mine[private], rel=1e-4)
+  assert there.statement == here.statement
 
 
 def noisy(dropout=0.5):

@@ -19,107 +19,14 @@ pytest.importorskip('flwr', reason='needs Flower, which this environment does no
 
 # pylint: disable=g-import-not-at-top
 from flwr import app as flwr_app  # noqa: E402
-from flwr.supercore import task_identity  # noqa: E402
+import nodes  # noqa: E402
 import regression  # noqa: E402
 
 from tfdp_adaptive.federated import flower  # noqa: E402
 
-# Messages know the process they are made in, which Flower says where it runs a ServerApp.
-task_identity.TaskIdentity.run_id = task_identity.TaskIdentity.node_id = 1
-task_identity.TaskIdentity.task_id = 1
-USERS = list(regression.make_users().values())
-
-
-def trained(arrays, examples):
-  """What a node that does as it is told has in the end."""
-  delta = regression.delta(np.concatenate([np.ravel(a) for a in arrays]).astype(float), examples)
-  return [arrays[0] - delta[:3, None].astype('f'), arrays[1] - delta[3:].astype('f')]
-
-
-class Grid:
-  """Nodes 1, 2, ... that answer with what a function makes of the arrays they are sent.
-
-  Args:
-    users: Examples of each node.
-    odd: {node: function(grid, message, arrays) -> replies}, of nodes that do something else.
-  """
-
-  def __init__(self, users=None, odd=None):
-    self.users, self.odd = dict(enumerate(users or USERS, 1)), odd or {}
-    self.replies, self.sent, self.offline = [], [], set()
-
-  def get_nodes(self):
-    return [types.SimpleNamespace(node_id=node, public_key=b'') for node in self.users
-            if node not in self.offline]
-
-  def push_messages(self, messages):
-    for message in messages:
-      message.metadata.__dict__['_message_id'] = f'message {len(self.sent)}'
-      self.sent.append(message)
-      node = message.metadata.dst_node_id
-      arrays = message.content['arrays'].to_numpy_ndarrays()
-      end = trained(arrays, self.users[node])
-      loss = float(len(self.users[node]['x']))
-      replies = (self.odd[node](self, message, end) if node in self.odd
-                 else [reply(message, end, loss=loss)])
-      self.replies.extend(replies)
-    return [message.metadata.message_id for message in messages]
-
-  def pull_messages(self, message_ids):
-    assert message_ids
-    got, self.replies = self.replies, []
-    return got
-
-
-def reply(message, arrays, **metrics):
-  return flwr_app.Message(flwr_app.RecordDict({
-      'arrays': flwr_app.ArrayRecord(list(arrays)),
-      **({'metrics': flwr_app.MetricRecord(metrics)} if metrics else {})}), reply_to=message)
-
-
-def run(grid, out=None, num_rounds=3, rule=None, plan=None, seed=regression.SEED, timeout=0.3,
-        **kwargs):
-  strategy = flower.PrivateStrategy(
-      regression.model_fn(), plan=plan or regression.make_plan(), rule=rule or rules.dp_adam(),
-      server_learning_rate=0.5, out=out, seed=seed, **kwargs)
-  result = strategy.start(grid, num_rounds=num_rounds, timeout=timeout)
-  return strategy.result, result
-
-
-def flat(result):
-  return np.concatenate([np.ravel(a) for a in result.arrays.to_numpy_ndarrays()])
-
+USERS, flat, run, reply, Grid = nodes.USERS, nodes.flat, nodes.run, nodes.reply, nodes.Grid
 
 METRICS = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}, share=0.1)
-VARIANTS = {
-    'adam': dict(),
-    'correlated': dict(plan=dict(mechanism=tfdp.mechanisms.BandedToeplitz(bands=3, steps=10),
-                                 sampling=tfdp.sampling.FixedOrder())),
-    'scaled': dict(rule=rules.scale_then_privatize(scale_epsilon=1e-2)),
-    'cyclic': dict(plan=dict(sampling=tfdp.sampling.CyclicPoisson(cycle=2), adjacency='zero_out',
-                             batch_size=2)),
-    'quantile': dict(kwargs=dict(quantile_clip=tfdp.federated.QuantileClip())),
-}
-
-
-@pytest.mark.parametrize('variant', VARIANTS)
-def test_rounds_are_those_of_a_simulation(variant):
-  """Same cohorts, clips, noise and steps as in process, whatever the rule and the noise."""
-  given = VARIANTS[variant]
-  plan, rule = regression.make_plan(**given.get('plan', {})), given.get('rule', rules.dp_adam())
-  kwargs = given.get('kwargs', {})
-  ours, result = run(Grid(), plan=plan, rule=rule, **kwargs)
-  theirs = tfdp.federated.simulate(
-      regression.build(rule, plan, **kwargs),
-      tfdp.federated.Users(regression.make_users(), batch_size=4), rounds=3, progress=False)
-  np.testing.assert_allclose(flat(result), regression.flat(theirs.weights), rtol=2e-5, atol=2e-6)
-  assert np.abs(flat(result)).max() > 0.1
-  assert [row['round'] for row in ours.history] == [1, 2, 3]
-  for mine, other in zip(ours.history, theirs.history):
-    for name in other:
-      if name.startswith('private/'):
-        assert mine[name] == pytest.approx(other[name], rel=1e-4)
-  assert ours.statement == theirs.statement
 
 
 def test_released_numbers_and_none_that_is_exact():

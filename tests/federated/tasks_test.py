@@ -35,8 +35,7 @@ def train(task, rounds=2, **kwargs):
 
 def build_model(num_ids):
   return tf.keras.Sequential([
-      tf.keras.layers.Input((20, 3), dtype=tf.int32), tf.keras.layers.Embedding(num_ids, 4),
-      tf.keras.layers.Reshape((20, 12)),
+      tf.keras.layers.Input((20,), dtype=tf.int32), tf.keras.layers.Embedding(num_ids, 12),
       tf.keras.layers.Dense(num_ids, kernel_initializer='zeros')])
 
 
@@ -44,14 +43,21 @@ def test_next_word():
   sentences = [corpus.Sentence(f'client{i % 40}', tuple('abcdefgh'[j % 8] for j in range(i, i + 6)))
                for i in range(200)]
   task = federated_tasks.next_word(sentences, tuple('abcdefgh'), build_model)
-  assert task.items == (10,) and 25 < len(task.users.client_ids) < 40
+  assert task.items == (12,) and 25 < len(task.users.client_ids) < 40
   metrics = tfdp.federated.PrivateMetrics({'word_loss': (0.0, 5.0), 'accuracy': (0.0, 1.0)})
   start, end = train(task, rounds=6, private_metrics=metrics)
-  assert start['word_loss'] == pytest.approx(np.log(10), rel=1e-5)  # Padding does not count.
-  assert start['loss'] == pytest.approx(np.log(10), rel=1e-5)
+  assert start['word_loss'] == pytest.approx(np.log(12), rel=1e-5)  # Padding does not count.
+  assert start['loss'] == pytest.approx(np.log(12), rel=1e-5)
   assert end['word_loss'] < start['word_loss'] - 0.1
   assert 0 <= end['accuracy'] <= 1 and 0 <= end['private/accuracy'] <= 1
   assert end['private/clients'] > 0
+  only = federated_tasks.next_word(
+      sentences, tuple('abcdefg'), build_model, predict_unknown=False)
+  for client in task.users.client_ids:
+    for given, kept in zip(task.users.batches(client), only.users.batches(client)):
+      known = given['y'] <= 7
+      np.testing.assert_array_equal(kept['y'][known], given['y'][known])
+      assert set(kept['y'][given['y'] == 8]) <= {0}
 
 
 def test_tag_prediction():
@@ -129,6 +135,45 @@ def test_stackoverflow(file):
 def test_the_usual_model_of_stackoverflow(file):
   model = tasks.stackoverflow(file, [f'word{i}' for i in range(10_000)]).model_fn()
   assert model.count_params() == 4_050_748
+
+
+def feature(values):
+  if isinstance(values, int):
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[values]))
+  kind = 'float_list' if values.dtype.kind == 'f' else 'int64_list'
+  return tf.train.Feature(**{kind: {'value': values.ravel().tolist()}})
+
+
+IMAGES = {
+    'emnist': ('pixels', lambda rng: rng.random((28, 28)).astype(np.float32), 62, 1_206_590),
+    'cifar100': ('image', lambda rng: rng.integers(0, 256, (32, 32, 3)), 100, 11_220_132)}
+
+
+@pytest.mark.parametrize('name', IMAGES)
+def test_images_in_files_of_tff(name, tmp_path):
+  field, draw, classes, parameters = IMAGES[name]
+  rng, path = np.random.default_rng(0), tmp_path / f'{name}.sqlite'
+  drawn = {(split, user): [(draw(rng), 7 * user + i) for i in range(3)]
+           for split in ('train', 'test') for user in range(2)}
+  user_sources_test.write(path, [
+      (split, f'u{user}', tf.train.Example(features=tf.train.Features(feature={
+          field: feature(image), 'label': feature(label), 'coarse_label': feature(1),
+      })).SerializeToString()) for (split, user), mine in drawn.items() for image, label in mine])
+  make = getattr(federated_tasks, name)
+  usual = make(path)
+  assert usual.items == (classes,) and usual.model_fn().count_params() == parameters
+  task = make(path, lambda classes: tf.keras.Sequential([
+      tf.keras.layers.Input(usual.held_out.element_spec['x'].shape[1:]), tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(classes, kernel_initializer='zeros')]), batch_size=2, held_out_users=1)
+  first, second = task.users.batches('u1')
+  assert first['y'].tolist() + second['y'].tolist() == [7, 8, 9]
+  image = drawn['train', 1][2][0].reshape(second['x'][0].shape)
+  expected = image if name == 'emnist' else (image - image.mean()) / image.std()
+  np.testing.assert_allclose(second['x'][0], expected, atol=1e-5)
+  assert [batch['y'].numpy().tolist() for batch in task.held_out] == [[0, 1, 2]]
+  start, end = train(task, rounds=1)
+  assert start['loss'] == pytest.approx(np.log(classes), rel=1e-5)
+  assert np.isfinite(end['loss']) and end['loss'] != start['loss'] and 0 <= end['accuracy'] <= 1
 
 
 @pytest.mark.federated
