@@ -6,19 +6,29 @@ a run would take a released step again, on other data. So every write syncs the 
 and syncs the FOLDER: without the last, a rename may be undone by a power cut.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
 import pathlib
 import tempfile
-from typing import Any, Dict, List, Sequence, Tuple, Union
+import threading
+from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
+WEIGHTS, STATE = 'weights', 'state'  # What is in a file that Keras writes.
 _DIGEST_BYTES = 32
 _LOCK = '.lock'
+_SECRET = (
+    '%s holds the state of a private optimizer, which is SECRET (noise that is still in the '
+    'weights, and statistics of the data), and resumes training. %s. Publish '
+    '`model.save_weights("NAME.weights.h5")` or `model.export(folder)`.')
+_files = threading.local()
+_told: List[str] = []  # Kinds of secret files: once in a process.
 
 
 class Held(BlockingIOError):
@@ -161,3 +171,29 @@ class Lock:
     if not self._file.closed:
       self._path.unlink(missing_ok=True)
       self._file.close()
+
+
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+  """Says what the file being written holds: `WEIGHTS`, or also the SECRET state of optimizers.
+
+  Of one inside another the outer says it.
+  """
+  before = getattr(_files, 'what', None)
+  _files.what = before or what
+  try:
+    yield
+  finally:
+    _files.what = before
+
+
+def may_be_secret() -> bool:
+  """Whether the optimizer's state may go into the file being written."""
+  return getattr(_files, 'what', None) != WEIGHTS
+
+
+def tell(what: str, readable: str) -> None:
+  """Warns once per process who can read a SECRET file. A backup's folder is its owner's."""
+  if readable not in _told and getattr(_files, 'what', None) != STATE:
+    _told.append(readable)
+    logging.getLogger('tfdp_adaptive').warning(_SECRET, what, readable)

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import files
-from tfdp_adaptive.keras import lines
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger
 
@@ -40,7 +39,7 @@ def spent(plan, steps=2):
   """A private model whose weights went through steps of a run that has ended."""
   model = tfdp.make_private(plain())
   entry = ledger.Entry(plan, steps, rule='dp_adam', run=ledger.new_run())
-  lines.hang(model.trainable_variables, [entry])
+  run_lib.hang(model.trainable_variables, [entry])
   return model
 
 
@@ -272,7 +271,7 @@ def test_a_plain_model_reads_the_weights_and_shares_what_was_spent(tmp_path):
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   inner = plain()
   private = tfdp.make_private(inner)
-  lines.hang(private.variables, model.ledger.entries)
+  run_lib.hang(private.variables, model.ledger.entries)
   inner.save_weights(path)
   again = tfdp.make_private(plain())
   again.load_weights(path)
@@ -356,7 +355,7 @@ def test_what_is_said_of_a_run_goes_on_with_it(tmp_path):
     'A checkpoint of TensorFlow holds the SECRET state of a private optimizer, and others may read '
     'it.', severity='high', stops='it is said when one is written')
 def test_checkpoints_with_an_optimizer_say_that_they_are_secret(tmp_path, caplog, monkeypatch):
-  monkeypatch.setattr(files, '_told', [])
+  monkeypatch.setattr(runfolder, '_told', [])
   model = trained(make_plan(), steps=1)
   tf.train.Checkpoint(layers=model.layers).write(str(tmp_path / 'layers'))
   tf.saved_model.save(model, str(tmp_path / 'folder'))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import lines
+from tfdp_adaptive.keras import run as run_lib
 
 keras, layers = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def after(steps, model, *arguments):
 
 
 def steps(model):
-  return sorted(entry.steps for entry in lines.ledger(model).entries)
+  return sorted(entry.steps for entry in run_lib.ledger(model).entries)
 
 
 @pytest.mark.pitfall(
@@ -167,8 +167,8 @@ def test_a_layer_whose_variables_are_replaced_keeps_its_history():
   model = after(4, base())
   layer = model.layers[0]
   assert steps(copy.deepcopy(model)) == [4]
-  assert [entry.steps for entry in lines.entries(lines.lines([layer]))] == [4]
-  assert [entry.steps for entry in lines.entries(lines.lines([copy.deepcopy(layer)]))] in (
+  assert [entry.steps for entry in run_lib.entries(run_lib.lines([layer]))] == [4]
+  assert [entry.steps for entry in run_lib.entries(run_lib.lines([copy.deepcopy(layer)]))] in (
       [4], [])  # Keras 3 makes a new layer, without weights, of a layer's config.
 
 
@@ -444,7 +444,7 @@ def test_metrics_of_ones_own_leave_no_weight_changed(as_function):
     'A callback of one\'s own writes weights or settings by private numbers.',
     severity='high', stops='the statement names it, as nothing covers what it does')
 def test_callbacks_of_ones_own_are_named():
-  from tfdp_adaptive.keras import decisions
+  from tfdp_adaptive.keras import callbacks
   mine = type('Mine', (keras.callbacks.Callback,), {})
   held = X.mean()
   for callback, name in (
@@ -452,10 +452,10 @@ def test_callbacks_of_ones_own_are_named():
                          'LambdaCallback'),
       (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * held), 'LearningRateScheduler')):
     model = compiled(base())
-    decisions.foresee(model, [callback])
+    callbacks.foresee(model, [callback])
     assert f'Callbacks of its own ran between the steps, {[name]}' in model.optimizer.statement()
   model = compiled(base())
-  decisions.foresee(model, [tfdp.callbacks.PrivacyReport(), keras.callbacks.TerminateOnNaN()])
+  callbacks.foresee(model, [tfdp.callbacks.PrivacyReport(), keras.callbacks.TerminateOnNaN()])
   assert 'Callbacks of its own' not in model.optimizer.statement()
 
 
@@ -484,26 +484,26 @@ def test_decisions_by_private_numbers():
 
 
 def test_a_callback_that_stops_nothing_costs_the_steps_that_were_fixed_beforehand():
-  from tfdp_adaptive.keras import decisions
+  from tfdp_adaptive.keras import callbacks
   model = after(2, base())
   stops = keras.callbacks.EarlyStopping(monitor='loss')
   for stopped, counted in ((False, 2), (True, 4)):
     model.stop_training = stopped
-    decisions.look_back(model, [stops])
+    callbacks.look_back(model, [stops])
     assert model.ledger.epsilon() == pytest.approx(PLAN.epsilon(counted))
 
 
 def test_which_callbacks_decide(tmp_path):
-  from tfdp_adaptive.keras import decisions
+  from tfdp_adaptive.keras import callbacks
   model = compiled(base())
   for callback, named in (
       (keras.callbacks.ReduceLROnPlateau(monitor='val_loss'), 'learning rate by `val_loss`'),
       (keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'), save_best_only=True),
        'which weights are kept')):
     with pytest.warns(tfdp.Caution, match=named):
-      decisions.foresee(model, [callback])
+      callbacks.foresee(model, [callback])
     assert named in model.optimizer.statement()
-  decisions.foresee(model, [keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'))])
+  callbacks.foresee(model, [keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'))])
 
 
 class Draws:

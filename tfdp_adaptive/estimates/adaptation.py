@@ -16,8 +16,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.estimates import vocabulary
-from tfdp_adaptive.keras import decisions
-from tfdp_adaptive.keras import lines
+from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -71,7 +70,7 @@ def adapt(
   """
   if public is not None:
     layer.adapt(data)
-    decisions.say_public(layer, public)
+    run_lib.say_public(layer, public)
     return ledger.Ledger()
   if noise_multiplier is None:
     raise ValueError('`noise_multiplier` must be given: it decides what the private statistics '
@@ -102,9 +101,9 @@ def adapt(
   note = f'{layer.name} was adapted privately to {count} records; its cost is one of the runs'
   if extra:
     note += f', and {extra:g} of delta is for words of one record alone'
-  entry = ledger.Entry(plan, 1, rule=decisions.label(layer), delta=extra, run=ledger.new_run(),
+  entry = ledger.Entry(plan, 1, rule=run_lib.label(layer), delta=extra, run=ledger.new_run(),
                        notes=(f'{note}.',))
-  lines.hang([*layer.variables, layer], [entry])
+  run_lib.hang([*layer.variables, layer], [entry])
   return ledger.Ledger((entry,))
 
 

@@ -22,7 +22,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
@@ -155,7 +154,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
     """Lets Keras save, and makes the saved file the backup."""
-    with files.resuming():
+    with runfolder.writing(runfolder.STATE):
       save(*arguments)
     if not self._working.exists():
       return

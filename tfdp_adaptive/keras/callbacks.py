@@ -6,7 +6,7 @@ docs/callbacks.md says what the callbacks of Keras cost.
 
 import math
 import pathlib
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -16,6 +16,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import stopping
+from tfdp_adaptive.independence import captured
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
 from tfdp_adaptive.privacy import card_page
@@ -24,6 +25,16 @@ _BINS = 30
 _LOOK_EVERY = 20  # Steps.
 _SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
 Callback: Any = compat.keras.callbacks.Callback
+_CHOICES = {
+    'EarlyStopping': 'decides when training stops',
+    'ReduceLROnPlateau': 'decides the learning rate',
+    'ModelCheckpoint': 'decides which weights are kept',
+}
+_REFUSED = {
+    'OrbaxCheckpoint': 'it writes weights without their ledger, and the SECRET optimizer state',
+    **({'BackupAndRestore': 'it keeps weights alone, from which no run can go on'}
+       if compat.BACKUPS_ARE_WEIGHTS else {}),
+}
 
 
 class PrivacyReport(Callback):
@@ -295,3 +306,69 @@ def watched(callbacks: Any) -> Any:
     return callbacks  # It is complete.
   given: List[Any] = [c for c in tf.nest.flatten(callbacks) if c is not None]
   return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]
+
+
+def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+  """Warns of callbacks that decide by private numbers, before the first step.
+
+  Args:
+    model: A compiled private model, whose statement says it, too.
+    callbacks: What `watched` returned.
+    notes: Sentences about the data for the statement.
+
+  Raises:
+    PrivacyError: For callbacks that write secrets, or weights without their ledger.
+  """
+  run = model.optimizer.run
+  for note in notes:
+    run.note(note)
+  given = getattr(callbacks, 'callbacks', callbacks)
+  own = sorted({type(one).__name__ for one in given if captured.is_own(one)})
+  if own:
+    run.note(f'Callbacks of its own ran between the steps, {own}. If they used private data to '
+             'change weights, settings or data, no epsilon covers that.')
+  for one in given:
+    name = next((kind.__name__ for kind in type(one).__mro__ if kind.__name__ in {
+        *_CHOICES, *_REFUSED} and kind.__module__.startswith('keras')), '')
+    if name in _REFUSED and not type(one).__module__.startswith('tfdp_adaptive'):
+      raise errors.PrivacyError(
+          f'`{name}` cannot be used with a private model: {_REFUSED[name]}. Use '
+          '`tfdp.callbacks.BackupAndRestore` to resume, and `ModelCheckpoint` with '
+          '`.weights.h5` to publish.')
+    monitor = getattr(one, 'monitor', None)
+    if name not in _CHOICES or (name == 'ModelCheckpoint' and not one.save_best_only):
+      continue
+    sentence = f'{type(one).__name__} {_CHOICES[name]} by `{monitor}`'
+    warnings.warn(
+        f'{sentence}. On private data this choice is not covered by epsilon. Let it monitor public '
+        'data, or fix the number of steps beforehand. The statement names it.', errors.Caution,
+        stacklevel=4)
+    run.note(f'NOT COVERED IF PRIVATE: {sentence}. If `{monitor}` is computed from private data, '
+             'no epsilon covers that choice. If it is computed from public data, the epsilon of '
+             'all planned steps holds.')
+
+
+def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+  """Counts all planned steps of a run that something it had seen has stopped.
+
+  A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
+  ended it sooner saw releases of these steps alone, so they are all that is to be counted.
+
+  Args:
+    model: As for `foresee`.
+    callbacks: As for `foresee`.
+    notes: Later findings about the data.
+  """
+  run = model.optimizer.run
+  for note in notes:
+    if note not in run.notes:
+      warnings.warn(note, errors.Caution, stacklevel=4)
+      run.note(note)
+  if not model.stop_training or run.plan is None:
+    return
+  budget = [one.affordable for one in getattr(callbacks, 'callbacks', callbacks)
+            if getattr(one, 'affordable', None) is not None]
+  run.stopped = int(min([run.plan.steps, *budget]))
+  if run.stopped > run.steps:
+    run.note(f'Training was stopped after {run.steps} steps by something that had been seen, so '
+             f'that all {run.stopped} steps that it could have taken are counted.')

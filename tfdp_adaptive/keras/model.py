@@ -17,8 +17,6 @@ from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import callbacks
-from tfdp_adaptive.keras import decisions
-from tfdp_adaptive.keras import lines
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.keras import step
@@ -92,7 +90,7 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
-    lines.follow(self)
+    run_lib.follow(self)
     if public_penalty is not None:
       self.optimizer.run.note(
           'A loss, penalty or schedule holds arrays that are public in the words of whoever '
@@ -111,13 +109,13 @@ class DPModel(_Mixin):
     return json.dumps(config, **kwargs)
 
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
-    lines.follow(self)  # Before TensorFlow asks what there is to save.
+    run_lib.follow(self)  # Before TensorFlow asks what there is to save.
     return super()._trackable_children(*args, **kwargs)
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
-    return lines.ledger(self)
+    return run_lib.ledger(self)
 
   def privacy_card(
       self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
@@ -165,12 +163,12 @@ class DPModel(_Mixin):
           validation.build(self, specs)
       self._validate_eagerly(specs)
       self._batch_specs = _batch_specs(x, self.optimizer.plan)
-    decisions.foresee(self, kwargs['callbacks'], notes())
+    callbacks.foresee(self, kwargs['callbacks'], notes())
     x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
     try:
       return super().fit(x, y, **kwargs)
     finally:
-      decisions.look_back(self, kwargs['callbacks'], notes())
+      callbacks.look_back(self, kwargs['callbacks'], notes())
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     """Returns the arguments to pass to Keras' `fit`, once they have been checked."""
@@ -254,7 +252,6 @@ class DPModel(_Mixin):
     run = self.optimizer.run
     run.note_numbers(self.check_held(self._public_penalty))
     run.note_model(self)
-    decisions.check(self, run)
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
     """Refuses private arrays in functions of a step; see `validation.check_held`."""

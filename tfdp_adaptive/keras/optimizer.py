@@ -20,11 +20,11 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive import runfolder
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
-from tfdp_adaptive.keras import files
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -367,7 +367,7 @@ class DPOptimizer(compat.GlobalOptimizer):
   # Saving.
 
   def save_own_variables(self, store: Any) -> None:
-    if not files.writes_state():  # A file of weights, which anybody may read.
+    if not runfolder.may_be_secret():  # A file of weights, which anybody may read.
       return
     super().save_own_variables(store)
     store[_RUN] = np.frombuffer(self.run.line(), np.uint8)

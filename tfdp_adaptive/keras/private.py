@@ -18,8 +18,9 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import lines
+from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import model as model_lib
+from tfdp_adaptive.keras import run as run_lib
 
 keras: Any = compat.keras
 
@@ -208,7 +209,7 @@ def make_private(model: compat.Model) -> compat.Model:
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  lines.follow(model)
+  run_lib.follow(model)
   model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
              if compat.overrides(model, method)]
