@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks of the library. Each error names the received and expected value."""
 
+import json
 import math
 import numbers
 import sys
-from typing import Any, Collection
+from typing import Any, Callable, Collection, Dict
 
 
 def is_number(value: Any) -> bool:
@@ -19,39 +20,35 @@ def _finite(value: Any) -> bool:
     return False
 
 
-def positive(**values: Any) -> None:
+def _require(kind: str, holds: Callable[[Any], bool], values: Dict[str, Any]) -> None:
   for name, value in values.items():
-    if not (is_number(value) and _finite(value) and value > 0):
-      raise ValueError(f'`{name}` must be positive and finite. Received: {name}={value!r}.')
+    if not holds(value):
+      raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
+
+
+def positive(**values: Any) -> None:
+  _require('positive and finite', lambda x: is_number(x) and _finite(x) and x > 0, values)
 
 
 def not_negative(**values: Any) -> None:
-  for name, value in values.items():
-    if not (is_number(value) and _finite(value) and value >= 0):
-      raise ValueError(f'`{name}` must be finite and >= 0. Received: {name}={value!r}.')
+  _require('finite and >= 0', lambda x: is_number(x) and _finite(x) and x >= 0, values)
 
 
 def whole(minimum: int = 1, **values: Any) -> None:
   """Integers of at least `minimum`."""
-  for name, value in values.items():
-    if not (isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            and minimum <= int(value) <= sys.float_info.max):
-      kind = 'a positive integer' if minimum == 1 else f'an integer >= {minimum}'
-      raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
+  _require('a positive integer' if minimum == 1 else f'an integer >= {minimum}',
+           lambda x: isinstance(x, numbers.Integral) and not isinstance(x, bool)
+           and minimum <= int(x) <= sys.float_info.max, values)
 
 
 def probability(**values: Any) -> None:
   """Strictly between zero and one."""
-  for name, value in values.items():
-    if not (is_number(value) and 0 < value < 1):
-      raise ValueError(f'`{name}` must be in (0, 1). Received: {name}={value!r}.')
+  _require('in (0, 1)', lambda x: is_number(x) and 0 < x < 1, values)
 
 
 def decay(**values: Any) -> None:
   """Checks the decay of a running average, in [0, 1)."""
-  for name, value in values.items():
-    if not (is_number(value) and 0 <= value < 1):
-      raise ValueError(f'`{name}` must be in [0, 1). Received: {name}={value!r}.')
+  _require('in [0, 1)', lambda x: is_number(x) and 0 <= x < 1, values)
 
 
 def one_of(choices: Collection[Any], **values: Any) -> None:
@@ -77,3 +74,17 @@ def for_json(value: Any) -> Any:
   if isinstance(value, (list, tuple)):
     return [for_json(item) for item in value]
   return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(text: Any, what: str, kind: str, version: int) -> Dict[str, Any]:
+  """The content of a text that says of itself what kind of JSON it is, and of which version."""
+  try:
+    content = json.loads(text)
+    header = content['format'], content['version']
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise ValueError(
+        f'`text` must be the JSON of {what}. Received: {str(text)[:60]!r}.') from error
+  if header != (kind, version):
+    raise ValueError(f'The text must be {kind} of version {version}. '
+                     f'Received: {header[0]} of version {header[1]}.')
+  return content

@@ -96,19 +96,13 @@ def _run(run: card_lib.Run) -> Iterator[Tuple[str, str, str]]:
     yield 'Steps', f'{run.entry.steps} without a plan: their cost is not known.', card_points.WORD
     return
   yield 'Steps', f'{run.entry.steps} done of {plan.steps} planned', card_points.WORD
-  yield 'Sampling', plan.sampling.describe(plan), card_points.WORD
   yield 'Amplification', (
       f'Claimed, with probability {run.probability or 0:.6g}.' if run.amplified else
       f'None. A record takes part at most {run.max_participations} times, at least {run.min_sep} '
       'steps apart.'), card_points.CHECKED
-  yield 'Mechanism', statement.mechanism(run), card_points.CHECKED
   yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', card_points.CHECKED
-  yield 'Records', statement.population(plan), card_points.WORD
-  for name, text in (('Private search', plan.search.describe() if plan.search is not None else ''),
-                     ('Users', statement.of_users(run)),
-                     ('Own sampling', statement.own_sampling(run))):
-    if text:
-      yield name, text, card_points.WORD
+  for name, text in statement.described(run).items():
+    yield name, text, card_points.CHECKED if name == 'Mechanism' else card_points.WORD
 
 
 def _numbers(card: card_lib.Card) -> str:

@@ -27,29 +27,6 @@ from tfdp_adaptive.privacy import statement as statement_lib
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
 _RELATION = dp_accounting.NeighboringRelation
-_KINDS: Dict[str, Any] = {}
-
-
-class Accounted(terms_lib.Terms):
-  """Terms that a ledger adds up, `PrivacyPlan`; a file names the class of each."""
-
-  def __init_subclass__(cls, **arguments: Any) -> None:
-    super().__init_subclass__(**arguments)
-    _KINDS[cls.__name__] = cls
-
-  def __add__(self, other: Union['Accounted', 'Ledger']) -> 'Ledger':
-    """The ledger of both runs, each with all its steps, on the same records."""
-    mine, more = _ledger(self), _ledger(other)
-    return NotImplemented if mine is None or more is None else Ledger(mine.entries + more.entries)
-
-  def to_json(self) -> str:
-    """Returns all fields as text."""
-    raise NotImplementedError
-
-  @classmethod
-  def from_json(cls, text: str) -> 'Accounted':
-    """Returns what `to_json` described."""
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +48,7 @@ class Entry:
     delta: Probability of what `plan` does not account for; part of the ledger's delta.
   """
 
-  plan: Optional[Accounted]
+  plan: Any
   steps: int
   rule: str = ''
   private: bool = True
@@ -86,7 +63,7 @@ class Entry:
     checks.whole(0, examples_per_user=self.examples_per_user)
     object.__setattr__(self, 'resumed', tuple((str(run), int(n)) for run, n in self.resumed))
     object.__setattr__(self, 'notes', tuple(map(str, self.notes)))
-    if self.plan is not None and not isinstance(self.plan, Accounted):
+    if self.plan is not None and not isinstance(self.plan, terms_lib.Terms):
       raise ValueError(
           f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
     checks.whole(0, steps=self.steps)
@@ -130,7 +107,7 @@ class Ledger:
     object.__setattr__(self, 'entries', tuple(self.entries))
 
   def begin(
-      self, plan: Optional[Accounted], rule: Union[contract.Rule, str, None] = None,
+      self, plan: Optional[terms_lib.Terms], rule: Union[contract.Rule, str, None] = None,
       own_sampler: str = '') -> 'Ledger':
     """The ledger when another run begins, with nothing done.
 
@@ -157,8 +134,8 @@ class Ledger:
                        f'Received: steps={steps}. A new run is another `begin`.')
     return Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=int(steps)),))
 
-  def __add__(self, other: Union['Ledger', Accounted]) -> 'Ledger':
-    more = _ledger(other)
+  def __add__(self, other: Union['Ledger', terms_lib.Terms]) -> 'Ledger':
+    more = of(other)
     return NotImplemented if more is None else Ledger(self.entries + more.entries)
 
   @property
@@ -259,17 +236,12 @@ class Ledger:
   @classmethod
   def from_json(cls, text: str) -> 'Ledger':
     """The ledger `to_json` described; all checks are made again."""
+    content = checks.read_json(text, 'a ledger', _FORMAT, _VERSION)
     try:
-      content = json.loads(text)
-      header = content['format'], content['version']
-      entries = [dict(entry) for entry in content['entries']]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-      raise ValueError(
-          f'`text` must be the JSON of a ledger. Received: {str(text)[:60]!r}.') from error
-    if header != (_FORMAT, _VERSION):
-      raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
-                       f'Received: {header[0]} of version {header[1]}.')
-    return cls(tuple(_entry_from_dict(entry) for entry in entries))
+      return cls(tuple(_entry_from_dict(entry) for entry in content['entries']))
+    except (KeyError, TypeError) as error:
+      raise ValueError('The text must be the JSON of a ledger, as `to_json` wrote it. Received: '
+                       f'{str(text)[:60]!r} ({error!r}).') from error
 
 
 def new_run() -> str:
@@ -316,25 +288,25 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
 
 
 def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
-  try:
-    plan = fields['plan']
-    if plan is not None:
-      checks.one_of(sorted(_KINDS), kind=plan['kind'])
-      plan = _KINDS[plan['kind']].from_json(json.dumps(plan['content']))
-    return Entry(**dict(fields, plan=plan))
-  except (KeyError, TypeError) as error:
-    raise ValueError('An entry of a ledger must be what `to_json` wrote. Received: '
-                     f'{str(fields)[:60]} ({error!r}).') from error
+  plan = fields['plan']
+  if plan is not None:
+    kinds = _kinds(terms_lib.Terms)
+    checks.one_of(sorted(kinds), kind=plan['kind'])
+    plan = kinds[plan['kind']].from_json(json.dumps(plan['content']))
+  return Entry(**dict(fields, plan=plan))
 
 
-def _ledger(value: Any) -> Optional[Ledger]:
+def _kinds(base: Any) -> Dict[str, Any]:
+  """The classes of terms by name, `PrivacyPlan` among them."""
+  more = [_kinds(kind) for kind in base.__subclasses__()]
+  return {base.__name__: base, **{name: kind for one in more for name, kind in one.items()}}
+
+
+def of(value: Any) -> Any:
   """A ledger as it is, a plan as one run with all its steps; None for anything else."""
-  if isinstance(value, Ledger):
-    return value
-  if isinstance(value, Accounted):
-    plan: Any = value
-    return Ledger((Entry(plan, plan.steps),))
-  return None
+  if isinstance(value, terms_lib.Terms):
+    return Ledger((Entry(value, value.steps),))
+  return value if isinstance(value, Ledger) else None
 
 
 def _serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:

@@ -13,6 +13,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import terms
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling as sampling_lib
@@ -30,7 +31,7 @@ _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan(ledger.Accounted):
+class PrivacyPlan(terms.Terms):
   """Everything that decides the privacy of a run, fixed before it starts.
 
   The noise on a clipped sum has standard deviation `noise_multiplier *
@@ -117,6 +118,10 @@ class PrivacyPlan(ledger.Accounted):
     self.sampling.check(self)
     plan_checks.accountable(self)
     plan_checks.participation(self)
+
+  def __add__(self, other: Union[PrivacyPlan, ledger.Ledger]) -> ledger.Ledger:
+    """The ledger of both runs, each with all its steps, on the same records."""
+    return ledger.of(self) + other
 
   def __str__(self) -> str:
     """Returns a table of the plan, with its epsilon."""
@@ -288,15 +293,7 @@ class PrivacyPlan(ledger.Accounted):
   @classmethod
   def from_json(cls, text: str) -> 'PrivacyPlan':
     """The plan `to_json` described; all checks are made again."""
-    try:
-      content = json.loads(text)
-      header = content['format'], content['version']
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-      raise ValueError(
-          f'`text` must be the JSON of a plan. Received: {str(text)[:60]!r}.') from error
-    if header != (_FORMAT, _VERSION):
-      raise ValueError(f'The text must be {_FORMAT} of version {_VERSION}. '
-                       f'Received: {header[0]} of version {header[1]}.')
+    content = checks.read_json(text, 'a plan', _FORMAT, _VERSION)
     try:
       fields = {**content['plan']}  # A mapping, or a TypeError.
       kind, config = fields['sampling']['kind'], fields['sampling']['config']

@@ -9,21 +9,17 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 from __future__ import annotations
 
 import decimal
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from tfdp_adaptive import contract
-from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import plan_checks
 
-UNITS = {
-    'example': 'one training example',
-    'user': 'one user, with all their data',
-}
-ADJACENCY = {
+UNITS = {'example': 'one training example', 'user': 'one user, with all their data'}
+_ADJACENCY = {
     'zero_out': 'one {unit} has a record, or an empty one in its place (zero-out)',
     'add_remove': 'one {unit} is added or removed (add-or-remove)',
     'replace': 'one {unit}\'s record is replaced by any other (replace-one)',
@@ -40,12 +36,7 @@ COVERED = (
     'optimizer released, together. '
     'The noise state, random keys and per-example diagnostics are not released and must stay '
     'secret.')
-
-
-_TRUST = {
-    'central': 'in the central model of a trusted curator',
-    'federated': 'in the central model of a trusted server',
-}
+_TRUST = {'central': 'curator', 'federated': 'server'}
 
 
 def of(card: card_lib.Card) -> str:
@@ -53,13 +44,10 @@ def of(card: card_lib.Card) -> str:
   runs = steps_taken(card)
   lines = [guarantee(card)]
   if len(runs) == 1 and runs[0].entry.plan is not None:
-    plan = runs[0].entry.plan
-    lines += [f'Unit and adjacency: {neighbours(card)} {population(plan)}',
-              f'Sampling: {plan.sampling.describe(plan)}', f'Mechanism: {mechanism(runs[0])}',
-              f'Accounting: {accounting(card, runs[0])}']
-    if plan.search is not None:
-      lines.append(plan.search.describe())
-    lines += [text for text in (of_users(runs[0]), own_sampling(runs[0])) if text]
+    said = described(runs[0])
+    lines += [f'Unit and adjacency: {neighbours(card)} {said.pop("Records")}',
+              f'Sampling: {said.pop("Sampling")}', f'Mechanism: {said.pop("Mechanism")}',
+              f'Accounting: {accounting(card, runs[0])}', *said.values()]
   else:
     lines += [_one_of_many(card, number, len(runs)) for number in range(1, len(runs) + 1)]
     lines.append('Accounting: ' + (_versions(card) + 'of all runs together.' if runs else
@@ -102,7 +90,8 @@ def guarantee(card: card_lib.Card) -> str:
     text += f'after {last.steps} of the {last.plan.steps} planned steps'
   if last.steps < last.plan.steps and card.planned_epsilon is not None:
     text += f'; {pair(card.planned_epsilon)} at the end'
-  text += f'. It holds at the level of {UNITS[card.unit]}, {_TRUST[card.trust]}.'
+  text += (f'. It holds at the level of {UNITS[card.unit]}, in the central model of a '
+           f'trusted {_TRUST[card.trust]}.')
   if len(runs) > 1:
     text += f' {neighbours(card)}'
   return text + _in_words(card) + _large_delta(card)
@@ -111,7 +100,7 @@ def guarantee(card: card_lib.Card) -> str:
 def neighbours(card: card_lib.Card) -> str:
   """Unit of privacy, and which data sets are neighbours."""
   return (f'The unit of privacy is {UNITS[card.unit]}. Neighbouring data sets differ in that '
-          f'{ADJACENCY[card.adjacency].format(unit=card.unit)}.')
+          f'{_ADJACENCY[card.adjacency].format(unit=card.unit)}.')
 
 
 def not_covered(card: card_lib.Card) -> Sequence[str]:
@@ -150,10 +139,8 @@ def _one_of_many(card: card_lib.Card, number: int, count: int) -> str:
   if plan is None:
     return (f'{text} without a plan: how its batches were drawn, and what they cost, is not '
             'known.')
-  parts = [f'{text} of {plan.steps} planned.', population(plan), plan.sampling.describe(plan),
-           mechanism(run), plan.search.describe() if plan.search is not None else '',
-           of_users(run), own_sampling(run), _added_up(card, number)]
-  return ' '.join(filter(None, parts))
+  return ' '.join([f'{text} of {plan.steps} planned.', *described(run).values(),
+                   _added_up(card, number)]).strip()
 
 
 def _added_up(card: card_lib.Card, number: int) -> str:
@@ -177,22 +164,29 @@ def _added_up(card: card_lib.Card, number: int) -> str:
   return ''
 
 
-def of_users(run: card_lib.Run) -> str:
-  """Describes a run whose records were users."""
-  if not run.entry.examples_per_user:
-    return ''
-  return (f'A record was a user: a step took at most {run.entry.examples_per_user} example(s) of '
-          'each, and what they gave together was clipped once. The guarantee does not depend on '
-          'how many examples a user has, provided that every one of them bore the id of its user.')
-
-
-def own_sampling(run: card_lib.Run) -> str:
-  """Describes batches that the plan did not draw."""
-  if not run.entry.own_sampler:
-    return ''
-  return ('THE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of them: '
-          f'{run.entry.own_sampler!r}. The guarantee above holds only if this is the sampling it '
-          'describes; nothing checked it.')
+def described(run: card_lib.Run) -> Dict[str, str]:
+  """What is said of a run with a plan, by name: in statements, on pages and in Markdown."""
+  plan, entry = run.entry.plan, run.entry
+  found = {
+      'Records': 'The number of records is not used and stays private.'
+                 if plan.population_size is None else
+                 f'The number of records, {plan.population_size}, is treated as public, and so are '
+                 'the constants derived from it.',
+      'Sampling': plan.sampling.describe(plan),
+      'Mechanism': _mechanism(run)}
+  if plan.search is not None:
+    found['Private search'] = plan.search.describe()
+  if entry.examples_per_user:
+    found['Users'] = (
+        f'A record was a user: a step took at most {entry.examples_per_user} example(s) of each, '
+        'and what they gave together was clipped once. The guarantee does not depend on how many '
+        'examples a user has, provided that every one of them bore the id of its user.')
+  if entry.own_sampler:
+    found['Own sampling'] = (
+        'THE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of them: '
+        f'{entry.own_sampler!r}. The guarantee above holds only if this is the sampling it '
+        'describes; nothing checked it.')
+  return found
 
 
 def rounded_up(epsilon: float) -> str:
@@ -201,15 +195,7 @@ def rounded_up(epsilon: float) -> str:
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
-def population(plan: terms_lib.Terms) -> str:
-  """Whether the number of records is public."""
-  if plan.population_size is None:
-    return 'The number of records is not used and stays private.'
-  return (f'The number of records, {plan.population_size}, is treated as public, and so are the '
-          'constants derived from it.')
-
-
-def mechanism(run: card_lib.Run) -> str:
+def _mechanism(run: card_lib.Run) -> str:
   """The noise on a sum of clipped records, and what else is particular to the rule."""
   plan = run.entry.plan
   text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
