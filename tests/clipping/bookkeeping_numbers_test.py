@@ -215,8 +215,8 @@ def test_tied_tables_whose_squares_overflow():
     factor = rows.add([table, product])
     assert isinstance(factor, rows.Mixed)
     scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
-    norms = [tf.sqrt(norm) for norm in factor.squared_norms([(), scale])]
-    norms, (unit,), (size,) = bookkeeping.checked(norms, [factor], [[()], [scale]])
+    norms, (unit,), (size,) = bookkeeping.norms_of(
+        [factor], [[()], [scale]], tf.zeros([4], tf.float64))
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
     for norm, s in zip(norms, (1.0, np.asarray(scale, np.float64))):
       np.testing.assert_allclose(norm, np.sqrt(np.sum(np.square(s * gradient), (1, 2))), rtol=1e-5)
@@ -234,8 +234,7 @@ def test_a_geometry_whose_squares_underflow():
                       tf.constant(size**.5, shape=[2, 1, 3]), (2, 3)),
         rows.Rows(tf.constant([[0], [1]]), tf.constant(size, shape=[2, 1, 3]), (2, 3))):
       s = tf.constant(scale, shape=factor.shape)
-      norms = [tf.sqrt(norm) for norm in factor.squared_norms([s])]
-      (norm,), _, _ = bookkeeping.checked(norms, [factor], [[s]])
+      (norm,), _, _ = bookkeeping.norms_of([factor], [[s]], tf.zeros([2], tf.float64))
       count = 6 if not isinstance(factor, rows.Rows) else 3
       assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
@@ -269,8 +268,8 @@ def test_steps_that_overflow_and_cancel_are_no_record():
   inputs = tf.constant([[[1e25], [1e25]], [[1.0], [2.0]]])
   cotangents = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
   factor, one = factors.Outer(inputs, cotangents, (1, 1)), tf.ones([1, 1])
-  norms = [tf.sqrt(norm) for norm in factor.squared_norms([one])]
-  (norm,), (unit,), (size,) = bookkeeping.checked(norms, [factor], [[one]])
+  (norm,), (unit,), (size,) = bookkeeping.norms_of(
+      [factor], [[one]], tf.zeros([2], tf.float64))
   assert np.isinf(norm[0])
   np.testing.assert_allclose(norm[1], 3.0, rtol=1e-6)
   total, = unit.weighted_sums([size * tf.cast(tf.math.is_finite(norm), tf.float64)])

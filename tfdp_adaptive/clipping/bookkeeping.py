@@ -11,8 +11,8 @@ either side of a variable go into the factors, `A (a e') G' = (A a) (G e)'`, and
 sums are then formed of these: what is added up is what was measured, rounding included.
 
 The sums equal those of `projection.project_record` but for rounding. Some records have finite
-gradients, but the squares of their norms are not finite. Their factors are brought to the size of
-one, example by example. This computes the norms once more, so it is done only for such batches.
+gradients, but the squares of their norms are not finite. In batches with such records, the factors
+are brought to the size of one, example by example, before their norms are computed.
 """
 
 import math
@@ -111,14 +111,8 @@ def _clipped(
              for scale in scales]
   scales = [[scale if i in part.leaves else None for i, scale in enumerate(of_asks[part.ask])]
             for part in parts]
-  norms = [tf.zeros(tf.shape(losses), tf.float64) for _ in parts]
-  for i, factor in enumerate(per_variable):
-    if factor is not None:
-      own_parts = [p for p, part in enumerate(parts) if i in part.leaves]
-      for p, square in zip(own_parts, factor.squared_norms([scales[p][i] for p in own_parts])):
-        norms[p] += square
-  norms = [tf.sqrt(norm) for norm in norms]
-  norms, per_variable, sizes = checked(norms, per_variable, scales)
+  norms, per_variable, sizes = norms_of(
+      per_variable, scales, tf.zeros(tf.shape(losses), tf.float64))
   weights = _weights(asks, parts, charged(
       tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), mask)
   by_group = _by_group(asks, parts, norms)
@@ -287,59 +281,84 @@ def prove(model: compat.Model, x: Any) -> tracing.Proof:
   return proven[key]
 
 
-# Norms below leave room for the squares and products they are made of.
-MODERATE = 2.0**56
+# Of products of sums of squares: neither they nor what underflows beside them can count.
+MODERATE = 2.0**80
 
 
-def checked(norms: Any, per_variable: Sequence[Any], scales: Any) -> Tuple[Any, Any, Any]:
-  """The same records, whatever their size.
+def norms_of(
+    per_variable: Sequence[Optional[protocol.Factor]], scales: Any,
+    zeros: tf.Tensor) -> Tuple[Any, Any, Any]:
+  """The norms of records, whatever their size, and factors that can be summed.
+
+  If any number is too large for squares and products, factors and scales are divided by their
+  largest numbers beforehand, those of each record by its own.
 
   Args:
-    norms: One [n] per ask, from the factors.
     per_variable: The factor of every variable, or None.
     scales: For every norm, the scale of every variable; None for one that it is not of.
+    zeros: [n] float64.
 
   Returns:
     `(norms, per_variable, sizes)`: norms that are not finite where a record counts as none;
     factors that are finite; and for each an [n] float64 by which it is to be multiplied.
   """
-  present = [i for i, factor in enumerate(per_variable) if factor is not None]
-  before = [per_variable[i] for i in present]
-  ones = tf.ones_like(norms[0])
-  if not present:
-    return norms, per_variable, [ones] * len(per_variable)
+  before = {i: factor for i, factor in enumerate(per_variable) if factor is not None}
+  sizes = [tf.ones_like(zeros) for _ in per_variable]
+  if not before:
+    return [zeros for _ in scales], per_variable, sizes
+  own = _distinct(scale for of_norm in scales for scale in of_norm)
+  values = [t for factor in before.values() for t in protocol.tensors(factor)]
+  largest = min(t.dtype.max for t in values if t.dtype.is_floating)
+  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales).values())
+            for i, factor in before.items()]
 
-  moderate = tf.reduce_all(tf.stack(norms) < MODERATE)  # False where NaN.
+  def as_they_are() -> Tuple[Any, ...]:
+    return (values, [sizes[i] for i in before], list(own.values()),
+            [tf.ones([], tf.float64) for _ in own], tf.ones_like(zeros, tf.bool))
 
-  def measured() -> tf.Tensor:
-    units, sizes = zip(*[factor.unit() for factor in before])
-    return tf.stack([_parts(units, sizes, [of_ask[i] for i in present]) for of_ask in scales])
+  def divided() -> Tuple[Any, ...]:
+    units, peaks, fits = [], [], tf.ones_like(zeros, tf.bool)
+    for factor in before.values():
+      unit, peak = factor.unit()
+      parts = protocol.tensors(unit)
+      # Beyond the largest number the gradient itself overflows: no record.
+      good = peak <= largest
+      units += [tf.where(_like(good, part), part, tf.zeros_like(part)) for part in parts]
+      peaks.append(tf.where(good, peak, zeros))
+      fits &= good
+    tops = [protocol.peak(scale, 0) for scale in own.values()]
+    return (units, peaks, [protocol.divided(*pair) for pair in zip(own.values(), tops)],
+            [protocol.wide(top) for top in tops], fits)
 
-  # In a condition of its own: XLA would form each part again for all that is made of it.
-  parts = tf.cond(
-      moderate, lambda: tf.zeros([len(scales), len(present), tf.shape(ones)[0]], ones.dtype),
-      measured)
+  values, peaks, divided_scales, tops, fits = tf.cond(
+      tf.reduce_all(tf.stack(bounds) < MODERATE), as_they_are, divided)
+  own = dict(zip(own, zip(divided_scales, tops)))
+  values, squares, per_variable = iter(values), [zeros for _ in scales], list(per_variable)
+  for (i, factor), size in zip(before.items(), peaks):
+    unit = protocol.rebuilt(factor, [next(values) for _ in protocol.tensors(factor)])
+    per_variable[i], sizes[i] = unit, size
+    norms = [p for p, of_norm in enumerate(scales) if of_norm[i] is not None]
+    pairs = [own.get(id(scales[p][i]), ((), 1.0)) for p in norms]
+    for p, (_, top), square in zip(norms, pairs, unit.squared_norms([one for one, _ in pairs])):
+      squares[p] += tf.square(size * top) * square
+  norms = [tf.sqrt(square) for square in squares]
+  return [tf.where(fits & (norm <= largest), norm, float('inf'))
+          for norm in norms], per_variable, sizes
 
-  def carefully() -> Tuple[Any, Any, Any]:
-    units, sizes = zip(*[factor.unit() for factor in before])
-    values = _tensors(units)
-    largest = tf.cast(min(t.dtype.max for t in values if t.dtype.is_floating), tf.float64)
-    # Beyond the largest number the gradient itself overflows: no record.
-    fits = tf.reduce_all(tf.stack(sizes) <= largest, 0)
-    again = _norms(parts)
-    again = tf.where(fits & (again <= largest), again, float('inf'))
-    # 0 * inf is not 0: what is finite for no ask leaves the products, too.
-    finite = tf.reduce_any(tf.math.is_finite(again), 0)
-    kept = lambda t: tf.where(_like(finite, t), t, tf.zeros_like(t))
-    return tf.unstack(again), [kept(size) for size in sizes], [kept(t) for t in values]
 
-  norms, sizes, values = tf.cond(
-      moderate, lambda: (norms, [ones] * len(present), _tensors(before)), carefully)
-  per_variable, all_sizes, values = list(per_variable), [ones] * len(per_variable), iter(values)
-  for i, factor, size in zip(present, before, sizes):
-    per_variable[i] = protocol.rebuilt(factor, [next(values) for _ in protocol.tensors(factor)])
-    all_sizes[i] = size
-  return norms, per_variable, all_sizes
+def _distinct(scales: Iterable[Any]) -> Dict[int, tf.Tensor]:
+  """Returns the scales that are tensors, by id."""
+  return {id(scale): scale for scale in scales if scale is not None and not trees.absent(scale)}
+
+
+def _bound(factor: protocol.Factor, scales: Iterable[tf.Tensor]) -> tf.Tensor:
+  """[] float64, no less than any product of squares on the way to a norm; not finite for NaN."""
+  tops = [tf.square(protocol.wide(tf.reduce_max(scale))) for scale in scales]
+  bound = 1 + sum((top + 1 / top for top in tops), tf.zeros([], tf.float64))
+  for tensor in protocol.tensors(factor):
+    if tensor.dtype.is_floating:
+      bound *= 1 + 2 * protocol.wide(tf.nn.l2_loss(tensor))
+  return bound
 
 
 def charged(
@@ -372,39 +391,5 @@ def _rounding(factor: protocol.Factor) -> float:
   return protocol.eps(dtype)
 
 
-def _tensors(some: Iterable[protocol.Factor]) -> List[tf.Tensor]:
-  return [t for factor in some for t in protocol.tensors(factor)]
-
-
 def _like(x: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
   return tf.reshape(x, [-1] + [1] * (tensor.shape.rank - 1))
-
-
-def _parts(units: Any, sizes: Any, scales: Any) -> tf.Tensor:
-  """[factors, n] norms of factors times sizes in a geometry.
-
-  Steps may cancel, and what rounding leaves of them is not less than rounding: a
-  weight must not bring back up what the sum adds up again, in another order.
-  """
-  parts = []
-  for factor, size, scale in zip(units, sizes, scales):
-    if scale is None:
-      parts.append(tf.zeros_like(size))
-      continue
-    rounding = 1.0
-    if not trees.absent(scale):
-      top = tf.reduce_max(scale)
-      top = tf.where(top > 0, top, tf.ones_like(top))
-      scale, size = scale / top, size * protocol.wide(top)
-      rounding = protocol.wide(tf.reduce_min(scale))
-    square, = factor.squared_norms([scale])
-    rounding *= _rounding(factor)
-    parts.append(size * tf.maximum(tf.sqrt(square), rounding))
-  return tf.stack(parts)
-
-
-def _norms(parts: tf.Tensor) -> tf.Tensor:
-  """[asks, n] norms of records, from those [asks, factors, n] of their parts."""
-  top = tf.reduce_max(parts, 1, keepdims=True)
-  top = tf.where(top > 0, top, tf.ones_like(top))
-  return top[:, 0] * tf.sqrt(tf.reduce_sum(tf.square(parts / top), 1))

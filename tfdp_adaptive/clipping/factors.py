@@ -277,16 +277,14 @@ class Outer(protocol.Factor):
     norms = []
     for scale in scales:
       if trees.absent(scale):
-        left, right = protocol.sum_squares(a), protocol.sum_squares(e)
-        norms.append(protocol.usable(left * right, left, right))
+        norms.append(protocol.sum_squares(a) * protocol.sum_squares(e))
       else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
         small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
         left, right = tf.square(a) + small, tf.square(e) + small
         curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
         rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
         total = tf.reduce_sum(rows * right, 1) + p * small
-        norms.append(protocol.usable(
-            protocol.wide(total), sums, tf.reduce_sum(right, 1), *protocol.ends(curvature)))
+        norms.append(protocol.wide(total))
     return norms
 
   def _rank_one_squares(
@@ -314,7 +312,7 @@ class Outer(protocol.Factor):
     a, e = protocol.wide_sum(a), protocol.wide_sum(e)
     lost = size * protocol.tiny(inner.dtype) * (a + e + 1)
     norms = protocol.gram(inner, outer, tf.square(protocol.wide(lengths)))
-    return protocol.usable(norms + lost, a, e)
+    return norms + lost
 
   def _product(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     d, p = inputs.shape[2], cotangents.shape[2]

@@ -24,8 +24,6 @@ from tfdp_adaptive import trees
 _EPS_OF_TF32 = 2.0**-10
 # At most this many bytes of per-example gradients are formed at once.
 BLOCK_BYTES = 4 * 2**20
-# Beyond this, what a square loses by underflow can count when another multiplies it.
-LARGE = 2.0**80
 Tensors = Sequence[tf.Tensor]
 Scales = Sequence[Any]  # Of each, `()` or a tensor.
 Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
@@ -44,8 +42,7 @@ class Factor(abc.ABC):
   def squared_norms(self, scales: Scales) -> Tensors:
     """Returns one [n] float64 tensor per scale, at least the true norm up to rounding.
 
-    Squares that overflow give what is not finite, and so do those so large that what
-    underflows beside them could count; see `overflow`.
+    Numbers are so small that no square or product of them overflows; see `bookkeeping.norms_of`.
     """
 
   def products(self) -> Products:
@@ -134,8 +131,9 @@ def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
 
 
 def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:
-  """Largest magnitudes over all axes but the `first` ones."""
-  return tf.reduce_max(tf.abs(x), list(range(first, x.shape.rank)))
+  """Largest magnitudes over all axes but the `first` ones, infinite for NaN."""
+  sizes = tf.where(tf.math.is_finite(x), tf.abs(x), float('inf'))
+  return tf.reduce_max(sizes, list(range(first, x.shape.rank)))
 
 
 def divided(x: tf.Tensor, peaks: tf.Tensor) -> tf.Tensor:
@@ -304,21 +302,8 @@ def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
   curvature = tf.reshape(tf.square(scale) + small, [1, -1])  # (x^2)' s^2
   squares = tf.reshape(tf.square(x), [-1, curvature.shape[1]])
   total = tf.matmul(curvature, squares, transpose_b=True)[0]
-  return usable(wide(total) + (wide_sum(curvature, None) + size) * small, *ends(curvature))
+  return wide(total) + (wide_sum(curvature, None) + size) * small
 
 
 def wide_sum(x: tf.Tensor, axes: Any = 1) -> tf.Tensor:
   return wide(tf.reduce_sum(x, axes))
-
-
-def usable(norms: tf.Tensor, *sums: Any) -> tf.Tensor:
-  """Squared norms [n], infinite where one of the sums they are made of is `LARGE`."""
-  for one in sums:
-    norms = tf.where(one < LARGE, norms, float('inf'))
-  return norms
-
-
-def ends(curvature: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Returns the largest square of a scale and its inverse, neither of which may be `LARGE`."""
-  top = tf.reduce_max(curvature)
-  return top, 1 / top
