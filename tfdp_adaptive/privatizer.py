@@ -24,7 +24,6 @@ from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import discrete
-from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 
 
@@ -140,7 +139,7 @@ class Privatizer:
     assert isinstance(mechanism, independent.IndependentGaussian)
     self._noise = discrete.stream(mechanism, self.noise_multiplier)
     self._grid_steps = discrete.integer_stddev(
-        self.noise_multiplier, mechanism.rounding, discrete.count(self._release_specs))
+        self.noise_multiplier, mechanism.rounding, trees.size(self._release_specs))
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Returns the specs of the values to noise for an ask."""
@@ -267,7 +266,7 @@ def _noised(
   return total, tf.where(asked, tf.square(std) * row_variance, 0)
 
 
-@fusion.one_pass
+@trees.one_pass
 def _sum(value: trees.Tree, row: trees.Tree, std: tf.Tensor, asked: tf.Tensor) -> trees.Tree:
   return trees.map(
       lambda v, z: tf.where(asked, v + tf.cast(std, v.dtype) * z, tf.zeros_like(v)), value, row)

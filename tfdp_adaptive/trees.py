@@ -7,6 +7,7 @@ import tensorflow as tf
 
 Tree = Any  # A nest of tensors, or of their specs.
 Scalar = Any  # A number, or a tensor of shape [].
+WORTH_COMPILING = 2**16  # Elements of all arguments; compiling takes some tenths of a second.
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:  # pylint: disable=redefined-builtin
@@ -20,6 +21,24 @@ def absent(tree: Tree) -> bool:
 
 def zeros(specs: Tree) -> Tree:
   return map(lambda s: tf.zeros(s.shape, s.dtype), specs)
+
+
+def size(specs: Tree) -> int:
+  """Returns the number of elements of all leaves."""
+  return sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs))
+
+
+def flatten(tree: Tree) -> tf.Tensor:
+  """Returns all leaves in order, [m]."""
+  return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)], 0)
+
+
+def unflatten(vector: tf.Tensor, tree: Tree) -> Tree:
+  """The inverse of `flatten`, in the shapes of `tree` (tensors or specs)."""
+  leaves = tf.nest.flatten(tree)
+  parts = tf.split(vector, [leaf.shape.num_elements() for leaf in leaves])
+  return tf.nest.pack_sequence_as(
+      tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
 
 
 def dtype_of(specs: Tree) -> tf.DType:
@@ -101,3 +120,22 @@ def constant_like(value: Any, specs: Tree, name: str) -> Tree:
         f"Received: shapes {[tuple(getattr(v, 'shape', ())) for v in values]}.")
   return tf.nest.pack_sequence_as(
       specs, [tf.cast(tf.convert_to_tensor(v), s.dtype) for v, s in zip(values, leaves)])
+
+
+def one_pass(function: Callable[..., Tree]) -> Callable[..., Tree]:
+  """Returns an element-wise `function` of trees that reads and writes each tensor once.
+
+  Without it, TensorFlow reads and writes memory for every product. The function is compiled by XLA,
+  also within graphs that are not compiled. On a GPU it is not compiled, because the compiler is
+  often missing there and memory is fast. (A product of matrices would also be one pass, but GPUs
+  round its factors to TF32.)
+  """
+  compiled = tf.function(function, jit_compile=True, autograph=False)
+
+  def call(*arguments: Tree) -> Tree:
+    sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
+    small = sum(sizes) < WORTH_COMPILING
+    where = function if small or tf.config.list_physical_devices('GPU') else compiled
+    return where(*arguments)
+
+  return call

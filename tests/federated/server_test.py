@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
+from tfdp_adaptive import trees
 from tfdp_adaptive.federated import server as server_lib
-from tfdp_adaptive.noise import fusion
 
 SPECS = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
 METRICS = tfdp.federated.PrivateMetrics({'loss': (1.0, 5.0), 'accuracy': (0.0, 1.0)}, share=0.2)
@@ -120,7 +120,7 @@ def test_a_step_whose_parts_are_compiled(monkeypatch):
   """As they are for many parameters: the same noise, the same update."""
   weights = []
   for least in (2**16, 0):
-    monkeypatch.setattr(fusion, 'WORTH_COMPILING', least)
+    monkeypatch.setattr(trees, 'WORTH_COMPILING', least)
     server = make_server(rules.scale_then_privatize(scale_epsilon=0.1), private_metrics=METRICS)
     step, state = tf.function(server.step), server.init(zero_weights())
     for _ in range(3):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.noise import fusion
+from tfdp_adaptive import trees
 
 keras = compat.keras
 B, RATE = 4, 0.1
@@ -58,7 +58,7 @@ def test_keras_equals_the_query(name):
 def test_large_models_take_the_same_steps_in_one_pass(name, monkeypatch):
   results = []
   for large in (2**30, 0):
-    monkeypatch.setattr(fusion, 'WORTH_COMPILING', large)
+    monkeypatch.setattr(trees, 'WORTH_COMPILING', large)
     model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.set_weights([np.full((3, 1), 0.3, 'float32'), np.full(1, -0.2, 'float32')])
     optimizer = getattr(tfdp, name)(

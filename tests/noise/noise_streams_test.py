@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
-from tfdp_adaptive.noise import fusion
+from tfdp_adaptive import trees
 from tfdp_adaptive.noise import keys
 
 STEPS, SEED = oracle.STEPS, 17
@@ -55,7 +55,7 @@ def signature(tree):
 @pytest.mark.parametrize('how', ['eager', 'graph', 'passes', 'xla'])
 def test_rows_are_the_noising_matrix_times_z(name, how, monkeypatch):
   if how == 'passes':  # As in a graph with many parameters: parts of it compiled.
-    monkeypatch.setattr(fusion, 'WORTH_COMPILING', 0)
+    monkeypatch.setattr(trees, 'WORTH_COMPILING', 0)
   wrap = {'eager': lambda f: f, 'graph': tf.function, 'passes': plain, 'xla': compiled}[how]
   rows, variances, _ = run(make(name), SPECS, STEPS, wrap=wrap)
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, STEPS), SPECS)

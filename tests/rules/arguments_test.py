@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import bias_corrected
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import subspaces
@@ -172,9 +171,9 @@ def test_numbers_keep_their_precision():
 
 def test_normalizer_keeps_its_digits_near_one():
   step = tf.constant(1, tf.int64)
-  assert float(arithmetic.normalizer(0.9999999, step, tf.float32)) == pytest.approx(1e-7, rel=1e-6)
-  assert float(arithmetic.normalizer(0.0, step, tf.float32)) == 1.0
-  assert float(arithmetic.normalizer(0.9, tf.constant(3, tf.int64), tf.float64)) == pytest.approx(
+  assert float(moments.normalizer(0.9999999, step, tf.float32)) == pytest.approx(1e-7, rel=1e-6)
+  assert float(moments.normalizer(0.0, step, tf.float32)) == 1.0
+  assert float(moments.normalizer(0.9, tf.constant(3, tf.int64), tf.float64)) == pytest.approx(
       1 - 0.9**3, rel=1e-14)
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import rules
+from tfdp_adaptive import trees
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import subspaces
 
@@ -39,9 +40,9 @@ def test_top_of_too_few_directions_is_smaller():
 
 def test_flatten_round_trip():
   tree = {'a': tf.ones([2, 3]), 'b': tf.range(4.0)}
-  vector = subspaces.flatten(tree)
+  vector = trees.flatten(tree)
   assert vector.shape == [10]
-  tf.nest.map_structure(np.testing.assert_array_equal, subspaces.unflatten(vector, tree), tree)
+  tf.nest.map_structure(np.testing.assert_array_equal, trees.unflatten(vector, tree), tree)
 
 
 # Constraint sets.

@@ -26,7 +26,6 @@ from tfdp_adaptive.batches import sources
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
 from tfdp_adaptive.keras import run as run_lib
-from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -241,7 +240,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   def _take_rule(self, rule: contract.Rule) -> None:
     self.run.rule = rule
-    self._hidden.update = fusion.one_pass(rule.update) if rule.elementwise else rule.update
+    self._hidden.update = trees.one_pass(rule.update) if rule.elementwise else rule.update
 
   def check_variables(self, variables: Sequence[Any]) -> None:
     """Refuses trainable variables that a built optimizer does not have."""

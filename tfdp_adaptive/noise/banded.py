@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
-from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
@@ -43,7 +43,7 @@ def _recursion(
     mechanism: mechanisms.Mechanism, key_source: keys.Source, rows: np.ndarray,
     index: Callable[[tf.Tensor], Any]) -> streams.Noise:
   slots = rows.shape[1] - 1
-  solve = fusion.one_pass(_solve)
+  solve = trees.one_pass(_solve)
 
   def empty(flat: gaussian.Specs) -> Any:
     return tuple(streams.zeros(flat) for _ in range(slots))

@@ -8,8 +8,8 @@ from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import blt
-from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
@@ -28,7 +28,7 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
     x = z / output_scale - sum(w * s for w, s in zip(weights, buffers))
     return x, [theta * s + x for theta, s in zip(decays, buffers)]
 
-  step = fusion.one_pass(buffered_step)
+  step = trees.one_pass(buffered_step)
 
   def empty(flat: gaussian.Specs) -> Any:
     return tuple(streams.zeros(flat) for _ in decays)

@@ -130,20 +130,16 @@ def stream(mechanism: independent.IndependentGaussian, noise_multiplier: float) 
 
   def init(specs: trees.Tree) -> streams.State:
     check_replicas()
-    integer_stddev(noise_multiplier, rounding, count(specs))
+    integer_stddev(noise_multiplier, rounding, trees.size(specs))
     return streams.State(keys.from_system(), tf.zeros([], tf.int64))
 
   def next_rows(state: streams.State, specs: trees.Tree) -> tuple:
     check_replicas()
-    leaves = tf.nest.flatten(specs)
-    stddev = integer_stddev(noise_multiplier, rounding, count(specs))
-    size = count(specs)
+    size = trees.size(specs)
+    stddev = integer_stddev(noise_multiplier, rounding, size)
     row = tf.ensure_shape(
         tf.numpy_function(lambda: discrete_gaussian(stddev, size), [], tf.int64), [size])
-    parts = tf.split(row, [spec.shape.num_elements() for spec in leaves])
-    rows = tf.nest.pack_sequence_as(
-        specs, [tf.reshape(part, spec.shape) for part, spec in zip(parts, leaves)])
-    return rows, tf.ones([]), state._replace(row=state.row + 1)
+    return trees.unflatten(row, specs), tf.ones([]), state._replace(row=state.row + 1)
 
   def restart(state: streams.State, specs: trees.Tree) -> streams.State:
     del specs
@@ -159,8 +155,3 @@ def add(value: tf.Tensor, row: tf.Tensor, std: tf.Tensor, stddev: int) -> tf.Ten
   steps = tf.clip_by_value(steps, -_LARGEST_SUM, _LARGEST_SUM)
   result = tf.cast(tf.cast(steps, tf.int64) + row, tf.float64) * grid
   return tf.where(grid > 0, tf.cast(result, value.dtype), value)
-
-
-def count(specs: trees.Tree) -> int:
-  """Returns the number of elements of a tree of specs."""
-  return sum(spec.shape.num_elements() for spec in tf.nest.flatten(specs))

@@ -38,14 +38,19 @@ class FilteredVariance(NamedTuple):
   """A pair of pure functions.
 
   Attributes:
-    init: `() -> State` before the first release.
+    init: `dtype -> State` before the first release; it is kept in that dtype (float32 by default).
     next: `(state, variance) -> (filtered, state)`. `variance` is the variance of
       an element of release t, as in `Release.variance`: tau_t^2 times the row's r_t.
-      `filtered` is the variance of an element of m_t. Both are [] float32.
+      `filtered` is the variance of an element of m_t, computed in float32. Both are [], of one
+      dtype.
   """
 
-  init: Callable[[], State]
+  init: Callable[..., State]
   next: Callable[[State, Any], Any]
+
+
+# `(row, past, variance) -> (filtered, past)`, all in float32.
+_Advance = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Tuple[tf.Tensor, tf.Tensor]]
 
 
 def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
@@ -70,37 +75,40 @@ def filtered_variance(mechanism: mechanisms.Mechanism, b: Sequence[float],
       np.all(np.isfinite(b)) and np.all(np.isfinite(a))):
     raise ValueError('`b` must be one or more finite numbers, and `a` any number of them. '
                      f'Received: b={b}, a={a}.')
-  if isinstance(mechanism, mechanisms.IndependentGaussian):
-    return _independent(b, a)
-  return _correlated(streams.as_run(mechanism), b, a)
+  shape, advance = (_independent(b, a) if isinstance(mechanism, mechanisms.IndependentGaussian)
+                    else _correlated(streams.as_run(mechanism), b, a))
+
+  def init(dtype: tf.DType = tf.float32) -> State:
+    return State(tf.zeros([], tf.int64), tf.zeros(shape, dtype))
+
+  def next_variance(state: State, variance: Any) -> Tuple[tf.Tensor, State]:
+    variance = tf.convert_to_tensor(variance)
+    filtered, past = advance(
+        state.row, tf.cast(state.past, tf.float32), tf.cast(variance, tf.float32))
+    return (tf.cast(filtered, variance.dtype),
+            State(state.row + 1, tf.cast(past, state.past.dtype)))
+
+  return FilteredVariance(init, next_variance)
 
 
-def _weights(b: np.ndarray, a: np.ndarray) -> np.ndarray:
-  """Returns [len(a) + len(b)] weights: u = weights @ (past u, new row, past inputs)."""
-  return np.concatenate([-a, b])
-
-
-def _correlated(run: mechanisms.Mechanism, b: np.ndarray, a: np.ndarray) -> FilteredVariance:
+def _correlated(
+    run: mechanisms.Mechanism, b: np.ndarray, a: np.ndarray) -> Tuple[Tuple[int, int], _Advance]:
   outputs, inputs = len(a), len(b) - 1
   variances = np.square(run.row_norms(run.steps))
   row_of = _rows(run)
-  width = row_of(tf.constant(0, tf.int64)).shape[0]
 
-  def init() -> State:
-    return State(tf.zeros([], tf.int64), tf.zeros([outputs + inputs, width]))
-
-  def next_variance(state: State, variance: tf.Tensor) -> Tuple[tf.Tensor, State]:
-    t = tf.minimum(state.row, len(variances) - 1)
-    tau = tf.sqrt(tf.cast(variance, tf.float32)
-                  / tf.gather(tf.constant(variances, tf.float32), t))
+  def advance(
+      row: tf.Tensor, past: tf.Tensor, variance: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+    t = tf.minimum(row, len(variances) - 1)
+    tau = tf.sqrt(variance / tf.gather(tf.constant(variances, tf.float32), t))
     new = tau * row_of(t)
-    before, given = state.past[:outputs], tf.concat([new[None], state.past[outputs:]], 0)
-    u = tf.linalg.matvec(tf.concat([before, given], 0), tf.constant(_weights(b, a), tf.float32),
-                         transpose_a=True)
+    before, given = past[:outputs], tf.concat([new[None], past[outputs:]], 0)
+    u = tf.linalg.matvec(tf.concat([before, given], 0),
+                         tf.constant(np.concatenate([-a, b]), tf.float32), transpose_a=True)
     past = tf.concat([tf.concat([u[None], before], 0)[:outputs], given[:inputs]], 0)
-    return tf.reduce_sum(u**2), State(state.row + 1, past)
+    return tf.reduce_sum(u**2), past
 
-  return FilteredVariance(init, next_variance)
+  return (outputs + inputs, row_of(tf.constant(0, tf.int64)).shape[0]), advance
 
 
 def _rows(run: mechanisms.Mechanism) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -114,12 +122,11 @@ def _rows(run: mechanisms.Mechanism) -> Callable[[tf.Tensor], tf.Tensor]:
   return lambda t: tf.slice(mirrored, [len(noising) - 1 - t], [len(noising)])
 
 
-def _independent(b: np.ndarray, a: np.ndarray) -> FilteredVariance:
+def _independent(b: np.ndarray, a: np.ndarray) -> Tuple[Tuple[int, int], _Advance]:
   """Updates the Gram matrix of the state F state + G z: P <- F P F' + tau^2 G G'."""
   outputs, inputs = len(a), len(b) - 1
   size = outputs + inputs
-  weights = _weights(b, a)
-  kept = np.concatenate([weights[:outputs], weights[outputs + 1:]])  # Without the new input.
+  kept = np.concatenate([-a, b[1:]])  # Weights of the past; b[0] is that of the new input.
   step, entry = np.zeros((size, size)), np.zeros(size)
   if outputs:
     step[0], entry[0] = kept, b[0]
@@ -128,14 +135,11 @@ def _independent(b: np.ndarray, a: np.ndarray) -> FilteredVariance:
     entry[outputs] = 1
     step[np.arange(outputs + 1, size), np.arange(outputs, size - 1)] = 1
 
-  def init() -> State:
-    return State(tf.zeros([], tf.int64), tf.zeros([size, size]))
-
-  def next_variance(state: State, variance: tf.Tensor) -> Tuple[tf.Tensor, State]:
-    variance = tf.cast(variance, tf.float32)
+  def advance(
+      row: tf.Tensor, past: tf.Tensor, variance: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+    del row
     f, g, w = (tf.constant(x, tf.float32) for x in (step, entry, kept))
-    filtered = tf.tensordot(w, tf.linalg.matvec(state.past, w), 1) + b[0]**2 * variance
-    past = f @ state.past @ tf.transpose(f) + variance * g[:, None] * g
-    return filtered, State(state.row + 1, past)
+    filtered = tf.tensordot(w, tf.linalg.matvec(past, w), 1) + b[0]**2 * variance
+    return filtered, f @ past @ tf.transpose(f) + variance * g[:, None] * g
 
-  return FilteredVariance(init, next_variance)
+  return (size, size), advance

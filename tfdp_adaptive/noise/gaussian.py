@@ -15,7 +15,6 @@ from typing import Dict, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive import trees
-from tfdp_adaptive.noise import fusion
 from tfdp_adaptive.noise import keys
 
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
@@ -24,7 +23,7 @@ Vectors = Tuple[tf.Tensor, ...]  # Like `Specs`.
 # Of a dtype: integers, the same with a sign, their bits, its digits, terms of the sine's series.
 _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
          tf.float64: (tf.uint64, tf.int64, 64, 53, 11)}
-_LONG = fusion.WORTH_COMPILING
+_LONG = trees.WORTH_COMPILING
 
 
 def flat_specs(specs: trees.Tree) -> Specs:
@@ -97,4 +96,4 @@ def sine(turn: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   return x + x * tf.math.polyval([tf.constant(c, dtype) for c in series], tf.square(x))
 
 
-_transform = fusion.one_pass(box_muller)
+_transform = trees.one_pass(box_muller)

@@ -128,8 +128,9 @@ def build(
 
 
 def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
-  """Returns the mechanism with the float32 coefficients that its stream uses."""
-  return mechanism.rounded('float32') if mechanism.dtype == 'float64' else mechanism
+  """Returns the mechanism with the float32 coefficients that its stream uses, if it has any."""
+  designed = mechanism.dtype == 'float64' and mechanism.shapes()
+  return mechanism.rounded('float32') if designed else mechanism
 
 
 def zeros(flat: gaussian.Specs) -> gaussian.Vectors:

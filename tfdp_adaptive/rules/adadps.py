@@ -9,7 +9,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
@@ -45,7 +44,7 @@ def adadps(
   second = (moments.rmsprop(rho) if preconditioner == 'rmsprop' else moments.adagrad()).second
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), second.init(specs))
+    return State(moments.first_step(), second.init(specs))
 
   def updated(state: State, public: trees.Tree) -> trees.Tree:
     contract.check_public(public, 'adadps')

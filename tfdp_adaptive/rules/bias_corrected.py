@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
@@ -83,7 +82,7 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
                      f'(Yogi) has no known bias. Received: {name}.')
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), first.init(specs), second.init(specs),
+    return State(moments.first_step(), first.init(specs), second.init(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
   def update(

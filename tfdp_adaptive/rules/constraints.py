@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 
 Box = Tuple[float, float]  # Lowest and highest value of every parameter.
 
@@ -48,18 +47,18 @@ def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Te
   inner, rest = tf.where(weighted, y, 0), tf.where(weighted, tf.zeros_like(y), y)
   inner_norm, rest_norm = tf.norm(inner), tf.norm(rest)
   left = tf.sqrt(tf.maximum(radius**2 - tf.square(inner_norm), 0))
-  rest *= arithmetic.safe_divide(tf.minimum(rest_norm, left), rest_norm)
-  h = arithmetic.safe_divide(weights, tf.reduce_max(weights))
+  rest *= tf.math.divide_no_nan(tf.minimum(rest_norm, left), rest_norm)
+  h = tf.math.divide_no_nan(weights, tf.reduce_max(weights))
 
   def shrunk(lam: tf.Tensor) -> tf.Tensor:
-    return arithmetic.safe_divide(h * inner, h + lam)
+    return tf.math.divide_no_nan(h * inner, h + lam)
 
   def newton(step: tf.Tensor, lam: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     x = shrunk(lam)
     norm = tf.norm(x)
-    slope = arithmetic.safe_divide(
-        tf.reduce_sum(arithmetic.safe_divide(tf.square(x), h + lam)), tf.square(norm))
-    return step + 1, lam + arithmetic.safe_divide(tf.maximum(norm / radius - 1, 0), slope)
+    slope = tf.math.divide_no_nan(
+        tf.reduce_sum(tf.math.divide_no_nan(tf.square(x), h + lam)), tf.square(norm))
+    return step + 1, lam + tf.math.divide_no_nan(tf.maximum(norm / radius - 1, 0), slope)
 
   _, lam = tf.while_loop(
       lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], y.dtype)))

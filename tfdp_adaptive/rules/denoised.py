@@ -10,7 +10,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 
@@ -61,8 +61,8 @@ def _denoised(rule: contract.Rule, kappa: float,
   variance = filtered_variance((kappa,), (kappa - 1,))
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), rule.init(specs), trees.zeros(specs), trees.zeros(specs),
-                 arithmetic.stored(variance.init(), specs))
+    return State(moments.first_step(), rule.init(specs), trees.zeros(specs), trees.zeros(specs),
+                 variance.init(trees.dtype_of(specs)))
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     return rule.query(state.rule, public)
@@ -73,14 +73,11 @@ def _denoised(rule: contract.Rule, kappa: float,
     estimate = trees.map(
         lambda e, g: tf.where(first, g, (1 - kappa) * e + kappa * g), state.estimate, release.mean)
     # The first release enters whole, as if it were 1 / kappa times as large.
-    given = tf.cast(release.variance, tf.float32)
-    given = tf.where(first, given / kappa**2, given)
-    noise, after = variance.next(arithmetic.stored(state.noise, tf.zeros([])), given)
-    noise = tf.cast(noise, tf.convert_to_tensor(release.variance).dtype)
+    given = tf.where(first, release.variance / kappa**2, release.variance)
+    noise, after = variance.next(state.noise, given)
     ahead, inner = rule.update(
         state.rule, (release._replace(mean=estimate, variance=noise),), public)
     direction = trees.map(lambda d, last: (1 + gamma) * d - gamma * last, ahead, state.last)
-    return direction, State(state.step + 1, inner, estimate, ahead,
-                            arithmetic.stored(after, state.estimate))
+    return direction, State(state.step + 1, inner, estimate, ahead, after)
 
   return rule._replace(init=init, query=query, update=shapes.of_release(update))

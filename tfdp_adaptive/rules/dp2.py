@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 
 ABLATIONS = (None, 'extra_query', 'noise_first')
@@ -119,7 +118,7 @@ def _dp2(
                      f'has one delay. Received: {sgd_steps} and {adaptive_steps}.')
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), second.init(specs), trees.zeros(specs),
+    return State(moments.first_step(), second.init(specs), trees.zeros(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
   def roots(state: State) -> trees.Tree:

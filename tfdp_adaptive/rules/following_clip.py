@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 
@@ -190,7 +190,7 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
 
   def init(specs: trees.Tree) -> State:
     dtype = trees.dtype_of(specs)
-    return State(arithmetic.first_step(), rule.init(specs), tf.zeros([], dtype),
+    return State(moments.first_step(), rule.init(specs), tf.zeros([], dtype),
                  tf.zeros([rider.size], dtype))
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 SPLITS = ('optimal', 'global', 'equal')
@@ -162,7 +162,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
                        f'Received: {len(groups)} groups for {len(leaves)} variables.')
     sizes = [sum(leaves[i].shape.num_elements() for i in group) for group in members]
     return State(
-        arithmetic.first_step(), tuple(rule.init(piece) for piece in pieces(specs)),
+        moments.first_step(), tuple(rule.init(piece) for piece in pieces(specs)),
         tf.constant(sizes, dtype), tf.constant(lengths / np.linalg.norm(lengths), dtype),
         trees.map(lambda spec: tf.zeros([], spec.dtype), specs) if apart else ())
 

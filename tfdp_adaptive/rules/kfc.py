@@ -10,7 +10,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import kronecker
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
@@ -76,7 +75,7 @@ def dp_kfc(
     unit = lambda shape, pair: (
         tf.eye(shape[0], dtype=dtype) if _is_matrix(shape, pair) else tf.ones(shape, dtype))
     return State(
-        arithmetic.first_step(), first.init(specs),
+        moments.first_step(), first.init(specs),
         tuple(tuple(tf.zeros(shape, dtype) for shape in pair) for pair in shapes),
         tuple(tuple(unit(shape, pair) for shape in pair) for pair in shapes))
 

@@ -21,8 +21,8 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import cautions
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 
@@ -71,7 +71,7 @@ def rule(
     views = [matrices(spec.shape, max_size) for spec in flat]
     side = lambda spec, size: _side(size, spec.dtype) if 1 < size <= max_size else ()
     return State(
-        arithmetic.first_step(), trees.zeros(specs),
+        moments.first_step(), trees.zeros(specs),
         tuple(tf.zeros(spec.shape if rotated or view is None else [], spec.dtype)
               for spec, view in zip(flat, views)),
         tuple(() if view is None else side(spec, view[1]) for spec, view in zip(flat, views)),
@@ -136,7 +136,7 @@ def rule(
     second = average(beta_2, second, tf.reshape(square - noise, second.shape))
     size = second if rotated else tf.reduce_mean(second)
     normal_1, normal_2 = (
-        1 / arithmetic.normalizer(beta, step, mean.dtype) for beta in (beta_1, beta_2))
+        1 / moments.normalizer(beta, step, mean.dtype) for beta in (beta_1, beta_2))
     direction = first * normal_1 * tf.math.rsqrt(tf.maximum(size * normal_2, epsilon**2))
     if view is None:
       direction = direction if rotated else direction / root

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 _CHECKED = 10_000  # Steps for which the gain is computed beforehand.
@@ -69,10 +69,10 @@ def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
   def init(specs: trees.Tree) -> State:
     values = specs, second.specs(specs) if second is not None else ()
     return State(
-        arithmetic.first_step(), rule.init(specs),
+        moments.first_step(), rule.init(specs),
         tuple(trees.zeros(values) for _ in range(outputs + inputs)),
         tf.zeros([outputs + inputs], trees.dtype_of(specs)),
-        tuple(arithmetic.stored(variance.init(), specs) for _ in range(1 if second is None else 2)))
+        tuple(variance.init(trees.dtype_of(specs)) for _ in range(1 if second is None else 2)))
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     return rule.query(state.rule, public)
@@ -85,9 +85,9 @@ def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
     mean, other = trees.map(lambda m: m / tf.cast(gain, m.dtype), values)
     variances, noise = [], []
     for before, now in zip(state.noise, (release.variance, release.second_variance)):
-      value, after = variance.next(arithmetic.stored(before, tf.zeros([])), now)
+      value, after = variance.next(before, now)
       variances.append(tf.cast(value, gain.dtype) / gain**2)
-      noise.append(arithmetic.stored(after, gain))
+      noise.append(after)
     filtered = release._replace(mean=mean, variance=variances[0])
     if second is not None:
       filtered = filtered._replace(second=other, second_variance=variances[1])

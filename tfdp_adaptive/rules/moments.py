@@ -5,13 +5,13 @@ A `Method` has a first moment, which the parameters follow, and a second moment,
 is divided. Rules differ in the values that they add to them.
 """
 
+import math
 from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 
 
 class FirstMoment(NamedTuple):
@@ -54,7 +54,7 @@ def average(beta: float, normalized: bool) -> FirstMoment:
 
   def update(
       moment: trees.Tree, gradient: trees.Tree, step: tf.Tensor) -> Tuple[trees.Tree, trees.Tree]:
-    moment = arithmetic.decayed(beta, moment, gradient)
+    moment = decayed(beta, moment, gradient)
     return (_normalize(beta, moment, step) if normalized else moment), moment
 
   return FirstMoment(trees.zeros, update)
@@ -81,7 +81,7 @@ def average_of_squares(beta: float, normalized: bool) -> SecondMoment:
     return _normalize(beta, nu, step) if normalized else nu
 
   return SecondMoment(
-      trees.zeros, lambda nu, square: arithmetic.decayed(beta, nu, square), estimate)
+      trees.zeros, lambda nu, square: decayed(beta, nu, square), estimate)
 
 
 def sum_of_squares(initial_value: float = 0.0) -> SecondMoment:
@@ -119,13 +119,33 @@ def yogi(beta_1: float, beta_2: float, initial_accumulator_value: float) -> Meth
   return Method(average(beta_1, normalized=False), yogi_squares(beta_2, initial_accumulator_value))
 
 
+def first_step() -> tf.Tensor:
+  return tf.zeros([], tf.int64)
+
+
+def decayed(beta: float, moment: trees.Tree, value: trees.Tree) -> trees.Tree:
+  """Returns the exponential moving average `beta * moment + (1 - beta) * value`."""
+  return trees.map(lambda m, x: beta * m + (1 - beta) * x, moment, value)
+
+
+def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Returns `1 - beta**step`, by which an average that started at zero is divided.
+
+  It is computed as `-expm1(step * log(beta))`, because float32 powers lose half their digits near
+  one.
+  """
+  if beta == 0:
+    return tf.ones([], dtype)
+  return -tf.math.expm1(tf.cast(step, dtype) * tf.constant(math.log(beta), dtype))
+
+
 def squared(tree: trees.Tree) -> trees.Tree:
   return trees.map(tf.square, tree)
 
 
 def divide(first: trees.Tree, root: trees.Tree) -> trees.Tree:
   """`first / root` with 0/0 := 0, for roots that may be zero."""
-  return trees.map(arithmetic.safe_divide, first, root)
+  return trees.map(tf.math.divide_no_nan, first, root)
 
 
 def average_iterates(average: trees.Tree, step: tf.Tensor, iterate: trees.Tree) -> trees.Tree:
@@ -144,7 +164,7 @@ def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:
 
 def _normalize(beta: float, moment: trees.Tree, step: tf.Tensor) -> trees.Tree:
   return trees.map(
-      lambda m: arithmetic.safe_divide(m, arithmetic.normalizer(beta, step, m.dtype)), moment)
+      lambda m: tf.math.divide_no_nan(m, normalizer(beta, step, m.dtype)), moment)
 
 
 def _filled(value: float) -> Callable[[trees.Tree], trees.Tree]:

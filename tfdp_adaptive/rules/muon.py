@@ -12,7 +12,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import partitions
 from tfdp_adaptive.rules import post_processing
@@ -164,8 +163,8 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
       if len(spec.shape) != 2:
         raise ValueError('`muon` is for matrices. Use `dp_muon`, or `partition`, for models that '
                          f'have other variables. Received: {spec}.')
-    noise = () if variance is None else arithmetic.stored(variance.init(), specs)
-    return State(arithmetic.first_step(), first.init(specs), noise)
+    noise = () if variance is None else variance.init(trees.dtype_of(specs))
+    return State(moments.first_step(), first.init(specs), noise)
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
@@ -176,9 +175,7 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     if variance is None:
       made = trees.map(lambda m: orthogonalized(m, steps), followed)
     else:
-      std2, after = variance.next(
-          arithmetic.stored(state.noise, tf.zeros([])), release.variance)
-      noise = arithmetic.stored(after, tf.nest.flatten(moment)[0])
+      std2, noise = variance.next(state.noise, release.variance)
       made = trees.map(lambda m: beyond_noise(m, std2), followed)
     direction = trees.map(lambda x: RATE * math.sqrt(max(x.shape)) * x, made)
     return direction, State(step, moment, noise)

@@ -17,7 +17,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import running_root
@@ -93,16 +92,16 @@ def noisy_adagrad(
   constrained = box is not None or radius is not None
 
   def init(specs: trees.Tree) -> State:
-    size, dtype = subspaces.size(specs), trees.dtype_of(specs)
+    size, dtype = trees.size(specs), trees.dtype_of(specs)
     if basis is not None and np.shape(basis)[0] != size:
       raise ValueError(f'`basis` must have one row per parameter, {size}. '
                        f'Received: shape {np.shape(basis)}.')
     if not constrained:
-      return State(arithmetic.first_step(), (), ())
+      return State(moments.first_step(), (), ())
     if diagonal:
-      return State(arithmetic.first_step(), (), trees.zeros(specs))
+      return State(moments.first_step(), (), trees.zeros(specs))
     k = dimension if basis is None else np.shape(basis)[1]
-    return State(arithmetic.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
+    return State(moments.first_step(), tf.zeros([size, k], dtype), tf.zeros([k], dtype))
 
   def update_(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
@@ -122,7 +121,7 @@ def _full(
     find: subspaces.Finder, mode: str,
     radius: Optional[float]) -> Tuple[Callable[..., Any], Callable[..., Any]]:
   def update(release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, Any, Any]:
-    gradient = subspaces.flatten(release.mean)
+    gradient = trees.flatten(release.mean)
     v = find(public, gradient.dtype)
     noised = release.second  # Its noise is [m, m] independent: symmetrized, the GOE.
     h = tf.matmul(v, tf.matmul((noised + tf.transpose(noised)) / 2, v), transpose_a=True)
@@ -138,15 +137,15 @@ def _full(
       kept &= eigenvalues >= threshold
     root = tf.where(kept, eigenvalues, tf.zeros_like(eigenvalues))
     basis = tf.matmul(v, vectors)
-    inverse = arithmetic.safe_divide(tf.ones_like(root), root)
+    inverse = tf.math.divide_no_nan(tf.ones_like(root), root)
     direction = tf.linalg.matvec(
         basis, inverse * tf.linalg.matvec(basis, gradient, transpose_a=True))
-    return subspaces.unflatten(direction, release.mean), basis, root
+    return trees.unflatten(direction, release.mean), basis, root
 
   def project(state: State, params: trees.Tree) -> trees.Tree:
     if radius is None:
       return params
-    y = subspaces.flatten(params)
+    y = trees.flatten(params)
     inner = tf.linalg.matvec(state.basis, y, transpose_a=True)
     kept = tf.where(state.root > 0, inner, tf.zeros_like(inner))
     rest = y - tf.linalg.matvec(state.basis, kept)
@@ -154,8 +153,8 @@ def _full(
     size = tf.norm(rest)
     point = constraints.into_ball_weighted(
         radius, tf.concat([state.root, [tf.zeros_like(size)]], 0), tf.concat([kept, [size]], 0))
-    return subspaces.unflatten(
-        tf.linalg.matvec(state.basis, point[:-1]) + rest * arithmetic.safe_divide(point[-1], size),
+    return trees.unflatten(
+        tf.linalg.matvec(state.basis, point[:-1]) + rest * tf.math.divide_no_nan(point[-1], size),
         params)
 
   return update, project
@@ -165,11 +164,11 @@ def _diagonal(
     find: Optional[subspaces.Finder], epsilon: float, box: Optional[constraints.Box],
     radius: Optional[float]) -> Tuple[Callable[..., Any], Callable[..., Any]]:
   def update(release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, Any, Any]:
-    h = subspaces.flatten(release.second)
+    h = trees.flatten(release.second)
     if find is not None:
       v = find(public, h.dtype)
       h = tf.linalg.matvec(v, tf.linalg.matvec(v, h, transpose_a=True))
-    root = subspaces.unflatten(tf.maximum(h, 0) + epsilon, release.mean)
+    root = trees.unflatten(tf.maximum(h, 0) + epsilon, release.mean)
     return moments.divide(release.mean, root), (), root
 
   def project(state: State, params: trees.Tree) -> trees.Tree:
@@ -177,7 +176,7 @@ def _diagonal(
       return constraints.into_box(box, params)
     if radius is None:
       return params
-    return subspaces.unflatten(constraints.into_ball_weighted(
-        radius, subspaces.flatten(state.root), subspaces.flatten(params)), params)
+    return trees.unflatten(constraints.into_ball_weighted(
+        radius, trees.flatten(state.root), trees.flatten(params)), params)
 
   return update, project

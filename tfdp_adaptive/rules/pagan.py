@@ -12,10 +12,9 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import constraints
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
-from tfdp_adaptive.rules import subspaces
 
 
 class State(NamedTuple):
@@ -55,7 +54,7 @@ def pasan(
     return total + tf.add_n([tf.reduce_sum(tf.square(g)) for g in tf.nest.flatten(mean)])
 
   def direction(mean: trees.Tree, total: tf.Tensor) -> trees.Tree:
-    return trees.map(lambda g: arithmetic.safe_divide(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
+    return trees.map(lambda g: tf.math.divide_no_nan(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
 
   def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
     del state
@@ -82,11 +81,11 @@ def pagan(
     return trees.map(lambda s, g: s + tf.square(g), total, mean)
 
   def direction(mean: trees.Tree, total: trees.Tree) -> trees.Tree:
-    return trees.map(lambda g, s: arithmetic.safe_divide(g, tf.sqrt(s)), mean, total)
+    return trees.map(lambda g, s: tf.math.divide_no_nan(g, tf.sqrt(s)), mean, total)
 
   def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
     return constraints.into_ball_weighted(
-        radius, tf.sqrt(subspaces.flatten(state.total)), params)
+        radius, tf.sqrt(trees.flatten(state.total)), params)
 
   return _ellipsoidal(trees.zeros, add, direction, into_ball, ellipsoid, projection, box, radius,
                       'pagan')
@@ -108,7 +107,7 @@ def _ellipsoidal(
   def init(specs: trees.Tree) -> State:
     scale = () if ellipsoid is None else trees.map(
         tf.sqrt, trees.constant_like(ellipsoid, specs, 'ellipsoid'))
-    return State(arithmetic.first_step(), zero(specs), scale)
+    return State(moments.first_step(), zero(specs), scale)
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
@@ -122,7 +121,7 @@ def _ellipsoidal(
       return constraints.into_box(box, params)
     if radius is None:
       return params
-    return subspaces.unflatten(into_ball(radius, state, subspaces.flatten(params)), params)
+    return trees.unflatten(into_ball(radius, state, trees.flatten(params)), params)
 
   return contract.Rule(init, shapes.in_scale(lambda state: state.scale), shapes.of_release(update),
                        asks=(contract.Ask(projection),), name=name, steady=True,

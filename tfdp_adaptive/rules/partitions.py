@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
 Predicate = Callable[[tf.TensorSpec], bool]
@@ -120,7 +120,7 @@ def _partition(
     parts = trees.map(lambda s: tf.zeros([0, part_of(s), *s.shape], s.dtype), specs)
     own = _cut(tf.nest.flatten(specs), parts, len(rules))
     return State(
-        arithmetic.first_step(),
+        moments.first_step(),
         tuple(rule.init(piece) if piece else () for rule, piece in zip(rules, own)), parts)
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:

@@ -45,11 +45,11 @@ def pdp_sgd(
   def update(
       state: shapes.Stateless, release: contract.Release,
       public: trees.Tree) -> Tuple[trees.Tree, shapes.Stateless]:
-    gradient = subspaces.flatten(release.mean)
+    gradient = trees.flatten(release.mean)
     v = find(public, gradient.dtype)
     projected = tf.linalg.matvec(v, tf.linalg.matvec(v, gradient, transpose_a=True))
     direction = tf.where(state.step < project_after, gradient, projected)
-    return subspaces.unflatten(direction, release.mean), shapes.Stateless(state.step + 1)
+    return trees.unflatten(direction, release.mean), shapes.Stateless(state.step + 1)
 
   return contract.Rule(shapes.stateless, contract.isotropic, shapes.of_release(update),
                        public='records' if basis is None else None, name='pdp_sgd')

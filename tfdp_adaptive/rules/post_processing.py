@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
@@ -128,7 +127,7 @@ def adaptive(
   first, second = method
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), first.init(specs), second.init(specs))
+    return State(moments.first_step(), first.init(specs), second.init(specs))
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:

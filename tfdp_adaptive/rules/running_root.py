@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import subspaces
 
 LARGEST = 4096  # Parameters of the full matrix.
 
@@ -25,7 +24,7 @@ def running_root(
   def specs_of_value(specs: trees.Tree) -> trees.Tree:
     if diagonal:
       return specs
-    size = subspaces.size(specs)
+    size = trees.size(specs)
     if size > LARGEST:
       raise ValueError(f'The full matrix allows at most {LARGEST} parameters. Received: {size}. '
                        'Use `diagonal=True`.')
@@ -34,7 +33,7 @@ def running_root(
   def init(specs: trees.Tree) -> trees.Tree:
     if diagonal:
       return trees.map(lambda s: tf.zeros(s.shape, tf.float64), specs)
-    return tf.zeros([subspaces.size(specs)] * 2, tf.float64)
+    return tf.zeros([trees.size(specs)] * 2, tf.float64)
 
   def measure(
       mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
@@ -43,7 +42,7 @@ def running_root(
     if diagonal:
       secret = trees.map(lambda s, x: s + tf.square(tf.cast(x, s.dtype)), secret, mean)
       return trees.map(lambda s, x: tf.cast(tf.sqrt(s), x.dtype), secret, mean), secret
-    x = tf.cast(subspaces.flatten(mean), tf.float64)
+    x = tf.cast(trees.flatten(mean), tf.float64)
     secret += tf.tensordot(x, x, 0)
     eigenvalues, vectors = tf.linalg.eigh(secret)
     root = tf.matmul(vectors * tf.sqrt(tf.maximum(eigenvalues, 0)), vectors, transpose_b=True)

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
 
@@ -40,7 +39,7 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
   first = moments.heavy_ball(momentum, nesterov) if momentum else moments.gradient_itself()
 
   def init(specs: trees.Tree) -> State:
-    return State(arithmetic.first_step(), first.init(specs))
+    return State(moments.first_step(), first.init(specs))
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:

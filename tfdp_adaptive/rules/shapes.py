@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
+from tfdp_adaptive.rules import moments
 
 Update = Callable[[Any, contract.Release, trees.Tree], Tuple[trees.Tree, Any]]
 
@@ -50,7 +50,7 @@ class Stateless(NamedTuple):
 def stateless(specs: trees.Tree) -> Stateless:
   """The `init` of a rule that remembers nothing."""
   del specs
-  return Stateless(arithmetic.first_step())
+  return Stateless(moments.first_step())
 
 
 def of_release(update: Update) -> Callable[..., Any]:

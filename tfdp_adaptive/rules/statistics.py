@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import arithmetic
 
 
 def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contract.Statistic:
@@ -148,7 +147,7 @@ def _measure_square_of_mean(
   norm = tf.linalg.global_norm(tf.nest.flatten(mean))
   # Equation 4.2; the identity for batches of at most B records.
   shrink = tf.minimum(
-      tf.ones_like(norm), arithmetic.safe_divide(tf.cast(clip_norm, norm.dtype), norm))
+      tf.ones_like(norm), tf.math.divide_no_nan(tf.cast(clip_norm, norm.dtype), norm))
   shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
   return trees.map(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
 

@@ -15,24 +15,6 @@ METHODS = ('exact', 'randomized')
 Finder = Callable[[trees.Tree, tf.DType], tf.Tensor]  # (public, dtype) -> [m, k]
 
 
-def flatten(tree: trees.Tree) -> tf.Tensor:
-  """Returns all leaves in order, [m]."""
-  return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(tree)], 0)
-
-
-def unflatten(vector: tf.Tensor, tree: trees.Tree) -> trees.Tree:
-  """The inverse of `flatten`, in the shapes of `tree` (tensors or specs)."""
-  leaves = tf.nest.flatten(tree)
-  parts = tf.split(vector, [leaf.shape.num_elements() for leaf in leaves])
-  return tf.nest.pack_sequence_as(
-      tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
-
-
-def size(specs: trees.Tree) -> int:
-  """Returns the number of elements of all leaves."""
-  return sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
-
-
 def finder(
     dimension: Optional[int], basis: Optional[npt.ArrayLike], method: str, name: str) -> Finder:
   """`(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
