@@ -161,7 +161,10 @@ def test_calibration_keeps_to_the_target():
   fields = dict(population_size=200, batch_size=20, steps=20, l2_norm_clip=1.0, target_delta=1e-2)
   for scheme in (sampling.BallsInBins(10, draws=DRAWS), sampling.MinSeparation(4, draws=DRAWS)):
     plan = plan_lib.PrivacyPlan.calibrate(target_epsilon=1.5, sampling=scheme, **fields)
-    assert 1.3 < plan.epsilon() <= 1.5
+    assert plan.epsilon() <= 1.5
+    # Draws belong to the noise asked about, so that bounds of near ones differ by a tenth.
+    less = dataclasses.replace(plan, noise_multiplier=.8 * plan.noise_multiplier)
+    assert less.epsilon() > 1.5
     whole = plan_lib.PrivacyPlan.calibrate(
         target_epsilon=1.5, sampling=dataclasses.replace(scheme, draws=0), **fields)
     assert plan.noise_multiplier < whole.noise_multiplier

@@ -118,6 +118,10 @@ def test_separable_convolution(layer):
     lambda: layers.Conv2DTranspose(3, 2, dilation_rate=2)])
 def test_transposed_convolution(layer):
   x = floats(4, 5, 4, 3)
+  try:
+    layer()(x)
+  except tf.errors.InvalidArgumentError as error:  # Dilated ones work on some processors only.
+    pytest.skip(str(error))
   model = small(x, layer())
   oracle.check(model, x)
   assert 'one example at a time' not in str(tfdp.explain_clipping(model, batch_size=4))
