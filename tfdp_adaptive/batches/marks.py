@@ -13,6 +13,8 @@ The marks are in the weights because a batch of Keras has three parts and no mor
 be the class weights of `train_on_batch(*batch)`, and `evaluate` and Keras 2's generators refuse it.
 """
 
+from __future__ import annotations  # The command line loads no TensorFlow for `tf.Tensor`.
+
 import hashlib
 from typing import Any, Tuple
 
