@@ -35,6 +35,23 @@ def test_gradients_and_losses_of_every_record(loss, squared):
     assert known['losses'][i] == pytest.approx(float(value), rel=1e-5)
 
 
+def test_a_look_from_elsewhere_is_of_the_moved_model_and_leaves_it_where_it_is():
+  made = model('mse')
+  known = tfdp.public_gradients(made, X, Y)
+  before = made.get_weights()
+  distance = RNG.normal(size=21)
+  rows = np.array([4, 0, 36])
+  gradients, losses = known['look'](distance, rows)
+  for old, now in zip(before, made.get_weights()):
+    np.testing.assert_array_equal(old, now)
+  parts = np.split(distance, np.cumsum([w.size for w in before])[:-1])
+  made.set_weights([w + part.reshape(w.shape) for w, part in zip(before, parts)])
+  moved = tfdp.public_gradients(made, X, Y)
+  np.testing.assert_allclose(gradients, moved['gradients'][rows], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(losses, moved['losses'][rows], rtol=1e-5)
+  assert tfdp.public_gradients(made, X, Y, columns=20)['look'] is None
+
+
 def test_columns_of_large_models_are_drawn_once():
   made = model('mse')
   whole, cut = (tfdp.public_gradients(made, X, Y, columns=columns) for columns in (100, 5))
@@ -51,3 +68,19 @@ def test_a_loss_of_ones_own_and_no_loss():
       tfdp.public_gradients(made, X, Y, loss='mse')['losses'], rtol=1e-5)
   with pytest.raises(ValueError, match='loss'):
     tfdp.public_gradients(made, X, Y)
+
+
+def test_a_model_without_trainable_variables_is_refused():
+  made = compat.keras.Sequential([compat.keras.layers.Flatten()])
+  with pytest.raises(ValueError, match='must have trainable variables'):
+    tfdp.public_gradients(made, X, Y, loss='mse')
+
+
+def test_moving_averages_stay_as_they_are():
+  layers = compat.keras.layers
+  made = compat.keras.Sequential([layers.BatchNormalization(), layers.Dense(1)])
+  made(X[:2])
+  before = made.get_weights()
+  tfdp.public_gradients(made, X, Y, loss='mse')['look'](np.ones(10))
+  for old, now in zip(before, made.get_weights()):
+    np.testing.assert_array_equal(old, now)

@@ -30,6 +30,12 @@ def test_losses_of_linear_models_are_exact(squared):
     np.testing.assert_allclose(records.values(w[None])[0], loss(w), rtol=1e-9, atol=1e-9)
 
 
+def test_losses_of_hundreds_are_not_too_large():
+  records = trial.Records(np.ones([2, 1]), np.array([.5, 800.0]), False)
+  np.testing.assert_allclose(records.values(np.array([[0.0], [-50.0]]))[:, 1], [800, 750])
+  np.testing.assert_allclose(records.slopes(np.zeros([1, 2])), 1)
+
+
 @pytest.mark.parametrize('squared', [True, False])
 def test_slopes_are_derivatives_of_the_losses(squared):
   records, _ = linear(squared)
@@ -55,6 +61,27 @@ def test_steps_by_hand():
       g = (1 + np.dot([.3, -.4], w)) * np.array([.3, -.4])
       w -= .2 * (1 - step / 5) * g / clip * min(1, clip / np.linalg.norm(g))
     np.testing.assert_allclose(weights, w, rtol=1e-5)
+
+
+@pytest.mark.parametrize('rule, scaled', [
+    (tfdp.rules.dp_sgd(.9), False), (tfdp.rules.scale_then_privatize(scale_epsilon=.1), True)])
+def test_looking_again_changes_nothing_of_a_linear_model(rule, scaled):
+  """Neither of all records nor of some; and gradients of another model do change it."""
+  x, y = RNG.normal(size=[30, 4]), RNG.normal(size=30)
+
+  def look(distance, rows, curved=0.0):
+    off = x[rows] @ distance - y[rows]
+    return off[:, None] * x[rows] + curved * distance, np.square(off) / 2
+
+  plain = trial.Records(-y[:, None] * x, y**2 / 2, True)
+  course = trial.Course(7, .1, np.eye(9))
+  candidate = trial.Candidate(rule, scaled, [trial.Setting(.1, 1.0)])
+  for rows in (np.arange(30), np.array([3, 8, 9])):
+    found, again, other = (
+        trial.train(candidate, plain._replace(look=how).part(rows), course, 0)
+        for how in (None, look, lambda *args: look(*args, curved=1.0)))
+    np.testing.assert_allclose(again, found, rtol=1e-4, atol=1e-5)
+    assert np.abs(other - found).max() > .01
 
 
 @pytest.mark.parametrize('scaled', [False, True])

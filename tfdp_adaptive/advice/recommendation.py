@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,9 @@ _FEWEST = 20  # Public records that a simulation can say something about.
 _NOTCHES = 10  # Rates of a grid, each so many times the one before:
 _NOTCH = (100 / .003)**(1 / (_NOTCHES - 1))
 _CLIPS = (.1, .3, 1.0)  # Times the median norm of a gradient.
+_TUNED = (.1, 10.0)  # The same, to tune within: gradients of many models grow on the way.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public gradients.
+_SMALLER = 3  # Rates below that of the simulation, which are also tried on the model itself.
 _MOMENTUM = .9
 _HUGE = 1e30  # In place of a loss that is not finite.
 _EDGE = .03  # `scale_epsilon` over the size of a coordinate.
@@ -114,17 +116,19 @@ def recommend(
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None,
     gradients: Optional[npt.ArrayLike] = None, losses: Optional[npt.ArrayLike] = None,
-    squared: bool = False, gradient_norm: Optional[float] = None,
-    examples_per_user: Optional[int] = None, likeness: Optional[float] = None,
-    **fields: Any) -> Recommendation:
+    squared: bool = False, look: Optional[Callable[..., Any]] = None,
+    gradient_norm: Optional[float] = None, examples_per_user: Optional[int] = None,
+    likeness: Optional[float] = None, **fields: Any) -> Recommendation:
   """Recommends a private optimizer, noise and settings, with reasons.
 
   With public gradients, DP-SGD, DP-Adam and scale-then-privatize are trained in simulation, each
   with independent noise and with banded noise where that has less error, over 30 settings. See
   `advice.trial` for the model. Half of the records trains it, and both halves judge it. A setting
   is judged together with three times its learning rate, and proposed only if the simulated loss of
-  records that were not trained on is below the loss before training. This takes seconds, and up to
-  a minute for large models.
+  records that were not trained on is below the loss before training. With `look`, the best setting
+  of each method then trains the model itself on half of the public records, also at three smaller
+  rates, and the other half must become better. This takes seconds, and a minute or two for models
+  with hidden layers.
 
   Args:
     population_size: Number N of records (users), public.
@@ -144,6 +148,9 @@ def recommend(
       starts from. Of a large model, fewer columns will do, if they are drawn at random.
     losses: [n] losses of the same records at the same weights.
     squared: Whether the loss is a squared error; by default it is a cross-entropy.
+    look: The function of `public_gradients` that computes gradients and losses at other weights.
+      Without it, the gradients at the first weights stand for all others. That is exact for
+      linear models only, and can propose harmful rates for others.
     gradient_norm: Without public gradients: the typical norm of a record's gradient. Made-up
       records in the units of the real ones can give it.
     examples_per_user: With unit='user': the number of examples of a user. The result then says
@@ -202,7 +209,10 @@ def recommend(
   if gradients is None or losses is None:
     found = _blind(plans[0], float(gradient_norm or 0))
   else:
-    found = _simulated(plans, _records(gradients, losses, squared, parameters), parameters)
+    public = _records(gradients, losses, squared, parameters)
+    full = None if look is None else trial.Records(
+        np.asarray(gradients), np.asarray(losses), squared, look)
+    found = _simulated(plans, public, parameters, full)
   compared = '' if examples_per_user is None else user_level.compare(
       population_size=population_size, batch_size=batch_size, steps=steps,
       examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
@@ -376,12 +386,43 @@ def _outcome(method: _Method, public: trial.Records) -> _Outcome:
                   losses[clip, rate])
 
 
-def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int
-               ) -> Recommendation:
+def _replayed(outcomes: Sequence[_Outcome], full: trial.Records) -> List[_Outcome]:
+  """Returns the best outcome of each method on the model itself, at its rate or a smaller one.
+
+  Half of the records trains it. As in `_outcome`, all of them judge a rate, together with the next
+  larger one. The other half must become better with either: rates see noise of their own, since
+  near rates at which training diverges, some noise is lucky.
+  """
+  rows, others = np.array_split(np.random.default_rng(0).permutation(len(full.losses)), 2)
+  replayed: Dict[str, _Outcome] = {}
+  for one in outcomes:
+    if one.method.name in replayed:
+      continue
+    method, = (same for same in _methods(one.method.plan, full, 1.0)
+               if same.name == one.method.name)
+    at = one.method.candidate.settings.index(one.setting)
+    settings = method.candidate.settings[at - min(at % _NOTCHES, _SMALLER):at + 2]
+    losses = []
+    for i, setting in enumerate(settings):
+      weights = trial.train(method.candidate._replace(settings=[setting]), full.part(rows),
+                            trial.course(method.plan), i)
+      losses.append(np.nan_to_num(full.at(weights[0]).losses, nan=_HUGE, posinf=_HUGE))
+    better = [loss[others].mean() <= full.losses[others].mean() for loss in losses]
+    replayed[method.name] = min(
+        (_Outcome(method, settings[i], bool(better[i] and better[i + 1]),
+                  (losses[i] + losses[i + 1]) / 2) for i in range(len(losses) - 1)),
+        key=lambda outcome: outcome.rank)
+  return sorted(replayed.values(), key=lambda one: one.rank)
+
+
+def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int,
+               full: Optional[trial.Records]) -> Recommendation:
   """Returns the method with the least simulated loss."""
   shrunk = math.sqrt(parameters / public.gradients.shape[1])
   outcomes = sorted((_outcome(method, public) for plan in plans
                      for method in _methods(plan, public, shrunk)), key=lambda one: one.rank)
+  if full is not None:
+    outcomes, public, shrunk = _replayed(outcomes, full), full, 1.0
   best, count = outcomes[0], len(public.losses)
   tried = []
   for one in outcomes:
@@ -390,8 +431,12 @@ def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, par
         one.method.name, _kind(one.method.plan.mechanism), float(one.losses.mean()),
         float(more.mean()), float(1.96 * more.std(ddof=1) / math.sqrt(count))))
   start = float(public.losses.mean())
-  reasons = [f'Trained in simulation with this noise, on {count} public records, their mean loss '
-             f'goes from {start:.4g} to {tried[0].loss:.4g}.']
+  reasons = [
+      (f'Trained in simulation with this noise, on {count} public records, their mean loss goes '
+       f'from {start:.4g} to {tried[0].loss:.4g}. The model itself was not trained: unless it is '
+       'linear, smaller rates can be better.' if full is None else
+       f'Trained with this noise on half of {count} public records, the mean loss of all goes from '
+       f'{start:.4g} to {tried[0].loss:.4g}.')]
   if best.helps:
     close = [f'{one.method} with {one.noise} noise' for one in tried[1:]
              if one.more <= one.interval]
@@ -411,7 +456,7 @@ def _settled(method: _Method, setting: trial.Setting, public: trial.Records, shr
   plan, clip = method.plan, setting.clip
   steps = trial.course(plan)
   arguments: Dict[str, float] = {}
-  means, clips = np.abs(public.gradients.mean(0)), np.array(_CLIPS) * _norm(public)
+  means, clips = np.abs(public.gradients.mean(0)), np.array(_TUNED) * _norm(public)
   rate = setting.rate * len(steps.inverse) / plan.steps
   if method.name == 'DPSGD':
     rate /= clip

@@ -8,12 +8,12 @@ distance w from them. With s = g_i w it is
     cross-entropy    l_i + log(p + (1 - p) exp(s / (1 - p))),   p = exp(-l_i)
 
 Both have gradient g_i and loss l_i at w = 0. They are exact for linear models: the first for one
-output, the second for two classes. Where the gradients of a deep model change along the way,
-nothing here knows of it.
+output, the second for two classes. The gradients of other models change along the way. With
+`look`, they are computed again at every step, so that the model itself is trained.
 """
 
 import math
-from typing import NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -31,19 +31,32 @@ class Records(NamedTuple):
     gradients: [n, m].
     losses: [n].
     squared: Whether the loss is a squared error, not a cross-entropy.
+    look: `(distance [m], rows) -> (gradients, losses)` of these rows of all records, by the model
+      itself at a distance from the initial weights; or None.
+    rows: The rows of all records that these are; None for all.
   """
 
   gradients: np.ndarray
   losses: np.ndarray
   squared: bool
+  look: Optional[Callable[..., Any]] = None
+  rows: Optional[np.ndarray] = None
 
   def part(self, rows: np.ndarray) -> 'Records':
-    return self._replace(gradients=self.gradients[rows], losses=self.losses[rows])
+    return self._replace(gradients=self.gradients[rows], losses=self.losses[rows],
+                         rows=rows if self.rows is None else self.rows[rows])
+
+  def at(self, distance: np.ndarray) -> 'Records':
+    """Returns the same records, seen from other weights."""
+    assert self.look is not None
+    gradients, losses = self.look(distance, self.rows)
+    return self._replace(gradients=gradients, losses=np.maximum(losses, 1e-6))
 
   def _others(self, moved: np.ndarray) -> np.ndarray:
     """Log-odds of all other answers together."""
+    certain = -np.expm1(-self.losses)  # 1 - p; log(expm1(l)) would overflow.
     with np.errstate(divide='ignore'):
-      return np.log(np.expm1(self.losses)) + moved / -np.expm1(-self.losses)
+      return self.losses + np.log(certain) + moved / certain
 
   def slopes(self, moved: np.ndarray) -> np.ndarray:
     """Derivative of each loss by s, given [..., n] values of s."""
@@ -115,7 +128,10 @@ class Candidate(NamedTuple):
 
 
 def train(candidate: Candidate, records: Records, steps: Course, seed: int) -> np.ndarray:
-  """Weights after the last step, [settings, m]. All settings see the same draws."""
+  """Weights after the last step, [settings, m]. All settings see the same draws.
+
+  Records with a `look` are those of one setting.
+  """
   rng = np.random.default_rng(seed)
   rates, clips = (np.array(values, np.float32)[:, None] for values in zip(*candidate.settings))
   count, parameters = records.gradients.shape
@@ -130,9 +146,14 @@ def train(candidate: Candidate, records: Records, steps: Course, seed: int) -> n
   drawn = rng.multinomial(
       math.ceil(steps.batch_size), np.full(count, 1 / count), total) / steps.batch_size
   for step in range(total):
+    moved = weights @ gradients.T
+    if records.look is not None:
+      records, moved = records.at(weights[0]), np.zeros_like(moved)
+      gradients = records.gradients.astype(np.float32)
+      squares = np.square(gradients)
     query, = candidate.rule.query(state)
     scale = query.scale[0].numpy() if query.scale else np.ones_like(weights)
-    slopes = records.slopes(weights @ gradients.T)
+    slopes = records.slopes(moved)
     norms = np.abs(slopes) * np.sqrt(np.square(scale) @ squares.T) / unit
     bound = clips / unit * float(query.relative_clip)
     weight = slopes * np.minimum(1, bound / np.maximum(norms, 1e-30)) / unit * drawn[step]
