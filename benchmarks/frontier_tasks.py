@@ -36,7 +36,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.examples import synthetic
 from tfdp_adaptive.rules import following_clip
 
-gate.experimental('denoised', 'dp_kfc', 'low_pass')
+gate.experimental('denoised', 'low_pass')
 
 HIDDEN, CLASSES, BANDS, ROOM, PUBLIC, SEEDS = 32, 10, 16, 360, 256, 6
 SGD_STEPS, ADAM_STEPS = (.1, .3, 1.0, 3.0), (.01, .03, .1, .3)

@@ -26,7 +26,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.examples import showcases
 
-tfdp.experimental('dp_kfc', 'dp_shampoo', 'dp_soap')
+tfdp.experimental('dp_shampoo')
 
 INPUTS, STEPS, BATCH, RECORDS, ROOM = 31, 300, 256, 20_000, 336
 KRONECKER = dict(beta_2=.99, epsilon=1e-3, refresh_every=10)

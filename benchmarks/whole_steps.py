@@ -26,7 +26,7 @@ import numpy as np
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
-tfdp.experimental('dp_kfc', 'dp_shampoo', 'dp_soap')
+tfdp.experimental('dp_shampoo')
 
 keras = compat.keras
 CASES = {

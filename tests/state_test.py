@@ -19,14 +19,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'state.md'
 QUERIES = ROOT / 'tfdp_adaptive' / 'queries' / '__init__.py'  # Not importable everywhere.
 GATED = {  # How each part is made.
-    'adadps': rules.adadps, 'dp_adagrad_ime': rules.dp_adagrad_ime,
-    'dp_adam_ime': rules.dp_adam_ime, 'dp_adam_jme': rules.dp_adam_jme, 'dp_kfc': rules.dp_kfc,
-    'dp_muon': rules.dp_muon, 'dp_shampoo': rules.dp_shampoo, 'dp_soap': rules.dp_soap,
-    'pasan': rules.pasan, 'side_information_adam': rules.side_information_adam,
+    'dp_adagrad_ime': rules.dp_adagrad_ime, 'dp_adam_ime': rules.dp_adam_ime,
+    'dp_adam_jme': rules.dp_adam_jme, 'dp_muon': rules.dp_muon, 'dp_shampoo': rules.dp_shampoo,
+    'pasan': rules.pasan,
     'denoised': lambda: rules.denoised(rules.dp_sgd()),
     'low_pass': lambda: rules.low_pass(rules.dp_sgd()),
     'noisy_adagrad': lambda: rules.noisy_adagrad(1, diagonal=True),
-    'pda_dpmd': lambda: rules.pda_dpmd(5), 'pdp_sgd': lambda: rules.pdp_sgd(2),
+    'pdp_sgd': lambda: rules.pdp_sgd(2),
     'discrete noise': lambda: mechanisms.IndependentGaussian(rounding=2**-7),
     'PoissonExamples': lambda: sampling.PoissonExamples(examples_per_user=2)}
 
@@ -104,35 +103,35 @@ def test_the_gate_has_a_way_to_make_every_part():
 
 
 def test_an_inner_block_does_not_close_what_was_open(closed):
-  tfdp.experimental('dp_soap')
-  with tfdp.experimental('dp_soap', 'dp_kfc'):
+  tfdp.experimental('dp_shampoo')
+  with tfdp.experimental('dp_shampoo', 'dp_muon'):
     pass
-  rules.dp_soap()
+  rules.dp_shampoo()
   with pytest.raises(ValueError, match='is experimental'):
-    rules.dp_kfc()
+    rules.dp_muon()
 
 
 def test_names_that_are_no_parts_are_refused():
-  with pytest.raises(ValueError, match='`name` must be one of .*dp_soap.*Received.*DPSOAP'):
-    tfdp.experimental('DPSOAP')
+  with pytest.raises(ValueError, match='`name` must be one of .*dp_shampoo.*Received.*DPShampoo'):
+    tfdp.experimental('DPShampoo')
 
 
 def test_classes_ask_as_their_rules_do_and_saved_ones_load(closed):
   arguments = dict(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4)
-  with pytest.raises(ValueError, match='dp_soap is experimental'):
-    tfdp.DPSOAP(0.1, **arguments)
-  with tfdp.experimental('dp_soap', 'discrete noise'):
-    config = tfdp.DPSOAP(0.1, **arguments).get_config()
+  with pytest.raises(ValueError, match='dp_shampoo is experimental'):
+    tfdp.DPShampoo(0.1, **arguments)
+  with tfdp.experimental('dp_shampoo', 'discrete noise'):
+    config = tfdp.DPShampoo(0.1, **arguments).get_config()
     noise = mechanisms.IndependentGaussian(rounding=2**-7)
-  assert tfdp.DPSOAP.from_config(config).rule.name == 'dp_soap'
+  assert tfdp.DPShampoo.from_config(config).rule.name == 'dp_shampoo'
   assert mechanisms.from_json(noise.to_json()) == noise.rounded('float64')
   assert noise.rounded('float32').rounding == 2**-7
   with pytest.raises(ValueError, match='is experimental'):
-    rules.dp_soap()
+    rules.dp_shampoo()
 
 
 @pytest.mark.parametrize('name, state', [
-    ('dp_adam', 'stable'), ('quantile_clip(dp_soap)', 'experimental'),
+    ('dp_adam', 'stable'), ('quantile_clip(dp_shampoo)', 'experimental'),
     ('partition(muon, dp_adam)', 'experimental'), ('BallsInBins', 'stable'),
     ('RandomAllocation', 'stable'), ('discrete noise', 'experimental')])
 def test_cards_know_the_state_of_what_is_made_of_parts(name, state):

@@ -19,8 +19,6 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.rules import kronecker
 
-tfdp.experimental('dp_soap')
-
 keras = compat.keras
 BATCHES, BUDGET = (1, 4, 16), 48 * 2**20
 

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import shapes
@@ -18,7 +17,6 @@ class State(NamedTuple):
   second: trees.Tree  # Second moment of public gradients, >= 0.
 
 
-@gate.part
 def adadps(
     preconditioner: str = 'rmsprop', rho: float = 0.9, epsilon: float = 1e-3,
     epsilon_inside: bool = False) -> contract.Rule:

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive import gate
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import kronecker
@@ -24,7 +23,6 @@ class State(NamedTuple):
   scale: Any  # Per variable, as `geometry.packed` has it.
 
 
-@gate.part
 def dp_kfc(
     momentum: float = 0.0, *, power: float = 0.5, scale_epsilon: float = 1e-2,
     decay: float = 0.9, refresh_every: int = 20, frame: str = 'scaled') -> contract.Rule:

@@ -251,7 +251,6 @@ def dp_shampoo(
               rotated=False)
 
 
-@gate.part
 def dp_soap(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
     scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:

@@ -8,12 +8,10 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import shapes
 
 
-@gate.part
 def pda_dpmd(steps: int) -> contract.Rule:
   """PDA-DPMD: a mixture of the private and the public gradient.
 

@@ -2,13 +2,11 @@
 """Side information: Adam whose second moment comes from public data."""
 
 from tfdp_adaptive import contract
-from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 
 
-@gate.part
 def side_information_adam(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
     second_moment: trees.Tree = None) -> contract.Rule:
