@@ -49,14 +49,24 @@ def tuned(task: evidence_tasks.Task, epsilon: float, method: str, bands: int) ->
 
 
 def public(task: evidence_tasks.Task, count: int = PUBLIC) -> Dict[str, Any]:
-  """Gradients and losses of validation records at the start."""
+  """Gradients and losses of validation records, at the start and elsewhere."""
   x, y = (part[:count] for part in task.parts[1])
-  weights = models.start(task, 1)
-  gradients = np.concatenate([
-      (np.broadcast_to(a, (1, *a.shape[-2:]))[0][:, :, None] * d[0][:, None, :]).reshape(len(x), -1)
-      for a, d in models.records(task, weights, x, y)], 1)
-  losses, _ = models.losses(task, models.outputs(weights, x), y)
-  return dict(gradients=gradients, losses=losses[0], squared=task.loss == 'squares')
+  start = models.start(task, 1)
+  ends = np.cumsum([w[0].size for w in start])
+
+  def look(distance: np.ndarray, rows: Any = None) -> Any:
+    rows = slice(None) if rows is None else rows
+    weights = [w + part.reshape(w.shape).astype(np.float32)
+               for w, part in zip(start, np.split(distance, ends[:-1]))]
+    gradients = np.concatenate([
+        (np.broadcast_to(a, (1, *a.shape[-2:]))[0][:, :, None] * d[0][:, None, :]).reshape(
+            len(d[0]), -1) for a, d in models.records(task, weights, x[rows], y[rows])], 1)
+    losses, _ = models.losses(task, models.outputs(weights, x[rows]), y[rows])
+    return gradients, losses[0]
+
+  gradients, losses = look(np.zeros(ends[-1]))
+  return dict(gradients=gradients, losses=losses, squared=task.loss == 'squares',
+              look=look if ends[-1] <= 32_768 else None)
 
 
 def made(found: Any, scale: float = 1.0) -> Any:
