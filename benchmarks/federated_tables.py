@@ -14,8 +14,9 @@ file of one word per line: its most frequent words. All private rows have the sa
 (epsilon, delta) for users. `--runs FOLDER` keeps the runs: repeat the command, and they go on where
 they were interrupted.
 
-Settings of `METHODS` were chosen by hand for another small model of Stack Exchange. All data and
-noises share them, so that the rows do not rank servers: `federated_servers.py` tunes all alike.
+Settings of `METHODS` were chosen by hand for another small model of Stack Exchange. Server learning
+rates are chosen among `--rates`, so many times those, by one run each, on every second batch of
+held-out examples; the table has the other batches. Clip norms are tuned in `federated_servers.py`.
 """
 
 import argparse
@@ -100,19 +101,20 @@ def make_plan(noise, population, arguments, l2_norm_clip):
   return tfdp.PrivacyPlan.calibrate(target_epsilon=arguments.epsilon, **common)
 
 
-def train(task, method, noise, arguments, folder):
-  """Metrics on held-out users at the end, seconds per round, the plan."""
+def train(task, method, noise, arguments, folder, times=1.0, half=1):
+  """Metrics on half of the held-out batches at the end, seconds per round, the plan."""
   make_rule, rate, clip = METHODS[method]
   if method == 'DP-AdamSTP':
     clip *= task.model_fn().count_params()**.5
   plan = make_plan(noise, len(task.users.client_ids), arguments, clip)
   process = tfdp.federated.build_private_fed_avg(
-      task.model_fn, server_rule=make_rule(), plan=plan, server_learning_rate=rate, loss=task.loss,
-      metrics=task.metrics, client_optimizer_fn=tf.keras.optimizers.SGD(arguments.usual.rate))
+      task.model_fn, server_rule=make_rule(), plan=plan, server_learning_rate=times * rate,
+      loss=task.loss, metrics=task.metrics,
+      client_optimizer_fn=tf.keras.optimizers.SGD(arguments.usual.rate))
   result = tfdp.federated.simulate(
       process, task.users, out=folder, rounds_per_evaluation=10**9, progress=False,
       evaluate=tfdp.federated.evaluator(
-          task.model_fn, task.held_out, loss=task.loss, metrics=task.metrics))
+          task.model_fn, task.held_out.shard(2, half), loss=task.loss, metrics=task.metrics))
   return result.history[-1], result.speed['seconds'], plan
 
 
@@ -133,6 +135,8 @@ def main():
   parser.add_argument('--rounds', type=int)
   parser.add_argument('--cohort', type=int)
   parser.add_argument('--repeats', type=int, default=1, help='independent runs of every row')
+  parser.add_argument('--rates', type=float, nargs='+', default=[1.0], metavar='TIMES',
+                      help='server learning rates to choose from, times those of METHODS')
   parser.add_argument('--runs', type=pathlib.Path)
   arguments = parser.parse_args()
   given = {name: getattr(arguments, name) for name in ('rounds', 'cohort')}
@@ -147,21 +151,25 @@ def main():
         f'{task.model_fn().count_params():,} parameters'
         + (f'; {usual.words} words' if usual.words else '')
         + f'. Runs per row: {arguments.repeats}.\n'
-        f'{"server":18} {"noise":12} {"participation":24} {"sigma":>6} {"epsilon":>7} '
+        f'{"server":18} {"noise":12} {"participation":24} {"sigma":>6} {"epsilon":>7} {"rate":>5} '
         f'{"loss":>17} {"accuracy":>17} {"s/round":>8}')
   loss = 'word_loss' if usual.words else 'loss'
   expected = f'{usual.rounds * usual.cohort / users:.1f} expected'
   for method in METHODS:
     private = 'not private' not in method
     for noise in ('independent', 'banded') if private else ('none',):
-      results = [train(task, method, noise, arguments, runs / f'{method} {noise} {repeat}'.replace(
-          ' ', '_')) for repeat in range(arguments.repeats)]
+      folder = lambda name: runs / f'{method} {noise} {name}'.replace(' ', '_')
+      score = lambda times: train(
+          task, method, noise, arguments, folder(f'rate {times:g}'), times, half=0)[0][loss]
+      rate = min(arguments.rates, key=score) if len(arguments.rates) > 1 else arguments.rates[0]
+      results = [train(task, method, noise, arguments, folder(repeat), rate)
+                 for repeat in range(arguments.repeats)]
       plan = results[0][2]
       most = -(-usual.rounds // BANDS) if noise == 'banded' else usual.rounds
       seconds = [second for result in results for second in result[1]]
       print(f'{method:18} {noise:12} {f"{expected}, {most} at most":24} '
             f'{plan.noise_multiplier:6.3f} '
-            f'{f"{plan.epsilon():.2f}" if private else "none":>7} '
+            f'{f"{plan.epsilon():.2f}" if private else "none":>7} {rate:5g} '
             f'{written([result[0][loss] for result in results]):>17} '
             f'{written([result[0]["accuracy"] for result in results]):>17} '
             f'{np.median(seconds) if seconds else np.nan:8.2f}', flush=True)
