@@ -12,7 +12,6 @@ files of their own, and join these.
 """
 
 import argparse
-import json
 import os
 import time
 from typing import Any, Dict, List
@@ -23,6 +22,7 @@ import evidence
 import evidence_models as models
 import evidence_packages
 import evidence_tasks
+import kept
 import numpy as np
 import tensorflow as tf
 
@@ -210,10 +210,7 @@ def main() -> None:
   parser.add_argument('--search', action='store_true', help='also private searches')
   parser.add_argument('--table', action='store_true', help='print what is in the file')
   options = parser.parse_args()
-  done: List[Dict[str, Any]] = []
-  if os.path.exists(options.out):
-    with open(options.out, encoding='utf-8') as stream:
-      done = json.load(stream)
+  done = kept.read(options.out)
   if options.table:
     print(table(done))
     return
@@ -225,9 +222,7 @@ def main() -> None:
       done.append(one)
       print('{task:24} {epsilon:g} {method:14} {bands:3} {loss:.4f} of {start:.4f} {clip:.3g} '
             '{rate:.3g}'.format(**one), flush=True)
-      with open(options.out + '.new', 'w', encoding='utf-8') as stream:
-        stream.write('[\n' + ',\n'.join(json.dumps(r) for r in done) + '\n]\n')
-      os.replace(options.out + '.new', options.out)
+      kept.write(options.out, done)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ to zero. Public gradients are those of 300 validation records. FILE keeps what i
 """
 
 import argparse
-import json
 import os
 import time
 from typing import Any, Dict, Iterator, List
@@ -18,6 +17,7 @@ from typing import Any, Dict, Iterator, List
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 import choices
+import kept
 import models_run
 import models_tasks
 import numpy as np
@@ -102,10 +102,7 @@ def main() -> None:
   parser.add_argument('--given', action='store_true', help='print what is recommended, as given')
   parser.add_argument('--table', action='store_true', help='print what is in the file')
   options = parser.parse_args()
-  done: List[Dict[str, Any]] = []
-  if os.path.exists(options.out):
-    with open(options.out, encoding='utf-8') as stream:
-      done = json.load(stream)
+  done = kept.read(options.out)
   if options.table:
     print(choices.table(done))
     return
@@ -125,9 +122,7 @@ def main() -> None:
       done.append(one)
       print('{task:32} {epsilon:g} {method:10} {bands:3} {loss:.4f} of {start:.4f} {clip:.3g} '
             '{rate:.3g}'.format(**one), f'{time.process_time():.0f} s', flush=True)
-      with open(options.out + '.new', 'w', encoding='utf-8') as stream:
-        stream.write('[\n' + ',\n'.join(json.dumps(r) for r in done) + '\n]\n')
-      os.replace(options.out + '.new', options.out)
+      kept.write(options.out, done)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ validation records that `recommend` gets. FILE keeps what is done.
 """
 
 import argparse
-import json
 import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 import choices_models
+import kept
 import models_run
 import models_tasks
 import numpy as np
@@ -104,13 +104,6 @@ def table(done: List[Dict[str, Any]], common: List[Dict[str, Any]]) -> str:
       f'{start[task]:22.4f}{"":12}' for task in tasks).rstrip()])
 
 
-def read(path: str) -> List[Dict[str, Any]]:
-  if not os.path.exists(path):
-    return []
-  with open(path, encoding='utf-8') as stream:
-    return list(json.load(stream))
-
-
 def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,9 +113,9 @@ def main() -> None:
   parser.add_argument('--out', default='benchmarks/results/choices_newer.json')
   parser.add_argument('--table', action='store_true', help='print what is in the file')
   options = parser.parse_args()
-  done = read(options.out)
+  done = kept.read(options.out)
   if options.table:
-    print(table(done, read('benchmarks/results/choices_models.json')))
+    print(table(done, kept.read('benchmarks/results/choices_models.json')))
     return
   tf.config.threading.set_intra_op_parallelism_threads(1)
   tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -140,9 +133,7 @@ def main() -> None:
       done.append(dict(key, start=start, **tuned(task, method, norm)))
       print('{task:32} {method:22} {loss:.4f} of {start:.4f} {clip:.3g} {rate:.3g}'.format(
           **done[-1]), f'{time.process_time():.0f} s', flush=True)
-      with open(options.out + '.new', 'w', encoding='utf-8') as stream:
-        stream.write('[\n' + ',\n'.join(json.dumps(r) for r in done) + '\n]\n')
-      os.replace(options.out + '.new', options.out)
+      kept.write(options.out, done)
 
 
 if __name__ == '__main__':

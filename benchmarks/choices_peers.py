@@ -28,6 +28,7 @@ from typing import Any, Dict, Iterator, List
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
+import kept
 import models_run
 import models_tasks
 import numpy as np
@@ -267,13 +268,9 @@ def main() -> None:
   parser.add_argument('--check', action='store_true', help='train without noise')
   parser.add_argument('--table', action='store_true', help='print what is in the files')
   options = parser.parse_args()
-  done: List[Dict[str, Any]] = []
-  if os.path.exists(options.out):
-    with open(options.out, encoding='utf-8') as stream:
-      done = json.load(stream)
+  done = kept.read(options.out)
   if options.table:
-    with open(options.ours, encoding='utf-8') as stream:
-      print(table(done, json.load(stream)))
+    print(table(done, kept.read(options.ours)))
     return
   tf.config.threading.set_intra_op_parallelism_threads(1)
   tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -290,9 +287,7 @@ def main() -> None:
         done.append(one)
         print('{task:32} {epsilon:g} {library:18} {optimizer:5} {loss:.4f} of {start:.4f} '
               '{clip:.3g} {rate:.3g} {seconds:.0f} s'.format(**one), flush=True)
-        with open(options.out + '.new', 'w', encoding='utf-8') as stream:
-          stream.write('[\n' + ',\n'.join(json.dumps(r) for r in done) + '\n]\n')
-        os.replace(options.out + '.new', options.out)
+        kept.write(options.out, done)
 
 
 if __name__ == '__main__':
