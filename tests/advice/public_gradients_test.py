@@ -49,6 +49,8 @@ def test_a_look_from_elsewhere_is_of_the_moved_model_and_leaves_it_where_it_is()
   moved = tfdp.public_gradients(made, X, Y)
   np.testing.assert_allclose(gradients, moved['gradients'][rows], rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(losses, moved['losses'][rows], rtol=1e-5)
+  again, _ = known['look'](distance, rows)  # From the weights of then, not from those of now.
+  np.testing.assert_allclose(again, gradients, rtol=1e-4, atol=1e-5)
   assert tfdp.public_gradients(made, X, Y, columns=20)['look'] is None
 
 

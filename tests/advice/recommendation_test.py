@@ -254,6 +254,7 @@ def test_text_and_json_have_all_of_it(two):
     (dict(population_size=0), '`population_size`'), (dict(parameters=1.5), '`parameters`'),
     (dict(batch_size=20_001), '`batch_size` must be at most'), (dict(batch_size=0), '`batch_size`'),
     (dict(parameters=15), 'one column per parameter'), (dict(losses=None), '`losses` of public'),
+    (dict(parameters=17, look=print), 'With `look`'),
     (dict(gradients=None), '`losses` of public'), (dict(gradient_norm=1.0), '`gradient_norm`'),
     (dict(gradient_norm=0), 'gradient_norm'), (dict(gradients=np.zeros([120, 16])), 'not all zero'),
     (dict(gradients=np.ones(16)), 'shape'), (dict(gradients=np.ones([19, 16])), '20 records'),

@@ -50,6 +50,7 @@ def public_gradients(
   if not parameters:
     raise ValueError('`model` must have trainable variables. Received: none.')
   batch_size = batch_size or min(256, max(1, 2**23 // parameters))
+  start = [variable.numpy() for variable in variables]
   kept = np.sort(np.random.default_rng(0).permutation(parameters)[:columns])
 
   @tf.function(autograph=False)
@@ -58,7 +59,7 @@ def public_gradients(
             of_example(y, model(x, training=True)))
 
   def look(distance: np.ndarray, rows: Optional[np.ndarray] = None) -> Tuple[Any, Any]:
-    """Returns gradients and losses at this distance from the initial weights."""
+    """Returns gradients and losses at this distance from `start`, whatever was trained since."""
     before = [(variable, variable.numpy()) for variable in model.weights]
     parts = np.split(distance, ends[:-1])
     some = (x, y) if rows is None else tf.nest.map_structure(
@@ -66,8 +67,8 @@ def public_gradients(
     gradients: List[np.ndarray] = []
     losses: List[np.ndarray] = []
     try:
-      for variable, part in zip(variables, parts):
-        variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+      for variable, values, part in zip(variables, start, parts):
+        variable.assign(values + part.reshape(values.shape).astype(values.dtype))
       for first in range(0, len(tf.nest.flatten(some[1])[0]), batch_size):
         found, some_losses = of_records(*tf.nest.map_structure(
             lambda values: tf.convert_to_tensor(values[first:first + batch_size]), some))

@@ -43,12 +43,12 @@ Range = Tuple[float, float]
 
 
 class Tried(NamedTuple):
-  """A method, at the setting chosen for it, in simulation.
+  """A method, at the setting chosen for it.
 
   Attributes:
     method: Name of the class.
     noise: 'independent', or the kind of the mechanism.
-    loss: Mean simulated loss of the public records after training.
+    loss: Mean loss of the public records after training.
     more: By how much that is above the loss of the recommended method.
     interval: Half the 95% interval of `more`, over records.
   """
@@ -69,7 +69,7 @@ class Recommendation:
     plan: A `PrivacyPlan` for it: sampling, mechanism, noise and a clip norm.
     settings: Arguments of the class, besides `plan`.
     ranges: `{setting: (lowest, highest)}` to tune within, if you tune.
-    tried: What was simulated, best first; empty without public gradients.
+    tried: What was tried, best first; empty without public gradients.
     start: Mean loss of the public records before training; None without.
     reasons: Sentences that say what was done and how sure the result is.
   """
@@ -127,8 +127,8 @@ def recommend(
   is judged together with three times its learning rate, and proposed only if the simulated loss of
   records that were not trained on is below the loss before training. With `look`, the best setting
   of each method then trains the model itself on half of the public records, also at three smaller
-  rates, and the other half must become better. This takes seconds, and a minute or two for models
-  with hidden layers.
+  rates, and the other half must become better. This takes half a minute for small linear models,
+  and a minute or two for models with hidden layers.
 
   Args:
     population_size: Number N of records (users), public.
@@ -210,6 +210,9 @@ def recommend(
     found = _blind(plans[0], float(gradient_norm or 0))
   else:
     public = _records(gradients, losses, squared, parameters)
+    if look is not None and np.shape(gradients)[1] != parameters:
+      raise ValueError('With `look`, `gradients` must have one column per parameter. Received: '
+                       f'{np.shape(gradients)[1]} columns, parameters={parameters}.')
     full = None if look is None else trial.Records(
         np.asarray(gradients), np.asarray(losses), squared, look)
     found = _simulated(plans, public, parameters, full)
