@@ -69,9 +69,10 @@ def test_gradients_norms_and_sums(name, wide, monkeypatch):
 
 
 def test_large_kernels_have_a_product_per_row():
-  few, many = (made((size, 4, 8, 2), (1, 1), (1, 1), (2, 2)) for size in (4, 5))
+  few, many = (made((size, 4, 8, 2), (1, 1), (1, 1), (2, 2)) for size in (16, 17))
   assert not few._by_place()  # Too few channels.
   wide = lambda size: made((size, 4, convolution.WIDE, 2), (1, 1), (1, 1), (2, 2))
-  assert wide(4)._by_place() and not wide(5)._by_place()
-  assert len(few.explicit().parts) == 4 and len(many.explicit().parts) == 5
-  assert len(wide(4).explicit().parts) == 16 and len(wide(5).explicit().parts) == 5
+  assert wide(16)._by_place() and not wide(17)._by_place()
+  assert len(few.explicit().parts) == 16 and len(many.explicit().parts) == 17
+  assert len(wide(16).explicit().parts) == 64 and len(wide(17).explicit().parts) == 17
+  assert made((16, 4, 1, 2), (1, 1), (1, 1), (2, 2))._by_place()

@@ -11,7 +11,7 @@ Gram route adds a bound of its own cancellation.
 """
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,17 +33,15 @@ class Explicit(protocol.Factor):
   """The gradients themselves.
 
   Attributes:
-    parts: Tensors [n, ...]: the variable, reshaped to `view`, with its axes in the
-      order `axes`, cut along the first of them; mostly a single one.
+    parts: Tensors [n, ...]: the variable, with its axes in the order `axes`, cut along the first
+      of them; mostly a single one.
     shape: The variable's shape.
     axes: A permutation, or () for none.
-    view: Another shape for the variable, or () for its own.
   """
 
   parts: Tuple[Any, ...]
   shape: Tuple[int, ...]
   axes: Tuple[int, ...] = ()
-  view: Tuple[int, ...] = ()
 
   def route(self, scaled: bool) -> str:
     del scaled
@@ -61,7 +59,7 @@ class Explicit(protocol.Factor):
     flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
     weights = protocol.narrow(tf.stack(weights), flat[0].dtype)
     sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
-    return [tf.reshape(restored(one, self.view or self.shape, self.axes), self.shape)
+    return [restored(one, self.shape, self.axes)
             for one in tf.unstack(sums, weights.shape[0])]
 
   def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
@@ -73,8 +71,7 @@ class Explicit(protocol.Factor):
         weighted = part * protocol.along(weight, part)
         weighted = weighted if trees.absent(scale) else weighted * piece
         squares.append(tf.reshape(tf.reduce_sum(tf.square(weighted), 0), [-1]))
-      flat = restored(tf.concat(squares, 0), self.view or self.shape, self.axes)
-      sums.append(tf.reshape(flat, self.shape))
+      sums.append(restored(tf.concat(squares, 0), self.shape, self.axes))
     return sums
 
   def folded(self, times: int) -> 'Explicit':
@@ -119,14 +116,13 @@ class Explicit(protocol.Factor):
     """[n, *shape]."""
     part = self.parts[0] if len(self.parts) == 1 else tf.stack(self.parts, 1)
     if self.axes:
-      view = self.view or self.shape
-      part = tf.reshape(part, [-1] + [view[i] for i in self.axes])
+      part = tf.reshape(part, [-1] + [self.shape[i] for i in self.axes])
       part = tf.transpose(part, [0] + [1 + i for i in np.argsort(self.axes)])
     return tf.reshape(part, (-1,) + self.shape)
 
   def _cut(self, scale: trees.Tree) -> List[tf.Tensor]:
     if self.axes:
-      scale = tf.transpose(tf.reshape(scale, self.view or self.shape), self.axes)
+      scale = tf.transpose(scale, self.axes)
     pieces = tf.reshape(scale, [len(self.parts)] + self.parts[0].shape[1:].as_list())
     return tf.unstack(pieces)
 
@@ -170,22 +166,12 @@ class Outer(protocol.Factor):
       return 'explicit'
     return 'blocks' if scaled else 'gram'
 
-  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
-    if self.route(True) == 'rank one':
+  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
+    if route == 'rank one':
       return self._rank_one(scales)
-    norms: Dict[int, tf.Tensor] = {}
-    for scaled in (False, True):
-      chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
-      if not chosen:
-        continue
-      if self.route(scaled) == 'gram':
-        norms.update((i, self._gram()) for i in chosen)
-      else:
-        picked = [scales[i] for i in chosen]
-        formed = protocol.in_blocks(
-            lambda factor: factor.explicit().squared_norms(picked), self, len(picked))
-        norms.update(zip(chosen, protocol.charged(formed, self, picked)))
-    return [norms[i] for i in range(len(scales))]
+    if route == 'gram':
+      return [self._gram()] * len(scales)
+    return super().norms_by(route, scales)
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(t), 1) for t in (self.inputs, self.cotangents))
@@ -202,15 +188,11 @@ class Outer(protocol.Factor):
   def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'rank one':
       return self._rank_one_squares(weights, scales)
-    return protocol.sum_blocks(
-        lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
+    return super().squared_sums(weights, scales)
 
   def folded(self, times: int) -> 'Outer':
     return dataclasses.replace(
         self, inputs=fold(self.inputs, times), cotangents=fold(self.cotangents, times))
-
-  def simplified(self) -> protocol.Factor:
-    return self.explicit() if self.route(True) == 'explicit' else self
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     _, _, p = geometry.matrices_of(scale, self.shape)

@@ -12,7 +12,7 @@ the work. Weights are [n] float64.
 
 import abc
 import dataclasses
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,12 +38,24 @@ class Factor(abc.ABC):
   def route(self, scaled: bool) -> str:
     """Returns the route by which norms are computed, from static shapes."""
 
-  @abc.abstractmethod
   def squared_norms(self, scales: Scales) -> Tensors:
     """Returns one [n] float64 tensor per scale, at least the true norm up to rounding.
 
     Numbers are so small that no square or product of them overflows; see `bookkeeping.norms_of`.
     """
+    norms: Dict[int, tf.Tensor] = {}
+    for scaled in (False, True):
+      chosen = [i for i, scale in enumerate(scales) if trees.absent(scale) != scaled]
+      if chosen:
+        norms.update(zip(chosen, self.norms_by(
+            self.route(scaled), [scales[i] for i in chosen])))
+    return [norms[i] for i in range(len(scales))]
+
+  def norms_by(self, route: str, scales: Scales) -> Tensors:
+    """`squared_norms` by a route; by default from whole gradients, some examples at a time."""
+    del route
+    formed = in_blocks(lambda one: one.explicit().squared_norms(scales), self, len(scales))
+    return charged(formed, self, scales)
 
   def products(self) -> Products:
     """`(count, squares)` of the products that each number of a gradient adds up.
@@ -57,9 +69,9 @@ class Factor(abc.ABC):
   def weighted_sums(self, weights: Tensors) -> Tensors:
     """Returns `sum_n weights[n] * gradient[n]` for each of the weights."""
 
-  @abc.abstractmethod
   def squared_sums(self, weights: Tensors, scales: Scales) -> Tensors:
     """Per pair: `sum_n (scale * weights[n] * gradient[n])**2`; no other square is formed."""
+    return sum_blocks(lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
 
   @abc.abstractmethod
   def folded(self, times: int) -> 'Factor':
@@ -84,7 +96,7 @@ class Factor(abc.ABC):
 
   def simplified(self) -> 'Factor':
     """Returns the factor, as whole gradients if these are faster for everything that follows."""
-    return self
+    return self.explicit() if self.route(True) == 'explicit' else self
 
   def kin(self) -> Any:
     """Returns the key that factors of one variable must share to be `joined`; see `rows.add`."""

@@ -161,12 +161,8 @@ class Mixed(protocol.Factor):
     kinds = [type(part) for part in self.parts]
     return 'tied' if kinds == [Rows, factors.Outer] and not self.parts[1].axes else 'blocks'
 
-  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
-    if self.route(True) == 'tied':
-      return self._tied(scales)
-    formed = protocol.in_blocks(
-        lambda factor: factor.explicit().squared_norms(scales), self, len(scales))
-    return protocol.charged(formed, self, scales)
+  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
+    return self._tied(scales) if route == 'tied' else super().norms_by(route, scales)
 
   def products(self) -> protocol.Products:
     counts, squares = zip(*[part.products() for part in self.parts])
@@ -176,10 +172,6 @@ class Mixed(protocol.Factor):
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [tf.add_n(list(sums))
             for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
-
-  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
-    return protocol.sum_blocks(
-        lambda factor, w: factor.explicit().squared_sums(w, scales), self, weights)
 
   def folded(self, times: int) -> 'Mixed':
     return Mixed(tuple(part.folded(times) for part in self.parts))

@@ -3,7 +3,7 @@
 
 import dataclasses
 import itertools
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,12 +19,9 @@ from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
 
-# With fewer channels, windows of up to this many places in a row of the output are
-# cut out one by one.
-CHANNELS, WINDOWS = 16, 32
-# With this many channels or more, up to so many places of a kernel have a product each:
-# windows of single places are copied once, those of rows of places three times.
-WIDE, PLACES = 32, 16
+# With one channel, or this many or more, up to so many places of a kernel have a product each:
+# windows of single places are copied once, those of rows of places twice.
+WIDE, PLACES = 32, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,20 +52,12 @@ class Convolution(protocol.Factor):
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
 
-  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
-    norms: Dict[int, tf.Tensor] = {}
-    for scaled in (False, True):
-      chosen = [i for i, s in enumerate(scales) if trees.absent(s) != scaled]
-      picked = [scales[i] for i in chosen]
-      if chosen and self.route(scaled) == 'gram':
-        points = int(np.prod(self.cotangents.shape[1:-1]))
-        several = protocol.in_blocks(lambda one: one.patches().squared_norms(picked), self,
-                                  len(picked), points * int(np.prod(self.shape[:-1])))
-      elif chosen:
-        several = protocol.charged(protocol.in_blocks(
-            lambda one: one.explicit().squared_norms(picked), self, len(picked)), self, picked)
-      norms.update(zip(chosen, several if chosen else []))
-    return [norms[i] for i in range(len(scales))]
+  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
+    if route == 'gram':
+      points = int(np.prod(self.cotangents.shape[1:-1]))
+      return protocol.in_blocks(lambda one: one.patches().squared_norms(scales), self,
+                                len(scales), points * int(np.prod(self.shape[:-1])))
+    return super().norms_by(route, scales)
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(dense.sequence(t)), 1)
@@ -86,10 +75,6 @@ class Convolution(protocol.Factor):
   def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
     return [self._product(w) for w in weights]
 
-  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
-    return protocol.sum_blocks(
-        lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
-
   def folded(self, times: int) -> factors.Explicit:
     return self.explicit(times)
 
@@ -103,139 +88,49 @@ class Convolution(protocol.Factor):
     points = int(np.prod(self.cotangents.shape[1:-1]))
     patch = channels * int(np.prod(places))
     if p == filters and points * (patch + filters) < patch * filters:
-      return self._in_order().transformed(scale)
+      return self.patches().transformed(scale)
     return self.explicit().transformed(scale)
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    return self._in_order().second_moments(view, most)
-
-  def _in_order(self) -> factors.Outer:
-    """The factor as a matrix product, patches in the order of the kernel's axes."""
-    windows = tf.stack(list(self.windows()), -2)
-    patches = tf.reshape(dense.sequence(windows), [
-        -1, int(np.prod(self.cotangents.shape[1:-1])), int(np.prod(self.shape[:-1]))])
-    return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
-
-  def simplified(self) -> protocol.Factor:
-    return self.explicit() if self.route(True) == 'explicit' else self
+    return self.patches().second_moments(view, most)
 
   def explicit(self, times: int = 1) -> factors.Explicit:
     fold = (lambda t: t) if isinstance(times, int) and times == 1 else (
         lambda t: factors.fold(t, times))
     cotangents, rank = fold(dense.sequence(self.cotangents)), len(self.strides)
     parts = tuple(tf.matmul(cotangents, fold(cut), transpose_a=True) for cut in self._cuts())
-    tiles, within = tuple(range(0, 2 * rank, 2)), tuple(range(1, 2 * rank, 2))
-    first = rank if self._by_place() else 1
-    axes = tiles[:first] + (2 * rank + 1,) + tiles[first:] + within + (2 * rank,)
-    return factors.Explicit(parts, self.shape, axes, self._view())
+    first = rank if self._by_place() else rank - 1  # Axes of the kernel that parts are of.
+    axes = (*range(first), rank + 1, *range(first, rank + 1))
+    return factors.Explicit(parts, self.shape, axes)
 
   def patches(self) -> factors.Outer:
-    """The factor of the kernel, in another order of its axes, as a matrix product."""
+    """The factor of the kernel as a matrix product."""
     patches = tf.concat(list(self._cuts()), -1)
     return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
   def windows(self) -> Iterator[tf.Tensor]:
     """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
-    phases = self._phases()
-    for place in itertools.product(*[range(size) for size in self.shape[:-2]]):
-      yield self._window(phases, place, self.strides, self.cotangents.shape[1:-1])
-
-  def _tile(self) -> Tuple[int, ...]:
-    """Places per axis whose inputs are channels of one: the stride, if it divides the kernel."""
-    if all(k % stride == 0 for k, stride in zip(self.shape, self.strides)):
-      return self.strides
-    return (1,) * len(self.strides)
-
-  def _view(self) -> Tuple[int, ...]:
-    """The kernel's shape with its places as tiles: [k / tile, tile, ..., channels, filters]."""
-    pairs = [(k // tile, tile) for k, tile in zip(self.shape, self._tile())]
-    return tuple(size for pair in pairs for size in pair) + self.shape[-2:]
+    return _windows(self.inputs, self.shape[:-2], self.strides, self.dilations,
+                    self.cotangents.shape[1:-1])
 
   def _by_place(self) -> bool:
-    """Whether every tile of the kernel has a product of its own, not every row of tiles."""
-    tile = int(np.prod(self._tile()))
-    return (tile * self.shape[-2] >= WIDE
-            and int(np.prod(self.shape[:-2])) <= PLACES * tile)
+    """Whether every place of the kernel has a product of its own, not every row of places."""
+    channels = self.shape[-2]
+    return (channels == 1 or channels >= WIDE) and int(np.prod(self.shape[:-2])) <= PLACES
 
   def _cuts(self) -> Iterator[tf.Tensor]:
-    """Per tile or row of tiles of the kernel: what it meets, [n, T, tiles * places * channels]."""
-    sizes, tile = self.cotangents.shape[1:-1].as_list(), self._tile()
-    strides = [s // t for s, t in zip(self.strides, tile)]
-    tiles = [k // t for k, t in zip(self.shape, tile)]
-    phases = self._phases(tile)
-    if self._by_place():
-      for place in itertools.product(*map(range, tiles)):
-        yield dense.sequence(self._window(phases, place, strides, sizes))
-      return
-    inner, bands = int(np.prod(sizes[1:])), []
-    for phase in phases:  # Of rows; each with all other places side by side.
-      band = self._band(phase, tiles, strides, sizes)
-      bands.append((tf.reshape(band, [-1, int(np.prod(band.shape[1:]))]), band.shape[-1]))
-    for i in range(tiles[0]):
-      band, width = bands[i % len(bands)]
-      start = self._start(i, strides[0], 0) * inner * width
-      rows = band[:, start:start + sizes[0] * inner * width]
-      yield tf.reshape(rows, [-1, sizes[0] * inner, width])
-
-  def _band(
-      self, phase: Any, places: Sequence[int], strides: Sequence[int], sizes: Any) -> tf.Tensor:
-    """[n, rows, *sizes[1:], width]: what all places of a row but its own axis multiply."""
-    others = itertools.product(*[range(size) for size in places[1:]])
-    if len(sizes) == 2 and strides[1] == self.dilations[1] == 1 and sizes[1] <= WINDOWS:
-      x, = phase
-      channels = x.shape[-1]
-      if channels < CHANNELS:  # Windows are copied in longer pieces than places.
-        x = tf.reshape(x, [-1, x.shape[1], x.shape[2] * channels])
-        return tf.stack([x[:, :, start * channels:(start + places[1]) * channels]
-                         for start in range(sizes[1])], 2)
-    return tf.concat([self._window(phase, place, strides[1:], sizes[1:], skip=1)
-                      for place in others], -1)
-
-  def _window(
-      self, phases: Any, place: Sequence[int], strides: Sequence[int], sizes: Any,
-      skip: int = 0) -> tf.Tensor:
-    """Returns the inputs that kernel position `place` multiplies, after the first `skip` axes."""
-    cut = [slice(None)] * (1 + skip)
-    for axis, (k, stride, size) in enumerate(zip(place, strides, sizes)):
-      phases = phases[k % stride]
-      start = self._start(k, stride, axis + skip)
-      cut.append(slice(start, start + size))
-    return phases[tuple(cut)]
-
-  def _start(self, k: int, stride: int, axis: int) -> int:
-    return k // stride if stride > 1 else k * self.dilations[axis]
-
-  def _reach(self, axis: int) -> int:
-    """Returns how far the kernel reaches along a spatial axis of the inputs."""
-    steps = self.cotangents.shape[1 + axis] - 1
-    return steps * self.strides[axis] + (self.shape[axis] - 1) * self.dilations[axis] + 1
-
-  def _phases(self, tile: Optional[Tuple[int, ...]] = None) -> Any:
-    """Nested lists, an axis a level: inputs at each offset modulo the strides.
-
-    With the strides for `tile` there is one phase, of blocks that are channels.
-    """
-    x, rank = self.inputs, len(self.strides)
-    tile = tile or (1,) * rank
-    if max(self.strides) > 1:
-      sizes = [-(-self._reach(axis) // stride) for axis, stride in enumerate(self.strides)]
-      x = _fitted(x, [[0, size * stride - had] for size, stride, had in zip(
-          sizes, self.strides, x.shape[1:-1])])
-      split = [size for pair in zip(sizes, self.strides) for size in pair]
-      x = tf.reshape(x, [-1] + split + [x.shape[-1]])
-      outer, phase = [1 + 2 * i for i in range(rank)], [2 + 2 * i for i in range(rank)]
-      if tile == self.strides:
-        x = tf.transpose(x, [0] + outer + phase + [1 + 2 * rank])
-        x = tf.reshape(x, [-1] + sizes + [int(np.prod(self.strides)) * self.inputs.shape[-1]])
-      else:
-        x = tf.transpose(x, phase + [0] + outer + [1 + 2 * rank])
-
-    def nested(tensor: tf.Tensor, level: int) -> Any:
-      if tile == self.strides:
-        return tensor if level == rank else [nested(tensor, level + 1)]
-      return tensor if level == rank else [nested(one, level + 1) for one in tf.unstack(tensor)]
-
-    return nested(x, 0)
+    """Per place or row of places of the kernel: what it meets, [n, T, places * channels]."""
+    windows = self.windows()
+    if not self._by_place():  # The last axis first, whose places then are channels.
+      *others, last = range(len(self.strides))
+      sizes, output = self.inputs.shape[1:-1].as_list(), self.cotangents.shape[1:-1].as_list()
+      one = [1] * len(others)
+      x = tf.concat(list(_windows(
+          self.inputs, [*one, self.shape[last]], [*one, self.strides[last]],
+          [*one, self.dilations[last]], [*sizes[:-1], output[-1]])), -1)
+      windows = _windows(x, [*self.shape[:last], 1], [*self.strides[:-1], 1],
+                         [*self.dilations[:-1], 1], output)
+    return map(dense.sequence, windows)
 
   def _product(self, weights: tf.Tensor) -> tf.Tensor:
     """The plain gradient of the kernel for weighted cotangents."""
@@ -246,6 +141,27 @@ class Convolution(protocol.Factor):
       outputs = tf.nn.convolution(self.inputs, kernel, self.strides, 'VALID',
                                   dilations=self.dilations)
     return tape.gradient(outputs, kernel, output_gradients=self.cotangents * weights)
+
+
+def _windows(
+    x: tf.Tensor, places: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    sizes: Sequence[int]) -> Iterator[tf.Tensor]:
+  """Per place of a kernel, in order: what it multiplies of x, [n, *sizes, channels]."""
+  rank, axes = len(places), list(zip(places, strides, dilations, sizes))
+  reach = [(size - 1) * stride + (k - 1) * dilation + 1 for k, stride, dilation, size in axes]
+  blocks = [-(-size // stride) for size, stride in zip(reach, strides)]
+  x = _fitted(x, [[0, block * stride - had] for block, stride, had in zip(
+      blocks, strides, x.shape[1:-1])])
+  # Inputs at each offset modulo the strides lie side by side.
+  split = [size for pair in zip(blocks, strides) for size in pair]
+  phases = tf.transpose(tf.reshape(x, [-1, *split, x.shape[-1]]), [
+      *range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2), 2 * rank + 1])
+  phases = tf.unstack(tf.reshape(phases, [int(np.prod(strides)), -1, *blocks, x.shape[-1]]))
+  for place in itertools.product(*map(range, places)):
+    starts = [k // stride if stride > 1 else k * dilation
+              for k, (_, stride, dilation, _) in zip(place, axes)]
+    phase = phases[np.ravel_multi_index([k % s for k, s in zip(place, strides)], strides)]
+    yield phase[(slice(None), *map(slice, starts, np.add(starts, sizes)))]
 
 
 def factor(
