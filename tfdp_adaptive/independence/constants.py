@@ -8,7 +8,8 @@ Code that does something else for a certain word, above some size of the batch, 
 does so for batches that no random probe meets. So its constants are taken from the graph, as
 fuzzers of programs do. Constants are followed that a comparison, a remainder or a quotient takes
 directly or through a cast. Comparisons of uniform or normal draws and constants alone are left out,
-as no batch decides them.
+as no batch decides them; and so are remainders that only seed draws, as Keras takes of its seeds.
+Data in a seed change the draws, whatever the remainder.
 
 Every value of the graph is followed, through functions, conditions and loops, from the data to the
 operations that write a variable, a table, a queue or a file. A write is allowed if its value, and
@@ -17,6 +18,7 @@ What Python code does that the graph calls (`tf.py_function`, `tf.numpy_function
 and `tf.print` is left to the caller.
 """
 
+import collections
 import re
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
@@ -136,17 +138,30 @@ def _real(array: np.ndarray) -> bool:
 def _compared(nodes: Iterable[Any]) -> Iterable[np.ndarray]:
   by_name = {node.name: node for node in nodes}
   find = lambda name: by_name.get(name.split(':')[0])
+  users: Dict[str, List[Any]] = collections.defaultdict(list)
+  for node in by_name.values():
+    for name in node.input:
+      users[name.split(':')[0].lstrip('^')].append(node)
   for node in by_name.values():
     if node.op in _NOT_FINITE:
       yield np.array(_NOT_FINITE[node.op])
     compared = [find(name) for name in node.input] if node.op in _COMPARE else []
-    if not any(_has_data(source, find) for source in compared):
+    if not any(_has_data(source, find) for source in compared) or (
+        node.op == 'FloorMod' and _only_seeds(node, users)):
       continue
     for source in compared:
       while source is not None and source.op in _PASS:
         source = find(source.input[0])
       if source is not None and source.op == 'Const':
         yield tf.make_ndarray(source.attr['value'].tensor)
+
+
+def _only_seeds(node: Any, users: Dict[str, List[Any]]) -> bool:
+  """Whether a node's value is the key of random draws, and nothing else."""
+  after = users[node.name]
+  return bool(after) and all(
+      user.op == 'StatelessRandomGetKeyCounter' or user.op in _PASS and _only_seeds(user, users)
+      for user in after)
 
 
 def _has_data(node: Any, find: Callable[[str], Any]) -> bool:

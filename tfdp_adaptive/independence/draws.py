@@ -12,7 +12,7 @@ of layers of one's own are many, and all of them end in the few operations of `_
 
 import itertools
 import re
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -136,16 +136,21 @@ def _include(definition: Any, function: Any) -> None:
 
 def _uniform(shape: tf.Tensor, salt: Any, tag: Any = 0.0) -> tf.Tensor:
   """Float64 in (0, 1) that depends on each axis' index, not on any axis' length."""
-  shape = tf.concat([[1], tf.cast(tf.reshape(shape, [-1]), tf.int64)], 0)
-  strides = tf.math.cumprod(shape, exclusive=True, reverse=True)
-  place = tf.range(tf.reduce_prod(shape))[:, tf.newaxis] // strides % shape
-  steps = 0.7548776662 * tf.cast(tf.range(1, tf.size(shape) + 1), tf.float64)**1.5
-  phase = tf.linalg.matvec(tf.cast(place, tf.float64), steps) + salt + tag
+  shape = tf.cast(tf.reshape(shape, [-1]), tf.int32)
+  steps = 0.7548776662 * tf.cast(tf.range(2, tf.size(shape) + 2), tf.float64)**1.5
+
+  def over(axis: tf.Tensor, phase: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+    places = tf.cast(tf.range(shape[axis]), tf.float64)
+    return axis + 1, tf.reshape(phase[:, tf.newaxis] + places * steps[axis], [-1])
+
+  start = tf.constant(0), tf.reshape(salt + tag, [1])
+  _, phase = tf.while_loop(lambda axis, _: axis < tf.size(shape), over, start, (
+      tf.TensorShape([]), tf.TensorShape([None])))
   mixed = tf.sin(phase * 12.9898) * 43758.5453
   mixed -= tf.floor(mixed)
   end = tf.where(tf.equal(salt, LEAST), tf.constant(_ENDS[0], tf.float64), _ENDS[1])
   mixed = tf.where(salt < 0, end, tf.clip_by_value(mixed, 1e-6, 1 - 1e-6))
-  return tf.reshape(mixed, shape[1:])
+  return tf.reshape(mixed, shape)
 
 
 def _tag(key: Any) -> tf.Tensor:
