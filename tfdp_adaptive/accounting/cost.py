@@ -26,6 +26,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import composition
 from tfdp_adaptive.accounting import discrete_gaussian
+from tfdp_adaptive.accounting import events
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import losses
 from tfdp_adaptive.accounting import monte_carlo
@@ -259,22 +260,12 @@ def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
   return private_search.selects(dp_event) or discrete_gaussian.present(dp_event)
 
 
-def _unamplified(dp_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-  """Replaces secret bins and users' examples by the Gaussian without amplification."""
-  if isinstance(dp_event, dp_accounting.ComposedDpEvent):
-    return dp_accounting.ComposedDpEvent(tuple(map(_unamplified, dp_event.events)))
-  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent):
-    return dp_accounting.SelfComposedDpEvent(_unamplified(dp_event.event), dp_event.count)
-  return getattr(dp_event, 'unamplified', dp_event)
-
-
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
   if only_renyi(dp_event):  # What else there is has to be added to it.
-    dp_event = _unamplified(dp_event)
-  continuous = discrete_gaussian.as_continuous(dp_event)
-  orders = None if continuous is dp_event else discrete_gaussian.ORDERS
+    dp_event = events.replaced(dp_event, lambda one: getattr(one, 'unamplified', one))
+  orders = discrete_gaussian.ORDERS if discrete_gaussian.present(dp_event) else None
   accountant = rdp.RdpAccountant(orders, neighboring_relation=neighbors)
-  dp_event = continuous
+  dp_event = discrete_gaussian.as_continuous(dp_event)
   if not accountant.supports(dp_event):
     raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
                      f'{neighbors.name}. Use accountant="pld".')
@@ -295,20 +286,13 @@ def _gaussian(
     dp_event: dp_accounting.DpEvent,
     neighbors: dp_accounting.NeighboringRelation) -> Optional[float]:
   """The noise multiplier of an event that is unsampled Gaussians only, else None."""
-  if neighbors is _RELATION.REPLACE_ONE:
+  parts = list(events.composed(dp_event))
+  if neighbors is _RELATION.REPLACE_ONE or not parts or not all(
+      isinstance(part, dp_accounting.GaussianDpEvent) for part, _ in parts):
     return None
-  if isinstance(dp_event, dp_accounting.GaussianDpEvent):
-    return float(dp_event.noise_multiplier)
-  if isinstance(dp_event, dp_accounting.SelfComposedDpEvent) and dp_event.count:
-    sigma = _gaussian(dp_event.event, neighbors)
-    return None if sigma is None else sigma / math.sqrt(dp_event.count)
-  if isinstance(dp_event, dp_accounting.ComposedDpEvent) and dp_event.events:
-    multipliers = [_gaussian(part, neighbors) for part in dp_event.events]
-    sigmas = [sigma for sigma in multipliers if sigma is not None]
-    if len(sigmas) < len(multipliers):
-      return None
-    return 0.0 if 0 in sigmas else sum(sigma**-2 for sigma in sigmas)**-0.5
-  return None
+  if any(not part.noise_multiplier for part, _ in parts):
+    return 0.0
+  return 1 / math.hypot(*(math.sqrt(count) / part.noise_multiplier for part, count in parts))
 
 
 def calibrate(
@@ -359,45 +343,30 @@ def calibrate(
     return min(_STEEP, max(-_STEEP, value))
 
   cheap = lambda log_sigma: gap(log_sigma, True)
-  low, high = _bracket(cheap, target_epsilon)
-  log_sigma = optimize.brentq(cheap, low, high, xtol=1e-3)
   # The cheap bound needs more noise than the truth, by a few percent.
-  value, step = gap(log_sigma), 0.02
-  slope = min(-1.0, (cheap(log_sigma + step) - cheap(log_sigma)) / step)
-  best, worst = (log_sigma, -math.inf) if value <= 0 else (math.inf, log_sigma)
-  for _ in range(30):
-    if -_SETTLED * abs(slope) <= value <= 0 or best - worst <= _SETTLED:
-      break
-    before = log_sigma, value
-    log_sigma -= min(0.5, max(-0.5, (value + _SETTLED / 2 * abs(slope)) / slope))
-    if not worst < log_sigma < best and best - worst < math.inf:
-      log_sigma = (worst + best) / 2
-    value = gap(log_sigma)
-    if value <= 0:
-      best = min(best, log_sigma)
-    else:
-      worst = max(worst, log_sigma)
-    if log_sigma != before[0]:
-      slope = min(-0.1, (value - before[1]) / (log_sigma - before[0]))
+  start = optimize.brentq(cheap, *_bracket(cheap, target_epsilon), xtol=1e-3)
+  best = _SETTLED / 2 + optimize.brentq(
+      gap, *_bracket(gap, target_epsilon, start, 0.1), xtol=_SETTLED / 2)
   for _ in range(100):
-    if best < math.inf and epsilon_of(best) <= target_epsilon:
+    if epsilon_of(best) <= target_epsilon:
       return math.exp(best)
-    best = (log_sigma if best == math.inf else best) + _SETTLED / 2
+    best += _SETTLED / 2
   raise ValueError('The noise multiplier did not converge. '
                    f'Received: target_epsilon={target_epsilon}, target_delta={target_delta}.')
 
 
-def _bracket(gap: Callable[[float], float], target_epsilon: float) -> Tuple[float, float]:
-  high = 0.0
+def _bracket(gap: Callable[[float], float], target_epsilon: float, start: float = 0.0,
+             step: float = 1.0) -> Tuple[float, float]:
+  high = start
   while gap(high) > 0:
-    high += 1
+    high += step
     if high > 30:
       raise ValueError('No noise multiplier below 1e13 reaches the target. '
                        f'Received: target_epsilon={target_epsilon}.')
-  low = high - 1
+  low = high - step
   while gap(low) <= 0:
-    low -= 1
+    low -= step
     if low < -12:
       raise ValueError('The target is reached with a noise multiplier below 1e-5, which is no '
                        f'privacy. Received: target_epsilon={target_epsilon}.')
-  return low, low + 1
+  return low, low + step

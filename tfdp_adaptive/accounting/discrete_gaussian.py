@@ -15,11 +15,12 @@ Gaussian holds at INTEGER orders; it is not known to hold at others, nor of exac
 trade-offs, which therefore are never used for an event with discrete noise in it.
 """
 
-import copy
 import dataclasses
 from typing import Any
 
 import dp_accounting
+
+from tfdp_adaptive.accounting import events
 
 ORDERS = tuple(range(2, 64)) + (64, 80, 96, 128, 192, 256, 512, 1024)
 
@@ -37,27 +38,11 @@ class DiscreteGaussianDpEvent(dp_accounting.DpEvent):
 
 def present(event: Any) -> bool:
   """Whether an event has discrete noise in it."""
-  return as_continuous(event) is not event
+  return any(isinstance(one, DiscreteGaussianDpEvent) for one in events.walk(event))
 
 
 def as_continuous(event: Any) -> Any:
-  """The event with continuous noise in place of the discrete; itself if there is none."""
-  if isinstance(event, DiscreteGaussianDpEvent):
-    return dp_accounting.GaussianDpEvent(event.noise_multiplier)
-  inner = getattr(event, 'event', None)
-  if inner is not None:
-    changed = as_continuous(inner)
-    return event if changed is inner else _with(event, 'event', changed)
-  parts = getattr(event, 'events', None)
-  if parts:
-    changed = [as_continuous(part) for part in parts]
-    if any(new is not old for new, old in zip(changed, parts)):
-      return _with(event, 'events', changed)
-  return event
-
-
-def _with(event: Any, name: str, value: Any) -> Any:
-  """A copy with another value of a field; events are frozen."""
-  event = copy.copy(event)
-  object.__setattr__(event, name, value)
-  return event
+  """The event with continuous noise in place of the discrete."""
+  return events.replaced(event, lambda one: (
+      dp_accounting.GaussianDpEvent(one.noise_multiplier)
+      if isinstance(one, DiscreteGaussianDpEvent) else one))

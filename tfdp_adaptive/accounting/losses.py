@@ -11,7 +11,7 @@ sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
 """
 
 import math
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
@@ -19,6 +19,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive.accounting import allocation
+from tfdp_adaptive.accounting import events
 from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
@@ -48,25 +49,22 @@ class Pair(NamedTuple):
 
   def density(self, z: np.ndarray) -> np.ndarray:
     """Of P."""
-    at_zero = np.exp(-z**2 / 2) / np.sqrt(2 * np.pi)
-    if self.kind == 'add':
-      return at_zero
-    at_shift = np.exp(-(z - self.shift)**2 / 2) / np.sqrt(2 * np.pi)
-    return (1 - self.probability) * at_zero + self.probability * at_shift
+    return self._of_p(lambda x: np.exp(-x**2 / 2) / np.sqrt(2 * np.pi), z)
 
   def above(self, z: np.ndarray) -> np.ndarray:
     """The mass of P above z, rounded up."""
-    at_zero, at_shift = special.ndtr(-z), special.ndtr(self.shift - z)
-    if self.kind == 'add':
-      return at_zero * (1 + 1e-9)
-    return ((1 - self.probability) * at_zero + self.probability * at_shift) * (1 + 1e-9)
+    return self._of_p(lambda x: special.ndtr(-x), z) * (1 + 1e-9)
 
   def below(self, z: np.ndarray) -> np.ndarray:
     """The mass of P below z, rounded up."""
-    at_zero, at_shift = special.ndtr(z), special.ndtr(z - self.shift)
+    return self._of_p(special.ndtr, z) * (1 + 1e-9)
+
+  def _of_p(self, of_normal: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
+    """What P has at z of what `of_normal` says of one standard normal."""
     if self.kind == 'add':
-      return at_zero * (1 + 1e-9)
-    return ((1 - self.probability) * at_zero + self.probability * at_shift) * (1 + 1e-9)
+      return of_normal(z)
+    a = self.probability
+    return (1 - a) * of_normal(z) + a * of_normal(z - self.shift)
 
   def where(self, loss: np.ndarray) -> np.ndarray:
     """Returns the z with a given loss, or infinity if there is none."""
@@ -242,9 +240,8 @@ def directions(
   None stands for events with no bound that is worth anything. Raises ValueError for events that are
   not (sampled, truncated) Gaussians.
   """
-  parts: List[Tuple[dp_accounting.DpEvent, int]] = []
-  _flatten(dp_event, 1, parts)
-  if None in [event for event, _ in parts]:
+  parts = list(events.composed(dp_event))
+  if any(_without_noise(event) for event, _ in parts):
     return None
   kinds = ('replace',) if neighbors is _RELATION.REPLACE_ONE else ('remove', 'add')
   if len(kinds) == 2 and all(isinstance(e, dp_accounting.GaussianDpEvent) for e, _ in parts):
@@ -255,22 +252,9 @@ def directions(
   return None if largest > _NO_PRIVACY else per_kind
 
 
-def _flatten(
-    event: dp_accounting.DpEvent, count: int,
-    parts: List[Tuple[dp_accounting.DpEvent, int]]) -> None:
-  if isinstance(event, dp_accounting.SelfComposedDpEvent):
-    _flatten(event.event, count * event.count, parts)
-  elif isinstance(event, dp_accounting.ComposedDpEvent):
-    for part in event.events:
-      _flatten(part, count, parts)
-  elif isinstance(event, dp_accounting.NonPrivateDpEvent) or _noiseless(event):
-    parts.append((None, count))
-  elif not isinstance(event, dp_accounting.NoOpDpEvent) and count:
-    parts.append((event, count))
-
-
-def _noiseless(event: dp_accounting.DpEvent) -> bool:
-  return getattr(getattr(event, 'event', event), 'noise_multiplier', 1) == 0
+def _without_noise(event: dp_accounting.DpEvent) -> bool:
+  return isinstance(event, dp_accounting.NonPrivateDpEvent) or (
+      getattr(getattr(event, 'event', event), 'noise_multiplier', 1) == 0)
 
 
 def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture, int]:

@@ -53,6 +53,21 @@ class _Groups(scheme.Sampling):
     return [np.flatnonzero(of_record == group) for group in range(self.cycle)]
 
 
+class _Drawn(scheme.Sampling):
+  """Secret patterns that amplify noise which is not independent where `draws` bound the loss."""
+
+  renyi: ClassVar = False
+  draws: Optional[int]
+
+  @property
+  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
+    return ('zero_out',) if self.draws else contract.ADJACENCIES
+
+  @property
+  def amplified(self) -> bool:  # type: ignore[override]
+    return bool(self.draws)
+
+
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson(_Groups):
   """Step t draws by Poisson sampling from group t mod `cycle` (arXiv 2306.08153, Thm. 4).
@@ -101,7 +116,7 @@ class CyclicPoisson(_Groups):
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBins(_Groups):
+class BallsInBins(_Groups, _Drawn):
   """Each record falls into one of `cycle` bins; step t uses bin t mod `cycle`, whole.
 
   Attributes:
@@ -117,7 +132,6 @@ class BallsInBins(_Groups):
   """
 
   fixed_order: ClassVar = True
-  renyi: ClassVar = False
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries; leave out `draws` '
                          'for any other.')
   cycle: int = 1
@@ -127,14 +141,6 @@ class BallsInBins(_Groups):
     super().__post_init__()
     if self.draws is not None:
       checks.whole(0, draws=self.draws)
-
-  @property
-  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
-    return ('zero_out',) if self.draws else contract.ADJACENCIES
-
-  @property
-  def amplified(self) -> bool:  # type: ignore[override]
-    return bool(self.draws)
 
   @property
   def most_bands(self) -> int:
@@ -191,7 +197,7 @@ class BallsInBins(_Groups):
 
 
 @dataclasses.dataclass(frozen=True)
-class MinSeparation(scheme.Sampling):
+class MinSeparation(_Drawn):
   """Poisson sampling of the records that took no part in the last `min_sep - 1` steps.
 
   Each record is drawn independently, from the stationary law: every step expects
@@ -207,21 +213,12 @@ class MinSeparation(scheme.Sampling):
 
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries and with at most '
                          '`min_sep` bands; use draws=0 for any other.')
-  renyi: ClassVar = False
   min_sep: int = 1
   draws: int = 1_000_000
 
   def __post_init__(self) -> None:
     checks.whole(min_sep=self.min_sep)
     checks.whole(0, draws=self.draws)
-
-  @property
-  def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
-    return ('zero_out',) if self.draws else contract.ADJACENCIES
-
-  @property
-  def amplified(self) -> bool:  # type: ignore[override]
-    return bool(self.draws)
 
   @property
   def most_bands(self) -> int:

@@ -22,8 +22,10 @@ import dp_accounting
 from dp_accounting import dp_event as dp_event_lib
 import numpy as np
 from scipy import optimize
+from scipy import stats
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.accounting import events
 
 _LARGEST = 1e4  # Expected runs.
 _EVEN = 100.0  # Shapes beyond are Poisson's.
@@ -75,21 +77,14 @@ class Search:
     """
     coin = secrets.SystemRandom().random()
     if self.shape == math.inf:
-      weight, total, count = math.exp(-self.runs), math.exp(-self.runs), 0
-      while coin > total and weight:
-        count += 1
-        weight *= self.runs / count
-        total += weight
-      return count
+      return int(stats.poisson.ppf(coin, self.runs))
     if self.runs == 1:
       return 1
     gamma = halting(self.runs, self.shape)
-    weight, total, count = _first(gamma, self.shape), _first(gamma, self.shape), 1
-    while coin > total and weight > 1e-300:
-      weight *= (1 - gamma) * (count + self.shape) / (count + 1)
-      count += 1
-      total += weight
-    return count
+    if not self.shape:
+      return int(stats.logser.ppf(coin, 1 - gamma))
+    some = -math.expm1(self.shape * math.log(gamma))  # Of a negative binomial: above zero.
+    return max(1, int(stats.nbinom.isf((1 - coin) * some, self.shape, gamma)))
 
   def describe(self) -> str:
     """Returns a paragraph of the privacy statement."""
@@ -122,21 +117,10 @@ def expected(gamma: float, shape: float) -> float:
   return shape * -math.expm1(log_gamma) / (gamma * -math.expm1(shape * log_gamma))
 
 
-def _first(gamma: float, shape: float) -> float:
-  """Returns the probability of a single run."""
-  if not shape:
-    return (1 - gamma) / -math.log(gamma)
-  return shape * (1 - gamma) / math.expm1(-shape * math.log(gamma))
-
-
 def selects(event: Any) -> bool:
   """Returns whether an event contains a selection, which only Renyi divergences account for."""
   kind = getattr(dp_event_lib, 'RepeatAndSelectDpEvent', ())
-  if isinstance(event, kind):
-    return True
-  parts = getattr(event, 'events', None)
-  inside = [getattr(event, 'event', None)] if parts is None else parts
-  return any(selects(part) for part in inside if part is not None)
+  return any(isinstance(one, kind) for one in events.walk(event))
 
 
 def noisy_score(values: np.ndarray, noise: Optional[float]) -> float:
