@@ -42,12 +42,14 @@ class WrongCard(ValueError):
 
 def to_json(card: card_lib.Card) -> str:
   """The card as indented text; `from_json` restores it. Holds no secret."""
-  fields = {field.name: getattr(card, field.name) for field in dataclasses.fields(card)}
-  fields['runs'] = [_run_to_dict(run) for run in card.runs]
-  for name in ('words', 'audits', 'parts'):
-    fields[name] = [dataclasses.asdict(value) for value in fields[name]]
-  return json.dumps({'format': FORMAT, 'version': VERSION, 'card': fields}, indent=1,
-                    allow_nan=False) + '\n'
+  return json.dumps({'format': FORMAT, 'version': VERSION, 'card': card}, indent=1,
+                    allow_nan=False, default=_encode) + '\n'
+
+
+def _encode(value: Any) -> Dict[str, Any]:
+  if isinstance(value, ledger_lib.Entry):
+    return json.loads(ledger_lib.Ledger((value,)).to_json())
+  return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def read(path: Union[str, os.PathLike]) -> card_lib.Card:
@@ -84,11 +86,6 @@ def from_json(text: str) -> card_lib.Card:
       raise UnreadableCard(f'`{name}` of a card must be one of {known}. '
                            f'Received: {getattr(card, name)[:20]!r}.')
   return card
-
-
-def _run_to_dict(run: card_lib.Run) -> Dict[str, Any]:
-  fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-  return {**fields, 'entry': json.loads(ledger_lib.Ledger((run.entry,)).to_json())}
 
 
 def _run_from_dict(fields: Any) -> card_lib.Run:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 import zipfile
 
 import numpy as np
@@ -87,13 +87,10 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
   return File(of(weights), beside['optimizer'], beside['metrics'], ledger)
 
 
-def _datasets(group: Any) -> Iterator[Tuple[str, Any]]:
-  for name in group:
-    item = group[name]
-    if hasattr(item, 'keys'):
-      yield from ((f'{name}/{inner}', value) for inner, value in _datasets(item))
-    else:
-      yield name, item[()]
+def _datasets(group: Any) -> List[Tuple[str, Any]]:
+  names: List[str] = []
+  group.visit(names.append)
+  return [(name, group[name][()]) for name in names if not hasattr(group[name], 'keys')]
 
 
 def _digest(array: np.ndarray) -> str:
