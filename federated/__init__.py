@@ -8,31 +8,12 @@ import importlib
 import importlib.util
 from typing import Any, List, TYPE_CHECKING
 
-# Where each public name lives, after a dot; a module is its own name.
-_EXPORTS = {
-    'ClientsFailedError': 'rounds',
-    'ModelWeights': 'server',
-    'PrivateFedAvg': 'engines',
-    'PrivateMetrics': 'server',
-    'QuantileClip': 'server',
-    'SavedRunError': 'storage',
-    'Simulation': 'simulation',
-    'Users': 'users',
-    'WorkerLostError': 'rounds',
-    'Workers': 'workers',
-    'build_private_fed_avg': 'processes',
-    'build_private_fed_sgd': 'processes',
-    'check_address': 'workers',
-    'evaluator': 'evaluation',
-    'flower': 'flower',
-    'simulate': 'simulation',
-    'tasks': 'tasks',
-    'vocabulary': '.estimates.vocabulary',
-}
+import tfdp_adaptive
 
-if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `__getattr__`.
+if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from tfdp_adaptive.estimates import vocabulary as vocabulary
 
+  from . import flower as flower
   from . import tasks as tasks
   from .engines import PrivateFedAvg as PrivateFedAvg
   from .evaluation import evaluator as evaluator
@@ -51,16 +32,21 @@ if TYPE_CHECKING:  # The same for editors and type checkers, which do not run `_
   from .workers import Workers as Workers
 
 
+_EXPORTS = tfdp_adaptive._listed(__spec__)
+
+
 def __getattr__(name: str) -> Any:
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  if _EXPORTS[name] == 'workers' and importlib.util.find_spec('tensorflow_federated') is None:
+  if _EXPORTS[name].endswith('.workers') and (
+      importlib.util.find_spec('tensorflow_federated') is None):
     raise ModuleNotFoundError(
         f'`tfdp.federated.{name}` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
         'with TensorFlow 2.14: install requirements/federated.lock, see README.md. Without it '
         'clients are trained in process.')
-  module = importlib.import_module(f'.{_EXPORTS[name]}', __name__)
-  value = module if _EXPORTS[name].rpartition('.')[2] == name else getattr(module, name)
+  module = importlib.import_module(_EXPORTS[name])
+  value = (importlib.import_module(f'{module.__name__}.{name}') if hasattr(module, '__path__')
+           else getattr(module, name))
   globals()[name] = value
   return value
 

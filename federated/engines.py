@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Type, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Sequence, Tuple, Type, TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from tfdp_adaptive import contract
-  from tfdp_adaptive import privacy
   from tfdp_adaptive.privacy import ledger as ledger_lib
 
   from . import server as server_lib
@@ -47,14 +45,13 @@ class PrivateFedAvg(abc.ABC):
     plan: The `tfdp.PrivacyPlan` of the run.
     rule: The server's rule.
     server: The `Server`.
-    settings: {argument: value}, for the statement and to recognize a saved run.
+    settings: Those of the server, and {argument: value} of what else decides a run.
     seed: The seed of a test, or None.
   """
 
-  def __init__(
-      self, *, plan: privacy.PrivacyPlan, rule: contract.Rule, server: server_lib.Server,
-      settings: Dict[str, Any], seed: Optional[int]) -> None:
-    self.plan, self.rule, self.server, self.settings, self.seed = plan, rule, server, settings, seed
+  def __init__(self, *, server: server_lib.Server, **settings: Any) -> None:
+    self.server, self.settings = server, {**server.settings, **settings}
+    self.plan, self.rule, self.seed = server.plan, server.rule, server.seed
 
   def history(self) -> Sequence[ledger_lib.Entry]:
     """Returns the ledger of the initial weights, if they have one."""

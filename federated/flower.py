@@ -85,9 +85,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
       checks.positive(server_learning_rate=server_learning_rate)
     make_server = lambda specs: server_lib.Server(
         rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
-    self._process = _Process(model, make_server, plan=plan, rule=rule, seed=seed, settings=dict(
-        server_rule=rule, server_learning_rate=server_learning_rate,
-        quantile_clip=quantile_clip, private_metrics=private_metrics))
+    self._process = _Process(model, make_server)
     self._out = None if out is None else pathlib.Path(out)
     self._size, self._evaluate, self._settings = (
         plan.population_size, evaluate, dict(settings or {}))
@@ -152,12 +150,11 @@ class PrivateStrategy(flwr_strategy.Strategy):
 class _Process(engines.PrivateFedAvg):
   """Rounds whose clients are nodes."""
 
-  def __init__(
-      self, model: Any, make_server: Callable[[Any], server_lib.Server], **kwargs: Any) -> None:
+  def __init__(self, model: Any, make_server: Callable[[Any], server_lib.Server]) -> None:
     self._arrays, self._trained = _arrays_of(model)
     super().__init__(server=make_server([
         tf.TensorSpec(array.shape, array.dtype)
-        for array, trained in zip(self._arrays, self._trained) if trained]), **kwargs)
+        for array, trained in zip(self._arrays, self._trained) if trained]))
     self._record = tf.function(self.server.record, autograph=False)
     self._nodes: Any = None
     self._ask: Any = None

@@ -55,6 +55,7 @@ class KerasModel:
     self._loss = _loss(loss)
     self._metrics = {metric.name: metric for metric in map(_copied, metrics)}
     self._loss_mean = tf.keras.metrics.Mean(name='loss')
+    self._means = {**self._metrics, 'loss': self._loss_mean}
     self._counts = tf.Variable(tf.zeros([2], tf.int64), trainable=False)  # Examples, batches.
 
   def forward_pass(self, batch: Any, training: bool = True) -> Output:
@@ -72,18 +73,17 @@ class KerasModel:
     """{metric: its variables' values}; those of several clients add up."""
     values = collections.OrderedDict(
         (name, [compat.raw_variable(v).read_value() for v in metric.variables])
-        for name, metric in (*self._metrics.items(), ('loss', self._loss_mean)))
+        for name, metric in self._means.items())
     values['num_examples'], values['num_batches'] = tf.unstack(self._counts)
     return values
 
   def metric_finalizers(self) -> Dict[str, Callable[[Any], Any]]:
     """{metric: function of its values}; it writes them into the metric's variables."""
-    finalizers = {name: _finalizer(metric) for name, metric in (
-        *self._metrics.items(), ('loss', self._loss_mean))}
+    finalizers = {name: _finalizer(metric) for name, metric in self._means.items()}
     return {**finalizers, 'num_examples': lambda count: count, 'num_batches': lambda count: count}
 
   def reset_metrics(self) -> None:
-    for metric in (*self._metrics.values(), self._loss_mean):
+    for metric in self._means.values():
       metric.reset_state()
     self._counts.assign(tf.zeros_like(self._counts))
 
@@ -121,7 +121,7 @@ class InProcess(engines.PrivateFedAvg):
   def __init__(
       self, *, make_model: Callable[[], KerasModel], client_optimizer: Any, as_one: bool,
       full_weight: Optional[int], exact_metrics: bool, **kwargs: Any) -> None:
-    super().__init__(**kwargs)
+    super().__init__(client_optimizer=client_optimizer, **kwargs)
     self.make_model, self.client_optimizer = make_model, client_optimizer
     self.full_weight, self.exact_metrics = full_weight, exact_metrics
     self._as_one = as_one

@@ -14,15 +14,8 @@ import tensorflow as tf
 
 
 def _all_below(kind: type) -> Set[type]:
-  classes: Set[type] = set()
-  left: List[type] = [kind]
-  while left:
-    children: List[type] = left.pop().__subclasses__()
-    for child in children:
-      if child not in classes:
-        classes.add(child)
-        left.append(child)
-  return classes
+  children: List[type] = kind.__subclasses__()
+  return set(children).union(*map(_all_below, children))
 
 
 @contextlib.contextmanager

@@ -76,16 +76,12 @@ def build_private_fed_avg(
   make_server = functools.partial(
       server_lib.Server, server_rule, plan=plan, learning_rate=server_learning_rate,
       quantile_clip=quantile_clip, private_metrics=private_metrics, seed=seed)
-  settings = dict(
-      server_rule=server_rule, server_learning_rate=server_learning_rate,
-      client_weighting=client_weighting, max_examples_per_client=max_examples_per_client,
-      quantile_clip=quantile_clip, private_metrics=private_metrics)
   common: Dict[str, Any] = dict(
-      plan=plan, rule=server_rule, seed=seed, as_one=as_one,
+      as_one=as_one, exact_metrics=exact_metrics,
       full_weight=max_examples_per_client if client_weighting == 'num_examples' else None,
-      exact_metrics=exact_metrics)
+      client_weighting=client_weighting, max_examples_per_client=max_examples_per_client)
   if loss is None:
-    return _tff_process().build(model_fn, client_optimizer, make_server, settings, common)
+    return _tff_process().build(model_fn, client_optimizer, make_server, **common)
   if as_one:
     client_optimizer = tf.keras.optimizers.SGD(1.0)
   if not hasattr(client_optimizer, 'get_config') and not hasattr(client_optimizer, 'next'):
@@ -98,8 +94,7 @@ def build_private_fed_avg(
   model = make_model()
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
   return in_process.InProcess(
-      make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs),
-      settings={**settings, 'client_optimizer': client_optimizer}, **common)
+      make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs), **common)
 
 
 def build_private_fed_sgd(

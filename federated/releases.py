@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import csv
+import io
 import pathlib
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp_adaptive import runfolder
 
 _METRICS, _KEY = 'metrics.csv', 'round'
 
@@ -24,7 +27,6 @@ class UnreadableError(ValueError):
 
 def managers(path: pathlib.Path) -> List[Any]:
   """Returns release managers for CSV and TensorBoard files in a run's folder."""
-  _drop_unfinished_row(path / _METRICS)
   return [_Csv(path / _METRICS), _TensorBoard(path / 'tensorboard')]
 
 
@@ -62,7 +64,6 @@ def last_round(path: pathlib.Path) -> Optional[int]:
   Raises:
     UnreadableError: If `metrics.csv` was not written by a run.
   """
-  _drop_unfinished_row(path / _METRICS)
   rounds = [int(file.name.rsplit('.', 1)[1]) for file in (path / 'tensorboard').glob(_EVENTS + '*')
             if file.name.rsplit('.', 1)[1].isdecimal()]
   try:
@@ -84,27 +85,16 @@ def _round(row: Dict[str, str], names: Any) -> int:
   return int(row[_KEY])
 
 
-def _drop_unfinished_row(path: pathlib.Path) -> None:
-  """Removes the partial row of a run that was killed while it wrote; the row is written again."""
-  if path.exists():
-    data = path.read_bytes()
-    whole = data[:data.rfind(b'\n') + 1]
-    if whole and whole != data:
-      new = path.with_name(path.name + '.new')
-      new.write_bytes(whole)
-      new.replace(path)
-
-
 _EVENTS = 'events.out.tfevents.'
 
 
 class _Csv:
-  """Writes one table of all rounds, and replaces it if a round has a new column."""
+  """Replaces one table of all rounds at every round, so that no row is ever cut."""
 
   def __init__(self, path: pathlib.Path) -> None:
     self._path = path
     if not path.exists():
-      self._replace([_KEY], [])
+      self._write([_KEY], [])
 
   async def release(self, value: Any, key: Any) -> None:
     """Writes a row in the place of this round's and all later ones'."""
@@ -112,21 +102,15 @@ class _Csv:
       reader = csv.DictReader(file)
       names, rows = list(reader.fieldnames or [_KEY]), list(reader)
     row = {_KEY: key, **{name: np.asarray(number).tolist() for name, number in value.items()}}
-    wanted = names + [name for name in row if name not in names]
     kept = [one for one in rows if int(one[_KEY]) < key]
-    if wanted != names or kept != rows:
-      self._replace(wanted, [*kept, row])
-    else:
-      with open(self._path, 'a', encoding='utf-8', newline='') as file:
-        csv.DictWriter(file, names).writerow(row)
+    self._write(list(dict.fromkeys([*names, *row])), [*kept, row])
 
-  def _replace(self, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    new = self._path.with_name(self._path.name + '.new')
-    with open(new, 'w', encoding='utf-8', newline='') as file:
-      writer = csv.DictWriter(file, names)
-      writer.writeheader()
-      writer.writerows(rows)
-    new.replace(self._path)
+  def _write(self, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    runfolder.replace(self._path, text.getvalue().encode(), 0o666)
 
 
 class _TensorBoard:

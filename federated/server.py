@@ -147,19 +147,23 @@ class Server:
     seed: For tests only.
 
   Attributes:
-    specs: As given, and so are `private_metrics`.
+    specs: As given, and so are `plan`, `rule`, `seed` and `private_metrics`.
+    settings: {argument: value}, for the statement and to recognize a saved run.
   """
 
   def __init__(
       self, rule: contract.Rule, specs: trees.Tree, plan: privacy.PrivacyPlan, learning_rate: float,
       quantile_clip: Optional[QuantileClip] = None,
       private_metrics: Optional[PrivateMetrics] = None, seed: Optional[int] = None) -> None:
+    self.plan, self.rule, self.seed = plan, rule, seed
+    self.settings = dict(server_rule=rule, server_learning_rate=learning_rate,
+                         quantile_clip=quantile_clip, private_metrics=private_metrics)
     plan.check_rule(rule)
     streams.for_graphs(plan.mechanism)
     rule = privatizer.bound(rule, plan.mechanism)
     sides = [side for side in (quantile_clip, private_metrics) if side is not None]
     _check_sides(rule, plan, sides, quantile_clip)
-    self._rule, self._plan, self._learning_rate = rule, plan, learning_rate
+    self._rule, self._learning_rate = rule, learning_rate
     self.specs = specs
     self._quantile_clip: Any = quantile_clip  # Read where there is one.
     self.private_metrics: Any = private_metrics
@@ -174,10 +178,10 @@ class Server:
             (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
 
   def _noise(self, share: float, l2_norm_clip: float) -> Dict[str, Any]:
-    return dict(l2_norm_clip=l2_norm_clip, batch_size=self._plan.batch_size,
-                noise_multiplier=self._plan.noise_multiplier / math.sqrt(share),
-                adjacency=self._plan.adjacency, mechanism=self._plan.mechanism,
-                steps=self._plan.steps)
+    return dict(l2_norm_clip=l2_norm_clip, batch_size=self.plan.batch_size,
+                noise_multiplier=self.plan.noise_multiplier / math.sqrt(share),
+                adjacency=self.plan.adjacency, mechanism=self.plan.mechanism,
+                steps=self.plan.steps)
 
   @_plain
   def init(self, weights: Any) -> State:
@@ -270,11 +274,11 @@ class Server:
                  RuleState(inner, secret), clip, metrics), released
 
   def _metric_means(self, mean: tf.Tensor) -> Iterator[Tuple[str, tf.Tensor]]:
-    clients = mean[0] * math.sqrt(len(self.private_metrics.ranges) + 1) * self._plan.batch_size
+    clients = mean[0] * math.sqrt(len(self.private_metrics.ranges) + 1) * self.plan.batch_size
     yield 'clients', clients
     # The noised number of clients may be anything; means stay in their range.
     for i, (name, (low, high)) in enumerate(self.private_metrics.ranges.items(), 1):
-      ratio = mean[i] / tf.maximum(mean[0], 1.0 / self._plan.batch_size)
+      ratio = mean[i] / tf.maximum(mean[0], 1.0 / self.plan.batch_size)
       yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 import grpc
 import tensorflow as tf
@@ -112,12 +112,9 @@ def _split(clients: Any) -> List[Any]:
 
 @keras_classes.kept()
 def build(
-    model_fn: Any, client_optimizer: Any, make_server: Callable[..., server_lib.Server],
-    settings: Dict[str, Any], common: Dict[str, Any]) -> FedAvg:
+    model_fn: Any, client_optimizer: Any, make_server: Callable[..., server_lib.Server], *,
+    as_one: bool, full_weight: Optional[int], exact_metrics: bool, **settings: Any) -> FedAvg:
   """The process of a TFF model; arguments as `processes` makes them."""
-  common = dict(common)
-  as_one, full_weight, exact_metrics = (
-      common.pop(name) for name in ('as_one', 'full_weight', 'exact_metrics'))
   if as_one:
     client_optimizer = tff.build_sgdm(1.0)
   _check(model_fn, client_optimizer)
@@ -158,7 +155,7 @@ def build(
   return FedAvg(
       computations, client_sums, lambda: _in_groups(
           model_fn, client_optimizer, as_one, weights_type, **arguments),
-      server=server, settings={**settings, 'client_optimizer': client_optimizer}, **common)
+      server=server, client_optimizer=client_optimizer, **settings)
 
 
 def _client_sums(

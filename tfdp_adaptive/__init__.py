@@ -84,17 +84,18 @@ if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do edit
   from tfdp_adaptive.tuning import tune as tune
 
 
-def _listed() -> Dict[str, str]:
-  """`{public name: the module it is imported from}`, of the imports above."""
-  source = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+def _listed(spec: Any) -> Dict[str, str]:
+  """`{public name: the module it is imported from}`, of a package's imports for type checkers."""
+  source = spec.loader.get_source(spec.name)
   (block,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)
               and ast.unparse(node.test) == 'TYPE_CHECKING']
-  return {alias.name: str(node.module).partition('.')[2] for node in block.body
-          if isinstance(node, ast.ImportFrom) for alias in node.names}
+  return {alias.name: importlib.util.resolve_name(
+      '.' * node.level + (node.module or ''), spec.name)
+          for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-_EXPORTS = {name: where for name, where in _listed().items() if where}
-_SUBPACKAGES = sorted({*_listed()} - {*_EXPORTS})
+_EXPORTS = {name: where for name, where in _listed(__spec__).items() if where != __name__}
+_SUBPACKAGES = sorted({*_listed(__spec__)} - {*_EXPORTS})
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'queries'})
 
@@ -104,7 +105,7 @@ def __getattr__(name: str) -> Any:
     return importlib.import_module(f'{__name__}.{name}')
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module = importlib.import_module(f'{__name__}.{_EXPORTS[name]}')
+  module = importlib.import_module(_EXPORTS[name])
   value = getattr(module, name, None) or importlib.import_module(f'{module.__name__}.{name}')
   globals()[name] = value
   return value

@@ -90,7 +90,8 @@ def exported(package):
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_EXPORTS':
       for name, where in _lazy(package).items():
         last = where.rsplit('.', 1)[-1]
-        path = importlib.util.resolve_name(f'.{where}', package)
+        path = (where if where.startswith('tfdp_adaptive') else
+                importlib.util.resolve_name(f'.{where}', package))
         paths[name] = path + ('' if last == name else f'.{name}')
   return paths
 
@@ -110,7 +111,10 @@ def _with_modules(public, shown):
 
 
 def _lazy(package):
-  return importlib.import_module(package.replace('tfdp_adaptive.federated', 'federated'))._EXPORTS
+  exports = importlib.import_module(
+      package.replace('tfdp_adaptive.federated', 'federated'))._EXPORTS
+  return {name: f'tfdp_adaptive.{where}' if where.startswith('federated') else where
+          for name, where in exports.items()}
 
 
 def _classes():
