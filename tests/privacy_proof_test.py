@@ -36,7 +36,7 @@ RECORDS = {
         'clipping.engines.chunked.run', 'clipping.engines.chunked.run.chunk',
         'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
         'clipping.engines.record_gradients', 'clipping.materialized.layered.body',
-        'clipping.materialized._project', 'clipping.projection._numbers'},
+        'clipping.materialized._project'},
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model': {'keras.step.clip'},
     'one record of a query, at its owner\'s': {

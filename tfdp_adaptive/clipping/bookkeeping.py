@@ -219,11 +219,7 @@ def _rider(
   """Sums the additional values over records, without padding."""
   if rider is None:
     return ()
-  if rider.of_groups:
-    numbers = rider.of_norm(
-        tf.stack(by_group, -1), tf.stack([tf.cast(one, norm.dtype) for one in clips]))
-  else:
-    numbers = rider.of_norm(norm, tf.cast(clip, norm.dtype))
+  numbers = projection.riding(rider, norm, clip, by_group, clips)
   keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
   return tf.cast(tf.reduce_sum(tf.where(keep, numbers, tf.zeros_like(numbers)), 0),
                  trees.wide(tf.as_dtype(variables[0].dtype)))
@@ -377,18 +373,11 @@ def charged(
   result = []
   for norm, of_ask, grows in zip(norms, scales, growing):
     for i in [i for i in present if of_ask[i] is not None] if grows else ():
-      rounding = _rounding(per_variable[i]) * math.prod(per_variable[i].shape)**0.5
+      rounding = protocol.rounding(per_variable[i]) * math.prod(per_variable[i].shape)**0.5
       smallest = 1.0 if trees.absent(of_ask[i]) else protocol.wide(tf.reduce_min(of_ask[i]))
       norm = tf.maximum(norm, rounding * smallest * peaks[i])
     result.append(norm)
   return result
-
-
-def _rounding(factor: protocol.Factor) -> float:
-  """Relative, of the coarsest of its tensors."""
-  dtype = min((t.dtype for t in protocol.tensors(factor) if t.dtype.is_floating),
-              key=lambda one: one.size)
-  return protocol.eps(dtype)
 
 
 def _like(x: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

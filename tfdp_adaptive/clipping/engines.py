@@ -18,6 +18,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import registry
 
@@ -157,7 +158,7 @@ def chunked(
       chunks, width = count, -(-size // count)
     else:
       chunks, width = tf.maximum(-(-size // rows), 1) if static is None else -(-size // rows), rows
-    parts = trees.map(lambda t: _split(t, chunks, width), batch)
+    parts = trees.map(lambda t: protocol.split(t, chunks, width), batch)
 
     def chunk(index: tf.Tensor) -> interface.Clipped:
       part = trees.map(lambda t: t[index], parts)
@@ -184,13 +185,3 @@ def chunked(
     return interface.Clipped(sums, outputs if keep_outputs else none, losses, norms)
 
   return run
-
-
-def _split(tensor: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
-  """[n, ...] to [count, rows, ...], padded by zeros (False in the mask)."""
-  missing = rows * count - tf.shape(tensor)[0]
-  padded = tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
-  static = [n if isinstance(n, int) else None for n in (count, rows)]
-  return tf.ensure_shape(
-      tf.reshape(padded, tf.concat([[count, rows], tf.shape(tensor)[1:]], 0)),
-      static + tensor.shape[1:].as_list())

@@ -155,8 +155,8 @@ def layered(
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
   if not join:
     return interface.Clipped(sums, outputs, losses, norms)
-  sums = tuple(each._replace(total=_divided(each.total, specs),
-                             square=_divided(each.square, specs)) for each in sums)
+  sums = tuple(one._replace(total=trees.unflatten(one.total, specs), square=() if trees.absent(
+      one.square) else trees.unflatten(one.square, specs)) for one in sums)
   return interface.Clipped(sums, outputs, losses, norms)
 
 
@@ -186,11 +186,3 @@ def _gradients(
 def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """[n, ...] tensors as one [n, numbers]."""
   return tf.concat([tf.reshape(t, [-1, int(np.prod(t.shape[1:]))]) for t in tensors], 1)
-
-
-def _divided(vector: Any, specs: Sequence[tf.TensorSpec]) -> Any:
-  """A flat vector as a list like `specs`; what is absent stays so."""
-  if trees.absent(vector):
-    return ()
-  parts = tf.split(vector, [spec.shape.num_elements() for spec in specs])
-  return [tf.reshape(part, spec.shape) for part, spec in zip(parts, specs)]

@@ -19,7 +19,7 @@ Variables may be clipped in groups. Group k of a record has at most the norm c_k
 all c_k add up to at most zeta^2.
 """
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -116,54 +116,68 @@ def project_record(
   Returns:
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
-  if ask.groups:
-    total = clipped_groups(ask, query, clip_norm, _scaled(query, gradient))
-  elif ask.projection == 'euclidean':
+  by_part = _by_part(ask, query, clip_norm, gradient)
+  if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
-  elif ask.projection != 'rescale':
+  elif ask.projection == 'rescale':
+    leaves: Dict[int, tf.Tensor] = {}
+    for part, scaled in by_part:
+      clipped = (clip_alone(scaled, part.clip, ask.weight)[0] if alone else
+                 clip(scaled, part.clip, ask.weight))
+      leaves.update(zip(part.leaves, clipped))
+    total = tf.nest.pack_sequence_as(gradient, [leaves[i] for i in range(len(leaves))])
+    if ask.groups:  # All of a record is zero if any of it is not finite, even in another group.
+      finite = is_finite([scaled for _, scaled in by_part])
+      total = trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)), total)
+  else:
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
                      f'Received: projection={ask.projection!r}.')
-  elif alone:
-    total, _ = clip_alone(_scaled(query, gradient), clip_norm, ask.weight)
-  else:
-    total = clip(_scaled(query, gradient), clip_norm, ask.weight)
   square = ()
   if ask.second is not None and ask.second.per_record_square:
     square = trees.map(tf.square, total)
-  return contract.Sums(total, square, _numbers(ask, query, clip_norm, gradient))
+  return contract.Sums(total, square, _numbers(ask.rider, by_part, clip_norm))
 
 
-def _numbers(
-    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree) -> Any:
+def _numbers(rider: Optional[contract.Rider], by_part: Any, clip_norm: trees.Scalar) -> Any:
   """Returns a record's contribution to the ask's rider; zero if it is not finite."""
-  if ask.rider is None:
+  if rider is None:
     return ()
-  scaled = _scaled(query, gradient)
-  if ask.groups:
-    scaled = scaled_groups(ask, query, scaled)
-  if ask.rider.of_groups:
-    norms = tf.stack([_norm(group) for group in scaled])
-    _, clips = bounds(query, clip_norm)
-    numbers = ask.rider.of_norm(norms, tf.cast(clips, norms.dtype))
-  else:
-    numbers = ask.rider.of_norm(scaled_norm(ask, query, gradient), clip_norm)
+  scaled = [leaves for _, leaves in by_part]
+  numbers = riding(rider, _norm(scaled), clip_norm, [_norm(one) for one in scaled],
+                   [part.clip for part, _ in by_part])
   return tf.where(is_finite(scaled), numbers, tf.zeros_like(numbers))
+
+
+def riding(
+    rider: contract.Rider, norm: tf.Tensor, clip_norm: trees.Scalar, norms: Any,
+    clips: Any) -> tf.Tensor:
+  """The rider's values for norms [...] of records, and `norms` and `clips` of their groups."""
+  if not rider.of_groups:
+    return rider.of_norm(norm, _like(clip_norm, norm))
+  return rider.of_norm(tf.stack(norms, -1), tf.stack([_like(one, norm) for one in clips]))
 
 
 def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
   """[] norm of a record in the geometry of a query; not finite for records that are not."""
-  scaled = _scaled(query, gradient)
-  return _norm(scaled_groups(ask, query, scaled) if ask.groups else scaled)
+  return _norm([leaves for _, leaves in _by_part(ask, query, 1.0, gradient)])
+
+
+def _by_part(
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar,
+    gradient: trees.Tree) -> List[Tuple['Part', List[tf.Tensor]]]:
+  """The parts of one record, with the leaves of each as they are clipped."""
+  # TFF may hand on what is absent as another empty nest.
+  scaled = geometry.rescale(gradient, query.scale) if tf.nest.flatten(query.scale) else gradient
+  leaves = tf.nest.flatten(scaled)
+  return [(part._replace(clip=_like(part.clip, leaves[part.leaves[0]])),
+           [leaves[i] if trees.absent(part.scale) else
+            tf.cast(part.scale, leaves[i].dtype) * leaves[i] for i in part.leaves])
+          for part in parts((ask,), (query,), (clip_norm,), len(leaves))]
 
 
 def _norm(tree: trees.Tree) -> tf.Tensor:
   ratio, peak = norm_and_peak(tree)
   return ratio * peak
-
-
-def _scaled(query: contract.Query, gradient: trees.Tree) -> trees.Tree:
-  scaled = tf.nest.flatten(query.scale)  # TFF may hand on what is absent as another empty nest.
-  return geometry.rescale(gradient, query.scale) if scaled else gradient
 
 
 def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) -> trees.Tree:
@@ -179,9 +193,7 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
   if geometry.is_kronecker(scale):
     raise ValueError("`projection` must be 'rescale' for scales that are `contract.Kronecker`: the "
                      "nearest point is known for diagonal ones only. Received: 'euclidean'.")
-  leaves = tf.nest.flatten(gradient)
-  x = tf.concat([tf.reshape(leaf, [-1]) for leaf in leaves], 0)
-  s = tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(scale)], 0)
+  x, s = trees.flatten(gradient), trees.flatten(scale)
   finite = is_finite(x) & is_finite(s * x)
   x = tf.where(finite, x, tf.zeros_like(x))
   # Unit peak in scaled space: no square overflows, and the root is scale free.
@@ -205,10 +217,7 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
 
   _, lam = tf.while_loop(
       lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], x.dtype)))
-  flat = clip(u * safe / (1 + lam * a), clip_norm)
-  parts = tf.split(flat, [leaf.shape.num_elements() for leaf in leaves])
-  return tf.nest.pack_sequence_as(
-      gradient, [tf.reshape(p, leaf.shape) for p, leaf in zip(parts, leaves)])
+  return trees.unflatten(clip(u * safe / (1 + lam * a), clip_norm), gradient)
 
 
 SHORTEST = 1e-12  # Of auto_v: below it, directions are rounding.
@@ -299,31 +308,3 @@ def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...
     raise ValueError('`groups` must name a group for every variable. '
                      f'Received: groups={groups} for {count} variables.')
   return rules_groups.members_of(groups)
-
-
-def scaled_groups(ask: contract.Ask, query: contract.Query,
-           tree: trees.Tree) -> Tuple[Tuple[Any, ...], ...]:
-  """The leaves of every group of one scaled record, multiplied by the group's scale."""
-  leaves = tf.nest.flatten(tree)
-  scale = tf.convert_to_tensor(query.groups.scale)
-  return tuple(tuple(tf.cast(scale[k], leaves[i].dtype) * leaves[i] for i in group)
-               for k, group in enumerate(of_leaves(ask.groups, len(leaves))))
-
-
-def clipped_groups(
-    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar,
-    tree: trees.Tree) -> trees.Tree:
-  """Returns one scaled record, its groups multiplied by their scale and clipped.
-
-  All of it is zero if any of it is not finite, even if other groups are.
-  """
-  result = list(tf.nest.flatten(tree))
-  _, absolute = bounds(query, clip_norm)
-  groups = scaled_groups(ask, query, tree)
-  for k, (group, leaves) in enumerate(zip(of_leaves(ask.groups, len(result)), groups)):
-    bound = tf.cast(absolute[k], leaves[0].dtype)
-    for i, leaf in zip(group, clip(list(leaves), bound, ask.weight)):
-      result[i] = leaf
-  finite = is_finite(groups)
-  return trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)),
-                   tf.nest.pack_sequence_as(tree, result))

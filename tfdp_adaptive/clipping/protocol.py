@@ -179,10 +179,14 @@ def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
   norm must not come back there, nor swallow others, by more than its clip norm.
   """
   count, squares = factor.products()
-  dtype = min((t.dtype for t in tensors(factor) if t.dtype.is_floating),
-              key=lambda one: one.size)
-  lost = (wide(count) + 4) * eps(dtype)
+  lost = (wide(count) + 4) * rounding(factor)
   return [norm + lost**2 * squares(scale) for norm, scale in zip(norms, scales)]
+
+
+def rounding(factor: Factor) -> float:
+  """Relative, of the coarsest of its tensors."""
+  dtypes = [t.dtype for t in tensors(factor) if t.dtype.is_floating]
+  return eps(min(dtypes, key=lambda one: one.size))
 
 
 def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -269,18 +273,17 @@ def cut(
     rows = 1 if most == 1 else tf.minimum(most, tf.maximum(n, 1))
   else:
     rows = -(-max(n, 1) // -(-max(n, 1) // most))  # As many blocks, of about one size.
-  missing = -n % rows
-  known = isinstance(missing, int)
-  count = (n + missing) // rows if known else None
+  return n, [split(x, -(-n // rows), rows) for x in values]
 
-  def divided(x: tf.Tensor) -> tf.Tensor:
-    if not known or missing:
-      x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
-    parts = tf.reshape(x, tf.concat([[-1, rows], tf.shape(x)[1:]], 0))
-    parts.set_shape([count, rows if isinstance(rows, int) else None] + x.shape[1:].as_list())
-    return parts
 
-  return n, [divided(x) for x in values]
+def split(x: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
+  """[n, ...] to [count, rows, ...], padded by zeros (False in a mask)."""
+  missing = count * rows - (tf.shape(x)[0] if x.shape[0] is None else x.shape[0])
+  if not isinstance(missing, int) or missing:
+    x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+  static = [size if isinstance(size, int) else None for size in (count, rows)]
+  parts = tf.reshape(x, tf.concat([[count, rows], tf.shape(x)[1:]], 0))
+  return tf.ensure_shape(parts, static + x.shape[1:].as_list())
 
 
 def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file per kind of layer: the factors of its per-example gradients."""
 
-from tfdp_adaptive.clipping.layers import attention
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.clipping.layers import dense
-from tfdp_adaptive.clipping.layers import einsum_dense
 from tfdp_adaptive.clipping.layers import embedding
 from tfdp_adaptive.clipping.layers import normalization
 from tfdp_adaptive.clipping.layers import recurrent
-from tfdp_adaptive.clipping.layers import time_distributed

@@ -161,7 +161,8 @@ def _windows(
     starts = [k // stride if stride > 1 else k * dilation
               for k, (_, stride, dilation, _) in zip(place, axes)]
     phase = phases[np.ravel_multi_index([k % s for k, s in zip(place, strides)], strides)]
-    yield phase[(slice(None), *map(slice, starts, np.add(starts, sizes)))]
+    cut = (slice(None), *map(slice, starts, np.add(starts, sizes)))
+    yield phase[cut]
 
 
 def factor(

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense: a matrix, a bias, and an activation after the tap."""
+"""Dense, EinsumDense and what is made of them, as attention: a product with labelled axes."""
 
-from typing import Optional, Tuple
+import string
+from typing import List, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import registry
 
 
@@ -42,19 +44,105 @@ def quantized(layer: compat.Layer) -> str:
 
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation, why=quantized)
 def dense(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  inputs, flat = sequence(call.inputs), sequence(cotangents)
+  steps = string.ascii_lowercase[2:call.inputs.shape.rank + 1]
+  yield from _product(layer, call, cotangents, f'{steps}a', 'ab', f'{steps}b')
+
+
+def _why_einsum(layer: compat.Layer) -> str:
+  left, outputs = layer.equation.replace(' ', '').split('->')
+  inputs, kernel = left.split(',')
+  if inputs[0] != outputs[0] or inputs[0] in kernel:
+    return 'the first axis is not the batch'
+  return quantized(layer)
+
+
+@registry.register(compat.keras.layers.EinsumDense, tap=registry.at_activation, why=_why_einsum)
+def einsum_dense(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+  yield from _product(layer, call, cotangents, *labels(layer.equation, call.inputs.shape.rank))
+
+
+def labels(equation: str, rank: int) -> Tuple[str, str, str]:
+  """`(inputs, kernel, outputs)` with the ellipsis spelled out."""
+  left, outputs = equation.replace(' ', '').split('->')
+  inputs, kernel = left.split(',')
+  if '...' in inputs:
+    free = [c for c in string.ascii_letters if c not in equation]
+    extra = ''.join(free[:rank - len(inputs) + 3])
+    inputs, outputs = inputs.replace('...', extra), outputs.replace('...', extra)
+  return inputs, kernel, outputs
+
+
+def _product(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor, left: str, kernel: str,
+    right: str) -> registry.Factors:
+  """The factors of a layer that multiplies by its kernel, by the labels of all axes."""
+  inputs, cotangents = (tf.cast(x, trees.wide(x.dtype)) for x in (call.inputs, cotangents))
   scale = lora_scale(layer)
   if scale is None:
-    yield layer.kernel, factors.Outer(inputs, flat, tuple(layer.kernel.shape))
-  else:  # kernel + scale * a b
-    a, b = (scale * tf.cast(tf.convert_to_tensor(v), inputs.dtype)
-            for v in (layer.lora_kernel_a, layer.lora_kernel_b))
-    yield layer.lora_kernel_a, factors.Outer(
-        inputs, times(flat, tf.transpose(b)), tuple(layer.lora_kernel_a.shape))
-    yield layer.lora_kernel_b, factors.Outer(
-        times(inputs, a), flat, tuple(layer.lora_kernel_b.shape))
+    yield layer.kernel, _factor(inputs, left, cotangents, right, kernel, layer.kernel.shape)
+  else:  # kernel + scale * a b, multiplied along the kernel's last axis
+    yield from _lora(layer, scale, inputs, left, cotangents, right, kernel)
   if layer.bias is not None:
     yield layer.bias, summed_to(cotangents, tuple(layer.bias.shape))
+
+
+def _lora(
+    layer: compat.Layer, scale: float, inputs: tf.Tensor, left: str, cotangents: tf.Tensor,
+    right: str, kernel: str) -> registry.Factors:
+  wide = lambda v: scale * tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
+  a, b = wide(layer.lora_kernel_a), wide(layer.lora_kernel_b)
+  last, rank = kernel[-1], next(c for c in string.ascii_letters if c not in left + kernel + right)
+  short = kernel[:-1] + rank
+  steps = ''.join(c for c in left if c in right and c not in kernel)
+  others = lambda side: ''.join(c for c in kernel[:-1] if c in side)
+  if last in right:
+    mapped = right.replace(last, rank)
+    yield layer.lora_kernel_a, _factor(
+        inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', cotangents, b), mapped,
+        short, layer.lora_kernel_a.shape)
+    mapped = steps + others(right) + rank
+    yield layer.lora_kernel_b, _factor(
+        tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, cotangents, right,
+        rank + last, layer.lora_kernel_b.shape)
+  else:
+    mapped = left.replace(last, rank)
+    yield layer.lora_kernel_a, _factor(
+        tf.einsum(f'{left},{rank}{last}->{mapped}', inputs, b), mapped, cotangents, right,
+        short, layer.lora_kernel_a.shape)
+    mapped = steps + others(left) + rank
+    yield layer.lora_kernel_b, _factor(
+        inputs, left, tf.einsum(f'{right},{short}->{mapped}', cotangents, a), mapped,
+        rank + last, layer.lora_kernel_b.shape)
+
+
+def _factor(
+    inputs: tf.Tensor, left: str, cotangents: tf.Tensor, right: str, kernel: str,
+    shape: Tuple[int, ...]) -> protocol.Factor:
+  """The factor of `kernel` in the product `left,kernel->right`, by its labels."""
+  shape = tuple(shape)
+  steps = [c for c in left if c in right and c not in kernel]
+  rows, columns = ([c for c in kernel if c in side] for side in (left, right))
+  if set(rows) & set(columns):  # A matrix of its own for every index they share.
+    return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents))
+  axes = tuple(kernel.index(c) for c in rows + columns)
+  return factors.Outer(
+      _matrix(inputs, left, steps, rows), _matrix(cotangents, right, steps, columns), shape,
+      axes if axes != tuple(range(len(shape))) else ())
+
+
+def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> tf.Tensor:
+  """[n, T, d]: axes `steps` joined, then `features` joined, others summed."""
+  wanted = ''.join(steps + features)
+  if names != wanted:
+    x = tf.einsum(f'{names}->{wanted}', x)
+  sizes = [x.shape[i] if x.shape[i] is not None else tf.shape(x)[i] for i in range(x.shape.rank)]
+  length, width = 1, 1
+  for size in sizes[1:len(steps)]:
+    length *= size
+  for size in sizes[len(steps):]:
+    width *= size
+  return tf.reshape(x, [-1, length, width])
 
 
 def times(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:

@@ -38,18 +38,8 @@ def _register(
       layer_class, **kwargs)
 
 
-def _normalization(scale: str, neutral: Any) -> registry.Gradients:
-  def gradients(
-      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-    cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
-    normalized = normalization.normalized(layer, call, **{scale: neutral})
-    yield getattr(layer, scale), dense.summed_to(
-        cotangents * normalized, tuple(getattr(layer, scale).shape))
-  return gradients
-
-
 for _module, (_name, _scale, _neutral) in _NORMALIZATIONS.items():
-  _register(f'models.{_module}', _name)(_normalization(_scale, _neutral))
+  _register(f'models.{_module}', _name)(normalization.scaled(_scale, **{_scale: _neutral}))
 
 
 def _argument(call: registry.Call, position: int, name: str, default: Any = None) -> Any:

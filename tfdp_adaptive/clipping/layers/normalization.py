@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that scale and shift what they computed: a vector per example."""
+"""Layers that scale and shift what they computed, or scores: a vector per example."""
 
-from typing import Any, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import tensorflow as tf
 
@@ -14,23 +14,7 @@ from tfdp_adaptive.clipping.layers import registry
 layers = compat.keras.layers
 
 
-def _axes(layer: compat.Layer, rank: int) -> Tuple[int, ...]:
-  axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-  axes = sorted(axis % rank for axis in axes)
-  if 0 in axes:
-    raise registry.Unsupported(f'Layer {layer.name!r} must not normalise over the batch. '
-                               f'Received: axis={layer.axis}.')
-  return tuple(axes)
-
-
-def _vectors(x: tf.Tensor, axes: Tuple[int, ...]) -> factors.Explicit:
-  """[n, ...] summed over everything but the first axis and `axes`."""
-  others = [i for i in range(1, x.shape.rank) if i not in axes]
-  total = tf.reduce_sum(x, others) if others else x
-  return factors.explicit(total)
-
-
-def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
+def _normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
   """Returns the scale and shift of a layer, from its own code with attributes replaced.
 
   This repeats the operations of the layer's call. TensorFlow computes them only once.
@@ -40,42 +24,66 @@ def normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.T
   return tf.cast(outputs, trees.wide(outputs.dtype))
 
 
-@registry.register(
-    layers.LayerNormalization,
-    why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')
-def layer_normalization(
-    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
-  axes = _axes(layer, cotangents.shape.rank)
-  if layer.gamma is not None:
-    yield layer.gamma, _vectors(cotangents * normalized(layer, call, gamma=None, beta=None), axes)
-  if layer.beta is not None:
-    yield layer.beta, _vectors(cotangents, axes)
+def scaled(scale: str, shift: str = '', /, **without: Any) -> registry.Gradients:
+  """The gradients of layers that scale, and may shift, what they computed.
 
-
-@registry.register(layers.GroupNormalization)
-def group_normalization(
-    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
-  axes = _axes(layer, cotangents.shape.rank)
-  if layer.gamma is not None:
-    without = normalized(layer, call, scale=False, center=False)
-    yield layer.gamma, _vectors(cotangents * without, axes)
-  if layer.beta is not None:
-    yield layer.beta, _vectors(cotangents, axes)
-
-
-if hasattr(layers, 'RMSNormalization'):  # Keras 3.
-
-  @registry.register(layers.RMSNormalization)
-  def rms_normalization(
+  Args:
+    scale: Name of the layer's scale, which may be None.
+    shift: Name of its shift.
+    **without: Attributes with which the layer does neither.
+  """
+  def gradients(
       layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
     cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
-    yield layer.scale, _vectors(
-        cotangents * normalized(layer, call, scale=None), _axes(layer, cotangents.shape.rank))
+    rank, axes = cotangents.shape.rank, getattr(layer, 'axis', -1)
+    kept = [axis % rank for axis in (axes if isinstance(axes, (list, tuple)) else [axes])]
+    if 0 in kept:
+      raise registry.Unsupported(f'Layer {layer.name!r} must not normalise over the batch. '
+                                 f'Received: axis={axes}.')
+    summed = [i for i in range(1, rank) if i not in kept]
+    if getattr(layer, scale) is not None:
+      products = cotangents * _normalized(layer, call, **without)
+      yield getattr(layer, scale), factors.explicit(tf.reduce_sum(products, summed))
+    if shift and getattr(layer, shift) is not None:
+      yield getattr(layer, shift), factors.explicit(tf.reduce_sum(cotangents, summed))
+  return gradients
+
+
+registry.register(
+    layers.LayerNormalization,
+    why=lambda layer: 'rms_scaling' if getattr(layer, 'rms_scaling', False) else '')(
+        scaled('gamma', 'beta', gamma=None, beta=None))
+registry.register(layers.GroupNormalization)(scaled('gamma', 'beta', scale=False, center=False))
+if hasattr(layers, 'RMSNormalization'):  # Keras 3.
+  registry.register(layers.RMSNormalization)(scaled('scale', scale=None))
 
 
 @registry.register(layers.PReLU)
 def prelu(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs = tf.cast(call.inputs, cotangents.dtype)
   yield layer.alpha, dense.summed_to(tf.minimum(inputs, 0) * cotangents, tuple(layer.alpha.shape))
+
+
+def _at_scale(
+    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
+    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+  """Taps the scale, repeated per example, whose gradients are per-example gradients."""
+  if layer.scale is None:
+    return registry.at_output(layer, function, tape, args, kwargs)
+  query = args[0][0]
+  scale = tf.cast(tf.convert_to_tensor(layer.scale), query.dtype)
+  one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Beside queries and values.
+  scales = tf.broadcast_to(tf.reshape(scale, [1, *one]), [tf.shape(query)[0], *one])
+  tape.watch(scales)
+  with registry.swapped(layer, scale=scales):
+    outputs = function(*args, **kwargs)
+  return outputs, scales, ()
+
+
+@registry.register(
+    layers.Attention, layers.AdditiveAttention, tap=_at_scale,
+    why=lambda layer: 'concat' if getattr(layer, 'score_mode', 'dot') == 'concat' else '')
+def attention(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+  if layer.scale is not None:
+    cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
+    yield layer.scale, factors.explicit(tf.reshape(cotangents, [-1, *layer.scale.shape]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM, GRU and SimpleRNN.
+"""Layers along time: LSTM, GRU and SimpleRNN; and TimeDistributed.
 
 The layer's own loop gives the result; a second one, with the products by the
 input kernel taken out of it, gives the derivatives: it is what the tape sees, and
@@ -8,7 +8,7 @@ states before each step and the same cotangents.
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -225,17 +225,15 @@ def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
   flow, previous, extras, weights = call.saved
   wide = lambda t: tf.transpose(tf.cast(t, trees.wide(t.dtype)), [1, 0, 2])
   cotangents, cell = wide(cotangents), layer.cell
-  yield cell.kernel, _outer(wide(flow), cotangents, weights.inputs, cell.kernel)
-  inner, states = cotangents, wide(previous)
+  yield cell.kernel, _outer([wide(flow)], cotangents, weights.inputs, cell.kernel)
+  inner, before = cotangents, [wide(previous)]
   if extras and cell.reset_after:
     # The reset gate lies between the product and its cotangent.
     z, r, h = tf.split(cotangents, 3, -1)
     inner = tf.concat([z, r, h * wide(extras[0])], -1)
-  if extras and not cell.reset_after:
-    yield cell.recurrent_kernel, _reset_before(
-        states, wide(extras[0]), cotangents, weights.states, cell.recurrent_kernel)
-  else:
-    yield cell.recurrent_kernel, _outer(states, inner, weights.states, cell.recurrent_kernel)
+  elif extras:  # The candidate's product takes `reset * state`.
+    before = [*before, *before, wide(extras[0]) * before[0]]
+  yield cell.recurrent_kernel, _outer(before, inner, weights.states, cell.recurrent_kernel)
   if cell.bias is not None:
     bias = tf.reduce_sum(cotangents, 1)
     if cell.bias.shape[0] == 2 and len(cell.bias.shape) == 2:
@@ -244,25 +242,16 @@ def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
 
 
 def _outer(
-    inputs: tf.Tensor, cotangents: tf.Tensor, masks: Any,
+    inputs: Sequence[tf.Tensor], cotangents: tf.Tensor, masks: Any,
     variable: compat.Variable) -> factors.Outer:
-  """The factor of a product whose inputs were masked, for each gate or for all."""
-  masks = [tf.cast(mask, inputs.dtype)[:, tf.newaxis] for mask in masks or []]
-  if len(masks) <= 1:
-    inputs = inputs * masks[0] if masks else inputs
-    return factors.Outer(inputs, cotangents, tuple(variable.shape))
-  return _by_gate([inputs * mask for mask in masks], cotangents, variable)
-
-
-def _reset_before(
-    states: Any, reset: tf.Tensor, cotangents: tf.Tensor, masks: Any,
-    variable: compat.Variable) -> factors.Outer:
-  """GRU with `reset_after=False`: the candidate's product takes `reset * state`."""
-  inputs = [states, states, reset * states]
+  """The factor of a product whose inputs were masked; both are of all gates, or one for each."""
   if masks:
-    masks = [tf.cast(mask, states.dtype)[:, tf.newaxis] for mask in masks]
-    masks = masks * 3 if len(masks) == 1 else masks
-    inputs = [x * mask for x, mask in zip(inputs, masks)]
+    masks = [tf.cast(mask, cotangents.dtype)[:, tf.newaxis] for mask in masks]
+    gates = max(len(inputs), len(masks))
+    inputs = [x * mask for x, mask in zip(
+        [*inputs] * (gates // len(inputs)), masks * (gates // len(masks)))]
+  if len(inputs) == 1:
+    return factors.Outer(inputs[0], cotangents, tuple(variable.shape))
   return _by_gate(inputs, cotangents, variable)
 
 
@@ -274,3 +263,13 @@ def _by_gate(
       tf.concat([part if i == j else tf.zeros_like(part) for j, part in enumerate(parts)], -1)
       for i in range(len(inputs))]
   return factors.Outer(tf.concat(inputs, 1), tf.concat(cotangents, 1), tuple(variable.shape))
+
+
+if compat.TIME_DISTRIBUTED_FOLDS:  # Keras 2 joins steps with the batch; Keras 3 has a call a step.
+
+  @registry.register(layers.TimeDistributed, folds=True)
+  def time_distributed(
+      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> Iterable[Any]:
+    """Has no variables but those of the layer inside."""
+    del layer, call, cotangents
+    return ()
