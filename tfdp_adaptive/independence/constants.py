@@ -61,16 +61,19 @@ def held(concrete: Any) -> Held:
     >>> held(tf.function(lambda: tf.reduce_sum(table * 3.0)).get_concrete_function()).shapes
     [(2,)]
   """
-  definition = concrete.graph.as_graph_def()
   values = [tf.make_ndarray(node.attr['value'].tensor)
-            for nodes in [definition.node] + [f.node_def for f in definition.library.function]
-            for node in nodes if node.op == 'Const' and (
-                tf.as_dtype(node.attr['dtype'].type).is_floating)]
+            for node in nodes(concrete.graph.as_graph_def())
+            if node.op == 'Const' and tf.as_dtype(node.attr['dtype'].type).is_floating]
   values += [outer.numpy() for outer, _ in concrete.graph.captures
              if outer.dtype.is_floating and hasattr(outer, 'numpy')]
   shapes = [tuple(value.shape) for value in values
             if value.size > 1 and (value != value.ravel()[0]).any()]
   return Held(shapes, tuple(concrete.graph.variables))
+
+
+def nodes(definition: Any) -> List[Any]:
+  """All nodes of a graph's definition and of its functions."""
+  return [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
 
 
 class Constants(NamedTuple):

@@ -23,12 +23,11 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.independence import constants as constants_lib
-from tfdp_adaptive.independence import draws
 from tfdp_adaptive.independence import probes
 
 SIZE = 7  # Examples in a batch; unlike the lengths of axes that models leave open.
 _MORE = 6  # Times as many.
-_OTHER_DRAWS = (0.37, 0.71, draws.LEAST, draws.MOST)
+_OTHER_DRAWS = (0.37, 0.71, probes.LEAST, probes.MOST)
 _LATE = 10**6  # Steps.
 # With more numbers to compare or to compute in a run, there are fewer runs.
 _HEAVY, _HEAVY_TO_COMPUTE = 2e6, 2e7
@@ -66,7 +65,7 @@ def check(
   held = constants_lib.held(first.concrete)
   if not bookkeeping.supports(model, traces.nest(leaves))[0]:
     return held  # Another engine runs every example by itself.
-  random = draws.has_draws(first.concrete)
+  random = probes.has_draws(first.concrete)
   constants = constants_lib.compared(first.concrete)
   _check_contents(traces, leaves)
   for salt in _OTHER_DRAWS if random else ():
