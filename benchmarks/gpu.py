@@ -31,8 +31,8 @@ except ImportError as error:
 import models
 import steps_ours
 
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 CASES = ('plain', 'isotropic', 'diagonal', 'plain fit', 'DPAdam fit', 'STP fit')
 NORMALS = 10**7
@@ -100,11 +100,11 @@ def report(name, device, seconds):
 
 def report_noise(seconds):
   """A row of normals: its time, and whether the processor draws the same."""
-  specs = gaussian.flat_specs((tf.TensorSpec([NORMALS]),))
-  draw = tf.function(lambda: gaussian.vectors(keys.from_seed(1), specs)[0], autograph=False)
+  specs = streams.flat_specs((tf.TensorSpec([NORMALS]),))
+  draw = tf.function(lambda: streams.vectors(keys.from_seed(1), specs)[0], autograph=False)
   here = draw().numpy()
   with tf.device('CPU:0'):
-    there = gaussian.vectors(keys.from_seed(1), specs)[0].numpy()
+    there = streams.vectors(keys.from_seed(1), specs)[0].numpy()
   spent = turns({'row': lambda: draw()[0].numpy()}, seconds)['row']
   print(f'\na row of {NORMALS:,} normals: {1e3 * statistics.median(spent):.2f} ms; from the '
         f"processor's it differs by at most {np.abs(here - there).max():.1e}")

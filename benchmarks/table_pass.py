@@ -26,8 +26,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 ROUNDS, BATCH_SIZE, STDDEV = 31, 256., 1.
 REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'table_pass.txt'
@@ -42,14 +42,14 @@ def adam(table, m, v, gradient):
 def cases(words, size, batch):
   """{name: () -> one step}."""
   count = words * size
-  flat = gaussian.flat_specs((tf.TensorSpec([count]),))
+  flat = streams.flat_specs((tf.TensorSpec([count]),))
   rows = tf.random.uniform([batch], 0, words, tf.int32)
   values = tf.random.normal([batch, size])
   state = [tf.Variable(tf.zeros([count])) for _ in range(3)]
   key = keys.from_seed(1)
 
   def draw():
-    return gaussian.vectors(key, flat)[0][:count]
+    return streams.vectors(key, flat)[0][:count]
 
   def scattered():
     return tf.reshape(tf.scatter_nd(rows[:, None], values, [words, size]), [count])

@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 STEPS = 12
 MECHANISMS = {
@@ -43,7 +43,7 @@ def row_keys(seed, count):
 
 def normals(key, specs):
   """[n] float64 elements of the standard normal tree like `specs`."""
-  return flat(gaussian.unflatten(gaussian.vectors(key, gaussian.flat_specs(specs)), specs))
+  return flat(streams.unflatten(streams.vectors(key, streams.flat_specs(specs)), specs))
 
 
 def rows(mechanism, each_key, specs):

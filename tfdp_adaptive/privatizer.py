@@ -221,15 +221,15 @@ class Privatizer:
       asked = share > 0
       allowed = is_open & asked
       spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
-      mean = trees.map(
-          lambda t: tf.where(allowed, t / self.batch_size, 0), _as_specs(ask_sums.total, spec[0]))
+      noised = functools.partial(_noised, row_variance=row_variance, asked=asked,
+                                 grid_steps=self._grid_steps)
+      mean = self._mean(ask_sums.total, spec[0], allowed)
       if ask.second is None:
         std, value, value_std = (
             contract.mean_sensitivity(clip, self.batch_size, self.adjacency), (), ())
       else:
-        square = () if not ask.second.per_record_square else trees.map(
-            lambda t: tf.where(allowed, t / self.batch_size, 0),
-            _as_specs(ask_sums.square, self.specs))
+        square = () if not ask.second.per_record_square else self._mean(
+            ask_sums.square, self.specs, allowed)
         std, value_std = ask.second.stddevs(clip, self.batch_size, self.adjacency)
         value, new_secret = ask.second.measure(mean, square, clip, secret)
         # Past the end the value must go too: it may hold the clean past.
@@ -237,25 +237,28 @@ class Privatizer:
         secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
       rider = ((), ())
       if ask.rider is not None:
-        numbers = trees.map(lambda t: tf.where(allowed, t / self.batch_size, 0),
-                            _as_specs(ask_sums.rider, spec[2]))
-        rider = _noised(numbers, row[2], tf.constant(rider_std, dtype), spread, row_variance, asked,
-                        self._grid_steps)
+        numbers = self._mean(ask_sums.rider, spec[2], allowed)
+        rider = noised(numbers, row[2], tf.constant(rider_std, dtype), spread)
+      second = ((), ()) if ask.second is None else noised(
+          value, row[1], value_std, factor * spread)
       releases.append(contract.Release(
-          *_noised(mean, row[0], std, factor * spread, row_variance, asked, self._grid_steps),
-          *(_noised(value, row[1], value_std, factor * spread, row_variance, asked,
-                     self._grid_steps)
-            if ask.second is not None else ((), ())), *rider))
+          *noised(mean, row[0], std, factor * spread), *second, *rider))
       secrets.append(secret)
     return tuple(releases), State(noise, tuple(secrets))
+
+  def _mean(self, total: trees.Tree, specs: trees.Tree, allowed: tf.Tensor) -> trees.Tree:
+    """A sum divided by B; zero where nothing may be released."""
+    return trees.map(
+        lambda t: tf.where(allowed, t / self.batch_size, 0), _as_specs(total, specs))
 
   def _dtype(self) -> tf.DType:
     return tf.nest.flatten(self.specs)[0].dtype
 
 
 def _noised(
-    value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, row_variance: tf.Tensor,
-    asked: tf.Tensor, grid_steps: Optional[int] = None) -> Tuple[trees.Tree, tf.Tensor]:
+    value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, *,
+    row_variance: tf.Tensor, asked: tf.Tensor,
+    grid_steps: Optional[int]) -> Tuple[trees.Tree, tf.Tensor]:
   """`(value + noise, variance of the noise)`; nothing where not asked."""
   std = tf.cast(std, spread.dtype) * spread
   if grid_steps is None:

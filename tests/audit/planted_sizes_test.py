@@ -19,7 +19,7 @@ from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.examples import white_box
-from tfdp_adaptive.noise import gaussian as noise_gaussian
+from tfdp_adaptive.noise import streams
 
 COMMAND = ['audit', '--white-box', '--method', 'DPAdam', '--canaries', '64', '--steps', '8',
            '--batch-size', '8']
@@ -105,11 +105,11 @@ def test_the_noise_of_what_rides_along_is_seen_under_replace(clipping):
 
 
 def test_a_tail_that_is_cut_is_seen():
-  transform = noise_gaussian._transform
+  transform = streams._transform
   right = noise_rows.measure(subjects.of(optimizer(plan=dict(steps=12)), 512), 3)
   assert right.p_value > 1e-3, right
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(noise_gaussian, '_transform',
+    patch.setattr(streams, '_transform',
                   lambda bits: tf.clip_by_value(transform(bits), -3.7, 3.7))
     wrong = noise_rows.measure(subjects.of(optimizer(plan=dict(steps=12)), 512), 3)
   assert wrong.p_value < 1e-3 and 'far from zero' in wrong.what

@@ -9,14 +9,14 @@ from scipy import stats
 import tensorflow as tf
 
 from tfdp_adaptive import trees
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 TYPES = pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
 
 
 def draw(seed, count, dtype=tf.float32, jit_compile=None):
-  vectors = lambda key: gaussian.vectors(key, (tf.TensorSpec([count], dtype),))[0]
+  vectors = lambda key: streams.vectors(key, (tf.TensorSpec([count], dtype),))[0]
   if jit_compile is not None:
     vectors = tf.function(vectors, jit_compile=jit_compile, autograph=False)
   return vectors(keys.from_seed(seed)).numpy().astype(np.float64)
@@ -28,7 +28,7 @@ def test_box_muller_of_chosen_integers(dtype):
   radii = [0, 1, 2, 1000, 2**(width // 2) + 1, 2**(width - 1), 3 * 2**(width - 2)]
   angles = [0, 2**(width - 3), 2**(width - 2), 5 * 2**(width - 3), 2**width - 1]
   bits = np.array([(r, a) for r in radii for a in angles], integer).T
-  actual = gaussian.box_muller(tf.constant(bits)).numpy()
+  actual = streams.box_muller(tf.constant(bits)).numpy()
   u = (bits[0].astype(np.longdouble) + 0.5) * np.longdouble(2)**-width
   radius = np.sqrt(-2 * np.log(u)).astype(np.float64)
   angle = 2 * math.pi * bits[1].astype(np.float64) * 2.0**-width
@@ -39,7 +39,7 @@ def test_box_muller_of_chosen_integers(dtype):
   largest = math.sqrt(2 * (width + 1) * math.log(2))
   np.testing.assert_allclose(np.abs(actual).max(), largest, rtol=10 * precision)
   assert largest > (6.7 if dtype == tf.float32 else 9.4)
-  shortest = gaussian.box_muller(tf.constant([[2**width - 1], [0]], bits.dtype))
+  shortest = streams.box_muller(tf.constant([[2**width - 1], [0]], bits.dtype))
   assert 0 < np.abs(shortest).max() < 2 * math.sqrt(precision)  # Finite: u stays below one.
 
 
@@ -52,10 +52,10 @@ def test_sine_of_integers_is_exact_to_rounding(dtype):
   turn = np.concatenate([np.array(corners, integer), random])
   signed = turn.astype(np.int64 if width == 64 else np.int32).astype(np.longdouble)
   exact = np.sin(signed * np.longdouble(2)**(1 - width) * np.longdouble('3.14159265358979323846'))
-  actual = gaussian.sine(tf.constant(turn), dtype).numpy()
+  actual = streams.sine(tf.constant(turn), dtype).numpy()
   assert np.abs(actual - exact).max() < 2 * np.finfo(dtype.as_numpy_dtype).eps
   # Zeros and extremes are where they belong, whatever the rounding.
-  zeros = gaussian.sine(tf.constant([0, 2**(width - 1)], turn.dtype), dtype)
+  zeros = streams.sine(tf.constant([0, 2**(width - 1)], turn.dtype), dtype)
   np.testing.assert_array_equal(zeros, [0, 0])
 
 
@@ -87,7 +87,7 @@ def test_xla_draws_the_same_numbers(dtype, count):
   bits = tf.random.stateless_uniform(
       [2, count // 2], keys.from_seed(7), minval=None, maxval=None, alg='philox',
       dtype={tf.float32: tf.uint32, tf.float64: tf.uint64}[dtype])
-  plain = tf.reshape(gaussian.box_muller(bits), [-1])
+  plain = tf.reshape(streams.box_muller(bits), [-1])
   np.testing.assert_allclose(eager, plain, atol=tolerance)
 
 
@@ -100,24 +100,24 @@ def test_tensorflows_own_normals_would_not_do():
 
 def test_flat_vectors_become_the_tree():
   specs = {'b': tf.TensorSpec([2, 2]), 'a': [tf.TensorSpec([], tf.float64), tf.TensorSpec([3])]}
-  flat = gaussian.flat_specs(specs)
+  flat = streams.flat_specs(specs)
   assert {(s.dtype, tuple(s.shape)) for s in flat} == {(tf.float64, (2,)), (tf.float32, (8,))}
-  tree = gaussian.unflatten(tuple(tf.range(s.shape[0], dtype=s.dtype) for s in flat), specs)
+  tree = streams.unflatten(tuple(tf.range(s.shape[0], dtype=s.dtype) for s in flat), specs)
   np.testing.assert_array_equal(tree['a'][0], 0.0)
   np.testing.assert_array_equal(tree['a'][1], [0, 1, 2])
   np.testing.assert_array_equal(tree['b'], [[3, 4], [5, 6]])
-  (long,) = gaussian.flat_specs([tf.TensorSpec([99_991]), tf.TensorSpec([3, 7])])
+  (long,) = streams.flat_specs([tf.TensorSpec([99_991]), tf.TensorSpec([3, 7])])
   assert long.shape[0] >= 99_991 + 21 and long.shape[0] % 2048 == 0
-  assert [t.shape for t in gaussian.unflatten((tf.zeros(long.shape),), [
+  assert [t.shape for t in streams.unflatten((tf.zeros(long.shape),), [
       tf.TensorSpec([99_991]), tf.TensorSpec([3, 7])])] == [(99_991,), (3, 7)]
 
 
 def test_types_have_streams_of_their_own():
-  flat = gaussian.flat_specs([tf.TensorSpec([1000]), tf.TensorSpec([1000], tf.float64)])
+  flat = streams.flat_specs([tf.TensorSpec([1000]), tf.TensorSpec([1000], tf.float64)])
   radius = lambda vector: np.hypot(*np.split(vector.numpy().astype(np.float64), 2))
-  single, double = map(radius, gaussian.vectors(keys.from_seed(2), flat))
-  shared = radius(gaussian.vectors(keys.from_seed(2), flat[:1])[0])
-  doubled = radius(gaussian.vectors(keys.from_seed(2), flat[1:])[0])
+  single, double = map(radius, streams.vectors(keys.from_seed(2), flat))
+  shared = radius(streams.vectors(keys.from_seed(2), flat[:1])[0])
+  doubled = radius(streams.vectors(keys.from_seed(2), flat[1:])[0])
   # Of one key, float64 would read in pairs the words that float32 reads one by one.
   np.testing.assert_allclose(doubled[:250], shared[1::2], atol=1e-3)
   for words in (single[1::2], single[::2], single[:250], single[250:]):

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import queries
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 
 tree_aggregation = compat.privacy_module('tree_aggregation')
@@ -43,7 +43,7 @@ class ConstantNodes(queries.MechanismSumQuery):
   def get_noised_result(self, sample_state, global_state):
     constant = lambda key, flat: tuple(tf.fill(s.shape, tf.cast(self._value, s.dtype))
                                        for s in flat)
-    with mock.patch.object(gaussian, 'vectors', constant):
+    with mock.patch.object(streams, 'vectors', constant):
       return super().get_noised_result(sample_state, global_state)
 
 

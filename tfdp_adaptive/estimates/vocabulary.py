@@ -18,6 +18,7 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive.accounting import cost
 
@@ -82,12 +83,8 @@ def private_vocabulary(
   Returns:
     A `PrivateVocabulary` of at most `size` words.
   """
-  for name, value in dict(noise_multiplier=noise_multiplier, size=size,
-                          words_per_user=words_per_user).items():
-    if not value > 0:
-      raise ValueError(f'`{name}` must be positive. Received: {name}={value}.')
-  if not 0 < delta < 1:
-    raise ValueError(f'`delta` must be in (0, 1). Received: delta={delta}.')
+  checks.positive(noise_multiplier=noise_multiplier, size=size, words_per_user=words_per_user)
+  checks.probability(delta=delta)
   counts: Dict[str, float] = collections.defaultdict(float)
   for words in words_of_users.values():
     for word, weight in _votes(words, words_per_user):

@@ -16,7 +16,6 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
@@ -45,18 +44,15 @@ def _recursion(
   slots = rows.shape[1] - 1
   solve = trees.one_pass(_solve)
 
-  def empty(flat: gaussian.Specs) -> Any:
-    return tuple(streams.zeros(flat) for _ in range(slots))
-
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
+      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
     outputs = tuple(
         solve(z, tf.gather(tf.constant(rows, z.dtype), index(row)), [slot[i] for slot in history])
-        for i, z in enumerate(gaussian.vectors(key, flat)))
+        for i, z in enumerate(streams.vectors(key, flat)))
     return outputs, ((outputs,) + tuple(history))[:slots]
 
-  return streams.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, slots, advance)
 
 
 def _solve(x: tf.Tensor, c: tf.Tensor, slots: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import blt
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
@@ -30,16 +29,13 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
 
   step = trees.one_pass(buffered_step)
 
-  def empty(flat: gaussian.Specs) -> Any:
-    return tuple(streams.zeros(flat) for _ in decays)
-
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
+      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
     del row
     pairs = [step(z, [buffer[i] for buffer in history])
-             for i, z in enumerate(gaussian.vectors(key, flat))]
+             for i, z in enumerate(streams.vectors(key, flat))]
     outputs, buffers = zip(*pairs)
     return outputs, tuple(zip(*buffers))
 
-  return streams.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, len(decays), advance)

@@ -16,7 +16,6 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
 from tfdp_adaptive.mechanisms import tree
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
@@ -58,15 +57,11 @@ def _regenerated(
     coefficient: `(row, k, dtype) -> C^-1[row, row - k]`.
   """
 
-  def empty(flat: gaussian.Specs) -> Any:
-    del flat
-    return tf.zeros([lags, 2], tf.int64) if lags else ()
-
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
-    def term(k: Any, key: tf.Tensor) -> gaussian.Vectors:
-      return tuple(coefficient(row, k, z.dtype) * z for z in gaussian.vectors(key, flat))
+      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
+    def term(k: Any, key: tf.Tensor) -> streams.Vectors:
+      return tuple(coefficient(row, k, z.dtype) * z for z in streams.vectors(key, flat))
 
     x = term(tf.zeros_like(row), key)
     if not lags:
@@ -79,4 +74,5 @@ def _regenerated(
         (tf.ones_like(row), x), parallel_iterations=1)
     return x, tf.tensor_scatter_nd_update(history, [[row % lags]], [key])
 
-  return streams.build(mechanism, key_source, empty, advance)
+  return streams.build(
+      mechanism, key_source, lambda: tf.zeros([lags, 2], tf.int64) if lags else (), advance)

@@ -15,7 +15,6 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from tfdp_adaptive.mechanisms import tree
-from tfdp_adaptive.noise import gaussian
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import regenerated
 from tfdp_adaptive.noise import streams
@@ -31,21 +30,18 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
   weights = [float(w) for w in run.level_weights]
   levels = mechanism.levels
 
-  def empty(flat: gaussian.Specs) -> Any:
-    return tuple(streams.zeros(flat) for _ in range(levels - 1))
-
   def advance(
       key: tf.Tensor, row: tf.Tensor, lefts: Any,
-      flat: gaussian.Specs) -> Tuple[gaussian.Vectors, Any]:
+      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
     steps = row % mechanism.block + 1  # In this tree.
     node_keys = keys.children(key, levels)
 
-    def draw(level: int) -> gaussian.Vectors:
-      return tuple(weights[level] * scale * n for n in gaussian.vectors(node_keys[level], flat))
+    def draw(level: int) -> streams.Vectors:
+      return tuple(weights[level] * scale * n for n in streams.vectors(node_keys[level], flat))
 
     def merge(
-        level: int, right: gaussian.Vectors,
-        replaced: gaussian.Vectors) -> Tuple[gaussian.Vectors, gaussian.Vectors]:
+        level: int, right: streams.Vectors,
+        replaced: streams.Vectors) -> Tuple[streams.Vectors, streams.Vectors]:
       left = lefts[level - 1]
       node = tuple(own + (1 - weights[level]) * (l + r)
                    for own, l, r in zip(draw(level), left, right))
@@ -61,7 +57,7 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
           lambda node=node, replaced=replaced: (node, replaced))
     return tuple(map(tf.subtract, node, replaced)), tuple(kept)
 
-  return streams.build(mechanism, key_source, empty, advance)
+  return streams.build(mechanism, key_source, levels - 1, advance)
 
 
 def _select(condition: tf.Tensor, new: Any, old: Any) -> Any:
