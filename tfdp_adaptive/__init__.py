@@ -12,6 +12,8 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import pkgutil
+import re
 import sys
 import threading
 from typing import Any, Callable, Dict, List, TYPE_CHECKING
@@ -42,38 +44,7 @@ if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do edit
   from tfdp_adaptive.keras.arguments import Performance as Performance
   from tfdp_adaptive.keras.fixes import fix_model as fix_model
   from tfdp_adaptive.keras.model import DPModel as DPModel
-  from tfdp_adaptive.keras.named_optimizers import AdaDPS as AdaDPS
-  from tfdp_adaptive.keras.named_optimizers import DP2AdaGrad as DP2AdaGrad
-  from tfdp_adaptive.keras.named_optimizers import DP2RMSprop as DP2RMSprop
-  from tfdp_adaptive.keras.named_optimizers import DP2Yogi as DP2Yogi
-  from tfdp_adaptive.keras.named_optimizers import DPAdaGrad as DPAdaGrad
-  from tfdp_adaptive.keras.named_optimizers import DPAdaGradBC as DPAdaGradBC
-  from tfdp_adaptive.keras.named_optimizers import DPAdaGradIME as DPAdaGradIME
-  from tfdp_adaptive.keras.named_optimizers import DPAdaGradSTP as DPAdaGradSTP
-  from tfdp_adaptive.keras.named_optimizers import DPAdam as DPAdam
-  from tfdp_adaptive.keras.named_optimizers import DPAdamBC as DPAdamBC
-  from tfdp_adaptive.keras.named_optimizers import DPAdamIME as DPAdamIME
-  from tfdp_adaptive.keras.named_optimizers import DPAdamJME as DPAdamJME
-  from tfdp_adaptive.keras.named_optimizers import DPAdamSTP as DPAdamSTP
-  from tfdp_adaptive.keras.named_optimizers import DPAdamW as DPAdamW
-  from tfdp_adaptive.keras.named_optimizers import DPKFC as DPKFC
-  from tfdp_adaptive.keras.named_optimizers import DPMuon as DPMuon
-  from tfdp_adaptive.keras.named_optimizers import DPRMSprop as DPRMSprop
-  from tfdp_adaptive.keras.named_optimizers import DPRMSpropBC as DPRMSpropBC
-  from tfdp_adaptive.keras.named_optimizers import DPRMSpropSTP as DPRMSpropSTP
-  from tfdp_adaptive.keras.named_optimizers import DPSGD as DPSGD
-  from tfdp_adaptive.keras.named_optimizers import DPShampoo as DPShampoo
-  from tfdp_adaptive.keras.named_optimizers import DPSOAP as DPSOAP
-  from tfdp_adaptive.keras.named_optimizers import DPYogi as DPYogi
-  from tfdp_adaptive.keras.named_optimizers import NoisyAdaGrad as NoisyAdaGrad
-  from tfdp_adaptive.keras.named_optimizers import (
-    NonPrivateNoiselessAdam as NonPrivateNoiselessAdam,
-  )
-  from tfdp_adaptive.keras.named_optimizers import PAGAN as PAGAN
-  from tfdp_adaptive.keras.named_optimizers import PASAN as PASAN
-  from tfdp_adaptive.keras.named_optimizers import PDADPMD as PDADPMD
-  from tfdp_adaptive.keras.named_optimizers import PDPSGD as PDPSGD
-  from tfdp_adaptive.keras.named_optimizers import SideInformationAdam as SideInformationAdam
+  from tfdp_adaptive.keras.named_optimizers import *  # noqa: F403
   from tfdp_adaptive.keras.optimizer import DPOptimizer as DPOptimizer
   from tfdp_adaptive.keras.private import DPFunctional as DPFunctional
   from tfdp_adaptive.keras.private import DPSequential as DPSequential
@@ -94,8 +65,12 @@ def _listed(spec: Any) -> Dict[str, str]:
           for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-_EXPORTS = {name: where for name, where in _listed(__spec__).items() if where != __name__}
-_SUBPACKAGES = sorted({*_listed(__spec__)} - {*_EXPORTS})
+_LISTED = _listed(__spec__)
+_OPTIMIZERS = str(pkgutil.get_data(__name__, 'keras/named_optimizers.py') or b'', 'utf-8')
+_LISTED.update(dict.fromkeys(
+    re.findall(r'^(\w+) = _class\(', _OPTIMIZERS, re.MULTILINE), _LISTED.pop('*')))
+_EXPORTS = {name: where for name, where in _LISTED.items() if where != __name__}
+_SUBPACKAGES = sorted({*_LISTED} - {*_EXPORTS})
 # Without what needs a library that not every environment can have.
 __all__ = sorted({'__version__', *_EXPORTS, *_SUBPACKAGES} - {'queries'})
 

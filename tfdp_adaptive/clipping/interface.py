@@ -73,7 +73,8 @@ def joined(batch: Batch) -> Tuple[Batch, int]:
     size = tensor.shape[0]
     return tf.ensure_shape(flat, [None if size is None else size * times] + rest)
 
-  x, y, weights = (trees.map(join, t) for t in (batch.x, batch.y, batch.sample_weight))
+  x, y, weights = (t if t is None else trees.map(join, t)
+                   for t in (batch.x, batch.y, batch.sample_weight))
   return batch._replace(x=x, y=y, sample_weight=weights), times
 
 

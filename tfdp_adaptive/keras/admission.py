@@ -43,37 +43,34 @@ def unpack(data: Any, plan: Any = None) -> interface.Batch:
   data = tf.nest.map_structure(
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
-  if plan is not None and plan.whole_users:
-    return _of_users(x, y, sample_weight)
-  first = tf.nest.flatten(x)[0]
+  users = plan is not None and plan.whole_users
+  first = tf.convert_to_tensor(tf.nest.flatten(x)[0])
+  if users:
+    leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
+              if t is not None]
+    most = {t.shape[1] if t.shape.rank is not None and t.shape.rank > 1 else None for t in leaves}
+    if len(most) != 1 or None in most:
+      raise errors.PrivacyError(
+          'The plan protects users, so batches must be [users, examples of a user, ...], in x, y '
+          f'and sample_weight alike. Received: shapes {[t.shape for t in leaves]}. Use '
+          '`plan.batches(data, users=ids, examples_per_user=m)`.')
   if sample_weight is None:
     size = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
-    return interface.Batch(x, y, (), tf.ones([size], tf.bool))
+    if not users:
+      return interface.Batch(x, y, (), tf.ones([size], tf.bool))
+    sample_weight = tf.ones([size, first.shape[1]])
   sample_weight = trees.map(tf.convert_to_tensor, sample_weight)
-  mask = None
-  for weight in tf.nest.flatten(sample_weight):
-    used = tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
-    mask = used if mask is None else mask | used
-  return interface.Batch(x, y, sample_weight, mask)
-
-
-def _of_users(x: Any, y: Any, sample_weight: Any) -> interface.Batch:
-  leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
-            if t is not None]
-  most = {t.shape[1] if t.shape.rank is not None and t.shape.rank > 1 else None for t in leaves}
-  if len(most) != 1 or None in most:
-    raise errors.PrivacyError(
-        'The plan protects users, so batches must be [users, examples of a user, ...], in x, y and '
-        f'sample_weight alike. Received: shapes {[t.shape for t in leaves]}. Use '
-        '`plan.batches(data, users=ids, examples_per_user=m)`.')
-  if sample_weight is None:
-    sample_weight = tf.ones(tf.shape(leaves[0])[:2])
-  sample_weight = trees.map(tf.convert_to_tensor, sample_weight)
-  examples = tf.zeros([], tf.bool)
-  for weight in tf.nest.flatten(sample_weight):
-    examples |= tf.reduce_any(tf.not_equal(weight, 0), list(range(2, weight.shape.rank)))
-  examples = tf.ensure_shape(examples, [leaves[0].shape[0], most.pop()])
+  if not users:
+    return interface.Batch(x, y, sample_weight, _used(sample_weight))
+  examples = tf.ensure_shape(_used(sample_weight, 2), first.shape[:2])
   return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples)
+
+
+def _used(weights: Any, axes: int = 1) -> tf.Tensor:
+  """Along the first axes: whether any weight is not zero."""
+  return functools.reduce(tf.logical_or, [
+      tf.reduce_any(tf.not_equal(weight, 0), list(range(axes, weight.shape.rank)))
+      for weight in tf.nest.flatten(weights)])
 
 
 def admit(
@@ -329,9 +326,7 @@ def cropped(model: Any, x: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def _crop(multiple: int, *batch: Any) -> Any:
-  used = tf.zeros([], tf.bool)
-  for weight in tf.nest.flatten(batch[-1]):
-    used |= tf.reduce_any(tf.not_equal(weight, 0), list(range(1, weight.shape.rank)))
+  used = _used(batch[-1])
   rows = tf.range(1, tf.shape(used)[0] + 1)
   count = tf.maximum(1, tf.reduce_max(tf.where(used, rows, 0)))
   count = -(-count // multiple) * multiple  # Slices end where their tensor does.

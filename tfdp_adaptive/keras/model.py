@@ -238,8 +238,7 @@ class DPModel(_Mixin):
       validation.check_probed(self)
       return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
-    signature = str(tf.nest.map_structure(
-        lambda s: (s.shape, s.dtype), specs))
+    signature = str(specs)
     validated: FrozenSet[str] = getattr(self, '_validated', frozenset())
     if signature not in validated:
       # On a thread of its own: eager there, with gradients, while this one traces.

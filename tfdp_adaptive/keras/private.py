@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import marks
+from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
@@ -140,22 +141,11 @@ class DPTask(DPFunctional):
     plan = self.optimizer.plan
     if plan is None or not plan.whole_users:
       return self._preprocess(x, y, sample_weight)
-    tensors = tf.nest.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t), (x, y, sample_weight))
-    first = next(t for t in tf.nest.flatten(tensors) if t is not None)
-    known, sizes = first.shape[:2], tf.shape(first)[:2]
-
-    def joined(t: Any) -> Any:
-      return None if t is None else tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0))
-
-    def divided(t: Any) -> Any:
-      if t is None:
-        return None
-      back = tf.reshape(t, tf.concat([sizes, tf.shape(t)[1:]], 0))
-      return tf.ensure_shape(back, known + t.shape[1:])
-
+    batch = admission.unpack((x, y, sample_weight), plan)
+    examples, _ = interface.joined(batch)
     return tf.nest.map_structure(
-        divided, self._preprocess(*tf.nest.map_structure(joined, tensors)))
+        lambda t: None if t is None else interface.divided(t, batch),
+        self._preprocess(examples.x, examples.y, examples.sample_weight))
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
                   ) -> Tuple[Any, Any, Any]:
