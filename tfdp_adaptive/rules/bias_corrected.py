@@ -85,9 +85,7 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
     return State(moments.first_step(), first.init(specs), second.init(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
-  def update(
-      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    del public
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, moments.squared(release.mean))
@@ -97,5 +95,5 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return contract.Rule(init, contract.isotropic, shapes.of_release(update), name=name,
+  return contract.Rule(init, contract.isotropic, shapes.of_mean(update), name=name,
                        cautions=cautions.epsilon(epsilon), elementwise=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Projections of parameters onto boxes and balls, in the metric of a preconditioner."""
 
-from typing import Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import tensorflow as tf
 
@@ -22,6 +22,18 @@ def check(box: Optional[Box], radius: Optional[float]) -> None:
       isinstance(box, (tuple, list)) and len(box) == 2 and all(map(checks.is_number, box))
       and box[0] < box[1]):
     raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box!r}.')
+
+
+def projection(
+    box: Optional[Box], radius: Optional[float],
+    weights: Callable[[Any, trees.Tree], trees.Tree]) -> Optional[Callable[..., trees.Tree]]:
+  """`Rule.project` into a box or a ball, in the metric of `(state, params) -> weights`."""
+  if box is not None:
+    return lambda state, params: into_box(box, params)
+  if radius is None:
+    return None
+  return lambda state, params: trees.unflatten(into_ball_weighted(
+      radius, trees.flatten(weights(state, params)), trees.flatten(params)), params)
 
 
 def into_box(box: Box, params: trees.Tree) -> trees.Tree:

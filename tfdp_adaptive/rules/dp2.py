@@ -9,6 +9,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
+from tfdp_adaptive.rules import shapes
 
 ABLATIONS = (None, 'extra_query', 'noise_first')
 
@@ -145,18 +146,13 @@ def _dp2(
   def phase(state: State) -> tf.Tensor:
     return state.step % (sgd_steps + adaptive_steps)
 
-  def query(state: State, public: trees.Tree = ()) -> contract.Queries:
-    del public
+  def query(state: State) -> contract.Queries:
     adaptive = phase(state) >= sgd_steps
     scale = trees.map(lambda d: tf.where(adaptive, 1 / d, tf.ones_like(d)), roots(state))
     relative_clip = tf.where(adaptive, tf.constant(clip, state.variance.dtype), 1)
     return (contract.Query(scale, relative_clip),)
 
-  def update(
-      state: State, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, State]:
-    del public
-    (release,) = releases
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     adaptive = phase(state) >= sgd_steps
     follow = release.mean
     if ablation == 'noise_first':
@@ -166,8 +162,7 @@ def _dp2(
     return direction, collect(
         state, release, ~adaptive, tf.equal(phase(state), sgd_steps - 1), sgd_steps)
 
-  def query_twice(state: State, public: trees.Tree = ()) -> contract.Queries:
-    del public
+  def query_twice(state: State) -> contract.Queries:
     due = tf.equal(state.step % sgd_steps, 0)
     scale = trees.map(lambda d: 1 / d, roots(state))
     return (contract.Query(share=tf.where(due, 1.0, 0.5)),
@@ -185,10 +180,11 @@ def _dp2(
     return direction, collect(state, raw, tf.constant(True), due, count)
 
   if ablation == 'extra_query':
-    return contract.Rule(init, query_twice, update_twice, name=name,
+    return contract.Rule(init, shapes.in_state(query_twice), update_twice, name=name,
                          asks=(contract.Ask(), contract.Ask()), independent_noise=subtract_bias)
-  return contract.Rule(init, contract.isotropic if ablation else query, update, name=name,
-                       independent_noise=subtract_bias, own_clip=not ablation)
+  return contract.Rule(
+      init, contract.isotropic if ablation else shapes.in_state(query), shapes.of_mean(update),
+      name=name, independent_noise=subtract_bias, own_clip=not ablation)
 
 
 def _where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

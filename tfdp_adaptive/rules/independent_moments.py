@@ -5,7 +5,7 @@ Independent moment estimation (DP-Adam-IME), and joint: (x, sqrt(lambda) x^2), n
 (DP-Adam-JME).
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
+from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import statistics
 
 
@@ -114,14 +115,12 @@ def two_moments(
   if update_clip is None:
     return rule
 
-  def update(
-      state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Tuple[trees.Tree, Any]:
-    direction, state = rule.update(state, releases, public)
+  def clipped(direction: trees.Tree, *_: Any) -> trees.Tree:
     norm = tf.linalg.global_norm(tf.nest.flatten(direction))
     shrink = update_clip / tf.maximum(norm, update_clip)
-    return trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction), state
+    return trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction)
 
-  return rule._replace(update=update)
+  return shapes.followed(rule, clipped)
 
 
 @gate.part

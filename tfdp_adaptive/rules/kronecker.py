@@ -89,9 +89,7 @@ def rule(
           for side, size in zip((left, right), view[1:])]))
     return tf.nest.pack_sequence_as(state.first, scales)
 
-  def update(
-      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    del public
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     directions, following = [], []
     for mean, first, *others in zip(
@@ -146,7 +144,7 @@ def rule(
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
-      init, shapes.in_scale(scale), shapes.of_release(update), name=name,
+      init, shapes.in_scale(scale), shapes.of_mean(update), name=name,
       cautions=cautions.epsilon(epsilon), own_clip=True)
 
 

@@ -109,10 +109,13 @@ def dp_muon(
     return (len(spec.shape) == 2 and 'embedding' not in name.lower()
             and not any(re.search(pattern, name) for pattern in patterns))
 
-  adam = post_processing.dp_adam(beta_1, beta_2, epsilon)
+  def at_its_rate(direction: trees.Tree, *_: Any) -> trees.Tree:
+    return trees.map(lambda d: relative_adam_learning_rate * d, direction)
+
+  adam = shapes.followed(post_processing.dp_adam(beta_1, beta_2, epsilon), at_its_rate)
   return partitions.partition([
       (is_matrix, muon(momentum, nesterov, steps, edge)),
-      (lambda spec: True, _times(adam, relative_adam_learning_rate))])._replace(name='dp_muon')
+      (lambda spec: True, adam)])._replace(name='dp_muon')
 
 
 def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
@@ -166,9 +169,7 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     noise = () if variance is None else variance.init(trees.dtype_of(specs))
     return State(moments.first_step(), first.init(specs), noise)
 
-  def update(
-      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    del public
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     followed, moment = first.update(state.first, release.mean, step)
     noise: Any = ()
@@ -180,7 +181,7 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     direction = trees.map(lambda x: RATE * math.sqrt(max(x.shape)) * x, made)
     return direction, State(step, moment, noise)
 
-  return contract.Rule(init, contract.isotropic, shapes.of_release(update), name='muon',
+  return contract.Rule(init, contract.isotropic, shapes.of_mean(update), name='muon',
                        cautions=_caution)
 
 
@@ -191,17 +192,3 @@ def _caution(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
   return ('Muon gives directions of pure noise the length of the signal: of a signal of few '
           'directions little is left. It is experimental under differential privacy. Try '
           'edge=True, which drops the singular values of the noise, and compare with DPAdam.',)
-
-
-def _times(rule: contract.Rule, factor: float) -> contract.Rule:
-  """Returns the same rule with its directions multiplied by a constant."""
-  if factor == 1:
-    return rule
-
-  def update(
-      state: trees.Tree, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
-    direction, state = rule.update(state, releases, public)
-    return trees.map(lambda d: factor * d, direction), state
-
-  return rule._replace(update=update)

@@ -143,8 +143,7 @@ def _full(
     return trees.unflatten(direction, release.mean), basis, root
 
   def project(state: State, params: trees.Tree) -> trees.Tree:
-    if radius is None:
-      return params
+    assert radius is not None
     y = trees.flatten(params)
     inner = tf.linalg.matvec(state.basis, y, transpose_a=True)
     kept = tf.where(state.root > 0, inner, tf.zeros_like(inner))
@@ -162,7 +161,7 @@ def _full(
 
 def _diagonal(
     find: Optional[subspaces.Finder], epsilon: float, box: Optional[constraints.Box],
-    radius: Optional[float]) -> Tuple[Callable[..., Any], Callable[..., Any]]:
+    radius: Optional[float]) -> Tuple[Callable[..., Any], Optional[Callable[..., Any]]]:
   def update(release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, Any, Any]:
     h = trees.flatten(release.second)
     if find is not None:
@@ -171,12 +170,4 @@ def _diagonal(
     root = trees.unflatten(tf.maximum(h, 0) + epsilon, release.mean)
     return moments.divide(release.mean, root), (), root
 
-  def project(state: State, params: trees.Tree) -> trees.Tree:
-    if box is not None:
-      return constraints.into_box(box, params)
-    if radius is None:
-      return params
-    return trees.unflatten(constraints.into_ball_weighted(
-        radius, trees.flatten(state.root), trees.flatten(params)), params)
-
-  return update, project
+  return update, constraints.projection(box, radius, lambda state, params: state.root)

@@ -2,7 +2,7 @@
 """PASAN and PAGAN: clip and noise in a fixed ellipsoid that fits the gradients."""
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from tfdp_adaptive.rules import shapes
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  total: trees.Tree  # Sum of squares: [] of norms (PASAN), or like the parameters (PAGAN).
+  total: trees.Tree  # Sums of squares: [] of norms (PASAN), or like the parameters (PAGAN).
   scale: trees.Tree  # A^(1/2), public; or () for a ball.
 
 
@@ -49,19 +49,7 @@ def pasan(
   Returns:
     A `contract.Rule` whose direction has no unit and a norm of at most one.
   """
-
-  def add(total: tf.Tensor, mean: trees.Tree) -> tf.Tensor:
-    return total + tf.add_n([tf.reduce_sum(tf.square(g)) for g in tf.nest.flatten(mean)])
-
-  def direction(mean: trees.Tree, total: tf.Tensor) -> trees.Tree:
-    return trees.map(lambda g: tf.math.divide_no_nan(g, tf.cast(tf.sqrt(total), g.dtype)), mean)
-
-  def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
-    del state
-    return constraints.into_ball(radius, params)
-
-  return _ellipsoidal(lambda specs: tf.zeros([], trees.dtype_of(specs)), add, direction, into_ball,
-                      ellipsoid, projection, box, radius, 'pasan')
+  return _ellipsoidal(False, ellipsoid, projection, box, radius, 'pasan')
 
 
 def pagan(
@@ -76,27 +64,13 @@ def pagan(
 
   The arguments are those of `pasan`. A ball is private AdaGrad.
   """
-
-  def add(total: trees.Tree, mean: trees.Tree) -> trees.Tree:
-    return trees.map(lambda s, g: s + tf.square(g), total, mean)
-
-  def direction(mean: trees.Tree, total: trees.Tree) -> trees.Tree:
-    return trees.map(lambda g, s: tf.math.divide_no_nan(g, tf.sqrt(s)), mean, total)
-
-  def into_ball(radius: float, state: State, params: tf.Tensor) -> tf.Tensor:
-    return constraints.into_ball_weighted(
-        radius, tf.sqrt(trees.flatten(state.total)), params)
-
-  return _ellipsoidal(trees.zeros, add, direction, into_ball, ellipsoid, projection, box, radius,
-                      'pagan')
+  return _ellipsoidal(True, ellipsoid, projection, box, radius, 'pagan')
 
 
 def _ellipsoidal(
-    zero: Callable[[trees.Tree], trees.Tree], add: Callable[[trees.Tree, trees.Tree], trees.Tree],
-    direction: Callable[[trees.Tree, trees.Tree], trees.Tree],
-    into_ball: Callable[[float, State, tf.Tensor], tf.Tensor], ellipsoid: trees.Tree,
-    projection: str, box: Optional[constraints.Box], radius: Optional[float],
-    name: str) -> contract.Rule:
+    each: bool, ellipsoid: trees.Tree, projection: str, box: Optional[constraints.Box],
+    radius: Optional[float], name: str) -> contract.Rule:
+  """The rule with a sum of squares for each coordinate, or one for all of them."""
   checks.one_of(('euclidean', 'rescale'), projection=projection)
   constraints.check(box, radius)
   for a in () if ellipsoid is None else tf.nest.flatten(ellipsoid):
@@ -107,25 +81,25 @@ def _ellipsoidal(
   def init(specs: trees.Tree) -> State:
     scale = () if ellipsoid is None else trees.map(
         tf.sqrt, trees.constant_like(ellipsoid, specs, 'ellipsoid'))
-    return State(moments.first_step(), zero(specs), scale)
+    total = trees.map(lambda s: tf.zeros(s.shape if each else [], s.dtype), specs)
+    return State(moments.first_step(), total, scale)
 
-  def update(
-      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    del public
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     mean = geometry.unscale(release.mean, state.scale)
-    total = add(state.total, mean)
-    return direction(mean, total), State(state.step + 1, total, state.scale)
+    squares = moments.squared(mean)
+    if not each:
+      norm = tf.add_n([tf.reduce_sum(square) for square in tf.nest.flatten(squares)])
+      squares = trees.map(lambda square: tf.cast(norm, square.dtype), squares)
+    total = trees.map(tf.add, state.total, squares)
+    return moments.divide(mean, trees.map(tf.sqrt, total)), State(
+        state.step + 1, total, state.scale)
 
-  def project(state: State, params: trees.Tree) -> trees.Tree:
-    if box is not None:
-      return constraints.into_box(box, params)
-    if radius is None:
-      return params
-    return trees.unflatten(into_ball(radius, state, trees.flatten(params)), params)
+  def weights(state: State, params: trees.Tree) -> trees.Tree:
+    return trees.map(lambda total, p: tf.broadcast_to(tf.sqrt(total), p.shape), state.total, params)
 
-  return contract.Rule(init, shapes.in_scale(lambda state: state.scale), shapes.of_release(update),
+  return contract.Rule(init, shapes.in_scale(lambda state: state.scale), shapes.of_mean(update),
                        asks=(contract.Ask(projection),), name=name, steady=True,
-                       project=None if box is None and radius is None else project)
+                       project=constraints.projection(box, radius, weights))
 
 
 def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:

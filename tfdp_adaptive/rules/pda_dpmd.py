@@ -2,13 +2,13 @@
 """PDA-DPMD: descent along a mixture of the private and the public gradient."""
 
 import math
-from typing import Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
+from tfdp_adaptive.rules import sgd
 from tfdp_adaptive.rules import shapes
 
 
@@ -31,9 +31,7 @@ def pda_dpmd(steps: int) -> contract.Rule:
   """
   checks.whole(steps=steps)
 
-  def update(
-      state: shapes.Stateless, release: contract.Release,
-      public: trees.Tree) -> Tuple[trees.Tree, shapes.Stateless]:
+  def mixed(direction: trees.Tree, state: sgd.State, public: trees.Tree) -> trees.Tree:
     contract.check_public(public, 'pda_dpmd')
     fraction = tf.cast(tf.minimum(state.step, steps), tf.float64) / steps
     weight = tf.cos(math.pi / 2 * fraction)
@@ -42,7 +40,6 @@ def pda_dpmd(steps: int) -> contract.Rule:
       a = tf.cast(weight, private.dtype)
       return a * private + (1 - a) * public
 
-    return trees.map(mix, release.mean, public), shapes.Stateless(state.step + 1)
+    return trees.map(mix, direction, public)
 
-  return contract.Rule(shapes.stateless, contract.isotropic, shapes.of_release(update),
-                       public='mean', name='pda_dpmd')
+  return shapes.followed(sgd.dp_sgd(), mixed, public='mean', name='pda_dpmd', elementwise=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PDP-SGD: private gradients projected onto a subspace of public ones."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -10,6 +10,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
+from tfdp_adaptive.rules import sgd
 from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import subspaces
 
@@ -42,14 +43,13 @@ def pdp_sgd(
   find = subspaces.finder(dimension, basis, method, 'pdp_sgd')
   checks.not_negative(project_after=project_after)
 
-  def update(
-      state: shapes.Stateless, release: contract.Release,
-      public: trees.Tree) -> Tuple[trees.Tree, shapes.Stateless]:
-    gradient = trees.flatten(release.mean)
+  def projected(direction: trees.Tree, state: sgd.State, public: trees.Tree) -> trees.Tree:
+    gradient = trees.flatten(direction)
     v = find(public, gradient.dtype)
-    projected = tf.linalg.matvec(v, tf.linalg.matvec(v, gradient, transpose_a=True))
-    direction = tf.where(state.step < project_after, gradient, projected)
-    return trees.unflatten(direction, release.mean), shapes.Stateless(state.step + 1)
+    within = tf.linalg.matvec(v, tf.linalg.matvec(v, gradient, transpose_a=True))
+    return trees.unflatten(
+        tf.where(state.step < project_after, gradient, within), direction)
 
-  return contract.Rule(shapes.stateless, contract.isotropic, shapes.of_release(update),
-                       public='records' if basis is None else None, name='pdp_sgd')
+  return shapes.followed(
+      sgd.dp_sgd(), projected, public='records' if basis is None else None, name='pdp_sgd',
+      elementwise=False)

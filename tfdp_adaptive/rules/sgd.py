@@ -41,12 +41,10 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
   def init(specs: trees.Tree) -> State:
     return State(moments.first_step(), first.init(specs))
 
-  def update(
-      state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    del public
+  def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     direction, moment = first.update(state.first, release.mean, step)
     return direction, State(step, moment)
 
   return contract.Rule(
-      init, contract.isotropic, shapes.of_release(update), name='dp_sgd', elementwise=True)
+      init, contract.isotropic, shapes.of_mean(update), name='dp_sgd', elementwise=True)

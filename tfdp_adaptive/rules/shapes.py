@@ -2,13 +2,10 @@
 """Shapes that many rules have: one release, a scale of their own, noise that is not known yet."""
 
 import operator
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
-
-import tensorflow as tf
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import moments
 
 Update = Callable[[Any, contract.Release, trees.Tree], Tuple[trees.Tree, Any]]
 
@@ -43,16 +40,6 @@ def require(rule: contract.Rule, *needs: str) -> None:
       raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
 
 
-class Stateless(NamedTuple):
-  step: tf.Tensor  # [] int64, releases consumed.
-
-
-def stateless(specs: trees.Tree) -> Stateless:
-  """The `init` of a rule that remembers nothing."""
-  del specs
-  return Stateless(moments.first_step())
-
-
 def of_release(update: Update) -> Callable[..., Any]:
   """The `update` of a rule that asks for one thing, from `(state, release, public)`."""
 
@@ -63,9 +50,31 @@ def of_release(update: Update) -> Callable[..., Any]:
   return of_releases
 
 
+def of_mean(update: Callable[..., Any]) -> Callable[..., Any]:
+  """The `update` of a rule that asks for one thing and needs nothing public."""
+  return of_release(lambda state, release, public: update(state, release))
+
+
+def followed(
+    rule: contract.Rule, change: Callable[..., trees.Tree], **fields: Any) -> contract.Rule:
+  """The same rule, whose direction is what `(direction, state before, public)` is changed to."""
+
+  def update(
+      state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Tuple[trees.Tree, Any]:
+    direction, after = rule.update(state, releases, public)
+    return change(direction, state, public), after
+
+  return rule._replace(update=update, **fields)
+
+
+def in_state(asked: Callable[[Any], contract.Queries]) -> Callable[..., contract.Queries]:
+  """The `query` of a rule whose state alone decides what it asks."""
+  return lambda state, public=(): asked(state)
+
+
 def in_scale(scale: Callable[[Any], trees.Tree]) -> Callable[..., contract.Queries]:
   """The `query` of a rule whose records are clipped in a scale that its state decides."""
-  return lambda state, public=(): (contract.Query(scale(state)),)
+  return in_state(lambda state: (contract.Query(scale(state)),))
 
 
 def of_inner(

@@ -30,7 +30,7 @@ def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contr
   Returns:
     A `contract.Statistic`; both releases together cost what the mean alone costs.
   """
-  _check_share(share)
+  checks.probability(share=share)
 
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
@@ -59,7 +59,7 @@ def mean_of_squares(share: float = 0.5) -> contract.Statistic:
   Returns:
     A `contract.Statistic`; both releases together cost what the mean alone costs.
   """
-  _check_share(share)
+  checks.probability(share=share)
 
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     relative = contract.mean_sensitivity(1.0, batch_size, adjacency)
@@ -164,11 +164,6 @@ def _split(
   """(4.1), from the sensitivities for a clip norm of one."""
   return (relative / math.sqrt(share) * clip_norm,
           second / math.sqrt(1 - share) * clip_norm**2)
-
-
-def _check_share(share: float) -> None:
-  if not 0 < share < 1:
-    raise ValueError(f'`share` must be in (0, 1). Received: share={share}.')
 
 
 def _same(specs: trees.Tree) -> trees.Tree:
