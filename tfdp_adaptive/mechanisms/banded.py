@@ -7,6 +7,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
@@ -49,11 +50,10 @@ class Banded(interface.Mechanism):
       coefficients: Optional[Sequence[float]] = None, workload: workload_lib.Like = None,
       objective: str = 'mean', tolerance: Optional[float] = None) -> None:
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
-    if tolerance is not None and not 0 < tolerance < 1:
-      raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
+    if tolerance is not None:
+      checks.probability(tolerance=tolerance)
     self.tolerance = None if tolerance is None else float(tolerance)
-    if method not in ('normalized', 'optimal'):
-      raise ValueError(f"`method` must be 'normalized' or 'optimal'. Received: method={method!r}.")
+    checks.one_of(('normalized', 'optimal'), method=method)
     if method == 'optimal' and (objective != 'mean' or coefficients is not None):
       raise ValueError("`objective` must be 'mean', and `coefficients` None, for the method "
                        f"'optimal'. Received: objective={objective!r}.")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import geometric_tail
 from tfdp_adaptive.mechanisms import matrices
@@ -78,8 +79,7 @@ class BandedInverse(_KnownInverse):
     if inverse_bands > steps:
       raise ValueError('`inverse_bands` must be at most `steps`. '
                        f'Received: inverse_bands={inverse_bands}, steps={steps}.')
-    if method not in ('optimal', 'power'):
-      raise ValueError(f"`method` must be 'optimal' or 'power'. Received: method={method!r}.")
+    checks.one_of(('optimal', 'power'), method=method)
     self.method = method
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import coarse
 from tfdp_adaptive.mechanisms import families
@@ -97,8 +98,7 @@ class Dense(families.MatrixMechanism):
           'least error) to wait some minutes; BandedInverse, BandedToeplitz and BLT take seconds. '
           f'Received: steps={steps}, min_sep={min_sep}, tolerance=None.')
     tolerance = tolerance or self._usual_tolerance
-    if not 0 < tolerance < 1:
-      raise ValueError(f'`tolerance` must be in (0, 1). Received: tolerance={tolerance}.')
+    checks.probability(tolerance=tolerance)
     self.tolerance = float(tolerance)
     self._given = _check(strategy, self.steps)
 

@@ -72,7 +72,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     checks.whole(**counts)
     for name, value in counts.items():
       setattr(self, name, int(value))
-    workload_lib.check_objective(objective)
+    checks.one_of(workload_lib.OBJECTIVES, objective=objective)
     self.workload = workload_lib.get(workload)
     self.objective = objective
     self.min_sep, self.max_participations = sensitivity_lib.participation(

@@ -18,6 +18,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive import gate
 from tfdp_adaptive import runfolder
@@ -44,15 +45,7 @@ def from_json(text: str) -> Any:
     ValueError: The text is not such a description, is of a newer version, or
       its numbers are damaged or do not have maximal column norm one.
   """
-  try:
-    content = json.loads(text)
-    header = content['format'], content['version']
-  except (ValueError, KeyError, TypeError, RecursionError) as error:
-    raise ValueError(
-        f'`text` must be the JSON of a mechanism. Received: {str(text)[:60]!r}.') from error
-  if header[0] != FORMAT or header[1] != VERSION:
-    raise ValueError(f'The file must be {FORMAT} of version {VERSION}. Received: {header[0]} of '
-                     f'version {header[1]}. Save it again with this version of the library.')
+  content = checks.read_json(text, 'a mechanism', FORMAT, VERSION)
   if 'arrays' not in content:
     raise ValueError('The JSON of a mechanism must hold its numbers. Received: no `arrays`. '
                      'Save the mechanism again.')

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scipy import optimize
 from scipy import signal
 
+from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
@@ -61,8 +62,7 @@ class BandedToeplitz(families.ToeplitzMechanism):
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
     if bands > steps:
       raise ValueError(f'`bands` must be at most `steps`. Received: bands={bands}, steps={steps}.')
-    if method not in ('optimal', 'square_root'):
-      raise ValueError(f"`method` must be 'optimal' or 'square_root'. Received: method={method!r}.")
+    checks.one_of(('optimal', 'square_root'), method=method)
     self.method = method
     self._given = check_coefficients(coefficients, bands)
 

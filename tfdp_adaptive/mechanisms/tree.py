@@ -49,8 +49,7 @@ class Tree(interface.Mechanism):
       self, steps: int, variant: str = 'online', restart_every: Optional[int] = None, *,
       workload: workload_lib.Like = None) -> None:
     super().__init__(steps=steps, workload=workload)
-    if variant not in VARIANTS:
-      raise ValueError(f'`variant` must be one of {VARIANTS}. Received: variant={variant!r}.')
+    checks.one_of(VARIANTS, variant=variant)
     if restart_every is not None:
       checks.whole(restart_every=restart_every)
     self.variant = variant

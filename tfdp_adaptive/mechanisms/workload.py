@@ -2,7 +2,7 @@
 """Workloads A: the linear functions of noisy gradients that must be accurate."""
 
 import dataclasses
-from typing import Optional, Tuple, Union
+from typing import Tuple, Union
 
 import numpy as np
 from scipy import signal
@@ -110,11 +110,6 @@ def reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[flo
 
 def reduce_errors(squares: np.ndarray, objective: str) -> float:
   """Mean, maximum or last of squared errors; `objective` as named."""
-  check_objective(objective)
+  checks.one_of(OBJECTIVES, objective=objective)
   reduced = {'mean': squares.mean(), 'max': squares.max(), 'last': squares[-1]}
   return float(reduced[objective])
-
-
-def check_objective(objective: Optional[str]) -> None:
-  if objective not in OBJECTIVES:
-    raise ValueError(f'`objective` must be one of {OBJECTIVES}. Received: objective={objective!r}.')
