@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp.recommend` as given, beside every method tuned, on tasks that packages bundle.
 
-    PYTHONPATH=. python benchmarks/choices.py --packages FOLDER [--out FILE] [TASK ...]
+    PYTHONPATH=. python benchmarks/choices.py --packages FOLDER [--more] [--out FILE] [TASK ...]
     PYTHONPATH=. python benchmarks/choices.py --table [--out FILE]
 
 `evidence_packages` says what FOLDER needs. Every method is tuned over 54 settings by one run on
 validation records, and runs three times more, on test records. What is recommended is not tuned,
 and runs three times. Rates fall linearly to zero. Public gradients are those of 300 records that
-are not trained on; other rows say how many. FILE keeps what is done; start several with tasks and
-files of their own, and join these.
+are not trained on; with --more, other rows say how many. FILE keeps what is done; start several
+with tasks and files of their own, and join these.
 """
 
 import argparse
@@ -131,16 +131,18 @@ def recommended(task: evidence_tasks.Task, epsilon: float, seen: Dict[str, Any])
               found.tried[0].loss < found.start)
 
 
-def known(task: evidence_tasks.Task) -> Dict[str, Dict[str, Any]]:
+def known(task: evidence_tasks.Task, more: bool) -> Dict[str, Dict[str, Any]]:
   """`{row: what `recommend` is told}`."""
+  if not more:
+    return {'as given': public(task)}
   norm = float(np.median(np.linalg.norm(public(task)['gradients'], axis=1)))
   seen = {'as given': public(task), 'its norm alone': dict(gradient_norm=norm)}
   return dict(seen, **{f'{count} records': public(task, count) for count in (30, 100, 1000)})
 
 
-def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]], searching: bool) -> Any:
+def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]], more: bool) -> Any:
   start = float(models.evaluate(task, models.start(task, 1), 2)[0])
-  told = known(task)
+  told = known(task, more)
   for epsilon in task.epsilons:
     least = np.inf
     for bands in (1, min(evidence.BANDS, len(task.parts[0][0]) // task.batch_size)):
@@ -163,7 +165,7 @@ def rows(task: evidence_tasks.Task, done: List[Dict[str, Any]], searching: bool)
         continue
       yield dict(key, start=start, **recommended(task, epsilon, seen))
     key = dict(task=task.name, epsilon=epsilon, method='private search')
-    if searching and not any(key.items() <= one.items() for one in done):
+    if more and not any(key.items() <= one.items() for one in done):
       yield dict(key, start=start, **searched(task, epsilon, told['as given']))
 
 
@@ -207,7 +209,8 @@ def main() -> None:
   parser.add_argument('tasks', nargs='*', metavar='TASK')
   parser.add_argument('--packages', default='build/data', help='folder of the packages')
   parser.add_argument('--out', default='benchmarks/results/choices.json')
-  parser.add_argument('--search', action='store_true', help='also private searches')
+  parser.add_argument('--more', action='store_true',
+                      help='also other public records, and private searches')
   parser.add_argument('--table', action='store_true', help='print what is in the file')
   options = parser.parse_args()
   done = kept.read(options.out)
@@ -218,7 +221,7 @@ def main() -> None:
   if set(options.tasks) - set(tasks):
     parser.error(f'tasks are {", ".join(tasks)}')
   for name in options.tasks or list(tasks):
-    for one in rows(tasks[name](), done, options.search):
+    for one in rows(tasks[name](), done, options.more):
       done.append(one)
       print('{task:24} {epsilon:g} {method:14} {bands:3} {loss:.4f} of {start:.4f} {clip:.3g} '
             '{rate:.3g}'.format(**one), flush=True)

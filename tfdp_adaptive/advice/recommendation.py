@@ -8,6 +8,7 @@ gradients.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -35,7 +36,8 @@ _NOTCH = (100 / .003)**(1 / (_NOTCHES - 1))
 _CLIPS = (.1, .3, 1.0)  # Times the median norm of a gradient.
 _TUNED = (.1, 10.0)  # The same, to tune within: gradients of many models grow on the way.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public gradients.
-_SMALLER = 3  # Rates below that of the simulation, which are also tried on the model itself.
+_LOWER = range(-3, 1)  # Notches from the simulated rate to those tried on the model itself,
+_LOWEST = range(-4, -7, -1)  # and, if none of these helps, to those tried next.
 _MOMENTUM = .9
 _HUGE = 1e30  # In place of a loss that is not finite.
 _EDGE = .03  # `scale_epsilon` over the size of a coordinate.
@@ -126,9 +128,10 @@ def recommend(
   `advice.trial` for the model. Half of the records trains it, and both halves judge it. A setting
   is judged together with three times its learning rate, and proposed only if the simulated loss of
   records that were not trained on is below the loss before training. With `look`, the best setting
-  of each method then trains the model itself on half of the public records, also at three smaller
-  rates, and the other half must become better. This takes half a minute for small linear models,
-  and a minute or two for models with hidden layers.
+  of each method then trains the model itself on half of the public records, also at smaller rates.
+  A rate is proposed if the other half becomes better with it, and with 1.8 times less and more.
+  This takes half a minute for small linear models, and a minute or two for models with hidden
+  layers.
 
   Args:
     population_size: Number N of records (users), public.
@@ -352,7 +355,7 @@ class _Outcome(NamedTuple):
 
   Attributes:
     helps: Whether records that were not trained on become better.
-    losses: [n] of all records after training, the mean of two rates.
+    losses: [n] of all records after training, means over rates beside each other.
   """
 
   method: _Method
@@ -390,32 +393,51 @@ def _outcome(method: _Method, public: trial.Records) -> _Outcome:
 
 
 def _replayed(outcomes: Sequence[_Outcome], full: trial.Records) -> List[_Outcome]:
-  """Returns the best outcome of each method on the model itself, at its rate or a smaller one.
-
-  Half of the records trains it. As in `_outcome`, all of them judge a rate, together with the next
-  larger one. The other half must become better with either: rates see noise of their own, since
-  near rates at which training diverges, some noise is lucky.
-  """
-  rows, others = np.array_split(np.random.default_rng(0).permutation(len(full.losses)), 2)
+  """Returns each method on the model itself, at its best simulated rate or a smaller one."""
   replayed: Dict[str, _Outcome] = {}
   for one in outcomes:
-    if one.method.name in replayed:
-      continue
-    method, = (same for same in _methods(one.method.plan, full, 1.0)
-               if same.name == one.method.name)
-    at = one.method.candidate.settings.index(one.setting)
-    settings = method.candidate.settings[at - min(at % _NOTCHES, _SMALLER):at + 2]
-    losses = []
-    for i, setting in enumerate(settings):
-      weights = trial.train(method.candidate._replace(settings=[setting]), full.part(rows),
-                            trial.course(method.plan), i)
-      losses.append(np.nan_to_num(full.at(weights[0]).losses, nan=_HUGE, posinf=_HUGE))
-    better = [loss[others].mean() <= full.losses[others].mean() for loss in losses]
-    replayed[method.name] = min(
-        (_Outcome(method, settings[i], bool(better[i] and better[i + 1]),
-                  (losses[i] + losses[i + 1]) / 2) for i in range(len(losses) - 1)),
-        key=lambda outcome: outcome.rank)
+    if one.method.name not in replayed:
+      method, = (same for same in _methods(one.method.plan, full, 1.0)
+                 if same.name == one.method.name)
+      at = one.method.candidate.settings.index(one.setting)
+      replayed[method.name] = _confirmed(method, method.candidate.settings[at], full)
   return sorted(replayed.values(), key=lambda one: one.rank)
+
+
+def _confirmed(method: _Method, simulated: trial.Setting, full: trial.Records) -> _Outcome:
+  """Returns the method at the best rate for the model itself.
+
+  Half of the records trains it, and overfits more than the many records of the real training will:
+  with those, the loss is between those of the two halves. So all records judge a rate. As each
+  rate sees noise of its own, and where training nearly diverges some noise is lucky, the best one
+  is trained again half a notch below and above: the other half must become better with all three.
+  Else the next best is tried, and last still smaller ones.
+  """
+  rows, others = np.array_split(np.random.default_rng(0).permutation(len(full.losses)), 2)
+  steps = trial.course(method.plan)
+
+  def setting(notches: float) -> trial.Setting:
+    return simulated._replace(rate=simulated.rate * _NOTCH**notches)
+
+  @functools.lru_cache(None)
+  def losses(notches: float) -> np.ndarray:
+    candidate = method.candidate._replace(settings=[setting(notches)])
+    weights = trial.train(candidate, full.part(rows), steps, int(20 + 2 * notches))
+    return np.nan_to_num(full.at(weights[0]).losses, nan=_HUGE, posinf=_HUGE)
+
+  def unseen(notches: float) -> float:
+    return float(losses(notches)[others].mean())
+
+  start, found = full.losses[others].mean(), []
+  better = [notches for notches in _LOWER if unseen(notches) <= start]
+  for notches in (*sorted(better, key=lambda one: losses(one).mean()), *_LOWEST):
+    three = notches, notches - .5, notches + .5
+    worst = max(three, key=unseen)
+    if unseen(worst) <= start:
+      return _Outcome(method, setting(notches), True,
+                      sum(map(losses, three[1:]), 2 * losses(notches)) / 4)
+    found.append(_Outcome(method, setting(notches), False, losses(worst)))
+  return min(found, key=lambda one: one.rank)
 
 
 def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int,
