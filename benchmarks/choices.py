@@ -176,6 +176,7 @@ def table(done: List[Dict[str, Any]]) -> str:
            f'{"as given":>9}  {"chosen":14}' + ''.join(f'{name:>16}' for name in names[1:])]
   ratios: Dict[str, List[float]] = {name: [] for name in ('its method, tuned', *names)}
   lost: Dict[str, List[float]] = {name: [] for name in ratios}
+  worse = dict.fromkeys(ratios, 0)  # By more than .0001.
   for task, epsilon in dict.fromkeys((one['task'], one['epsilon']) for one in done):
     group = [one for one in done if (one['task'], one['epsilon']) == (task, epsilon)]
     best = min((one for one in group if 'chosen' not in one), key=lambda one: one['loss'])
@@ -189,6 +190,7 @@ def table(done: List[Dict[str, Any]]) -> str:
     for name, one in dict(given, **{'its method, tuned': same[0]}).items():
       ratios[name].append(one['loss'] / best['loss'] - 1)
       lost[name].append((one['loss'] - best['loss']) / (best['start'] - best['loss']))
+      worse[name] += one['loss'] > best['start'] + 1e-4
     lines.append(f'{task:27} {epsilon:3g} {best["start"]:6.4f} {best["loss"]:6.4f}  '
                  f'{label(best["method"], best):14}{first["loss"]:9.4f}  '
                  f'{label(first["chosen"], first):14}' + ''.join(
@@ -197,9 +199,8 @@ def table(done: List[Dict[str, Any]]) -> str:
   lines += ['', f'{"":20} {"rows":>5} {"loss over best":>15} {"median":>7} {"gain lost":>10} '
             f'{"worse than untrained":>21}']
   for name, values in ratios.items():
-    worse = sum(gain >= 1 for gain in lost[name])
     lines.append(f'{name:20} {len(values):5} {np.mean(values):15.1%} {np.median(values):7.1%} '
-                 f'{np.mean(lost[name]):10.1%} {worse:21}')
+                 f'{np.mean(lost[name]):10.1%} {worse[name]:21}')
   return '\n'.join(lines)
 
 

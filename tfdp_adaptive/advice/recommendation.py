@@ -130,8 +130,7 @@ def recommend(
   records that were not trained on is below the loss before training. With `look`, the best setting
   of each method then trains the model itself on half of the public records, also at smaller rates.
   A rate is proposed if the other half becomes better with it, and with 1.8 times less and more.
-  This takes half a minute for small linear models, and a minute or two for models with hidden
-  layers.
+  This takes half a minute for small models, and a minute or two for models with several layers.
 
   Args:
     population_size: Number N of records (users), public.
