@@ -164,14 +164,15 @@ def b_for_2b_minus_1():
 @contextlib.contextmanager
 def examples_as_records():
   """Every example of a user is clipped by itself, where users are what is protected."""
-  def split(x, y, weights):
-    x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in (x, y, weights))
+  def split(data, plan=None):
+    del plan
+    x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in data)
     size = x.shape[-1]
     return interface.Batch(tf.ensure_shape(x, [None, size]), tf.ensure_shape(y, [None, 1]),
                            tf.ensure_shape(weights, [None]), weights != 0)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(admission, '_of_users', split)
+    patch.setattr(admission, 'unpack', split)
     # Rows that were moved so would be refused.
     patch.setattr(admission, '_is_drawn', lambda *_: (tf.constant(True), None))
     yield
