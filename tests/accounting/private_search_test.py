@@ -97,6 +97,17 @@ def test_the_number_of_runs_has_its_distribution(mean, shape):
   assert stats.chisquare(np.roll(counts, 1), cells).pvalue < 1e-6  # Off by one is found.
 
 
+@pytest.mark.parametrize('mean', [1.0001, 50, 1000, 1e4])
+@pytest.mark.parametrize('shape', [0, .5, 1, 100, math.inf])
+def test_numbers_of_runs_have_their_mean(mean, shape):
+  """Where SciPy's logarithmic law raises errors, and where sums that start at exp(-1000) stay 0."""
+  search = tfdp.privacy.Search(mean, shape)
+  draws = np.array([search.draw() for _ in range(1000)])
+  assert draws.min() >= (0 if shape == math.inf else 1)
+  spread = {0: draws.std(), math.inf: mean**.5}.get(shape, (mean + mean**2 / (shape or 1))**.5)
+  assert abs(draws.mean() - mean) < 6 * spread / 1000**.5 + .01
+
+
 def test_a_plan_is_calibrated_for_the_whole_search():
   search = tfdp.privacy.Search(10, 1)
   plan = tfdp.PrivacyPlan.calibrate(target_epsilon=3.0, search=search, **FIELDS)

@@ -73,18 +73,19 @@ class Search:
   def draw(self) -> int:
     """Draws a SECRET number of runs, from the operating system's entropy.
 
-    It inverts the distribution function. The number reveals more than the guarantee allows.
+    It inverts the distribution function; a logarithmic number is a geometric one, whose probability
+    to go on is drawn (Kemp, 1981). The number reveals more than the guarantee allows.
     """
-    coin = secrets.SystemRandom().random()
+    coin, other = (1 - secrets.SystemRandom().random() for _ in range(2))  # In (0, 1].
     if self.shape == math.inf:
-      return int(stats.poisson.ppf(coin, self.runs))
+      return max(0, int(stats.poisson.isf(coin, self.runs)))
     if self.runs == 1:
       return 1
     gamma = halting(self.runs, self.shape)
     if not self.shape:
-      return int(stats.logser.ppf(coin, 1 - gamma))
+      return 1 + int(math.log(coin) / math.log(-math.expm1(other * math.log(gamma))))
     some = -math.expm1(self.shape * math.log(gamma))  # Of a negative binomial: above zero.
-    return max(1, int(stats.nbinom.isf((1 - coin) * some, self.shape, gamma)))
+    return max(1, int(stats.nbinom.isf(coin * some, self.shape, gamma)))
 
   def describe(self) -> str:
     """Returns a paragraph of the privacy statement."""
