@@ -327,6 +327,7 @@ def calibrate(
     return epsilon(event_of(math.exp(log_sigma)), target_delta, accountant, neighbors)
 
   # Delta at the target, and not epsilon: where delta allows much, epsilon falls off a cliff.
+  @functools.lru_cache(None)  # The root search asks again at both ends.
   def gap(log_sigma: float, cheaply: bool = False) -> float:
     event_ = event_of(math.exp(log_sigma))
     if accountant == 'rdp':
@@ -365,8 +366,8 @@ def _bracket(gap: Callable[[float], float], target_epsilon: float, start: float 
                        f'Received: target_epsilon={target_epsilon}.')
   low = high - step
   while gap(low) <= 0:
-    low -= step
+    low, high = low - step, low
     if low < -12:
       raise ValueError('The target is reached with a noise multiplier below 1e-5, which is no '
                        f'privacy. Received: target_epsilon={target_epsilon}.')
-  return low, low + step
+  return low, high
