@@ -201,6 +201,31 @@ def isotropic(state: Tree, public: Tree = ()) -> Queries:
   return (Query(),)
 
 
+def in_state(asked: Callable[[Any], Queries]) -> Callable[..., Queries]:
+  """Returns the `query` of a rule whose state alone determines its queries."""
+  return lambda state, public=(): asked(state)
+
+
+def in_scale(scale: Callable[[Any], Tree]) -> Callable[..., Queries]:
+  """Returns the `query` of a rule that clips records in a scale that its state determines."""
+  return in_state(lambda state: (Query(scale(state)),))
+
+
+def of_release(update: Callable[[Any, Release, Tree], Tuple[Tree, Any]]) -> Callable[..., Any]:
+  """Returns the `update` of a rule with one ask, from `(state, release, public)`."""
+
+  def of_releases(state: Any, releases: Releases, public: Tree = ()) -> Any:
+    (release,) = releases
+    return update(state, release, public)
+
+  return of_releases
+
+
+def of_mean(update: Callable[[Any, Release], Tuple[Tree, Any]]) -> Callable[..., Any]:
+  """Returns the `update` of a rule with one ask that needs no public gradients."""
+  return of_release(lambda state, release, public: update(state, release))
+
+
 def no_cautions(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
   del clip_norm, noise_std, size
   return ()

@@ -9,7 +9,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -59,4 +58,4 @@ def adadps(
     return release.mean, State(state.step + 1, updated(state, public))
 
   return contract.Rule(
-      init, query, shapes.of_release(update), public='mean', name='adadps')
+      init, query, contract.of_release(update), public='mean', name='adadps')

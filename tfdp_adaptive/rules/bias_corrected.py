@@ -10,7 +10,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -95,5 +94,5 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
         lambda v: tf.sqrt(tf.maximum(v, epsilon**2)), second.estimate(clean, step))
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
-  return contract.Rule(init, contract.isotropic, shapes.of_mean(update), name=name,
+  return contract.Rule(init, contract.isotropic, contract.of_mean(update), name=name,
                        cautions=cautions.epsilon(epsilon), elementwise=True)

@@ -11,7 +11,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 
 class State(NamedTuple):
@@ -50,8 +50,8 @@ def denoised(rule: contract.Rule, kappa: float = 0.7) -> contract.Rule:
   """
   if not (checks.is_number(kappa) and 0 < kappa <= 1):
     raise ValueError(f'`kappa` must be in (0, 1]. Received: kappa={kappa!r}.')
-  shapes.require(rule, 'question', 'unit', 'mean', 'releases', 'filter')
-  return shapes.waiting(rule._replace(name=f'denoised({rule.name})', steady=True),
+  wrapping.require(rule, 'question', 'unit', 'mean', 'releases', 'filter')
+  return wrapping.waiting(rule._replace(name=f'denoised({rule.name})', steady=True),
                         functools.partial(_denoised, rule, float(kappa)))
 
 
@@ -80,4 +80,4 @@ def _denoised(rule: contract.Rule, kappa: float,
     direction = trees.map(lambda d, last: (1 + gamma) * d - gamma * last, ahead, state.last)
     return direction, State(state.step + 1, inner, estimate, ahead, after)
 
-  return rule._replace(init=init, query=query, update=shapes.of_release(update))
+  return rule._replace(init=init, query=query, update=contract.of_release(update))

@@ -9,7 +9,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 ABLATIONS = (None, 'extra_query', 'noise_first')
 
@@ -180,10 +179,10 @@ def _dp2(
     return direction, collect(state, raw, tf.constant(True), due, count)
 
   if ablation == 'extra_query':
-    return contract.Rule(init, shapes.in_state(query_twice), update_twice, name=name,
+    return contract.Rule(init, contract.in_state(query_twice), update_twice, name=name,
                          asks=(contract.Ask(), contract.Ask()), independent_noise=subtract_bias)
   return contract.Rule(
-      init, contract.isotropic if ablation else shapes.in_state(query), shapes.of_mean(update),
+      init, contract.isotropic if ablation else contract.in_state(query), contract.of_mean(update),
       name=name, independent_noise=subtract_bias, own_clip=not ablation)
 
 

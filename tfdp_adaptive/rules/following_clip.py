@@ -10,7 +10,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 
 class State(NamedTuple):
@@ -178,7 +178,7 @@ def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..
   if not low <= 1 <= high:
     raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
-  shapes.require(rule, 'question', 'clip norm', 'fixed', 'step')
+  wrapping.require(rule, 'question', 'clip norm', 'fixed', 'step')
   contract.check_rider(rule.asks[0]._replace(rider=rider))
   return contract.wrapped(rule, lambda inner: _around(
       inner, rider, estimate, quantile, learning_rate, bounds, name))
@@ -208,6 +208,6 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
     return direction, State(state.step + 1, inner, moved, estimated)
 
   return rule._replace(
-      init=init, query=query, update=update, project=shapes.of_inner(rule), public_due=None,
+      init=init, query=query, update=update, project=wrapping.of_inner(rule), public_due=None,
       steady=contract.is_steady(rule),
       asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

@@ -11,7 +11,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 SPLITS = ('optimal', 'global', 'equal')
 
@@ -89,7 +89,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   if lengths.shape != (len(members),) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {len(members)} groups.')
-  shapes.require(rule, 'question', 'clip norm', 'noise', 'norm', 'step')
+  wrapping.require(rule, 'question', 'clip norm', 'noise', 'norm', 'step')
   if rule.asks[0].rider is not None and not _apart(rule):
     raise ValueError(
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
@@ -221,8 +221,8 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
         step=state.step + 1, rule=tuple(states))
 
   return rule._replace(
-      init=init, query=query, update=shapes.of_release(update), public_due=None,
-      project=shapes.of_inner(rule, lambda state: state.rule[0]),
+      init=init, query=query, update=contract.of_release(update), public_due=None,
+      project=wrapping.of_inner(rule, lambda state: state.rule[0]),
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
       steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None,
       name=f'grouped({rule.name})')

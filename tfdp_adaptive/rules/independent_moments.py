@@ -16,8 +16,8 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
-from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import statistics
+from tfdp_adaptive.rules import wrapping
 
 
 @gate.part
@@ -120,7 +120,7 @@ def two_moments(
     shrink = update_clip / tf.maximum(norm, update_clip)
     return trees.map(lambda d: tf.cast(shrink, d.dtype) * d, direction)
 
-  return shapes.followed(rule, clipped)
+  return wrapping.followed(rule, clipped)
 
 
 @gate.part

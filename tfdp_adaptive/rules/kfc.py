@@ -11,7 +11,6 @@ from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import kronecker
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 MAX_SIDE = 512  # Longer sides of matrices have a diagonal.
 
@@ -116,7 +115,7 @@ def dp_kfc(
     return direction, State(step, moment, averages, scale)
 
   return contract.Rule(
-      init, query, shapes.of_release(update), public='factors', public_due=due, name='dp_kfc',
+      init, query, contract.of_release(update), public='factors', public_due=due, name='dp_kfc',
       own_clip=True)
 
 

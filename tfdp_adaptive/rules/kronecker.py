@@ -23,7 +23,6 @@ from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class Side(NamedTuple):
@@ -144,7 +143,7 @@ def rule(
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
-      init, shapes.in_scale(scale), shapes.of_mean(update), name=name,
+      init, contract.in_scale(scale), contract.of_mean(update), name=name,
       cautions=cautions.epsilon(epsilon), own_clip=True)
 
 

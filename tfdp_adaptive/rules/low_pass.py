@@ -11,7 +11,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 _CHECKED = 10_000  # Steps for which the gain is computed beforehand.
 
@@ -53,10 +53,10 @@ def low_pass(rule: contract.Rule, b: Sequence[float] = (0.1, 0.1),
     A `contract.Rule` whose direction has the unit of that of `rule`.
   """
   b, a = _coefficients(b, a)
-  shapes.require(rule, 'question', 'unit', 'filter', 'step')
+  wrapping.require(rule, 'question', 'unit', 'filter', 'step')
   outer = rule._replace(
-      name=f'low_pass({rule.name})', project=shapes.of_inner(rule), public_due=None, steady=True)
-  return shapes.waiting(outer, functools.partial(_filtered, rule, b, a))
+      name=f'low_pass({rule.name})', project=wrapping.of_inner(rule), public_due=None, steady=True)
+  return wrapping.waiting(outer, functools.partial(_filtered, rule, b, a))
 
 
 def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
@@ -95,7 +95,7 @@ def _filtered(rule: contract.Rule, b: np.ndarray, a: np.ndarray,
     gains = tf.stack(gains) if gains else state.gain
     return direction, State(state.step + 1, inner, past, gains, tuple(noise))
 
-  return rule._replace(init=init, query=query, update=shapes.of_release(update))
+  return rule._replace(init=init, query=query, update=contract.of_release(update))
 
 
 def _advance(b: np.ndarray, a: np.ndarray, new: trees.Tree,

@@ -15,7 +15,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import partitions
 from tfdp_adaptive.rules import post_processing
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 A, B, C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: [.01, 1] goes to [.682, 1.134] in 5 steps.
 RATE = 0.2  # Of the direction's entries, as in Adam (Moonlight, arXiv:2502.16982).
@@ -61,7 +61,7 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
     return _muon(momentum, nesterov, steps, None)
 
   b = (1 + momentum, -momentum) if nesterov else (1.0,)
-  return shapes.waiting(
+  return wrapping.waiting(
       _muon(momentum, nesterov, steps, None)._replace(cautions=contract.no_cautions),
       lambda variance: _muon(momentum, nesterov, steps, variance(b, (-momentum,))))
 
@@ -112,7 +112,7 @@ def dp_muon(
   def at_its_rate(direction: trees.Tree, *_: Any) -> trees.Tree:
     return trees.map(lambda d: relative_adam_learning_rate * d, direction)
 
-  adam = shapes.followed(post_processing.dp_adam(beta_1, beta_2, epsilon), at_its_rate)
+  adam = wrapping.followed(post_processing.dp_adam(beta_1, beta_2, epsilon), at_its_rate)
   return partitions.partition([
       (is_matrix, muon(momentum, nesterov, steps, edge)),
       (lambda spec: True, adam)])._replace(name='dp_muon')
@@ -181,7 +181,7 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
     direction = trees.map(lambda x: RATE * math.sqrt(max(x.shape)) * x, made)
     return direction, State(step, moment, noise)
 
-  return contract.Rule(init, contract.isotropic, shapes.of_mean(update), name='muon',
+  return contract.Rule(init, contract.isotropic, contract.of_mean(update), name='muon',
                        cautions=_caution)
 
 

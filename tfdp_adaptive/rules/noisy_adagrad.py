@@ -20,7 +20,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import running_root
-from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import subspaces
 
 MODES = ('truncate', 'floor', 'pinv')
@@ -110,7 +109,7 @@ def noisy_adagrad(
     return direction, State(state.step + 1, *kept)
 
   return contract.Rule(
-      init, contract.isotropic, shapes.of_release(update_),
+      init, contract.isotropic, contract.of_release(update_),
       asks=(contract.Ask(
           second=running_root.running_root(participations, diagonal, relative_noise)),),
       public=None if dimension is None else 'records',

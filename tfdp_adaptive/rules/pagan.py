@@ -14,7 +14,6 @@ from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import constraints
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -97,7 +96,7 @@ def _ellipsoidal(
   def weights(state: State, params: trees.Tree) -> trees.Tree:
     return trees.map(lambda total, p: tf.broadcast_to(tf.sqrt(total), p.shape), state.total, params)
 
-  return contract.Rule(init, shapes.in_scale(lambda state: state.scale), shapes.of_mean(update),
+  return contract.Rule(init, contract.in_scale(lambda state: state.scale), contract.of_mean(update),
                        asks=(contract.Ask(projection),), name=name, steady=True,
                        project=constraints.projection(box, radius, weights))
 

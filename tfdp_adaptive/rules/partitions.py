@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 Predicate = Callable[[tf.TensorSpec], bool]
 
@@ -46,7 +46,7 @@ def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule
   parts = _checked(parts)
   predicates, rules = zip(*parts)
   if any(rule.for_noise is not None for rule in rules):
-    return shapes.waiting(_partition(predicates, rules), lambda variance: _partition(
+    return wrapping.waiting(_partition(predicates, rules), lambda variance: _partition(
         predicates, tuple(rule if rule.for_noise is None else rule.for_noise(variance)
                           for rule in rules)))
   return _partition(predicates, rules)
@@ -63,7 +63,7 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
                      f'`tf.TensorSpec` and a `tfdp.rules` rule. Received: parts={parts}.')
   first = parts[0][1]
   for _, rule in parts:
-    shapes.require(rule, 'question', 'clip norm', 'step')
+    wrapping.require(rule, 'question', 'clip norm', 'step')
     if rule.asks[0].rider is not None or rule.asks[0].groups:
       raise ValueError('What moves or splits the clip norm goes around the partition, not into it. '
                        f'Received: rule={rule.name}.')
@@ -158,7 +158,7 @@ def _partition(
 
   public = {rule.public for rule in rules} - {None}
   return contract.Rule(
-      init, query, shapes.of_release(update), asks=rules[0].asks,
+      init, query, contract.of_release(update), asks=rules[0].asks,
       public=public.pop() if public else None,
       project=project if any(rule.project is not None for rule in rules) else None,
       name=f'partition({", ".join(rule.name for rule in rules)})',

@@ -9,7 +9,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import sgd
-from tfdp_adaptive.rules import shapes
+from tfdp_adaptive.rules import wrapping
 
 
 def pda_dpmd(steps: int) -> contract.Rule:
@@ -42,4 +42,4 @@ def pda_dpmd(steps: int) -> contract.Rule:
 
     return trees.map(mix, direction, public)
 
-  return shapes.followed(sgd.dp_sgd(), mixed, public='mean', name='pda_dpmd', elementwise=False)
+  return wrapping.followed(sgd.dp_sgd(), mixed, public='mean', name='pda_dpmd', elementwise=False)

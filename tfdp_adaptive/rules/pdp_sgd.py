@@ -11,8 +11,8 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import sgd
-from tfdp_adaptive.rules import shapes
 from tfdp_adaptive.rules import subspaces
+from tfdp_adaptive.rules import wrapping
 
 
 @gate.part
@@ -50,6 +50,6 @@ def pdp_sgd(
     return trees.unflatten(
         tf.where(state.step < project_after, gradient, within), direction)
 
-  return shapes.followed(
+  return wrapping.followed(
       sgd.dp_sgd(), projected, public='records' if basis is None else None, name='pdp_sgd',
       elementwise=False)

@@ -9,7 +9,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -138,5 +137,5 @@ def adaptive(
     return moments.divide(mean, roots), State(step, moment, nu)
 
   return contract.Rule(
-      init, contract.isotropic, shapes.of_release(update), name=name,
+      init, contract.isotropic, contract.of_release(update), name=name,
       elementwise=elementwise, **fields)

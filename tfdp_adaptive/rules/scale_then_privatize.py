@@ -12,7 +12,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
-from tfdp_adaptive.rules import shapes
 
 
 def scale_then_privatize(
@@ -106,4 +105,4 @@ def behind_own_scale(
       raw = raw._replace(second=geometry.unscale(release.second, used))
     return rule.update(state, (raw,), public)
 
-  return rule._replace(query=shapes.in_scale(scale), update=shapes.of_release(update))
+  return rule._replace(query=contract.in_scale(scale), update=contract.of_release(update))

@@ -9,7 +9,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import moments
-from tfdp_adaptive.rules import shapes
 
 
 class State(NamedTuple):
@@ -47,4 +46,4 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
     return direction, State(step, moment)
 
   return contract.Rule(
-      init, contract.isotropic, shapes.of_mean(update), name='dp_sgd', elementwise=True)
+      init, contract.isotropic, contract.of_mean(update), name='dp_sgd', elementwise=True)

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that many rules have: one release, a scale of their own, noise that is not known yet."""
+"""Parts of rules that wrap another: what they require of it, and what they pass on."""
 
 import operator
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-
-Update = Callable[[Any, contract.Release, trees.Tree], Tuple[trees.Tree, Any]]
-
 
 # What a wrapper may need of a rule, and how it is said.
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
@@ -40,21 +37,6 @@ def require(rule: contract.Rule, *needs: str) -> None:
       raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
 
 
-def of_release(update: Update) -> Callable[..., Any]:
-  """The `update` of a rule that asks for one thing, from `(state, release, public)`."""
-
-  def of_releases(state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Any:
-    (release,) = releases
-    return update(state, release, public)
-
-  return of_releases
-
-
-def of_mean(update: Callable[..., Any]) -> Callable[..., Any]:
-  """The `update` of a rule that asks for one thing and needs nothing public."""
-  return of_release(lambda state, release, public: update(state, release))
-
-
 def followed(
     rule: contract.Rule, change: Callable[..., trees.Tree], **fields: Any) -> contract.Rule:
   """The same rule, whose direction is what `(direction, state before, public)` is changed to."""
@@ -65,16 +47,6 @@ def followed(
     return change(direction, state, public), after
 
   return rule._replace(update=update, **fields)
-
-
-def in_state(asked: Callable[[Any], contract.Queries]) -> Callable[..., contract.Queries]:
-  """The `query` of a rule whose state alone decides what it asks."""
-  return lambda state, public=(): asked(state)
-
-
-def in_scale(scale: Callable[[Any], trees.Tree]) -> Callable[..., contract.Queries]:
-  """The `query` of a rule whose records are clipped in a scale that its state decides."""
-  return in_state(lambda state: (contract.Query(scale(state)),))
 
 
 def of_inner(
