@@ -140,7 +140,6 @@ def of_plan(
   result.tfdp_start_step = now
   result.tfdp_coins = kept
   result.tfdp_notes = source.notes
-  result.tfdp_records = lambda: None if plan.sampling.coins else records.fingerprint()
   result.tfdp_digest = records.fingerprint
   result.tfdp_draw = draw
   result.tfdp_from = lambda step, weights=None, coins=kept, share=share: of_plan(

@@ -196,7 +196,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
           'plan, '
           + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
           + 'or plan more steps.')
-    optimizer.run.same_records(x.tfdp_records(), x.tfdp_coins.in_file)
+    optimizer.run.same_records(x.tfdp_digest, x.tfdp_coins.in_file)
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
       return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.

@@ -90,7 +90,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       kept, found = self._working / _RECORDS, optimizer.run.records
       if found is not None and kept.exists():
         optimizer.run.records = kept.read_text(encoding='utf-8')
-        optimizer.run.same_records(found)
+        optimizer.run.same_records(lambda: found)
     shutil.rmtree(self._working, ignore_errors=True)
 
   def _take_last(self) -> bytes:

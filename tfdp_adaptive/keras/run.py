@@ -8,7 +8,7 @@ counted once, wherever its weights are.
 
 import dataclasses
 import logging
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import warnings
 
 import numpy as np
@@ -271,18 +271,19 @@ class Run(State):
           'Give the optimizer the plan of the checkpoint. For another plan, start in another '
           'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
 
-  def same_records(self, found: Optional[str], in_file: bool = False) -> None:
+  def same_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
     """Refuses records that differ from those of earlier steps. Stores new ones.
 
     Where random numbers are not drawn at every step, the place of a record decides when it takes
     part: moved, it would take part sooner than is accounted for.
 
     Args:
-      found: A digest of records, or None where places decide nothing.
+      digest: Returns a digest of the records; called where their places decide something.
       in_file: Whether a file of `coins` knows the records, too.
     """
-    if found is None:
+    if self.plan.sampling.coins:
       return
+    found = digest()
     if self.steps and self.records is not None and self.records != found:
       raise errors.PrivacyError(
           f'A run by {self.plan.sampling} goes on with the records that it began with, in the '
