@@ -20,7 +20,8 @@ import layers_test
 ROOT = build_deps_test.ROOT
 TESTS = ROOT / 'tests'
 # They look at all files, and take seconds.
-ALWAYS = ('layers_test.py', 'build_deps_test.py', 'public_names_test.py')
+ALWAYS = ('layers_test.py', 'build_deps_test.py', 'public_names_test.py', 'privacy_proof_test.py',
+          'state_test.py', 'named_optimizers_stub_test.py')
 
 
 @functools.lru_cache(maxsize=None)
