@@ -45,8 +45,7 @@ def toeplitz_matrix(values: np.ndarray, n: int) -> np.ndarray:
   c = np.asarray(values, np.float64)
   if c.ndim == 2:
     return c
-  lag = np.subtract.outer(np.arange(n), np.arange(n))
-  return np.where(lag >= 0, resized(c, n)[np.abs(lag)], 0.0)
+  return linalg.toeplitz(resized(c, n), np.zeros(n))
 
 
 def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Optional, Tuple
 import numpy as np
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.mechanisms import matrices
 
 GRAM_LIMIT = 1024  # Largest matrix that is written out where there is another bound.
 FIXED_ORDER_LIMIT = 4096  # Largest matrix that is written out for the sake of a fixed order.
@@ -100,9 +101,7 @@ def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
     return float(np.sqrt(tails[lengths - 1].sum()))
   bound = equal_spacing(majorant(c), steps, min_sep, k)
   if steps <= GRAM_LIMIT and not np.array_equal(c, majorant(c)):
-    lag = np.subtract.outer(np.arange(steps), np.arange(steps))
-    padded = np.concatenate([c, np.zeros(steps - len(c))])
-    bound = min(bound, overlapping(np.where(lag >= 0, padded[np.abs(lag)], 0.0), min_sep, k))
+    bound = min(bound, overlapping(matrices.toeplitz_matrix(c, steps), min_sep, k))
   return bound
 
 

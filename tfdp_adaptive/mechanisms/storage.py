@@ -152,18 +152,14 @@ def _encode(array: np.ndarray) -> Any:
 
 
 def _decode(value: Any) -> np.ndarray:
+  given = value
   try:
-    return _array(value)
+    if isinstance(value, dict):
+      value = np.frombuffer(base64.b64decode(value['float64']), '<f8').reshape(value['shape'])
+    result = np.array(value, np.float64)
   except (ValueError, OverflowError) as error:  # binascii's is one as well.
     raise ValueError('The numbers of a mechanism must be lists, or a shape and base64. '
-                     f'Received: {str(value)[:60]} ({error}).') from error
-
-
-def _array(value: Any) -> np.ndarray:
-  if isinstance(value, dict):
-    flat = np.frombuffer(base64.b64decode(value['float64']), '<f8').astype(np.float64)
-    value = flat.reshape(value['shape'])
-  result = np.asarray(value, np.float64)
+                     f'Received: {str(given)[:60]} ({error}).') from error
   result.setflags(write=False)
   return result
 
