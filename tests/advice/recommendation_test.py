@@ -9,11 +9,12 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.advice import best
+from tfdp_adaptive.advice import methods
 from tfdp_adaptive.advice import recommendation
 from tfdp_adaptive.advice import trial
 
 TASK = dict(population_size=20_000, batch_size=256, steps=40, target_epsilon=1.0)
-FIXED = dict(sampling=tfdp.sampling.Poisson(), mechanism=tfdp.mechanisms.IndependentGaussian())
 
 
 def public(spread=1.0, count=120, size=16, signal=2.0, seed=0, unit=1.0):
@@ -37,10 +38,10 @@ def test_public_name():
 
 def test_the_least_simulated_loss_wins(two):
   for found in two:
-    best = found.tried[0]
-    assert (best.method, best.more) == (found.method, 0)
-    losses = [one.loss for one in found.tried]
-    assert losses == sorted(losses) and best.loss < found.start
+    first = found.tried[0]
+    assert (first.method, first.more) == (found.method, 0)
+    losses = [one.loss for one in found.tried[1:]]
+    assert losses == sorted(losses) and first.loss < found.start
     assert {one.method for one in found.tried} == {'DPSGD', 'DPAdam', 'DPAdamSTP'}
 
 
@@ -104,14 +105,14 @@ def test_settings_that_harm_records_not_trained_on_are_not_proposed(monkeypatch)
 
   monkeypatch.setattr(trial, 'train', train)
   plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
-  one = next(recommendation._methods(plan, records, 1.0))
-  found = recommendation._outcome(one, records)
+  one = next(methods.of(plan, records, 1.0))
+  found = best.in_simulation(one, records)
   assert found.helps and found.setting == one.candidate.settings[5]
   np.testing.assert_allclose(found.losses, .32)
   # Alone, the harmful setting is not taken even where nothing else moves.
   monkeypatch.setattr(trial, 'train', lambda *args: train(*args) * (
       np.arange(len(args[0].settings)) > 9)[:, None])
-  assert recommendation._outcome(one, records).losses.mean() == pytest.approx(.5)
+  assert best.in_simulation(one, records).losses.mean() == pytest.approx(.5)
 
 
 def test_a_rate_is_judged_together_with_the_next(monkeypatch):
@@ -124,8 +125,46 @@ def test_a_rate_is_judged_together_with_the_next(monkeypatch):
   monkeypatch.setattr(trial, 'train', train)
   records = trial.Records(np.ones([20, 1]), np.full(20, .5), True)
   plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
-  one = next(recommendation._methods(plan, records, 1.0))
-  assert recommendation._outcome(one, records).setting == one.candidate.settings[12]
+  one = next(methods.of(plan, records, 1.0))
+  assert best.in_simulation(one, records).setting == one.candidate.settings[12]
+
+
+HALF = np.random.default_rng(0).permutation(20)[:10]
+LOSSES = {-6.5: (1, 1), -6: (1, 1), -5.5: (.98, .98), -5: (.98, .98), -4.5: (.98, .98),
+          -4: (.95, .95), -3.5: (.9, .9), -3: (.9, .9), -2.5: (.8, .8), -2: (.7, .7),
+          -1.5: (.7, .7), -1: (.1, .8), -.5: (.1, .8), 0: (.3, .9), .5: (.3, .9)}
+
+
+def three(rate, clip, losses):
+  """The same losses at a rate and beside it."""
+  return {(rate + notches, clip): losses for notches in (-.5, 0, .5)}
+
+
+def of_the_model(monkeypatch, changes, name='DPSGD'):
+  """(outcome, (notches of rate, of clip norm)): losses are those of `LOSSES` and `changes`.
+
+  They are of the half that trains and of the other one, 1 before, by notches. Other settings
+  double them.
+  """
+  table = {(rate, 0): losses for rate, losses in LOSSES.items()}
+  table.update({at if isinstance(at, tuple) else (at, 0): one for at, one in changes.items()})
+
+  def look(w, rows):
+    seen, unseen = table.get(tuple(w), (2, 2))
+    losses = np.full(20, float(unseen))
+    losses[HALF] = seen
+    return np.ones([20, 2]), losses
+
+  records = trial.Records(np.ones([20, 2]), np.ones(20), True, look)
+  plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
+  one, = (method for method in methods.of(plan, records, 1.0) if method.name == name)
+  start = one.candidate.settings[8]
+  notches = lambda setting: tuple(
+      round(2 * math.log(value / first, methods.NOTCH)) / 2 for value, first in zip(setting, start))
+  monkeypatch.setattr(
+      trial, 'train', lambda candidate, *_: np.array([notches(candidate.settings[0])]))
+  found, = best.of_the_model([best.Outcome(one, start, True, np.ones(20))], records)
+  return found, notches(found.setting)
 
 
 @pytest.mark.parametrize('changes, chosen, helps, loss', [
@@ -137,29 +176,35 @@ def test_a_rate_is_judged_together_with_the_next(monkeypatch):
     ({k / 2: (.2, 1.5 + k / 40) for k in range(-13, 2)}, -6, False, .7125)])  # -5.5 is worst.
 def test_rates_of_the_model_itself_are_judged_by_all_records(
     changes, chosen, helps, loss, monkeypatch):
-  """Losses of the half that trains and of the other one, 1 before, by notches of the rate."""
-  table = {-6.5: (1, 1), -6: (1, 1), -5.5: (.98, .98), -5: (.98, .98), -4.5: (.98, .98),
-           -4: (.95, .95), -3.5: (.9, .9), -3: (.9, .9), -2.5: (.8, .8), -2: (.7, .7),
-           -1.5: (.7, .7), -1: (.1, .8), -.5: (.1, .8), 0: (.3, .9), .5: (.3, .9), **changes}
-  half = np.random.default_rng(0).permutation(20)[:10]
-
-  def look(w, rows):
-    losses = np.full(20, table[w[0]][1])
-    losses[half] = table[w[0]][0]
-    return np.ones([20, 1]), losses
-
-  records = trial.Records(np.ones([20, 1]), np.ones(20), True, look)
-  plan = tfdp.PrivacyPlan.calibrate(**TASK, target_delta=1e-5, l2_norm_clip=1.0)
-  one = next(recommendation._methods(plan, records, 1.0))
-  start = one.candidate.settings[8]
-  notches = lambda setting: round(2 * math.log(
-      setting.rate / start.rate, recommendation._NOTCH)) / 2
-  monkeypatch.setattr(
-      trial, 'train', lambda candidate, *_: np.array([[notches(candidate.settings[0])]]))
-  found, = recommendation._replayed(
-      [recommendation._Outcome(one, start, True, np.ones(20))], records)
-  assert (notches(found.setting), found.helps) == (chosen, helps)
+  found, at = of_the_model(monkeypatch, changes)
+  assert (at, found.helps) == ((chosen, 0), helps)
   assert found.losses.mean() == pytest.approx(loss)
+
+
+LARGER = three(-.5, 1, (.1, .7))
+
+
+@pytest.mark.parametrize('changes, chosen, loss', [
+    (LARGER, (-.5, 1), .4),
+    ({**LARGER, **three(0, 2, (.1, .5)), **three(.5, 3, (.1, .1))}, (0, 2), .3),  # Two steps.
+    ({**LARGER, (-.5, 1): (.5, .6)}, (-1, 0), .5125),  # The rate in the middle is not better.
+    ({**LARGER, (0, 1): (.2, 1.05)}, (-1, 0), .5125),  # Beside it others get worse.
+    ({**LARGER, (0, 1): (.8, .9), (-1, 1): (.8, .9)}, (-1, 0), .5125),  # The mean is not better.
+    ({-1: (.2, 1.05), **three(1, 0, (.1, .8))}, (1, 0), .45),
+    ({-1: (.2, 1.05), **three(1, 0, (.1, .8)), **three(1.5, 1, (.1, .6))}, (1.5, 1), .35),
+    ({0: (.1, .86), .5: (0, .5)}, (-1, 0), .5125)])  # One that is less by itself was better.
+def test_larger_rates_and_clip_norms_are_taken_while_they_are_better(
+    changes, chosen, loss, monkeypatch):
+  found, at = of_the_model(monkeypatch, changes)
+  assert at == chosen and found.helps
+  assert found.losses.mean() == pytest.approx(loss)
+
+
+@pytest.mark.parametrize('name, chosen', [('DPAdam', (-1, 2)), ('DPAdamSTP', (-1, 0))])
+def test_clip_norms_of_adam_grow_alone(name, chosen, monkeypatch):
+  """Its steps do not depend on them; those of scale-then-privatize are held back by its noise."""
+  changes = {**LARGER, **three(-1, 1, (.1, .7)), **three(-1, 2, (.1, .6))}
+  assert of_the_model(monkeypatch, changes, name)[1] == chosen
 
 
 @pytest.mark.parametrize('columns, kept', [(8, 8), (3, 3), (5000, 2048)])
@@ -180,13 +225,31 @@ def test_more_is_the_difference_over_records(two):
     assert ('may be as good' in said) == bool(close)
 
 
+@pytest.mark.parametrize('errors, helps, preferred', [
+    (.9, True, True), (1.1, True, False), (.9, False, False)])
+def test_scale_then_privatize_is_taken_within_one_standard_error(
+    errors, helps, preferred, monkeypatch):
+  spread = np.resize([-.1, .1], 120)
+  error = spread.std(ddof=1) / math.sqrt(120)
+  losses = {'DPSGD': .5, 'DPAdam': .4, 'DPAdamSTP': .4 + errors * error + spread}
+  monkeypatch.setattr(best, 'in_simulation', lambda one, _: best.Outcome(
+      one, one.candidate.settings[4], helps or one.name != 'DPAdamSTP',
+      np.broadcast_to(losses[one.name], [120])))
+  found = tfdp.recommend(
+      sampling=tfdp.sampling.Poisson(), mechanism=tfdp.mechanisms.IndependentGaussian(),
+      **public(), **TASK)
+  assert found.method == found.tried[0].method == ('DPAdamSTP' if preferred else 'DPAdam')
+  assert any('one standard error' in reason for reason in found.reasons) == preferred
+  if preferred:
+    assert found.tried[1].more == pytest.approx(-errors * error)
+
+
 def method(name, shrunk=1.0, steps=40, gradients=None):
   made = tfdp.PrivacyPlan.calibrate(**dict(TASK, steps=steps), target_delta=1e-5, l2_norm_clip=1.0)
   records = trial.Records(np.asarray(gradients), np.full(len(gradients), .5), True)
-  one, = (m for m in recommendation._methods(made, records, shrunk) if m.name == name)
-  settled = recommendation._settled(
-      one, one.candidate.settings[4], records, shrunk, (), 0.0, ())
-  return one.candidate.settings[4], settled
+  one, = (m for m in methods.of(made, records, shrunk) if m.name == name)
+  return one.candidate.settings[4], methods.settled(
+      one, one.candidate.settings[4], records, shrunk)
 
 
 SMALL, LARGE = np.full([20, 8], 1e-6), np.full([20, 8], 1e6)
@@ -225,7 +288,7 @@ def test_clip_norms_of_scale_then_privatize_are_stable():
     plan = tfdp.PrivacyPlan.calibrate(
         **dict(TASK, batch_size=batch_size), target_delta=1e-5, l2_norm_clip=1.0)
     records = trial.Records(np.ones([20, 64]), np.ones(20), False)
-    one = list(recommendation._methods(plan, records, 2.0))[-1]
+    one = list(methods.of(plan, records, 2.0))[-1]
     assert one.name == 'DPAdamSTP'
     largest = 2 * max(setting.clip for setting in one.candidate.settings)
     assert largest * plan.noise_multiplier / batch_size <= .9 * (1 + 1e-9)

@@ -8,22 +8,19 @@ gradients.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import compat
-from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling as sampling_lib
-from tfdp_adaptive.advice import advice
+from tfdp_adaptive.advice import best
 from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import choice
+from tfdp_adaptive.advice import methods
 from tfdp_adaptive.advice import trial
 from tfdp_adaptive.advice import user_level
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -31,17 +28,8 @@ from tfdp_adaptive.privacy import plan as plan_lib
 _BANDS = (2, 4, 8, 16, 32)
 _COORDINATES = 2048  # Of a simulation at most; so many are drawn from more.
 _FEWEST = 20  # Public records that a simulation can say something about.
-_NOTCHES = 10  # Rates of a grid, each so many times the one before:
-_NOTCH = (100 / .003)**(1 / (_NOTCHES - 1))
-_CLIPS = (.1, .3, 1.0)  # Times the median norm of a gradient.
-_TUNED = (.1, 10.0)  # The same, to tune within: gradients of many models grow on the way.
+_LOSES_LEAST = 'DPAdamSTP'  # Over many tasks: it is taken where it is level with the best.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public gradients.
-_LOWER = range(-3, 1)  # Notches from the simulated rate to those tried on the model itself,
-_LOWEST = range(-4, -7, -1)  # and, if none of these helps, to those tried next.
-_MOMENTUM = .9
-_HUGE = 1e30  # In place of a loss that is not finite.
-_EDGE = .03  # `scale_epsilon` over the size of a coordinate.
-Range = Tuple[float, float]
 
 
 class Tried(NamedTuple):
@@ -51,7 +39,8 @@ class Tried(NamedTuple):
     method: Name of the class.
     noise: 'independent', or the kind of the mechanism.
     loss: Mean loss of the public records after training.
-    more: By how much that is above the loss of the recommended method.
+    more: By how much that is above the loss of the recommended method. It may be less than
+      zero, by a standard error at most.
     interval: Half the 95% interval of `more`, over records.
   """
 
@@ -71,7 +60,8 @@ class Recommendation:
     plan: A `PrivacyPlan` for it: sampling, mechanism, noise and a clip norm.
     settings: Arguments of the class, besides `plan`.
     ranges: `{setting: (lowest, highest)}` to tune within, if you tune.
-    tried: What was tried, best first; empty without public gradients.
+    tried: What was tried, the recommended method first, then by loss; empty without public
+      gradients.
     start: Mean loss of the public records before training; None without.
     reasons: Sentences that say what was done and how sure the result is.
   """
@@ -79,7 +69,7 @@ class Recommendation:
   method: str
   plan: plan_lib.PrivacyPlan
   settings: Dict[str, Any]
-  ranges: Dict[str, Range]
+  ranges: Dict[str, methods.Range]
   tried: Tuple[Tried, ...]
   start: Optional[float]
   reasons: Tuple[str, ...]
@@ -128,9 +118,10 @@ def recommend(
   `advice.trial` for the model. Half of the records trains it, and both halves judge it. A setting
   is judged together with three times its learning rate, and proposed only if the simulated loss of
   records that were not trained on is below the loss before training. With `look`, the best setting
-  of each method then trains the model itself on half of the public records, also at smaller rates.
-  A rate is proposed if the other half becomes better with it, and with 1.8 times less and more.
-  This takes half a minute for small models, and a minute or two for models with several layers.
+  of each method then trains the model itself on half of the public records, also at smaller rates,
+  and at larger rates and clip norms as long as these make it better. A rate is proposed if the
+  other half of the records becomes better with it, and with 1.8 times less and more. This takes
+  half a minute for small models, and two or three for models with several layers.
 
   Args:
     population_size: Number N of records (users), public.
@@ -259,16 +250,6 @@ def _numbers(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
                      f'Received: {values!r:.60} ({error}).') from error
 
 
-def _floor(plan: plan_lib.PrivacyPlan) -> float:
-  """Returns the noise per coordinate of a mean over the clip norm, before it is correlated."""
-  return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
-
-
-def _stddevs(plan: plan_lib.PrivacyPlan) -> np.ndarray:
-  """Returns the noise of each step, over the clip norm."""
-  return _floor(plan) * plan.mechanism.row_norms(plan.steps)
-
-
 def _kind(mechanism: mechanisms.Mechanism) -> str:
   if isinstance(mechanism, mechanisms.IndependentGaussian):
     return 'independent'
@@ -302,158 +283,45 @@ def _blind(plan: plan_lib.PrivacyPlan, clip: float) -> Recommendation:
   rate = _BLIND_RATE / math.sqrt(plan.steps)
   return Recommendation(
       'DPAdam', dataclasses.replace(plan, l2_norm_clip=clip),
-      dict(learning_rate=_decay(rate, plan), epsilon=clip * _floor(plan)),
+      dict(learning_rate=methods.decay(rate, plan), epsilon=clip * methods.floor(plan)),
       dict(learning_rate=(rate / 10, 10 * rate), l2_norm_clip=(.1 * clip, clip)), (), None,
       ('There are no public gradients to try settings on: this is a guess. DP-Adam is proposed '
        'since the size of its steps does not depend on the gradients.',))
 
 
-def _decay(rate: float, plan: plan_lib.PrivacyPlan) -> Any:
-  return compat.keras.optimizers.schedules.PolynomialDecay(float(f'{rate:.3g}'), plan.steps, 0.0)
+def _difference(one: best.Outcome, other: best.Outcome) -> Tuple[float, float]:
+  """(mean over records, its standard error) of how much the losses are above the other ones."""
+  more = one.losses - other.losses
+  return float(more.mean()), float(more.std(ddof=1) / math.sqrt(len(more)))
 
 
-class _Method(NamedTuple):
-  """A method with the noise of one plan.
+def _preferred(outcomes: Sequence[best.Outcome]) -> best.Outcome:
+  """Returns scale-then-privatize if it is within one standard error of the best, else the best.
 
-  Attributes:
-    name: Of the class.
-    plan: With clip norm 1.
-    candidate: Its settings are all rates of the first clip norm, then those of the second, ....
+  Over many tasks it loses least (docs/evidence.md). The rule of one standard error is that of
+  Breiman et al., Classification and Regression Trees, 1984.
   """
-
-  name: str
-  plan: plan_lib.PrivacyPlan
-  candidate: trial.Candidate
-
-
-def _methods(plan: plan_lib.PrivacyPlan, public: trial.Records, shrunk: float
-             ) -> Iterator[_Method]:
-  """Yields what is tried, in units of the simulation, whose coordinates are `shrunk` times more."""
-  count, norm = public.gradients.shape[1], _norm(public)
-  steps = trial.course(plan)
-  rates = .003 * _NOTCH**np.arange(_NOTCHES) / (norm * math.sqrt(len(steps.inverse)))
-  grid = lambda clips: [trial.Setting(rate, clip) for clip in clips for rate in rates]
-  clips = np.array(_CLIPS) * norm
-  yield _Method('DPSGD', plan, trial.Candidate(rules.dp_sgd(_MOMENTUM), False, grid(clips)))
-  yield _Method('DPAdam', plan, trial.Candidate(
-      rules.dp_adam(epsilon=steps.stddev), False, grid(clips)))
-  clips = math.sqrt(count) * plan.batch_size**np.array([0, .25, .5])
-  largest = advice.STABLE / float(np.max(_stddevs(plan))) / shrunk
-  clips = clips[clips <= largest] if clips[0] <= largest else np.array([largest])
-  yield _Method('DPAdamSTP', plan, trial.Candidate(rules.scale_then_privatize(
-      epsilon=1e-8, scale_epsilon=_EDGE * norm / math.sqrt(count)), True, grid(clips)))
-
-
-def _norm(public: trial.Records) -> float:
-  norms = np.linalg.norm(public.gradients, axis=1)
-  return float(np.median(norms)) or float(norms.max())
-
-
-class _Outcome(NamedTuple):
-  """A method at its best setting.
-
-  Attributes:
-    helps: Whether records that were not trained on become better.
-    losses: [n] of all records after training, means over rates beside each other.
-  """
-
-  method: _Method
-  setting: trial.Setting
-  helps: bool
-  losses: np.ndarray
-
-  @property
-  def rank(self) -> Tuple[bool, float]:
-    return not self.helps, float(self.losses.mean())
-
-
-def _outcome(method: _Method, public: trial.Records) -> _Outcome:
-  steps, count = trial.course(method.plan), len(public.losses)
-  order = np.random.default_rng(0).permutation(count)
-  halves = order[:count // 2], order[count // 2:]
-  seen, unseen = np.zeros((2, len(method.candidate.settings), count))
-  for i, rows in enumerate(halves):
-    weights = trial.train(method.candidate, public.part(rows), steps, i)
-    with np.errstate(over='ignore', invalid='ignore'):
-      losses = np.nan_to_num(public.values(weights), nan=_HUGE, posinf=_HUGE)
-    seen[:, rows], unseen[:, halves[1 - i]] = losses[:, rows], losses[:, halves[1 - i]]
-
-  def smooth(losses: np.ndarray) -> np.ndarray:
-    """[clip norms, rates - 1, n]: each with the next larger rate."""
-    grid = losses.reshape(-1, _NOTCHES, count)
-    return (grid[:, :-1] + grid[:, 1:]) / 2
-
-  helps = smooth(unseen).mean(2) <= public.losses.mean()
-  losses = smooth(seen + unseen) / 2
-  scores = (np.where(helps, losses.mean(2), np.inf) if helps.any() else smooth(unseen).mean(2))
-  clip, rate = np.unravel_index(np.argmin(scores), scores.shape)
-  return _Outcome(method, method.candidate.settings[clip * _NOTCHES + rate], bool(helps.any()),
-                  losses[clip, rate])
-
-
-def _replayed(outcomes: Sequence[_Outcome], full: trial.Records) -> List[_Outcome]:
-  """Returns each method on the model itself, at its best simulated rate or a smaller one."""
-  replayed: Dict[str, _Outcome] = {}
   for one in outcomes:
-    if one.method.name not in replayed:
-      method, = (same for same in _methods(one.method.plan, full, 1.0)
-                 if same.name == one.method.name)
-      at = one.method.candidate.settings.index(one.setting)
-      replayed[method.name] = _confirmed(method, method.candidate.settings[at], full)
-  return sorted(replayed.values(), key=lambda one: one.rank)
-
-
-def _confirmed(method: _Method, simulated: trial.Setting, full: trial.Records) -> _Outcome:
-  """Returns the method at the best rate for the model itself.
-
-  Half of the records trains it, and overfits more than the many records of the real training will:
-  with those, the loss is between those of the two halves. So all records judge a rate. As each
-  rate sees noise of its own, and where training nearly diverges some noise is lucky, the best one
-  is trained again half a notch below and above: the other half must become better with all three.
-  Else the next best is tried, and last still smaller ones.
-  """
-  rows, others = np.array_split(np.random.default_rng(0).permutation(len(full.losses)), 2)
-  steps = trial.course(method.plan)
-
-  def setting(notches: float) -> trial.Setting:
-    return simulated._replace(rate=simulated.rate * _NOTCH**notches)
-
-  @functools.lru_cache(None)
-  def losses(notches: float) -> np.ndarray:
-    candidate = method.candidate._replace(settings=[setting(notches)])
-    weights = trial.train(candidate, full.part(rows), steps, int(20 + 2 * notches))
-    return np.nan_to_num(full.at(weights[0]).losses, nan=_HUGE, posinf=_HUGE)
-
-  def unseen(notches: float) -> float:
-    return float(losses(notches)[others].mean())
-
-  start, found = full.losses[others].mean(), []
-  better = [notches for notches in _LOWER if unseen(notches) <= start]
-  for notches in (*sorted(better, key=lambda one: losses(one).mean()), *_LOWEST):
-    three = notches, notches - .5, notches + .5
-    worst = max(three, key=unseen)
-    if unseen(worst) <= start:
-      return _Outcome(method, setting(notches), True,
-                      sum(map(losses, three[1:]), 2 * losses(notches)) / 4)
-    found.append(_Outcome(method, setting(notches), False, losses(worst)))
-  return min(found, key=lambda one: one.rank)
+    more, error = _difference(one, outcomes[0])
+    if one.method.name == _LOSES_LEAST and one.helps and more <= error:
+      return one
+  return outcomes[0]
 
 
 def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int,
                full: Optional[trial.Records]) -> Recommendation:
-  """Returns the method with the least simulated loss."""
+  """Returns the method with the least loss in simulation, or that of the model itself."""
   shrunk = math.sqrt(parameters / public.gradients.shape[1])
-  outcomes = sorted((_outcome(method, public) for plan in plans
-                     for method in _methods(plan, public, shrunk)), key=lambda one: one.rank)
+  outcomes = sorted((best.in_simulation(method, public) for plan in plans
+                     for method in methods.of(plan, public, shrunk)), key=lambda one: one.rank)
   if full is not None:
-    outcomes, public, shrunk = _replayed(outcomes, full), full, 1.0
-  best, count = outcomes[0], len(public.losses)
+    outcomes, public, shrunk = best.of_the_model(outcomes, full), full, 1.0
+  first, count = _preferred(outcomes), len(public.losses)
   tried = []
-  for one in outcomes:
-    more = one.losses - best.losses
-    tried.append(Tried(
-        one.method.name, _kind(one.method.plan.mechanism), float(one.losses.mean()),
-        float(more.mean()), float(1.96 * more.std(ddof=1) / math.sqrt(count))))
+  for one in (first, *(other for other in outcomes if other is not first)):
+    more, error = _difference(one, first)
+    tried.append(Tried(one.method.name, _kind(one.method.plan.mechanism),
+                       float(one.losses.mean()), more, 1.96 * error))
   start = float(public.losses.mean())
   reasons = [
       (f'Trained in simulation with this noise, on {count} public records, their mean loss goes '
@@ -461,7 +329,10 @@ def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, par
        'linear, smaller rates can be better.' if full is None else
        f'Trained with this noise on half of {count} public records, the mean loss of all goes from '
        f'{start:.4g} to {tried[0].loss:.4g}.')]
-  if best.helps:
+  if first is not outcomes[0]:
+    reasons.append(f'{tried[1].method} has less loss, but by less than one standard error: then '
+                   f'{first.method} is taken, which loses least over many tasks.')
+  if first.helps:
     close = [f'{one.method} with {one.noise} noise' for one in tried[1:]
              if one.more <= one.interval]
     reasons.append(
@@ -471,34 +342,5 @@ def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, par
   else:
     reasons.append('Records that were not trained on get worse with every setting: the least bad '
                    'is shown. A larger batch, more records or a larger epsilon are needed.')
-  return _settled(best.method, best.setting, public, shrunk, tuple(tried), start, tuple(reasons))
-
-
-def _settled(method: _Method, setting: trial.Setting, public: trial.Records, shrunk: float,
-             tried: Tuple[Tried, ...], start: float, reasons: Tuple[str, ...]) -> Recommendation:
-  """Returns settings of the model itself: of all its coordinates and all steps of the plan."""
-  plan, clip = method.plan, setting.clip
-  steps = trial.course(plan)
-  arguments: Dict[str, float] = {}
-  means, clips = np.abs(public.gradients.mean(0)), np.array(_TUNED) * _norm(public)
-  rate = setting.rate * len(steps.inverse) / plan.steps
-  if method.name == 'DPSGD':
-    rate /= clip
-    arguments['momentum'] = _MOMENTUM
-  elif method.name == 'DPAdam':
-    # Steps are as long, where Adam divides by the root of signal and noise of a coordinate.
-    size = lambda stddevs: clip * np.sqrt(np.mean(np.square(stddevs)))
-    rate *= np.sum(means**2 / np.hypot(means, size(steps.stddevs))) / np.sum(
-        means**2 / np.hypot(means / shrunk, size(_stddevs(plan))))
-    arguments['epsilon'] = clip * _floor(plan)
-  else:
-    rate /= shrunk
-    clip *= shrunk
-    arguments['scale_epsilon'] = _EDGE * _norm(public) / math.sqrt(
-        public.gradients.shape[1]) / shrunk
-    clips = shrunk * np.array([one.clip for one in method.candidate.settings])
-  return Recommendation(
-      method.name, dataclasses.replace(plan, l2_norm_clip=float(f'{clip:.3g}')),
-      dict(learning_rate=_decay(rate, plan), **arguments),
-      dict(learning_rate=(rate / _NOTCH**2, rate * _NOTCH**2),
-           l2_norm_clip=(float(clips.min()), float(clips.max()))), tried, start, reasons)
+  settled = methods.settled(first.method, first.setting, public, shrunk)
+  return Recommendation(first.method.name, *settled, tuple(tried), start, tuple(reasons))
