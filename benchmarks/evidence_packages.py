@@ -326,12 +326,89 @@ def segments_hidden(read: Packages) -> Task:
               parts=parts(_standard(_numbers(table, names)), y, held_out=500))
 
 
+def computers(read: Packages) -> Task:
+  """The price of a computer, from its parts and the month, in raw units."""
+  table = read.table('Ecdat', 'Computers')
+  x = np.concatenate([_numbers(table, ['speed', 'hd', 'ram', 'screen', 'ads', 'trend']),
+                      _categories(table, 'cd', 'multi', 'premium')], 1)
+  return Task('computers, raw units', (1.0, 8.0), loss='squares', outputs=1, **FEW,
+              parts=parts(x, _standard(np.log(_numbers(table, ['price'])))[:, 0], held_out=1000))
+
+
+def crashes_hidden(read: Packages) -> Task:
+  """Who died in a car crash (5%)."""
+  table = read.table('DAAG', 'nassCDS').dropna(subset=['yearVeh', 'ageOFocc'])
+  x = np.concatenate([_standard(_numbers(table, ['frontal', 'ageOFocc', 'yearacc', 'yearVeh'])),
+                      _categories(table, 'dvcat', 'airbag', 'seatbelt', 'sex', 'occRole')], 1)
+  y = np.asarray(table['dead'] == 'dead', np.float32)
+  return Task('crashes, hidden layer', (1.0, 8.0), loss='logistic', outputs=1, hidden=16, **SIZES,
+              parts=parts(x, y))
+
+
+def poverty(read: Packages) -> Task:
+  """Whether 5,381 people find that too little is done about poverty, about right, or too much."""
+  table = read.table('carData', 'WVS')
+  x = np.concatenate([_standard(_numbers(table, ['age'])), _categories(
+      table, 'religion', 'degree', 'country', 'gender')], 1)
+  _, y = np.unique(table['poverty'], return_inverse=True)
+  return Task('poverty', (1.0, 8.0), loss='softmax', outputs=3, **FEW,
+              parts=parts(x, y, held_out=1000))
+
+
+def food_hidden(read: Packages) -> Task:
+  """The share of food in what a household spends."""
+  table = read.table('Ecdat', 'BudgetFood')
+  x = np.concatenate([_standard(np.log(1 + _numbers(table, ['totexp']))),
+                      _standard(_numbers(table, ['age', 'size', 'town'])),
+                      _categories(table, 'sex')], 1)
+  return Task('food, hidden layer', (1.0, 8.0), loss='squares', outputs=1, hidden=16, **SIZES,
+              parts=parts(x, _standard(_numbers(table, ['wfood']))[:, 0]))
+
+
+def insured_hidden(read: Packages) -> Task:
+  """Which of 8,802 people have health insurance (80%)."""
+  table = read.table('AER', 'HealthInsurance')
+  x = np.concatenate([_standard(_numbers(table, ['age', 'family'])), _categories(
+      table, 'health', 'limit', 'gender', 'married', 'selfemp', 'region', 'ethnicity',
+      'education')], 1)
+  return Task('insured, hidden layer', (1.0, 8.0), loss='logistic', outputs=1, hidden=16, **FEW,
+              parts=parts(x, np.asarray(table['insurance'] == 'yes', np.float32), held_out=1000))
+
+
+def deaths(read: Packages) -> Task:
+  """Who of 7,874 old people died (28%), from age, proteins and creatinine in raw units."""
+  table = read.table('survival', 'flchain')
+  x = np.concatenate([_numbers(table, ['age', 'kappa', 'lambda', 'creatinine', 'mgus']),
+                      _categories(table, 'sex', 'flc.grp')], 1)
+  return Task('deaths, raw units', (1.0, 8.0), loss='logistic', outputs=1, **FEW,
+              parts=parts(x, np.asarray(table['death'], np.float32), held_out=1000))
+
+
+def houses_hidden(read: Packages) -> Task:
+  """The median price of houses in a city and month."""
+  table = read.table('ggplot2', 'txhousing').dropna(subset=['median', 'listings', 'inventory'])
+  x = np.concatenate([_standard(_numbers(table, ['year', 'month', 'inventory'])), _standard(
+      np.log(1 + _numbers(table, ['sales', 'listings']))), _categories(table, 'city')], 1)
+  return Task('houses, hidden layer', (1.0, 8.0), loss='squares', outputs=1, hidden=16, **FEW,
+              parts=parts(x, _standard(np.log(_numbers(table, ['median'])))[:, 0], held_out=1000))
+
+
+def words_known(read: Packages) -> Task:
+  """The score of 30,351 people in a test of words, from year and years of school, raw units."""
+  table = read.table('carData', 'Vocab')
+  x = np.concatenate([_numbers(table, ['year', 'education']), _categories(table, 'sex')], 1)
+  return Task('vocabulary, raw units', (1.0, 8.0), loss='squares', outputs=1, **SIZES,
+              parts=parts(x, _standard(_numbers(table, ['vocabulary']))[:, 0]))
+
+
 TASKS: List[Callable[[Packages], Task]] = [
     diamonds_raw, diamonds_hidden, flights, flights_raw, mortgages, shuttle_raw, shuttle_hidden,
     digits_few, digits_hidden, visits, doctors, wages, lecturers, films, genres, titles,
     inspections, yeast, cards, long_run,
     spam_hidden, caravans_hidden, emails, pay_hidden, churn_hidden, weather_hidden, weather_raw,
-    weights, loans, segments_hidden]
+    weights, loans, segments_hidden,
+    computers, crashes_hidden, poverty, food_hidden, insured_hidden, deaths, houses_hidden,
+    words_known]
 
 
 def all_tasks(folder: str) -> Dict[str, Callable[[], Task]]:
