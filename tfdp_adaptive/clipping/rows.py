@@ -44,7 +44,7 @@ class Rows(protocol.Factor):
       same = tf.cast(self._same(), self.cotangents.dtype)
       return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
     merged = self._merged()
-    norms = [protocol.sum_squares(self._scaled(merged, scale)) for scale in scales]
+    norms = [protocol.sum_squares(merged._scaled(merged.cotangents, scale)) for scale in scales]
     return norms if self.route(True) == 'once' else protocol.charged(norms, self, scales)
 
   def products(self) -> protocol.Products:
@@ -57,8 +57,9 @@ class Rows(protocol.Factor):
 
   def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
     merged = self._merged()
-    return [self._scatter(tf.square(self._scaled(merged * protocol.along(w, merged), scale)))
-            for w, scale in zip(weights, scales)]
+    weighted = [merged.cotangents * protocol.along(w, merged.cotangents) for w in weights]
+    return [merged._scatter(tf.square(merged._scaled(one, scale)))
+            for one, scale in zip(weighted, scales)]
 
   def folded(self, times: int) -> 'Rows':
     return dataclasses.replace(
@@ -116,16 +117,17 @@ class Rows(protocol.Factor):
     lost = self.ids.shape[1]**2 * self.shape[1] * protocol.tiny(cotangents.dtype)
     return protocol.gram(same, outer, magnitude) + lost
 
-  def _merged(self) -> tf.Tensor:
-    """[n, T, d]: cotangents of equal ids of an example summed at their first place."""
+  def _merged(self) -> 'Rows':
+    """The same gradients with ids in order, all cotangents of an id at its first place."""
     if self.route(True) == 'once':
-      return self.cotangents
+      return self
     n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
-    first = tf.argmax(tf.cast(self._same(), tf.int32), 2, output_type=tf.int32)
-    place = first + tf.range(n)[:, tf.newaxis] * length
+    ids = tf.sort(self.ids)
+    place = tf.searchsorted(ids, self.ids) + tf.range(n)[:, tf.newaxis] * length
     flat = tf.math.unsorted_segment_sum(
         tf.reshape(self.cotangents, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
-    return tf.reshape(flat, tf.shape(self.cotangents))
+    return dataclasses.replace(
+        self, ids=ids, cotangents=tf.reshape(flat, tf.shape(self.cotangents)))
 
 
 def add(parts: Sequence[protocol.Factor]) -> protocol.Factor:
