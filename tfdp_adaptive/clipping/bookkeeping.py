@@ -17,7 +17,7 @@ are brought to the size of one, example by example, before their norms are compu
 
 import math
 import types
-from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -299,45 +299,46 @@ def norms_of(
     factors that are finite; and for each an [n] float64 by which it is to be multiplied.
   """
   before = {i: factor for i, factor in enumerate(per_variable) if factor is not None}
-  sizes = [tf.ones_like(zeros) for _ in per_variable]
+  ones = tf.ones_like(zeros)
   if not before:
-    return [zeros for _ in scales], per_variable, sizes
+    return [zeros for _ in scales], per_variable, [ones for _ in per_variable]
   own = _distinct(scale for of_norm in scales for scale in of_norm)
   values = [t for factor in before.values() for t in protocol.tensors(factor)]
-  largest = min(t.dtype.max for t in values if t.dtype.is_floating)
-  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales).values())
+  floating = [t for t in values if t.dtype.is_floating]
+  largest = min(t.dtype.max for t in floating)
+  squares = iter(tf.unstack(1 + 2 * tf.stack([
+      protocol.wide(tf.nn.l2_loss(t)) for t in floating])))
+  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales).values(), squares)
             for i, factor in before.items()]
 
   def as_they_are() -> Tuple[Any, ...]:
-    return (values, [sizes[i] for i in before], list(own.values()),
+    return (values, tf.stack([ones for _ in before]), list(own.values()),
             [tf.ones([], tf.float64) for _ in own], tf.ones_like(zeros, tf.bool))
 
   def divided() -> Tuple[Any, ...]:
-    units, peaks, fits = [], [], tf.ones_like(zeros, tf.bool)
-    for factor in before.values():
-      unit, peak = factor.unit()
-      parts = protocol.tensors(unit)
-      # Beyond the largest number the gradient itself overflows: no record.
-      good = peak <= largest
-      units += [tf.where(_like(good, part), part, tf.zeros_like(part)) for part in parts]
-      peaks.append(tf.where(good, peak, zeros))
-      fits &= good
+    units, peaks = zip(*[factor.unit() for factor in before.values()])
+    sizes = tf.stack(peaks)
+    good = sizes <= largest  # Beyond it, the gradient itself overflows: no record.
     tops = [protocol.peak(scale, 0) for scale in own.values()]
-    return (units, peaks, [protocol.divided(*pair) for pair in zip(own.values(), tops)],
-            [protocol.wide(top) for top in tops], fits)
+    return (protocol.tensors(units), tf.where(good, sizes, 0),
+            [protocol.divided(*pair) for pair in zip(own.values(), tops)],
+            [tf.reshape(protocol.wide(top), []) for top in tops], tf.reduce_all(good, 0))
 
   values, peaks, divided_scales, tops, fits = tf.cond(
       tf.reduce_all(tf.stack(bounds) < MODERATE), as_they_are, divided)
   own = dict(zip(own, zip(divided_scales, tops)))
-  values, squares, per_variable = iter(values), [zeros for _ in scales], list(per_variable)
-  for (i, factor), size in zip(before.items(), peaks):
+  values, per_variable = iter(values), list(per_variable)
+  sizes, totals = [ones for _ in per_variable], [[zeros] for _ in scales]
+  for (i, factor), size, square_size in zip(
+      before.items(), tf.unstack(peaks), tf.unstack(tf.square(peaks))):
     unit = protocol.rebuilt(factor, [next(values) for _ in protocol.tensors(factor)])
     per_variable[i], sizes[i] = unit, size
     norms = [p for p, of_norm in enumerate(scales) if of_norm[i] is not None]
-    pairs = [own.get(id(scales[p][i]), ((), 1.0)) for p in norms]
+    pairs = [own.get(id(scales[p][i]), ((), ())) for p in norms]
     for p, (_, top), square in zip(norms, pairs, unit.squared_norms([one for one, _ in pairs])):
-      squares[p] += tf.square(size * top) * square
-  norms = [tf.sqrt(square) for square in squares]
+      square *= square_size
+      totals[p].append(square if trees.absent(top) else square * tf.square(top))
+  norms = [tf.sqrt(tf.add_n(total)) for total in totals]
   return [tf.where(fits & (norm <= largest), norm, float('inf'))
           for norm in norms], per_variable, sizes
 
@@ -347,13 +348,15 @@ def _distinct(scales: Iterable[Any]) -> Dict[int, tf.Tensor]:
   return {id(scale): scale for scale in scales if scale is not None and not trees.absent(scale)}
 
 
-def _bound(factor: protocol.Factor, scales: Iterable[tf.Tensor]) -> tf.Tensor:
+def _bound(
+    factor: protocol.Factor, scales: Iterable[tf.Tensor],
+    squares: Iterator[tf.Tensor]) -> tf.Tensor:
   """[] float64, no less than any product of squares on the way to a norm; not finite for NaN."""
   tops = [tf.square(protocol.wide(tf.reduce_max(scale))) for scale in scales]
   bound = 1 + sum((top + 1 / top for top in tops), tf.zeros([], tf.float64))
   for tensor in protocol.tensors(factor):
     if tensor.dtype.is_floating:
-      bound *= 1 + 2 * protocol.wide(tf.nn.l2_loss(tensor))
+      bound *= next(squares)
   return bound
 
 
@@ -378,7 +381,3 @@ def charged(
       norm = tf.maximum(norm, rounding * smallest * peaks[i])
     result.append(norm)
   return result
-
-
-def _like(x: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-  return tf.reshape(x, [-1] + [1] * (tensor.shape.rank - 1))

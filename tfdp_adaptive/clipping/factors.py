@@ -106,7 +106,7 @@ class Explicit(protocol.Factor):
   def unit(self) -> Tuple['Explicit', tf.Tensor]:
     size = tf.reduce_max(tf.stack([protocol.peak(part) for part in self.parts]), 0)
     parts = tuple(protocol.divided(part, size) for part in self.parts)
-    return dataclasses.replace(self, parts=parts), protocol.wide(size)
+    return dataclasses.replace(self, parts=parts), tf.reshape(protocol.wide(size), [-1])
 
   def times(self, ratio: tf.Tensor) -> 'Explicit':
     return dataclasses.replace(self, parts=tuple(
@@ -230,12 +230,13 @@ class Outer(protocol.Factor):
   def unit(self) -> Tuple['Outer', tf.Tensor]:
     """Scales step by step, since the largest inputs need not meet the largest cotangents."""
     inputs, cotangents = protocol.peak(self.inputs, 2), protocol.peak(self.cotangents, 2)
-    sizes = protocol.wide(inputs) * protocol.wide(cotangents)  # [n, T]
-    size = tf.reduce_max(sizes, 1)
+    sizes = protocol.wide(inputs) * protocol.wide(cotangents)  # [n, T, 1]
+    size = tf.reduce_max(sizes, 1, keepdims=True)
     ratios = tf.cast(protocol.divided(sizes, size), self.cotangents.dtype)
     return dataclasses.replace(
         self, inputs=protocol.divided(self.inputs, inputs),
-        cotangents=protocol.divided(self.cotangents, cotangents) * ratios[..., tf.newaxis]), size
+        cotangents=protocol.divided(self.cotangents, cotangents) * ratios
+        ), tf.reshape(size, [-1])
 
   def explicit(self) -> 'Explicit':
     axes = self.axes or tuple(range(len(self.shape)))

@@ -115,9 +115,9 @@ class Factor(abc.ABC):
     """
     parts = tensors(self)
     peaks = [peak(t) if t.dtype.is_floating else None for t in parts]
-    size = tf.ones(tf.shape(parts[0])[:1], tf.float64)
+    size = tf.ones([], tf.float64)
     for one in peaks:
-      size = size if one is None else size * wide(one)
+      size = size if one is None else size * tf.reshape(wide(one), [-1])
     return rebuilt(self, [
         t if one is None else divided(t, one) for t, one in zip(parts, peaks)]), size
 
@@ -143,16 +143,14 @@ def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
 
 
 def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:
-  """Largest magnitudes over all axes but the `first` ones, infinite for NaN."""
+  """Largest magnitudes over all axes but the `first` ones, which are kept; infinite for NaN."""
   sizes = tf.where(tf.math.is_finite(x), tf.abs(x), float('inf'))
-  return tf.reduce_max(sizes, list(range(first, x.shape.rank)))
+  return tf.reduce_max(sizes, list(range(first, x.shape.rank)), keepdims=True)
 
 
 def divided(x: tf.Tensor, peaks: tf.Tensor) -> tf.Tensor:
-  """`x` by its peaks, zeros where these are zero."""
-  peaks = tf.reshape(peaks, tf.concat([
-      tf.shape(peaks), tf.ones([x.shape.rank - peaks.shape.rank], tf.int32)], 0))
-  return x / tf.where(peaks > 0, peaks, tf.ones_like(peaks))
+  """`x` by its peaks, zeros where these are zero or not finite."""
+  return tf.math.divide_no_nan(x, tf.where(tf.math.is_finite(peaks), peaks, 0))
 
 
 def tiny(dtype: tf.DType) -> float:
@@ -196,7 +194,7 @@ def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """float64 weights in `dtype`; zero where that would round them up by much."""
-  return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
+  return tf.cast(tf.where(weights >= tiny(dtype), weights, 0), dtype)
 
 
 def tensors(factor: Any) -> List[tf.Tensor]:
@@ -308,7 +306,9 @@ def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
 
   What underflows is charged: at most the smallest normal number for every product.
   """
-  size = tf.cast(tf.reduce_prod(tf.shape(x)[1:]), tf.float64)
+  size: Any = x.shape[1:].num_elements()
+  if size is None:
+    size = wide(tf.reduce_prod(tf.shape(x)[1:]))
   axes, small = list(range(1, x.shape.rank)), tiny(x.dtype)
   if trees.absent(scale):
     return wide_sum(tf.square(x), axes) + size * small
