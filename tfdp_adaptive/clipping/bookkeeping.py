@@ -17,7 +17,7 @@ are brought to the size of one, example by example, before their norms are compu
 
 import math
 import types
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -308,7 +308,7 @@ def norms_of(
   largest = min(t.dtype.max for t in floating)
   squares = iter(tf.unstack(1 + 2 * tf.stack([
       protocol.wide(tf.nn.l2_loss(t)) for t in floating])))
-  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales).values(), squares)
+  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales), squares)
             for i, factor in before.items()]
 
   def as_they_are() -> Tuple[Any, ...]:
@@ -343,16 +343,16 @@ def norms_of(
           for norm in norms], per_variable, sizes
 
 
-def _distinct(scales: Iterable[Any]) -> Dict[int, tf.Tensor]:
+def _distinct(scales: Iterator[Any]) -> Dict[int, tf.Tensor]:
   """Returns the scales that are tensors, by id."""
   return {id(scale): scale for scale in scales if scale is not None and not trees.absent(scale)}
 
 
 def _bound(
-    factor: protocol.Factor, scales: Iterable[tf.Tensor],
+    factor: protocol.Factor, scales: Dict[int, tf.Tensor],
     squares: Iterator[tf.Tensor]) -> tf.Tensor:
   """[] float64, no less than any product of squares on the way to a norm; not finite for NaN."""
-  tops = [tf.square(protocol.wide(tf.reduce_max(scale))) for scale in scales]
+  tops = [tf.square(protocol.wide(tf.reduce_max(scale))) for scale in scales.values()]
   bound = 1 + sum((top + 1 / top for top in tops), tf.zeros([], tf.float64))
   for tensor in protocol.tensors(factor):
     if tensor.dtype.is_floating:
