@@ -118,16 +118,21 @@ class Rows(protocol.Factor):
     return protocol.gram(same, outer, magnitude) + lost
 
   def _merged(self) -> 'Rows':
-    """The same gradients with ids in order, all cotangents of an id at its first place."""
+    """The same gradients with every id once: zeros of row 0 fill the places that remain."""
     if self.route(True) == 'once':
       return self
     n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
-    ids = tf.sort(self.ids)
-    place = tf.searchsorted(ids, self.ids) + tf.range(n)[:, tf.newaxis] * length
+    order = tf.argsort(self.ids, stable=True)
+    ids = tf.gather(self.ids, order, batch_dims=1)
+    cotangents = tf.gather(self.cotangents, order, batch_dims=1)
+    rank = tf.cumsum(tf.pad(tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]]), 1)
+    place = tf.reshape(rank + tf.range(n)[:, tf.newaxis] * length, [-1])
     flat = tf.math.unsorted_segment_sum(
-        tf.reshape(self.cotangents, [-1, self.shape[1]]), tf.reshape(place, [-1]), n * length)
-    return dataclasses.replace(
-        self, ids=ids, cotangents=tf.reshape(flat, tf.shape(self.cotangents)))
+        tf.reshape(cotangents, [-1, self.shape[1]]), place, n * length)
+    of_places = tf.math.unsorted_segment_max(tf.reshape(ids, [-1]), place, n * length)
+    of_places = tf.where(of_places == ids.dtype.min, tf.zeros_like(of_places), of_places)
+    return dataclasses.replace(self, ids=tf.reshape(of_places, tf.shape(ids)),
+                               cotangents=tf.reshape(flat, tf.shape(cotangents)))
 
 
 def add(parts: Sequence[protocol.Factor]) -> protocol.Factor:
