@@ -194,7 +194,7 @@ def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """float64 weights in `dtype`; zero where that would round them up by much."""
-  return tf.cast(tf.where(weights >= tiny(dtype), weights, 0), dtype)
+  return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
 
 
 def tensors(factor: Any) -> List[tf.Tensor]:
