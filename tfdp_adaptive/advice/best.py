@@ -14,8 +14,8 @@ from tfdp_adaptive.advice import trial
 _At = Tuple[float, float]  # Notches from the simulated rate, and from the simulated clip norm.
 _LOWER = [(rate, 0) for rate in range(-3, 1)]  # These are tried on the model itself,
 _LOWEST = [(rate, 0) for rate in range(-4, -7, -1)]  # and these, if none of those helps.
-_CLIMBED = 2  # Steps at most.
-# A step of each. That of scale-then-privatize would divide by more noise than is stable.
+_CLIMBED = 2  # Steps at most, to larger rates or clip norms.
+# One step. Scale-then-privatize has none: with a larger clip norm its scales can become unstable.
 _LARGER_CLIPS = {'DPSGD': (.5, 1), 'DPAdam': (0, 1)}
 _HUGE = 1e30  # In place of a loss that is not finite.
 
@@ -39,6 +39,11 @@ class Outcome(NamedTuple):
 
 
 def in_simulation(method: methods.Method, public: trial.Records) -> Outcome:
+  """Returns the method at its best setting for the model of `trial`.
+
+  Each half of the records trains once, and both judge a setting together with the next larger
+  rate. Those that make records better that were not trained on come first.
+  """
   steps, count = trial.course(method.plan), len(public.losses)
   order = np.random.default_rng(0).permutation(count)
   halves = order[:count // 2], order[count // 2:]
@@ -81,9 +86,11 @@ def _confirmed(method: methods.Method, simulated: trial.Setting, full: trial.Rec
   with those, the loss is between those of the two halves. So all records judge a setting. As each
   rate sees noise of its own, and where training nearly diverges some noise is lucky, the best rate
   is tried again half a notch below and above: the other half must become better with all three.
-  Else the next best is tried, and last still smaller ones. From there it climbs to larger rates,
-  if the simulated one is best, and to larger clip norms, as gradients may grow on the way: as long
-  as the mean loss of three rates beside each other gets less.
+  Else the next best is tried, and last still smaller ones.
+
+  From the rate that is found it climbs: to larger rates, if the simulated one is best, and to
+  larger clip norms, since gradients may grow on the way. A step is taken if the mean loss of the
+  three rates becomes less.
   """
   rows, others = np.array_split(np.random.default_rng(0).permutation(len(full.losses)), 2)
   steps, start = trial.course(method.plan), full.losses[others].mean()
