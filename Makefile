@@ -18,6 +18,8 @@
 # make lock    resolve requirements/*.lock again (LOCK_FLAGS=--upgrade for newer versions)
 
 SHELL = /bin/sh
+# Unless modules are kept compiled, every process takes five seconds more to import TensorFlow.
+unexport PYTHONDONTWRITEBYTECODE
 SLOW =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
 JOBS = 2

@@ -7,7 +7,9 @@ import tensorflow as tf
 
 Tree = Any  # A nest of tensors, or of their specs.
 Scalar = Any  # A number, or a tensor of shape [].
-WORTH_COMPILING = 2**16  # Elements of all arguments; compiling takes some tenths of a second.
+# Elements of eight tensors, or of fewer. Each tensor takes some hundredths of a second to compile;
+# with as many elements, a thousand steps bring that back.
+WORTH_COMPILING = 2**16
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:  # pylint: disable=redefined-builtin
@@ -134,7 +136,7 @@ def one_pass(function: Callable[..., Tree]) -> Callable[..., Tree]:
 
   def call(*arguments: Tree) -> Tree:
     sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
-    small = sum(sizes) < WORTH_COMPILING
+    small = sum(sizes) < WORTH_COMPILING * max(1, len(sizes) / 8)
     where = function if small or tf.config.list_physical_devices('GPU') else compiled
     return where(*arguments)
 
