@@ -211,7 +211,7 @@ class Server:
     zero.
     """
     tf.nest.assert_same_structure(update, self.specs)
-    update = trees.map(lambda u, s: tf.ensure_shape(tf.cast(u, s.dtype), s.shape), update,
+    update = trees.map(lambda u, s: trees.shaped(tf.cast(u, s.dtype), s.shape), update,
                        self._update.specs)
     asked = [contract.Query(geometry.unpacked(scale, update), groups=groups)
              for scale, groups in zip(broadcast.scales, broadcast.groups)]

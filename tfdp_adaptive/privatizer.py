@@ -278,7 +278,7 @@ def _sum(value: trees.Tree, row: trees.Tree, std: tf.Tensor, asked: tf.Tensor) -
 def _as_specs(tree: trees.Tree, specs: trees.Tree) -> trees.Tree:
   """Casts; a tensor of another shape would share its noise, and is refused."""
   return trees.map(
-      lambda t, s: tf.ensure_shape(tf.cast(t, s.dtype), s.shape), tree, specs)
+      lambda t, s: trees.shaped(tf.cast(t, s.dtype), s.shape), tree, specs)
 
 
 def bound(rule: contract.Rule,

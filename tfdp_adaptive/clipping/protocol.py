@@ -279,9 +279,8 @@ def split(x: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
   missing = count * rows - (tf.shape(x)[0] if x.shape[0] is None else x.shape[0])
   if not isinstance(missing, int) or missing:
     x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
-  static = [size if isinstance(size, int) else None for size in (count, rows)]
-  parts = tf.reshape(x, tf.concat([[count, rows], tf.shape(x)[1:]], 0))
-  return tf.ensure_shape(parts, static + x.shape[1:].as_list())
+  sizes = [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape)]
+  return tf.reshape(x, [count, rows, *sizes[1:]])
 
 
 def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
