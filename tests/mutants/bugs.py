@@ -140,6 +140,13 @@ _BY_FILE = {
          "tf.where(fits, norm, float('inf'))",
          'Norms that their type cannot hold.', _NUMBERS + ' clipping/magnitudes_test.py'),
     ],
+    'tfdp_adaptive/clipping/bundles.py': [
+        ('groups in one bundle', 'key = factor.parts[0].dtype, kind', 'key = factor.parts[0].dtype',
+         'A group would be clipped with variables that are not its own.',
+         'clipping/bundles_test.py clipping/grouped_engines_test.py'),
+        ('scales in another order', 'for i in (first, *others)], 0)', 'for i in (*others, first)], 0)',
+         'Clipped in one geometry, noised in another.', 'clipping/bundles_test.py'),
+    ],
     'tfdp_adaptive/clipping/losses.py': [
         ('padding in the losses', 'tf.math.multiply_no_nan(values, weights)', 'values * weights',
          'The loss of what is no record would be NaN.', 'keras/features_test.py'),

@@ -26,6 +26,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import bundles
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.clipping import protocol
@@ -109,22 +110,27 @@ def _clipped(
   parts = projection.parts(asks, queries, clips, len(variables))
   of_asks = [[() if isinstance(leaf, contract.Kronecker) else leaf for leaf in scale]
              for scale in scales]
-  scales = [[scale if i in part.leaves else None for i, scale in enumerate(of_asks[part.ask])]
-            for part in parts]
-  norms, per_variable, sizes = norms_of(
-      per_variable, scales, tf.zeros(tf.shape(losses), tf.float64))
+  bundled, per_bundle = bundles.of(per_variable, [
+      (*(i in part.leaves for part in parts), *(trees.absent(scale[i]) for scale in of_asks))
+      for i in range(len(variables))])
+  of_asks = [bundles.flat(scale, bundled) for scale in of_asks]
+  scales = [[scale if first in part.leaves else None
+             for scale, (first, *_) in zip(of_asks[part.ask], bundled)] for part in parts]
+  norms, per_bundle, sizes = norms_of(
+      per_bundle, scales, tf.zeros(tf.shape(losses), tf.float64))
   weights = _weights(asks, parts, charged(
-      tuple(asks[part.ask] for part in parts), norms, per_variable, sizes, scales), mask)
+      tuple(asks[part.ask] for part in parts), norms, per_bundle, sizes, scales), mask)
   by_group = _by_group(asks, parts, norms)
   norms = [own[0] if len(own) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in own]))
            for own in by_group]
+  by_variable = lambda totals: bundles.apart(totals, bundled, variables)
   sums = tuple(
-      one._replace(rider=_rider(
-          ask.rider, norm, clip, mask, variables, own, [
-              part.clip for part in parts if part.ask == i]))
-      for i, (one, ask, norm, clip, own) in enumerate(zip(
-          _sums(variables, per_variable, asks, of_asks, parts, weights, sizes), asks, norms,
-          clips, by_group)))
+      contract.Sums(by_variable(total), squares if trees.absent(squares) else by_variable(squares),
+                    _rider(ask.rider, norm, clip, mask, variables, own, [
+                        part.clip for part in parts if part.ask == i]))
+      for i, ((total, squares), ask, norm, clip, own) in enumerate(zip(
+          _sums(per_bundle, asks, of_asks, scales, parts, weights, sizes), asks, norms, clips,
+          by_group)))
   return interface.Clipped(sums, outputs, losses, tuple(norms))
 
 
@@ -226,30 +232,25 @@ def _rider(
 
 
 def _sums(
-    variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
-    asks: Tuple[contract.Ask, ...], scales: Any, parts: Tuple[projection.Part, ...],
-    weights: Any, sizes: Any) -> Tuple[contract.Sums, ...]:
-  """Returns one scaled `contract.Sums` per ask."""
-  totals: List[List[tf.Tensor]] = [[] for _ in asks]
-  squares: List[List[tf.Tensor]] = [[] for _ in asks]
+    per_bundle: Sequence[Optional[protocol.Factor]], asks: Tuple[contract.Ask, ...], of_asks: Any,
+    scales: Any, parts: Tuple[projection.Part, ...], weights: Any,
+    sizes: Any) -> List[Tuple[Any, Any]]:
+  """`(totals, squares)` per ask, scaled, by bundle; None where a factor is."""
+  totals: List[Any] = [[] for _ in asks]
   squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  for k, (variable, factor, size) in enumerate(zip(variables, per_variable, sizes)):
-    of_asks = [scale[k] for scale in scales]
-    if factor is None:
-      zeros = tf.zeros(variable.shape, trees.wide(tf.as_dtype(variable.dtype)))
-      per_ask, of_squares = [zeros] * len(asks), [zeros] * len(squared)
-    else:
-      sized = [weight * size for weight, part in zip(weights, parts) if k in part.leaves]
+  squares: List[Any] = [[] if i in squared else () for i in range(len(asks))]
+  for b, (factor, size) in enumerate(zip(per_bundle, sizes)):
+    own = [scale[b] for scale in of_asks]
+    per_ask, of_squares = [None] * len(asks), [None] * len(squared)
+    if factor is not None:
+      sized = [weight * size for weight, scale in zip(weights, scales) if scale[b] is not None]
       per_ask = [total if trees.absent(scale) else scale * total
-                 for total, scale in zip(factor.weighted_sums(sized), of_asks)]
+                 for total, scale in zip(factor.weighted_sums(sized), own)]
       of_squares = factor.squared_sums(
-          [sized[i] for i in squared], [of_asks[i] for i in squared]) if squared else []
-    for i, total in enumerate(per_ask):
-      totals[i].append(total)
-    for i, square in zip(squared, of_squares):
-      squares[i].append(square)
-  return tuple(contract.Sums(total, square if i in squared else ())
-               for i, (total, square) in enumerate(zip(totals, squares)))
+          [sized[i] for i in squared], [own[i] for i in squared]) if squared else []
+    for into, one in [*zip(totals, per_ask), *zip([squares[i] for i in squared], of_squares)]:
+      into.append(one)
+  return list(zip(totals, squares))
 
 
 def _per_variable(scale: trees.Tree, variables: Sequence[compat.Variable]) -> List[Any]:
