@@ -264,3 +264,15 @@ def test_constants_are_those_that_data_are_compared_with():
   found = constants.compared(function)
   assert found.reals == [0.75, 0.625]
   assert set(found.integers) == {77, 55}  # No remainders of Keras' seeds.
+
+
+def test_sizes_are_compared_where_they_can_differ():
+  """What every batch has decides nothing; how long it is, or how many words it has, may."""
+  def compares(x, words):
+    few = tf.boolean_mask(words, words > 3)
+    return (tf.shape(x)[3] // 11, tf.shape(x)[-1] > 12, tf.shape(x)[0] > 13, tf.shape(x)[2] > 14,
+            tf.shape(few)[0] > 15, tf.size(x) > 16, tf.shape(x)[1:][2] > 17, tf.rank(x) > 18)
+
+  function = tf.function(compares, autograph=False).get_concrete_function(
+      tf.TensorSpec([None, 24, None, 32]), tf.TensorSpec([5], tf.int32))
+  assert set(constants.compared(function).integers) == {3, 13, 14, 15, 16, 17}

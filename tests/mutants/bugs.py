@@ -144,7 +144,8 @@ _BY_FILE = {
         ('groups in one bundle', 'key = factor.parts[0].dtype, kind', 'key = factor.parts[0].dtype',
          'A group would be clipped with variables that are not its own.',
          'clipping/bundles_test.py clipping/grouped_engines_test.py'),
-        ('scales in another order', 'for i in (first, *others)], 0)', 'for i in (*others, first)], 0)',
+        ('scales in another order', 'for i in (first, *others)], 0)',
+         'for i in (*others, first)], 0)',
          'Clipped in one geometry, noised in another.', 'clipping/bundles_test.py'),
     ],
     'tfdp_adaptive/clipping/losses.py': [

@@ -8,7 +8,8 @@ Code that does something else for a certain word, above some size of the batch, 
 does so for batches that no random probe meets. So its constants are taken from the graph, as
 fuzzers of programs do. Constants are followed that a comparison, a remainder or a quotient takes
 directly or through a cast. Comparisons of uniform or normal draws and constants alone are left out,
-as no batch decides them; and so are remainders that only seed draws, as Keras takes of its seeds.
+as no batch decides them, nor those of sizes that every batch has; and so are remainders that only
+seed draws, as Keras takes of its seeds.
 Data in a seed change the draws, whatever the remainder.
 
 Every value of the graph is followed, through functions, conditions and loops, from the data to the
@@ -20,7 +21,7 @@ and `tf.print` is left to the caller.
 
 import collections
 import re
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -93,13 +94,25 @@ class Constants(NamedTuple):
 def compared(concrete: Any) -> Constants:
   """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
+  settled = {op.name for op in concrete.graph.get_operations() if op.type in _COMPARE
+             and all(map(_is_settled, op.inputs))}
   constants: Dict[str, Dict[Any, None]] = {'i': {}, 'f': {}, 'O': {}}
-  for nodes in [definition.node] + [f.node_def for f in definition.library.function]:
-    for value in _compared(nodes):
+  graphs = [(definition.node, settled)] + [(f.node_def, ()) for f in definition.library.function]
+  for nodes, left_out in graphs:
+    for value in _compared(nodes, left_out):
       kind = {'u': 'i', 'V': 'f', 'S': 'O'}.get(value.dtype.kind, value.dtype.kind)
       for item in value.ravel()[:_MOST] if kind in constants else ():
         constants[kind][item if kind == 'O' else {'i': int, 'f': float}[kind](item)] = None
   return Constants(*([*constants[kind]][:_MOST] for kind in 'ifO'))
+
+
+def _is_settled(tensor: tf.Tensor) -> bool:
+  """Whether a tensor is a constant, or the size of an axis that every batch has."""
+  source = tensor.op.inputs[0] if tensor.op.type == 'StridedSlice' else tensor
+  if tensor.shape.rank or source.op.type != 'Shape':
+    return tf.get_static_value(tensor) is not None
+  axis, sizes = tf.get_static_value(tensor.op.inputs[1]), source.op.inputs[0].shape
+  return axis is not None and sizes.rank is not None and sizes[int(axis[0])] is not None
 
 
 def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[np.ndarray], Any]]:
@@ -138,7 +151,7 @@ def _real(array: np.ndarray) -> bool:
   return array.dtype.kind in 'fV'  # V: bfloat16.
 
 
-def _compared(nodes: Iterable[Any]) -> Iterable[np.ndarray]:
+def _compared(nodes: Iterable[Any], left_out: Container[str]) -> Iterable[np.ndarray]:
   by_name = {node.name: node for node in nodes}
   find = lambda name: by_name.get(name.split(':')[0])
   users: Dict[str, List[Any]] = collections.defaultdict(list)
@@ -148,7 +161,8 @@ def _compared(nodes: Iterable[Any]) -> Iterable[np.ndarray]:
   for node in by_name.values():
     if node.op in _NOT_FINITE:
       yield np.array(_NOT_FINITE[node.op])
-    compared = [find(name) for name in node.input] if node.op in _COMPARE else []
+    compared = [find(name) for name in node.input
+                ] if node.op in _COMPARE and node.name not in left_out else []
     if not any(_has_data(source, find) for source in compared) or (
         node.op == 'FloorMod' and _only_seeds(node, users)):
       continue
