@@ -163,8 +163,9 @@ def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:
 
 
 def _normalize(beta: float, moment: trees.Tree, step: tf.Tensor) -> trees.Tree:
-  return trees.map(
-      lambda m: tf.math.divide_no_nan(m, normalizer(beta, step, m.dtype)), moment)
+  of = {dtype: normalizer(beta, step, dtype)
+        for dtype in dict.fromkeys(m.dtype for m in tf.nest.flatten(moment))}
+  return trees.map(lambda m: tf.math.divide_no_nan(m, of[m.dtype]), moment)
 
 
 def _filled(value: float) -> Callable[[trees.Tree], trees.Tree]:
