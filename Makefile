@@ -193,8 +193,8 @@ bench-users: $(CURRENT)/installed build/peers/hub/installed
 
 # Whole trainings, start-up, and the design of mechanisms at the ends of what can be asked for.
 bench-edges: $(FULL)/installed $(CURRENT)/installed
-	$(call table,guides,$(CURRENT)/bin/python benchmarks/guides.py \
-	  $(if $(QUICK),'structured data'))
+	$(call table,guides,$(CURRENT)/bin/python benchmarks/guides.py --python $(CURRENT)/bin/python \
+	  --python $(FULL)/bin/python $(if $(QUICK),'structured data'))
 	$(call table,start_up,$(CURRENT)/bin/python benchmarks/start_up.py \
 	  $(CURRENT)/bin/python $(FULL)/bin/python)
 	$(call table,mechanism_limits,$(CURRENT)/bin/python benchmarks/mechanism_limits.py \

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole trainings, private beside plain: CPU seconds from the import to the end of five epochs.
 
-Usage: python benchmarks/guides.py [name ...]
+Usage: python benchmarks/guides.py [--python INTERPRETER ...] [name ...]
 
 Four models like those of Keras' guides, on made-up data of fixed shapes. Each figure is of a new
-process. `rest` is what the steps after the first take.
+process. `rest` is what the steps after the first take. One table for each interpreter, of which
+each may have another stack; else for the one that runs this.
 """
 
+import argparse
+import pathlib
 import subprocess
 import sys
 
+REMARKS = pathlib.Path(__file__).parent / 'remarks' / 'guides.txt'
 EPOCHS = 5
 PARTS = ('import', 'model', 'first step', 'rest')
 # Name -> (records, batch size, data `x, y`, model, loss), as Python.
@@ -95,31 +99,40 @@ batches = plan.batches(data) if private else tf.data.Dataset.from_tensor_slices(
 model.fit(batches, steps_per_epoch=N // {batch_size}, epochs={epochs}, verbose=0,
           callbacks=[first])
 marks.append(time.process_time())
-print('seconds', *marks)
+print('version', tf.__version__, 'seconds', *marks)
 '''
 
 
-def seconds(name, private):
-  """CPU seconds of each of `PARTS`, in a new process."""
+def seconds(python, name, private):
+  """`(version of TensorFlow, CPU seconds of each of `PARTS`)`, in a new process."""
   records, batch_size, data, model, loss = GUIDES[name]
   program = f'private = {private}\n' + PROGRAM.format(
       records=records, batch_size=batch_size, data=data, model=model, loss=loss, epochs=EPOCHS,
       steps=EPOCHS * (records // batch_size))
-  out = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE, check=True,
+  out = subprocess.run([python, '-c', program], stdout=subprocess.PIPE, check=True,
                        stderr=subprocess.DEVNULL, text=True).stdout
-  marks = [0.0] + [float(one) for one in out.rpartition('seconds')[2].split()]
-  return [after - before for before, after in zip(marks, marks[1:])]
+  version, _, *marks = out.rpartition('version')[2].split()
+  marks = [0.0, *map(float, marks)]
+  return version, [after - before for before, after in zip(marks, marks[1:])]
 
 
 def main():
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
-  print(f'TensorFlow {tf.__version__}, {EPOCHS} epochs, CPU seconds; parts private / plain\n')
-  print(f'{"":24} {"plain":>7} {"private":>7} {"ratio":>6}   ', *(f'{part:>13}' for part in PARTS))
-  for name in sys.argv[1:] or GUIDES:
-    plain, private = seconds(name, False), seconds(name, True)
-    parts = ' '.join(f'{b:6.1f}/{a:6.1f}' for a, b in zip(plain, private))
-    print(f'{name:24} {sum(plain):7.1f} {sum(private):7.1f} {sum(private) / sum(plain):6.2f}    '
-          f'{parts}', flush=True)
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--python', action='append')
+  parser.add_argument('names', nargs='*', default=list(GUIDES))
+  options = parser.parse_args()
+  print(REMARKS.read_text())
+  for python in options.python or [sys.executable]:
+    for i, name in enumerate(options.names):
+      (version, plain), (_, private) = seconds(python, name, False), seconds(python, name, True)
+      if not i:
+        print(f'TensorFlow {version}, {EPOCHS} epochs, CPU seconds; parts private / plain\n')
+        print(f'{"":24} {"plain":>7} {"private":>7} {"ratio":>6}   ',
+              *(f'{part:>13}' for part in PARTS))
+      parts = ' '.join(f'{b:6.1f}/{a:6.1f}' for a, b in zip(plain, private))
+      print(f'{name:24} {sum(plain):7.1f} {sum(private):7.1f} {sum(private) / sum(plain):6.2f}    '
+            f'{parts}', flush=True)
+    print()
 
 
 if __name__ == '__main__':
