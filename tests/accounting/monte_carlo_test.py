@@ -11,7 +11,6 @@ from scipy import stats
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import allocation
-from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import sampling
@@ -200,4 +199,4 @@ def test_correlated_noise_in_secret_bins():
   known, *others = allocation.correlated(monte_carlo.coefficients(blt, 30), 30, 10, 2.0)
   assert known.noise_multiplier == pytest.approx(2.0 / max(exact), rel=1e-6)
   assert plan.event().bound in others
-  assert cost.claims_amplification(plan)
+  assert plan.sampling.claims(plan)

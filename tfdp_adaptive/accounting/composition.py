@@ -92,7 +92,8 @@ class Composition:
   def _moment(self, theta: Any) -> np.ndarray:
     """K at every theta; an array."""
     theta = np.atleast_1d(theta)
-    moments = [step.count * np.array([_log_sum(step.log_mass + t * step.loss) for t in theta])
+    moments = [step.count * np.array([
+        special.logsumexp(step.log_mass + t * step.loss) for t in theta])
                for step in self._steps]
     return np.asarray(sum(moments))
 
@@ -292,7 +293,7 @@ def _one_step(
     Weighted masses modulo `size`, the logarithm of their sum before, the mass
     beyond, the largest |loss|, and the largest relative error of a mass.
   """
-  reference = _log_sum(step.log_mass + theta * step.loss)
+  reference = special.logsumexp(step.log_mass + theta * step.loss)
   result, beyond, largest, exponents = np.zeros(size), 0.0, 0.0, 0.0
   for weight, pair in step.mixture:
     beyond += weight * pair.beyond(log_mass)
@@ -319,11 +320,6 @@ def _one_step(
 def _upper_share(above: np.ndarray, interval: float) -> np.ndarray:
   """The share of a mass, `above` the lower grid point, that moves up to the next."""
   return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
-
-
-def _log_sum(logarithms: np.ndarray) -> float:
-  top = logarithms.max()
-  return top + math.log(np.exp(logarithms - top).sum())
 
 
 def _log_peak(theta: Any) -> Any:

@@ -51,11 +51,6 @@ def needs_current_library(what: str) -> None:
                      'it, or mean something else by it. Install a current dp-accounting.')
 
 
-def claims_amplification(plan: terms_lib.Terms) -> bool:
-  """Whether the plan's mechanism may use its sampling's amplification."""
-  return bool(plan.sampling.claims(plan))
-
-
 def participation(plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
   """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
   min_sep, max_participations = plan.sampling.participation(plan, steps)
@@ -134,7 +129,7 @@ def _event_of_run(
     return dp_accounting.NonPrivateDpEvent()
   kind = (dp_accounting.GaussianDpEvent if plan.mechanism.rounding is None else
           discrete_gaussian.DiscreteGaussianDpEvent)
-  amplified = claims_amplification(plan)
+  amplified = plan.sampling.claims(plan)
   if amplified:
     own = plan.sampling.event(plan, steps, float(sigma))
     if composed and isinstance(own, monte_carlo.MonteCarloDpEvent):
@@ -163,7 +158,7 @@ def _event_of_run(
 
 def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
   """The dp_accounting relation an event of this plan is read under."""
-  if claims_amplification(plan):
+  if plan.sampling.claims(plan):
     if plan.adjacency == 'replace':
       return _RELATION.REPLACE_ONE
     if plan.adjacency == 'zero_out' and hasattr(plan.sampling, 'max_batch_size'):

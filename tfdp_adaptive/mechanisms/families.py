@@ -30,7 +30,7 @@ class ToeplitzMechanism(interface.Mechanism):
     return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
 
   def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
-    if self.steps is None or k * epoch < self.steps:
+    if self.steps is None:
       return math.inf
     return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
 

@@ -271,7 +271,7 @@ def _run(entry: Any) -> Run:
 
 def derived(plan: Any, steps: int) -> Dict[str, Any]:
   """Derives a run's numbers from the terms of a plan; see `Run`."""
-  amplified = cost.claims_amplification(plan)
+  amplified = plan.sampling.claims(plan)
   random = amplified or plan.sampling.amplified
   min_sep, count = cost.participation(plan, steps)
   sensitivity = 0.0 if not steps else (

@@ -168,7 +168,7 @@ class PrivacyPlan(terms.Terms):
   @property
   def amplified(self) -> bool:
     """Whether amplification by sampling is claimed."""
-    return cost.claims_amplification(self)
+    return self.sampling.claims(self)
 
   @property
   def noise_stddev(self) -> float:

@@ -72,7 +72,7 @@ def accountable(plan: terms_lib.Terms) -> None:
     raise ValueError(
         f'The mechanism was designed for {plan.mechanism.steps} steps; design it for at least '
         f'as many as the plan has. Received: steps={plan.steps}.')
-  if plan.sampling.amplified and not cost.claims_amplification(plan):
+  if plan.sampling.amplified and not plan.sampling.claims(plan):
     raise ValueError(
         f'{scheme} amplifies privacy only for {plan.sampling.amplifies}'
         f' Received: mechanism={type(plan.mechanism).__name__} with '
@@ -83,7 +83,7 @@ def accountable(plan: terms_lib.Terms) -> None:
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
   if plan.mechanism.rounding is not None and (
-      plan.extra_releases or cost.claims_amplification(plan) and (
+      plan.extra_releases or plan.sampling.claims(plan) and (
           plan.adjacency == 'replace' or not plan.sampling.renyi)):
     raise ValueError(
         'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
@@ -95,14 +95,14 @@ def accountable(plan: terms_lib.Terms) -> None:
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
                        f'Received: search={plan.search!r}.')
     cost.needs_current_library('A private search')
-    if cost.claims_amplification(plan) and (
+    if plan.sampling.claims(plan) and (
         plan.adjacency == 'replace' or not plan.sampling.renyi):
       raise ValueError(
           'A private search is accounted for by Renyi divergences, which are not known of Poisson '
           'sampling under replace, of truncated batches, bins, allocation, users by their '
           'examples, nor of what only draws bound. Received: '
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
-  if cost.claims_amplification(plan) and plan.adjacency == 'replace':
+  if plan.sampling.claims(plan) and plan.adjacency == 'replace':
     cost.needs_current_library('Poisson sampling under replace adjacency')
   if hasattr(plan.sampling, 'max_batch_size'):
     cost.needs_current_library('TruncatedPoisson')
@@ -124,7 +124,7 @@ def participation(plan: terms_lib.Terms) -> None:
           f'`max_participations` must be at least {max_participations}, what '
           f'{plan.sampling!r} can reach in {plan.steps} steps. '
           f'Received: max_participations={plan.max_participations}.')
-  if not cost.claims_amplification(plan):
+  if not plan.sampling.claims(plan):
     cost.sensitivity(
         plan.mechanism, *cost.participation(plan, plan.steps),
         cost.fixed_order(plan))  # Or it refuses.
@@ -166,7 +166,7 @@ def serves(plan: terms_lib.Terms, rule: contract.Rule) -> bool:
     raise ValueError(
         f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
         f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
-  if cost.claims_amplification(plan) and plan.adjacency == 'replace' and (
+  if plan.sampling.claims(plan) and plan.adjacency == 'replace' and (
       statistics or len(rule.asks) > 1 or any(ask.rider is not None for ask in rule.asks)):
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
