@@ -71,3 +71,12 @@ def test_more_small_variables_take_few_more_operations():
         len(f.node_def) for f in traced.graph.as_graph_def().library.function)
 
   assert operations(9) - operations(4) <= 12 * 10
+
+
+def test_bundles_are_of_bounded_size():
+  """Adapters of a large model are many small variables: held twice, they would fill the memory."""
+  given = [factors.explicit(tf.zeros([2, bundles.SMALL])) for _ in range(100)]
+  bundled, per_bundle = bundles.of(given, [0] * 100)
+  assert [i for bundle in bundled for i in bundle] == list(range(100))
+  assert len(bundled) == -(-100 * bundles.SMALL // bundles.FULL)
+  assert all(factor.shape[0] < bundles.FULL + bundles.SMALL for factor in per_bundle)

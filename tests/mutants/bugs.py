@@ -141,7 +141,8 @@ _BY_FILE = {
          'Norms that their type cannot hold.', _NUMBERS + ' clipping/magnitudes_test.py'),
     ],
     'tfdp_adaptive/clipping/bundles.py': [
-        ('groups in one bundle', 'key = factor.parts[0].dtype, kind', 'key = factor.parts[0].dtype',
+        ('groups in one bundle', 'alike = factor.parts[0].dtype, kind',
+         'alike = factor.parts[0].dtype',
          'A group would be clipped with variables that are not its own.',
          'clipping/bundles_test.py clipping/grouped_engines_test.py'),
         ('scales in another order', 'for i in (first, *others)], 0)',

@@ -5,6 +5,7 @@ A model has a bias or a scale beside almost every matrix. Norms and sums take so
 a variable, however small; a bundle takes them once.
 """
 
+import collections
 import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -16,23 +17,27 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 
 SMALL = 2**12  # Numbers of a variable; larger ones would take longer to copy.
+FULL = 2**15  # Of a bundle with room for no more: while it is made, its gradients are held twice.
 Bundle = Tuple[int, ...]  # Places of variables; most have one.
 
 
 def of(
     per_variable: Sequence[Optional[protocol.Factor]],
     kinds: Sequence[Any]) -> Tuple[List[Bundle], List[Optional[protocol.Factor]]]:
-  """`(bundles, factors)`: small whole gradients of a dtype and a kind as one.
+  """`(bundles, factors)`: small whole gradients of a dtype and a kind together.
 
   Args:
     per_variable: The factor of every variable, or None.
     kinds: What variables must share to be bundled.
   """
   places: Dict[Any, List[int]] = {}
+  numbers: Dict[Any, int] = collections.Counter()
   for i, (factor, kind) in enumerate(zip(per_variable, kinds)):
     key: Any = i
     if isinstance(factor, factors.Explicit) and math.prod(factor.shape) <= SMALL:
-      key = factor.parts[0].dtype, kind
+      alike = factor.parts[0].dtype, kind
+      key = alike, numbers[alike] // FULL
+      numbers[alike] += math.prod(factor.shape)
     places.setdefault(key, []).append(i)
   bundles = [tuple(some) for some in places.values()]
   return bundles, [_together([per_variable[i] for i in bundle]) for bundle in bundles]
