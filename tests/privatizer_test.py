@@ -240,3 +240,21 @@ def test_a_statistic_without_noise_needs_consent():
 def test_invalid_arguments_are_refused(arguments):
   with pytest.raises(ValueError, match='must be'):
     make(**arguments)
+
+
+def test_shapes_are_asserted_where_they_are_not_known_only():
+  """A sum of another shape would share its noise; an assertion of what is known slows XLA down."""
+  made = make(seed=None)
+
+  def release(*total):
+    answer, _ = made.release(made.init(), shares(1.0), (contract.Sums(list(total)),))
+    return answer[0].mean
+
+  def asserts(specs):
+    graph = tf.function(release).get_concrete_function(*specs).graph
+    return sum(op.type == 'EnsureShape' for op in graph.get_operations())
+
+  assert asserts(SPECS) == 0
+  assert asserts([tf.TensorSpec([None]), tf.TensorSpec(None)]) == 2
+  with pytest.raises(ValueError, match='must be equal'):
+    tf.function(release).get_concrete_function(tf.TensorSpec([1]), SPECS[1])
