@@ -140,7 +140,11 @@ _BY_FILE = {
          "tf.where(fits, norm, float('inf'))",
          'Norms that their type cannot hold.', _NUMBERS + ' clipping/magnitudes_test.py'),
     ],
-    'tfdp_adaptive/clipping/bundles.py': [
+    'tfdp_adaptive/clipping/losses.py': [
+        ('padding in the losses', 'tf.math.multiply_no_nan(values, weights)', 'values * weights',
+         'The loss of what is no record would be NaN.', 'keras/features_test.py'),
+    ],
+    'tfdp_adaptive/clipping/factors.py': [
         ('groups in one bundle', 'alike = factor.parts[0].dtype, kind',
          'alike = factor.parts[0].dtype',
          'A group would be clipped with variables that are not its own.',
@@ -148,12 +152,6 @@ _BY_FILE = {
         ('scales in another order', 'for i in (first, *others)], 0)',
          'for i in (*others, first)], 0)',
          'Clipped in one geometry, noised in another.', 'clipping/bundles_test.py'),
-    ],
-    'tfdp_adaptive/clipping/losses.py': [
-        ('padding in the losses', 'tf.math.multiply_no_nan(values, weights)', 'values * weights',
-         'The loss of what is no record would be NaN.', 'keras/features_test.py'),
-    ],
-    'tfdp_adaptive/clipping/factors.py': [
         ('norm of a product', 'protocol.sum_squares(a) * protocol.sum_squares(e)',
          'protocol.sum_squares(a) + protocol.sum_squares(e)',
          'The norm of nearly every dense layer.', _ENGINE),

@@ -26,7 +26,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import bundles
+from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.clipping import protocol
@@ -110,12 +110,12 @@ def _clipped(
   parts = projection.parts(asks, queries, clips, len(variables))
   of_asks = [[() if isinstance(leaf, contract.Kronecker) else leaf for leaf in scale]
              for scale in scales]
-  bundled, per_bundle = bundles.of(per_variable, [
+  bundles, per_bundle = factors.bundled(per_variable, [
       (*(i in part.leaves for part in parts), *(trees.absent(scale[i]) for scale in of_asks))
       for i in range(len(variables))])
-  of_asks = [bundles.flat(scale, bundled) for scale in of_asks]
+  of_asks = [factors.flat(scale, bundles) for scale in of_asks]
   scales = [[scale if first in part.leaves else None
-             for scale, (first, *_) in zip(of_asks[part.ask], bundled)] for part in parts]
+             for scale, (first, *_) in zip(of_asks[part.ask], bundles)] for part in parts]
   norms, per_bundle, sizes = norms_of(
       per_bundle, scales, tf.zeros(tf.shape(losses), tf.float64))
   weights = _weights(asks, parts, charged(
@@ -123,7 +123,7 @@ def _clipped(
   by_group = _by_group(asks, parts, norms)
   norms = [own[0] if len(own) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in own]))
            for own in by_group]
-  by_variable = lambda totals: bundles.apart(totals, bundled, variables)
+  by_variable = lambda totals: factors.apart(totals, bundles, variables)
   sums = tuple(
       contract.Sums(by_variable(total), squares if trees.absent(squares) else by_variable(squares),
                     _rider(ask.rider, norm, clip, mask, variables, own, [

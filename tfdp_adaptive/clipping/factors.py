@@ -10,12 +10,15 @@ in float64, squares that underflow are charged at the smallest normal number, an
 Gram route adds a bound of its own cancellation.
 """
 
+import collections
 import dataclasses
-from typing import Any, List, Optional, Sequence, Tuple
+import math
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
@@ -26,6 +29,11 @@ from tfdp_adaptive.clipping import protocol
 # them: forming costs as much as multiplying by that many steps once more.
 KEEP = 2.0
 STEPS = 64
+
+# Numbers of variables that are clipped in bundles, and of a bundle with room for no more. Larger
+# variables would take longer to copy, and in a larger bundle all gradients would be held twice.
+SMALL, FULL = 2**12, 2**15
+Bundle = Tuple[int, ...]  # Places of variables; most have one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,3 +330,56 @@ def fold(x: tf.Tensor, times: int) -> tf.Tensor:
   """[n * times, T, ...] to [n, times * T, ...]."""
   length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
   return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())
+
+
+def bundled(
+    per_variable: Sequence[Optional[protocol.Factor]],
+    kinds: Sequence[Any]) -> Tuple[List[Bundle], List[Optional[protocol.Factor]]]:
+  """`(bundles, factors)`: small whole gradients of a dtype and a kind together, others alone.
+
+  A model has a bias or a scale beside almost every matrix. Norms and sums take some fifty
+  operations a variable, however small; a bundle takes them once.
+
+  Args:
+    per_variable: The factor of every variable, or None.
+    kinds: What variables must share to be bundled.
+  """
+  places: Dict[Any, List[int]] = {}
+  numbers: Dict[Any, int] = collections.Counter()
+  for i, (factor, kind) in enumerate(zip(per_variable, kinds)):
+    key: Any = i
+    if isinstance(factor, Explicit) and math.prod(factor.shape) <= SMALL:
+      alike = factor.parts[0].dtype, kind
+      key = alike, numbers[alike] // FULL
+      numbers[alike] += math.prod(factor.shape)
+    places.setdefault(key, []).append(i)
+  bundles = [tuple(some) for some in places.values()]
+  return bundles, [_together([per_variable[i] for i in bundle]) for bundle in bundles]
+
+
+def _together(several: Any) -> Optional[protocol.Factor]:
+  if len(several) == 1:
+    return several[0]
+  return explicit(tf.concat([
+      tf.reshape(factor.gradient(), [-1, math.prod(factor.shape)]) for factor in several], 1))
+
+
+def flat(scale: Sequence[Any], bundles: Sequence[Bundle]) -> List[Any]:
+  """A scale by variable as one by bundle; those of a bundle are all absent, or none is."""
+  return [scale[first] if not others or trees.absent(scale[first]) else tf.concat([
+      tf.reshape(scale[i], [-1]) for i in (first, *others)], 0) for first, *others in bundles]
+
+
+def apart(
+    totals: Sequence[Any], bundles: Sequence[Bundle],
+    variables: Sequence[compat.Variable]) -> List[tf.Tensor]:
+  """Totals by bundle as totals by variable; zeros where there is none."""
+  result: Dict[int, tf.Tensor] = {}
+  for total, bundle in zip(totals, bundles):
+    shapes = [variables[i].shape for i in bundle]
+    if total is None:
+      total = tf.zeros(shapes[0], trees.wide(tf.as_dtype(variables[bundle[0]].dtype)))
+    elif len(bundle) > 1:
+      total = tf.split(total, [math.prod(shape) for shape in shapes])
+    result.update(zip(bundle, [total] if len(bundle) == 1 else map(tf.reshape, total, shapes)))
+  return [result[i] for i in range(len(variables))]
