@@ -157,12 +157,12 @@ def _windows(
   phases = tf.transpose(tf.reshape(x, [-1, *split, x.shape[-1]]), [
       *range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2), 2 * rank + 1])
   phases = tf.unstack(tf.reshape(phases, [int(np.prod(strides)), -1, *blocks, x.shape[-1]]))
+  extent = tf.constant([-1, *sizes, -1])
   for place in itertools.product(*map(range, places)):
     starts = [k // stride if stride > 1 else k * dilation
               for k, (_, stride, dilation, _) in zip(place, axes)]
     phase = phases[np.ravel_multi_index([k % s for k, s in zip(place, strides)], strides)]
-    cut = (slice(None), *map(slice, starts, np.add(starts, sizes)))
-    yield phase[cut]
+    yield tf.slice(phase, [0, *starts, 0], extent)
 
 
 def factor(
