@@ -3,9 +3,9 @@
 
 Usage: python benchmarks/guides.py [--python INTERPRETER ...] [name ...]
 
-Four models like those of Keras' guides, on made-up data of fixed shapes. Each figure is of a new
-process. `rest` is what the steps after the first take. One table for each interpreter, of which
-each may have another stack; else for the one that runs this.
+Four models like those of Keras' guides, and a large table, on made-up data of fixed shapes. Each
+figure is of a new process. `rest` is what the steps after the first take. One table for each
+interpreter, of which each may have another stack; else for the one that runs this.
 """
 
 import argparse
@@ -71,7 +71,15 @@ for filters in (64, 32, 16):
   before = layers.Conv2D(filters, 1, padding='same')(layers.UpSampling2D(2)(before))
   x = before = layers.Add()([x, before])
 outputs = layers.Conv2D(3, 3, activation='softmax', padding='same')(x)
-''', 'keras.losses.SparseCategoricalCrossentropy()')}
+''', 'keras.losses.SparseCategoricalCrossentropy()'),
+    'a million words': (
+        4096, 256,
+        'rng.integers(0, 1_000_000, (N, 20)), rng.integers(0, 2, (N, 1)).astype("float32")',
+        '''
+inputs = keras.Input((20,), dtype='int64')
+x = layers.GlobalAveragePooling1D()(layers.Embedding(1_000_000, 64)(inputs))
+outputs = layers.Dense(1, activation='sigmoid')(x)
+''', 'keras.losses.BinaryCrossentropy()')}
 PROGRAM = '''
 import sys, time
 import numpy as np

@@ -276,3 +276,17 @@ def test_sizes_are_compared_where_they_can_differ():
   function = tf.function(compares, autograph=False).get_concrete_function(
       tf.TensorSpec([None, 24, None, 32]), tf.TensorSpec([5], tf.int32))
   assert set(constants.compared(function).integers) == {3, 13, 14, 15, 16, 17}
+
+
+@pytest.mark.parametrize('shape, unknown', [
+    ([None, 8], {13, 15, 16}), ([7, None], {13, 14, 15, 16}), ([7, 8], {13, 14, 15, 16})])
+def test_the_size_of_the_batch_is_never_known(shape, unknown):
+  """A check of batches of 7 must try those of 14, on whatever axis the examples lie."""
+  def compares(x):
+    turned = tf.transpose(x)
+    return (tf.shape(x)[0] > 13, tf.shape(x)[1] > 14, tf.shape(turned)[1] > 15,
+            tf.shape(turned)[..., 1] > 16)
+
+  function = tf.function(compares, autograph=False).get_concrete_function(tf.TensorSpec(shape))
+  found = set(constants.compared(function).integers)
+  assert unknown <= found and (14 in unknown or 14 not in found)

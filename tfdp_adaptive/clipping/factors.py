@@ -30,8 +30,8 @@ from tfdp_adaptive.clipping import protocol
 KEEP = 2.0
 STEPS = 64
 
-# Numbers of variables that are clipped in bundles, and of a bundle with room for no more. Larger
-# variables would take longer to copy, and in a larger bundle all gradients would be held twice.
+# Variables of at most `SMALL` numbers are clipped in bundles: copying larger ones takes longer than
+# it saves. A bundle of `FULL` numbers takes no more, since its gradients are held twice at first.
 SMALL, FULL = 2**12, 2**15
 Bundle = Tuple[int, ...]  # Places of variables; most have one.
 

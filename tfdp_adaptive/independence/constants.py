@@ -7,10 +7,9 @@ reaches every gradient without clipping and noise.
 Code that does something else for a certain word, above some size of the batch, or from some step on
 does so for batches that no random probe meets. So its constants are taken from the graph, as
 fuzzers of programs do. Constants are followed that a comparison, a remainder or a quotient takes
-directly or through a cast. Comparisons of uniform or normal draws and constants alone are left out,
-as no batch decides them, nor those of sizes that every batch has; and so are remainders that only
-seed draws, as Keras takes of its seeds.
-Data in a seed change the draws, whatever the remainder.
+directly or through a cast. Those that no batch decides are left out: comparisons of uniform or
+normal draws and constants alone, of sizes that every batch has, and remainders that only seed
+draws, as Keras takes of its seeds. Data in a seed change the draws, whatever the remainder.
 
 Every value of the graph is followed, through functions, conditions and loops, from the data to the
 operations that write a variable, a table, a queue or a file. A write is allowed if its value, and
@@ -94,8 +93,10 @@ class Constants(NamedTuple):
 def compared(concrete: Any) -> Constants:
   """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
-  settled = {op.name for op in concrete.graph.get_operations() if op.type in _COMPARE
-             and all(map(_is_settled, op.inputs))}
+  # A graph for one size of batch knows that size too, and others must be tried.
+  any_size = concrete.inputs and concrete.inputs[0].shape[:1] == [None]
+  settled = {op.name for op in concrete.graph.get_operations() if any_size
+             and op.type in _COMPARE and all(map(_is_settled, op.inputs))}
   constants: Dict[str, Dict[Any, None]] = {'i': {}, 'f': {}, 'O': {}}
   graphs = [(definition.node, settled)] + [(f.node_def, ()) for f in definition.library.function]
   for nodes, left_out in graphs:
@@ -107,12 +108,13 @@ def compared(concrete: Any) -> Constants:
 
 
 def _is_settled(tensor: tf.Tensor) -> bool:
-  """Whether a tensor is a constant, or the size of an axis that every batch has."""
+  """Whether a tensor is a constant, or an axis' size that is the same for all batches."""
   source = tensor.op.inputs[0] if tensor.op.type == 'StridedSlice' else tensor
   if tensor.shape.rank or source.op.type != 'Shape':
     return tf.get_static_value(tensor) is not None
   axis, sizes = tf.get_static_value(tensor.op.inputs[1]), source.op.inputs[0].shape
-  return axis is not None and sizes.rank is not None and sizes[int(axis[0])] is not None
+  return (axis is not None and len(axis) == 1 and sizes.rank is not None
+          and sizes[int(axis[0])] is not None)
 
 
 def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[np.ndarray], Any]]:
