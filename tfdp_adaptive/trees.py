@@ -136,17 +136,23 @@ def constant_like(value: Any, specs: Tree, name: str) -> Tree:
 def one_pass(function: Callable[..., Tree]) -> Callable[..., Tree]:
   """Returns an element-wise `function` of trees that reads and writes each tensor once.
 
-  Without it, TensorFlow reads and writes memory for every product. The function is compiled by XLA,
-  also within graphs that are not compiled. On a GPU it is not compiled, because the compiler is
-  often missing there and memory is fast. (A product of matrices would also be one pass, but GPUs
-  round its factors to TF32.)
+  Without it, TensorFlow reads and writes memory for every product. The function is compiled by XLA
+  where that is `worth_compiling`, also within graphs that are not compiled. (A product of matrices
+  would also be one pass, but GPUs round its factors to TF32.)
   """
   compiled = tf.function(function, jit_compile=True, autograph=False)
 
   def call(*arguments: Tree) -> Tree:
     sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
-    small = sum(sizes) < WORTH_COMPILING * max(1, len(sizes) / 8)
-    where = function if small or tf.config.list_physical_devices('GPU') else compiled
-    return where(*arguments)
+    return (compiled if worth_compiling(*sizes) else function)(*arguments)
 
   return call
+
+
+def worth_compiling(*sizes: int) -> bool:
+  """Whether XLA is to compile a function of tensors with so many elements.
+
+  Only large ones, and not on a GPU, because the compiler is often missing there and memory is fast.
+  """
+  large = sum(sizes) >= WORTH_COMPILING * max(1, len(sizes) / 8)
+  return large and not tf.config.list_physical_devices('GPU')

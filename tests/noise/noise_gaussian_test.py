@@ -28,7 +28,7 @@ def test_box_muller_of_chosen_integers(dtype):
   radii = [0, 1, 2, 1000, 2**(width // 2) + 1, 2**(width - 1), 3 * 2**(width - 2)]
   angles = [0, 2**(width - 3), 2**(width - 2), 5 * 2**(width - 3), 2**width - 1]
   bits = np.array([(r, a) for r in radii for a in angles], integer).T
-  actual = streams.box_muller(tf.constant(bits)).numpy()
+  actual = streams.box_muller(*tf.constant(bits)).numpy()
   u = (bits[0].astype(np.longdouble) + 0.5) * np.longdouble(2)**-width
   radius = np.sqrt(-2 * np.log(u)).astype(np.float64)
   angle = 2 * math.pi * bits[1].astype(np.float64) * 2.0**-width
@@ -39,7 +39,7 @@ def test_box_muller_of_chosen_integers(dtype):
   largest = math.sqrt(2 * (width + 1) * math.log(2))
   np.testing.assert_allclose(np.abs(actual).max(), largest, rtol=10 * precision)
   assert largest > (6.7 if dtype == tf.float32 else 9.4)
-  shortest = streams.box_muller(tf.constant([[2**width - 1], [0]], bits.dtype))
+  shortest = streams.box_muller(*tf.constant([[2**width - 1], [0]], bits.dtype))
   assert 0 < np.abs(shortest).max() < 2 * math.sqrt(precision)  # Finite: u stays below one.
 
 
@@ -84,10 +84,11 @@ def test_xla_draws_the_same_numbers(dtype, count):
   tolerance = 50 * np.finfo(dtype.as_numpy_dtype).eps
   np.testing.assert_allclose(draw(7, count, dtype, True), eager, atol=tolerance)
   np.testing.assert_array_equal(draw(7, count, dtype, False), eager)
-  bits = tf.random.stateless_uniform(
-      [2, count // 2], keys.from_seed(7), minval=None, maxval=None, alg='philox',
-      dtype={tf.float32: tf.uint32, tf.float64: tf.uint64}[dtype])
-  plain = tf.reshape(streams.box_muller(bits), [-1])
+  bits = tf.random.stateless_uniform(  # Blocks of 128 bits: half for radii, half for angles.
+      [count * dtype.size // 16, 2, 8 // dtype.size], keys.from_seed(7), minval=None, maxval=None,
+      alg='philox', dtype={tf.float32: tf.uint32, tf.float64: tf.uint64}[dtype])
+  radii, angles = np.moveaxis(bits, 1, 0).reshape(2, count // 2)
+  plain = tf.reshape(streams.box_muller(*map(tf.constant, (radii, angles))), [-1])
   np.testing.assert_allclose(eager, plain, atol=tolerance)
 
 
@@ -101,7 +102,7 @@ def test_tensorflows_own_normals_would_not_do():
 def test_flat_vectors_become_the_tree():
   specs = {'b': tf.TensorSpec([2, 2]), 'a': [tf.TensorSpec([], tf.float64), tf.TensorSpec([3])]}
   flat = streams.flat_specs(specs)
-  assert {(s.dtype, tuple(s.shape)) for s in flat} == {(tf.float64, (2,)), (tf.float32, (8,))}
+  assert {(s.dtype, tuple(s.shape)) for s in flat} == {(tf.float64, (4,)), (tf.float32, (8,))}
   tree = streams.unflatten(tuple(tf.range(s.shape[0], dtype=s.dtype) for s in flat), specs)
   np.testing.assert_array_equal(tree['a'][0], 0.0)
   np.testing.assert_array_equal(tree['a'][1], [0, 1, 2])

@@ -87,9 +87,9 @@ def test_tree_of_tensors_and_state_keep_their_types(name):
 
 @each_mechanism
 def test_a_state_holds_the_rows_the_mechanism_says(name):
-  history = make(name).init(tf.TensorSpec([50])).history
+  history = make(name).init(tf.TensorSpec([52])).history
   kept = [t for t in tf.nest.flatten(history) if t.dtype.is_floating]  # Keys are none.
-  assert sum(int(tf.size(t)) for t in kept) == 50 * oracle.MECHANISMS[name].memory()
+  assert sum(int(tf.size(t)) for t in kept) == 52 * oracle.MECHANISMS[name].memory()
 
 
 def z_score(rows, covariance):

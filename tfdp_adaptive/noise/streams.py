@@ -29,6 +29,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import philox
 
 _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
@@ -171,10 +172,10 @@ def within(row: Any, steps: Optional[int]) -> tf.Tensor:
 
 
 def flat_specs(specs: trees.Tree) -> Specs:
-  """Returns one [n] spec per dtype in `specs`; n is the number of elements, rounded up to even.
+  """Returns one [n] spec per dtype in `specs`; n is the number of elements, rounded up.
 
-  Long vectors are rounded up further. XLA divides a loop among threads, and uses vector
-  instructions only if all parts are equal.
+  It is a multiple of 4, for whole blocks of random words, and of 2048 in long vectors: XLA divides
+  a loop among threads, and uses vector instructions only if all parts are equal.
   """
   sizes: Dict[tf.DType, int] = {}
   for spec in tf.nest.flatten(specs):
@@ -184,7 +185,7 @@ def flat_specs(specs: trees.Tree) -> Specs:
     if not spec.shape.is_fully_defined():
       raise ValueError(f'`specs` must have fully defined shapes. Received: {spec}.')
     sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.shape.num_elements()
-  unit = lambda n: 2 if n < _LONG else 2048
+  unit = lambda n: 4 if n < _LONG else 2048
   return tuple(tf.TensorSpec([n + -n % unit(n)], dtype) for dtype, n in sizes.items())
 
 
@@ -209,24 +210,21 @@ def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
 
 
 def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-  bits = tf.random.stateless_uniform(
-      [2, spec.shape.num_elements() // 2], key, minval=None, maxval=None,
-      dtype=_BITS[spec.dtype][0], alg='philox')
-  # Not a reshape: XLA then knows which row a leaf comes from, and divides no indices.
-  return tf.concat(tf.unstack(_transform(bits)), 0)
+  count = spec.shape.num_elements()
+  return tf.reshape(_transform(*philox.halves(key, count // 2, _BITS[spec.dtype][0])), [count])
 
 
-def box_muller(bits: tf.Tensor) -> tf.Tensor:
-  """Returns [2, n] standard normals of [2, n] uniform unsigned integers (rows: radius, angle).
+def box_muller(radius: tf.Tensor, angle: tf.Tensor) -> tf.Tensor:
+  """Returns [2, n] standard normals of 2 [n] uniform unsigned integers.
 
-  `u = (bits + 1/2) 2^-width` has full relative precision near zero, which gives the tail. Its
+  `u = (radius + 1/2) 2^-width` has full relative precision near zero, which gives the tail. Its
   factor is rounded down, so `u` stays below one.
   """
-  dtype = tf.float32 if bits.dtype == tf.uint32 else tf.float64
+  dtype = tf.float32 if radius.dtype == tf.uint32 else tf.float64
   width, digits = _BITS[dtype][2:4]
-  u = (tf.cast(bits[0], dtype) + 0.5) * (2.0**-width * (1 - 2.0**-digits))
-  quarter = tf.constant([[0], [2**(width - 2)]], bits.dtype)
-  return tf.sqrt(-2 * tf.math.log(u)) * sine(bits[1] + quarter, dtype)
+  u = (tf.cast(radius, dtype) + 0.5) * (2.0**-width * (1 - 2.0**-digits))
+  quarter = tf.constant([[0], [2**(width - 2)]], angle.dtype)
+  return tf.sqrt(-2 * tf.math.log(u)) * sine(angle + quarter, dtype)
 
 
 def sine(turn: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random integers: those of the published generator, whichever way they are computed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp_adaptive import trees
+from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import philox
+
+# From the authors' own table of answers: counter, key, block.
+ANSWERS = [
+    ((0,) * 4, (0,) * 2, (0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8)),
+    ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd)),
+    ((0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344), (0xa4093822, 0x299f31d0),
+     (0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1))]
+
+
+def by_hand(counter, key):
+  """Returns a block in Python's integers."""
+  x, k = list(counter), list(key)
+  for _ in range(10):
+    a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+    x = [b >> 32 ^ x[1] ^ k[0], b % 2**32, a >> 32 ^ x[3] ^ k[1], a % 2**32]
+    k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+  return tuple(x)
+
+
+def words(number, count):
+  return tuple(number >> 32 * i & 2**32 - 1 for i in range(count))
+
+
+def number(words_):
+  return sum(word << 32 * i for i, word in enumerate(words_))
+
+
+def blocks(counter, key, count):
+  of = lambda value, size: tf.constant(np.frombuffer(value.to_bytes(size, 'little'), np.uint64))
+  drawn = philox._blocks(of(key, 8), of(counter, 16), count).numpy()
+  return [tuple(map(int, block)) for block in drawn.view(np.uint32).reshape(-1, 4)]
+
+
+def test_the_authors_answers():
+  for counter, key, block in ANSWERS:
+    assert by_hand(counter, key) == block
+    assert blocks(number(counter), number(key), 1) == [block]
+
+
+@pytest.mark.parametrize('start', [0, 2**32 - 3, 2**64 - 3, 2**96 - 3, 2**128 - 3, 5 * 2**77])
+def test_blocks_are_counted_in_128_bits(start):
+  key = 0x0123456789abcdef
+  expected = [by_hand(words((start + i) % 2**128, 4), words(key, 2)) for i in range(9)]
+  assert blocks(start, key, 9) == expected
+
+
+@pytest.mark.parametrize('dtype', [tf.uint32, tf.uint64])
+@pytest.mark.parametrize('count', [2, 14, 1000, 2**17])
+def test_any_size_any_way_is_tensorflows_generator(dtype, count, monkeypatch):
+  for seed in (0, 7, -1, 2**63 - 1):
+    key = keys.from_seed(seed)
+    ways = []
+    for large in (0, 2**40):  # By ourselves, by TensorFlow.
+      monkeypatch.setattr(trees, 'WORTH_COMPILING', large)
+      for jit in (None, False, True):
+        draw = lambda key: philox.halves(key, count, dtype)
+        if jit is not None:
+          draw = tf.function(draw, jit_compile=jit, autograph=False)
+        ways.append(np.stack(draw(key)))
+    assert ways[0].shape == (2, count) and ways[0].dtype == dtype.as_numpy_dtype
+    for way in ways:
+      np.testing.assert_array_equal(way, ways[0])
+    flat = tf.random.stateless_uniform(
+        [2 * count], key, minval=None, maxval=None, dtype=dtype, alg='philox').numpy()
+    # Nothing is lost or drawn twice, and halves of blocks stay together.
+    half = 8 // dtype.size
+    np.testing.assert_array_equal(
+        ways[0].reshape(2, -1, half).swapaxes(0, 1).reshape(-1), flat)
