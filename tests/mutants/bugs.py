@@ -27,6 +27,7 @@ _RIDER = 'privatizer_rider_test.py rules/following_clip_test.py'
 _PROJECTION, _NUMBERS = 'clipping/projection_test.py', 'clipping/bookkeeping_numbers_test.py'
 _ENGINE = 'clipping/bookkeeping_test.py clipping/bookkeeping_numbers_test.py'
 _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.py'
+_PHILOX = 'noise/noise_philox_test.py'
 _DISCRETE, _SENSITIVITY = 'noise/discrete_noise_test.py', 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
 _LAWS = 'accounting/law_contract_test.py'
@@ -174,13 +175,24 @@ _BY_FILE = {
         ('half a key', 'for half in (1, 2)])', 'for half in (1, 1)])',
          'Keys of 64 bits, twice the same.', 'noise/noise_keys_test.py'),
     ],
+    'tfdp_adaptive/noise/philox.py': [
+        ('radius and angle of the same words', 'block[:, 1], [count]', 'block[:, 0], [count]',
+         'Every normal is on a spiral: its pair tells it.', _PHILOX),
+        ('one round of ten', 'for _ in range(10)', 'for _ in range(1)',
+         'Words of neighbouring blocks are alike.', _PHILOX),
+        ('blocks that begin again', 'high = counter[1] + tf.cast(low < add, tf.uint64)',
+         'high = counter[1] + 0 * add', 'The counter wraps around within 64 bits.', _PHILOX),
+        ('half a counter', 'tf.stack([tf.zeros_like(mixed[1]), mixed[1]])',
+         'tf.stack([tf.zeros_like(mixed[1]), tf.zeros_like(mixed[1])])',
+         'Keys of 64 bits, so that two steps of a long run may share their noise.', _PHILOX),
+    ],
     'tfdp_adaptive/noise/streams.py': [
-        ('both halves alike', 'tf.constant([[0], [2**(width - 2)]], bits.dtype)',
-         'tf.constant([[0], [0]], bits.dtype)', 'Two coordinates would share their noise.',
+        ('both halves alike', 'tf.constant([[0], [2**(width - 2)]], angle.dtype)',
+         'tf.constant([[0], [0]], angle.dtype)', 'Two coordinates would share their noise.',
          _GAUSSIAN),
         ('noise too small', 'return tf.sqrt(-2 * tf.math.log(u))',
          'return tf.sqrt(-1.98 * tf.math.log(u))', 'Half a percent of noise.', _GAUSSIAN),
-        ('infinite noise', 'u = (tf.cast(bits[0], dtype) + 0.5)', 'u = tf.cast(bits[0], dtype)',
+        ('infinite noise', 'u = (tf.cast(radius, dtype) + 0.5)', 'u = tf.cast(radius, dtype)',
          'The logarithm of zero, once in 2^32 draws.', _GAUSSIAN),
         ('the far half of the circle', 'turn += far * (half - 2 * turn)', 'turn += 0 * far',
          'A sine whose series does not reach so far.', _GAUSSIAN),
