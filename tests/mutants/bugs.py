@@ -178,10 +178,10 @@ _BY_FILE = {
     'tfdp_adaptive/noise/philox.py': [
         ('radius and angle of the same words', 'block[:, 1], [count]', 'block[:, 0], [count]',
          'Every normal is on a spiral: its pair tells it.', _PHILOX),
-        ('one round of ten', 'for _ in range(10)', 'for _ in range(1)',
+        ('one round of ten', 'np.outer(range(10), ', 'np.outer(range(1), ',
          'Words of neighbouring blocks are alike.', _PHILOX),
-        ('blocks that begin again', 'high = counter[1] + tf.cast(low < add, tf.uint64)',
-         'high = counter[1] + 0 * add', 'The counter wraps around within 64 bits.', _PHILOX),
+        ('blocks that begin again', 'words(counter[1] + tf.cast(low < add, tf.uint64))',
+         'words(counter[1] + 0 * add)', 'The counter wraps around within 64 bits.', _PHILOX),
         ('half a counter', 'tf.stack([tf.zeros_like(mixed[1]), mixed[1]])',
          'tf.stack([tf.zeros_like(mixed[1]), tf.zeros_like(mixed[1])])',
          'Keys of 64 bits, so that two steps of a long run may share their noise.', _PHILOX),

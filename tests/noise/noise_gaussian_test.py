@@ -77,7 +77,7 @@ def test_the_two_halves_of_a_pair_are_independent():
     assert stats.pearsonr(f(sine), g(cosine)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize('count', [20_000, trees.WORTH_COMPILING])  # Compiled by itself or not.
+@pytest.mark.parametrize('count', [20_000, 4 * trees.WORTH_COMPILING])  # Compiled by itself or not.
 @TYPES
 def test_xla_draws_the_same_numbers(dtype, count):
   eager = draw(7, count, dtype)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random integers of a key: Philox4x32-10 (Salmon et al., 2011, "As easy as 1, 2, 3").
 
-The words are those of TensorFlow's generator, which computes one block at a time and, on a CPU, took
-more time than all else of noise. Written in operations, XLA computes several blocks at a time. It
-does so only in 64-bit arithmetic, and it computes all rounds again for every output: therefore a
-block leaves as one complex number of 128 bits.
+The words are those of TensorFlow's generator. That one computes block after block, and took more
+time on a CPU than all else of the noise. Written in operations, XLA computes several blocks at a
+time. It does so only in 64-bit arithmetic, and would compute all rounds again for every output.
+Therefore a block leaves as one complex number of 128 bits.
 """
 
 from typing import Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import trees
 
 _FACTORS = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_KEY_STEPS = np.outer(range(10), (0x9E3779B9, 0xBB67AE85))  # By round.
 
 
 def halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
@@ -27,7 +28,7 @@ def halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.T
   """
   words = 8 // dtype.size  # In half a block.
   blocks = count // words
-  if not trees.worth_compiling(4 * blocks):
+  if not trees.worth_compiling(blocks):
     block = tf.random.stateless_uniform(
         [blocks, 2, words], key, minval=None, maxval=None, dtype=dtype, alg='philox')
     return tf.reshape(block[:, 0], [count]), tf.reshape(block[:, 1], [count])
@@ -41,23 +42,19 @@ def halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.T
 
 @tf.function(jit_compile=True, autograph=False)
 def _blocks(key: tf.Tensor, counter: tf.Tensor, count: int) -> tf.Tensor:
-  """Returns [count] complex128, the bits of blocks; `key` [1] and `counter` [2, low first] uint64."""
+  """Returns [count] complex128: the bits of blocks, of uint64 `key` [1] and `counter` [2]."""
+  width, mask = tf.constant(32, tf.uint64), tf.constant(2**32 - 1, tf.uint64)
+  words = lambda number: (tf.bitwise.bitwise_and(number, mask),
+                          tf.bitwise.right_shift(number, width))
+  factors = [tf.constant(factor, tf.uint64) for factor in _FACTORS]
+  round_keys = tf.unstack(words(tf.stack(words(key[0])) + tf.constant(_KEY_STEPS, tf.uint64))[0])
   add = tf.cast(tf.range(count, dtype=tf.int64), tf.uint64)
   low = counter[0] + add
-  high = counter[1] + tf.cast(low < add, tf.uint64)
-  x = [_low(low), _high(low), _low(high), _high(high)]  # Words of 32 bits, as uint64.
-  keys = _low(key[0]), _high(key[0])
-  for _ in range(10):
-    first, second = (word * factor for word, factor in zip(x[::2], _FACTORS))
-    x = [_high(second) ^ x[1] ^ keys[0], _low(second), _high(first) ^ x[3] ^ keys[1], _low(first)]
-    keys = tuple(_low(word + step) for word, step in zip(keys, _KEY_STEPS))
-  low, high = (tf.bitcast(x[i] | tf.bitwise.left_shift(x[i + 1], 32), tf.float64) for i in (0, 2))
-  return tf.complex(low, high)
-
-
-def _low(word: tf.Tensor) -> tf.Tensor:
-  return tf.bitwise.bitwise_and(word, 2**32 - 1)
-
-
-def _high(word: tf.Tensor) -> tf.Tensor:
-  return tf.bitwise.right_shift(word, 32)
+  x = (*words(low), *words(counter[1] + tf.cast(low < add, tf.uint64)))
+  for round_key in round_keys:
+    (first_low, first_high), (second_low, second_high) = (
+        words(word * factor) for word, factor in zip(x[::2], factors))
+    x = (second_high ^ x[1] ^ round_key[0], second_low,
+         first_high ^ x[3] ^ round_key[1], first_low)
+  return tf.complex(*(tf.bitcast(x[i] | tf.bitwise.left_shift(x[i + 1], width), tf.float64)
+                      for i in (0, 2)))
