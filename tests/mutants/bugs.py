@@ -176,8 +176,6 @@ _BY_FILE = {
          'Keys of 64 bits, twice the same.', 'noise/noise_keys_test.py'),
     ],
     'tfdp_adaptive/noise/philox.py': [
-        ('radius and angle of the same words', 'block[:, 1], [count]', 'block[:, 0], [count]',
-         'Every normal is on a spiral: its pair tells it.', _PHILOX),
         ('one round of ten', 'np.outer(range(10), ', 'np.outer(range(1), ',
          'Words of neighbouring blocks are alike.', _PHILOX),
         ('blocks that begin again', 'words(counter[1] + tf.cast(low < add, tf.uint64))',
@@ -187,6 +185,9 @@ _BY_FILE = {
          'Keys of 64 bits, so that two steps of a long run may share their noise.', _PHILOX),
     ],
     'tfdp_adaptive/noise/streams.py': [
+        ('radius and angle of the same words', 'tf.reshape(words[:, 1], [-1])',
+         'tf.reshape(words[:, 0], [-1])', 'Every pair lies on a spiral: one tells the other.',
+         _GAUSSIAN),
         ('both halves alike', 'tf.constant([[0], [2**(width - 2)]], angle.dtype)',
          'tf.constant([[0], [0]], angle.dtype)', 'Two coordinates would share their noise.',
          _GAUSSIAN),

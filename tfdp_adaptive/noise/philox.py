@@ -12,32 +12,23 @@ from typing import Tuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import trees
-
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = np.outer(range(10), (0x9E3779B9, 0xBB67AE85))  # By round.
 
 
-def halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Returns the first and the second half of every block, [count] unsigned integers each.
+def halves(key: tf.Tensor, blocks: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns the first and the second half of every block, as unsigned integers of `dtype` each.
 
-  Args:
-    key: [2] int64, used up.
-    count: A multiple of 2 for uint32.
-    dtype: uint32 or uint64.
+  Together they are `tf.random.stateless_uniform([blocks, 2, 8 // dtype.size], key, minval=None,
+  maxval=None, dtype=dtype, alg='philox')`, for a `key` of [2] int64.
   """
-  words = 8 // dtype.size  # In half a block.
-  blocks = count // words
-  if not trees.worth_compiling(blocks):
-    block = tf.random.stateless_uniform(
-        [blocks, 2, words], key, minval=None, maxval=None, dtype=dtype, alg='philox')
-    return tf.reshape(block[:, 0], [count]), tf.reshape(block[:, 1], [count])
   # As TensorFlow does. (Its `StatelessRandomGetKeyCounter` gives others under XLA for long seeds.)
   mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
       shape=[2], key=[0x02461E293EC8F720], counter=tf.cast(key, tf.uint64), dtype=tf.uint64, alg=1)
   block = _blocks(mixed[:1], tf.stack([tf.zeros_like(mixed[1]), mixed[1]]), blocks)
-  return tuple(tf.reshape(tf.bitcast(half, dtype), [count])
-               for half in (tf.math.real(block), tf.math.imag(block)))
+  first, second = (tf.reshape(tf.bitcast(half, dtype), [-1])
+                   for half in (tf.math.real(block), tf.math.imag(block)))
+  return first, second
 
 
 @tf.function(jit_compile=True, autograph=False)

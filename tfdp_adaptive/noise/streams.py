@@ -210,8 +210,17 @@ def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
 
 
 def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-  count = spec.shape.num_elements()
-  return tf.reshape(_transform(*philox.halves(key, count // 2, _BITS[spec.dtype][0])), [count])
+  return tf.reshape(_transform(*_halves(key, spec.shape.num_elements() // 2, spec.dtype)), [-1])
+
+
+def _halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns the halves of random blocks of 128 bits, [count] unsigned integers each."""
+  bits, blocks = _BITS[dtype][0], count * dtype.size // 8
+  if trees.worth_compiling(blocks):
+    return philox.halves(key, blocks, bits)
+  words = tf.random.stateless_uniform(
+      [blocks, 2, 8 // dtype.size], key, minval=None, maxval=None, dtype=bits, alg='philox')
+  return tf.reshape(words[:, 0], [-1]), tf.reshape(words[:, 1], [-1])
 
 
 def box_muller(radius: tf.Tensor, angle: tf.Tensor) -> tf.Tensor:
