@@ -14,7 +14,8 @@ weight or lies behind layers that no input gets beyond); conditions inside Pytho
 the graph calls (`tf.numpy_function`).
 """
 
-from typing import Any, Callable, Dict, List, Optional
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +38,19 @@ _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
 
 
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+  """Leaves graphs as they are: optimizing one takes longer than all its runs of a check."""
+  name, optimizer = 'disable_meta_optimizer', tf.config.optimizer
+  before = optimizer.get_experimental_options().get(name, False)
+  optimizer.set_experimental_options({name: True})
+  try:
+    yield
+  finally:
+    optimizer.set_experimental_options({name: before})
+
+
+@_as_traced()
 def check(
     model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Optional[int],
     after_call: Callable[..., Any]) -> constants_lib.Held:
