@@ -71,6 +71,32 @@ def test_mean_is_the_sum_over_b_plus_a_row(name, adjacency, factor):
   assert state.noise.row == 3
 
 
+@pytest.mark.parametrize('size', [7, 4 * trees.WORTH_COMPILING])
+def test_noise_is_drawn_after_the_sums(size):
+  """Else its memory comes on top of what gradients take."""
+  private = make(specs=[tf.TensorSpec([size])])
+
+  def release(state, total):
+    return private.release(state, (contract.Query(),), (contract.Sums([total]),))
+
+  state = private.init()
+  graph = tf.function(release, autograph=False).get_concrete_function(
+      state, tf.TensorSpec([size])).graph
+  total = graph.inputs[-1]
+  assert total.shape == [size]
+  waiting = [op for op in graph.get_operations()
+             if 'Random' in op.type and 'GetAlg' not in op.type]
+  assert waiting
+  for op in waiting:
+    before, left = set(), [op]
+    while left:
+      one = left.pop()
+      before.add(one.name)
+      left += [i for i in (*(t.op for t in one.inputs), *one.control_inputs)
+               if i.name not in before]
+    assert total.op.name in before, op
+
+
 def test_noise_has_its_standard_deviation_and_no_other():
   specs = [tf.TensorSpec([5000])]
   (release,), _ = make(specs=specs, seed=None).release(

@@ -209,7 +209,9 @@ class Privatizer:
                        f'{len(sums)} sums.')
     dtype = self._dtype()
     is_open = noise_lib.within(state.noise.row, self.steps)
-    rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
+    # Drawn sooner, noise would take memory while gradients take most of theirs.
+    with tf.control_dependencies(tf.nest.flatten([one.total for one in sums])):
+      rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
     row_variance = tf.cast(row_variance, dtype)
     shares = [tf.cast(query.share, dtype) for query in queries]
     shares = [tf.where(share > 0, share, 0) for share in shares]
