@@ -19,8 +19,8 @@ from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
 
-# With one channel, or this many or more, up to so many places of a kernel have a product each:
-# windows of single places are copied once, those of rows of places twice.
+# With so many channels or more, up to so many places of a kernel have a product each: windows of
+# single places are copied once, those of rows of places twice.
 WIDE, PLACES = 32, 64
 
 
@@ -115,21 +115,17 @@ class Convolution(protocol.Factor):
 
   def _by_place(self) -> bool:
     """Whether every place of the kernel has a product of its own, not every row of places."""
-    channels = self.shape[-2]
-    return (channels == 1 or channels >= WIDE) and int(np.prod(self.shape[:-2])) <= PLACES
+    return self.shape[-2] >= WIDE and int(np.prod(self.shape[:-2])) <= PLACES
 
   def _cuts(self) -> Iterator[tf.Tensor]:
     """Per place or row of places of the kernel: what it meets, [n, T, places * channels]."""
     windows = self.windows()
     if not self._by_place():  # The last axis first, whose places then are channels.
-      *others, last = range(len(self.strides))
-      sizes, output = self.inputs.shape[1:-1].as_list(), self.cotangents.shape[1:-1].as_list()
-      one = [1] * len(others)
-      x = tf.concat(list(_windows(
-          self.inputs, [*one, self.shape[last]], [*one, self.strides[last]],
-          [*one, self.dilations[last]], [*sizes[:-1], output[-1]])), -1)
-      windows = _windows(x, [*self.shape[:last], 1], [*self.strides[:-1], 1],
-                         [*self.dilations[:-1], 1], output)
+      *places, last, _, _ = self.shape
+      output = self.cotangents.shape[1:-1].as_list()
+      x = _joined(self.inputs, last, self.strides[-1], self.dilations[-1], output[-1])
+      windows = _windows(
+          x, [*places, 1], [*self.strides[:-1], 1], [*self.dilations[:-1], 1], output)
     return map(dense.sequence, windows)
 
   def _product(self, weights: tf.Tensor) -> tf.Tensor:
@@ -163,6 +159,18 @@ def _windows(
               for k, (_, stride, dilation, _) in zip(place, axes)]
     phase = phases[np.ravel_multi_index([k % s for k, s in zip(place, strides)], strides)]
     yield tf.slice(phase, [0, *starts, 0], extent)
+
+
+def _joined(x: tf.Tensor, places: int, stride: int, dilation: int, size: int) -> tf.Tensor:
+  """Windows along the last spatial axis, as channels: [n, *spatial, size, places * channels]."""
+  at = (stride * np.arange(size)[:, np.newaxis] + dilation * np.arange(places)).ravel()
+  axis = x.shape.rank - 2
+  if x.shape[-1] > 1:
+    cut = tf.gather(x, at, axis=axis)
+  else:  # TensorFlow copies single numbers one at a time, and rows at once.
+    rows = tf.gather(tf.transpose(x, [axis, *range(axis), axis + 1]), at)
+    cut = tf.transpose(rows, [*range(1, axis + 1), 0, axis + 1])
+  return tf.reshape(cut, [-1, *x.shape[1:axis], size, places * x.shape[-1]])
 
 
 def factor(
