@@ -4,6 +4,8 @@
 Each is to be refused; `honest_models_test.py` has those that keep to it.
 """
 
+import threading
+
 import pytest
 import small_models as small
 import tensorflow as tf
@@ -207,6 +209,38 @@ def test_what_is_mixed_rarely_is_found(name):
   with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
     tfdp.validate_model(RARELY[name]())
   print(name, '|', error.value)
+
+
+@pytest.mark.parametrize('own', [False, True])
+def test_the_setting_that_speeds_up_a_check_is_put_back(own):
+  """After a check, a failure, and checks of two threads, whoever set it before."""
+  name, optimizer = 'disable_meta_optimizer', tf.config.optimizer
+  setting = lambda: optimizer.get_experimental_options().get(name, False)
+  before, seen = setting(), []
+  optimizer.set_experimental_options({name: own})
+  try:
+    with pytest.raises(KeyError), independence._as_traced():
+      seen.append(setting())
+      raise KeyError
+    seen.append(setting())
+    first, second = threading.Event(), threading.Event()
+
+    def check(entered, leave, patience):
+      with independence._as_traced():
+        entered.set()
+        leave.wait(patience)
+
+    threads = [threading.Thread(target=check, args=(first, second, 0.5)),
+               threading.Thread(target=check, args=(second, threading.Event(), 0.2))]
+    threads[0].start()
+    first.wait()
+    threads[1].start()
+    for thread in threads:
+      thread.join()
+    seen.append(setting())
+  finally:
+    optimizer.set_experimental_options({name: before})
+  assert seen == [True, own, own]
 
 
 def test_python_that_counts_its_calls_is_refused():

@@ -15,6 +15,7 @@ the graph calls (`tf.numpy_function`).
 """
 
 import contextlib
+import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
@@ -38,16 +39,23 @@ _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
 
 
+_SETTING = threading.RLock()
+
+
 @contextlib.contextmanager
 def _as_traced() -> Iterator[None]:
-  """Leaves graphs as they are: optimizing one takes longer than all its runs of a check."""
+  """Leaves graphs as they are: to optimize one costs more than it saves in the runs of a check.
+
+  The setting is one for all threads: if two checks overlapped, one could leave it changed.
+  """
   name, optimizer = 'disable_meta_optimizer', tf.config.optimizer
-  before = optimizer.get_experimental_options().get(name, False)
-  optimizer.set_experimental_options({name: True})
-  try:
-    yield
-  finally:
-    optimizer.set_experimental_options({name: before})
+  with _SETTING:
+    before = optimizer.get_experimental_options().get(name, False)
+    optimizer.set_experimental_options({name: True})
+    try:
+      yield
+    finally:
+      optimizer.set_experimental_options({name: before})
 
 
 @_as_traced()

@@ -162,7 +162,10 @@ def _windows(
 
 
 def _joined(x: tf.Tensor, places: int, stride: int, dilation: int, size: int) -> tf.Tensor:
-  """Windows along the last spatial axis, as channels: [n, *spatial, size, places * channels]."""
+  """Windows along the last spatial axis, as channels: [n, *spatial, size, places * channels].
+
+  `x` must be padded (see `factor`): without an error, XLA would clamp what lies beyond it.
+  """
   at = (stride * np.arange(size)[:, np.newaxis] + dilation * np.arange(places)).ravel()
   axis = x.shape.rank - 2
   if x.shape[-1] > 1:
