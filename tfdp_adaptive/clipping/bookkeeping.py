@@ -336,7 +336,10 @@ def norms_of(
     per_variable[i], sizes[i] = unit, size
     norms = [p for p, of_norm in enumerate(scales) if of_norm[i] is not None]
     pairs = [own.get(id(scales[p][i]), ((), ())) for p in norms]
-    for p, (_, top), square in zip(norms, pairs, unit.squared_norms([one for one, _ in pairs])):
+    # One after the other: each may square scales as large as its variable.
+    with tf.control_dependencies([*protocol.tensors(unit), *(total[-1] for total in totals)]):
+      squares = unit.squared_norms([one for one, _ in pairs])
+    for p, (_, top), square in zip(norms, pairs, squares):
       square *= square_size
       totals[p].append(square if trees.absent(top) else square * tf.square(top))
   norms = [tf.sqrt(tf.add_n(total)) for total in totals]
