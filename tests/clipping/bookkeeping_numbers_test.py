@@ -341,3 +341,28 @@ class Scale(layers.Layer):
 
   def call(self, x):
     return tf.tanh(x) * tf.cast(self.gain, x.dtype)
+
+
+def test_scales_are_squared_one_after_the_other():
+  """Else the squares of all scales are held at once, as large as all variables."""
+  sizes = [3, 5, 7]
+
+  def norms(inputs, scales):
+    given = [factors.Outer(x[:, tf.newaxis], x[:, tf.newaxis], (size, size))
+             for x, size in zip(inputs, sizes)]
+    return bookkeeping.norms_of(given, [scales], tf.zeros([4], tf.float64))[0]
+
+  specs = [[tf.TensorSpec([count(size), size]) for size in sizes]
+           for count in (lambda size: 4, lambda size: size)]
+  graph = tf.function(norms, autograph=False).get_concrete_function(*specs).graph
+  squares = [[op for op in graph.get_operations()
+              if op.type == 'Square' and op.outputs[0].shape == [size, size]] for size in sizes]
+  assert all(len(of_one) == 1 for of_one in squares)
+  for (earlier,), (later,) in zip(squares, squares[1:]):
+    before, left = set(), [later]
+    while left:
+      one = left.pop()
+      before.add(one.name)
+      left += [i for i in (*(t.op for t in one.inputs), *one.control_inputs)
+               if i.name not in before]
+    assert earlier.name in before
