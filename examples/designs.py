@@ -37,7 +37,9 @@ def alternatives(wanted: Wanted) -> List[str]:
   """Names that fit a number of steps, and the distance of participations if there are many."""
   steps = wanted.steps
   bands = {4, 16, 64, wanted.min_sep if wanted.max_participations > 1 and wanted.min_sep else 4}
-  names = ['independent', 'tree', 'banded-inverse:4', 'blt:2', 'blt:3', 'blt:4']
+  names = ['independent', 'tree', 'banded-inverse:4']
+  if steps <= mechanisms.BLT.most_steps:
+    names += ['blt:2', 'blt:3', 'blt:4']
   names += [f'banded-toeplitz:{count}' for count in sorted(bands) if count < steps]
   if steps <= 4096:
     names += ['square-root']

@@ -31,8 +31,3 @@ class Terms:
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
   search: Any = None  # A `accounting.private_search.Search`.
-
-  @property
-  def whole_users(self) -> bool:
-    """Whether the sampled and clipped record is a user with several examples."""
-    return self.unit == 'user' and not getattr(self.sampling, 'by_example', False)

@@ -236,6 +236,7 @@ def test_attributes_say_what_a_stream_does():
     lambda: mechanisms.Dense(2, strategy=[[1., 1.], [0., 1.]]),
     lambda: mechanisms.Tree(4, 'offline'), lambda: mechanisms.Tree(4, restart_every=0),
     lambda: mechanisms.BandedToeplitz(2, 4).rounded('int32'),
+    lambda: mechanisms.BLT(2, 5 * 10**6),
     lambda: mechanisms.BLT(1, 10**6).rounded('float16').sensitivity(),
     lambda: Workload(1.), lambda: Workload(0., (-1.,)), lambda: Workload(0., (0., 0.)),
     lambda: Workload(0., (float('nan'),))])

@@ -253,19 +253,6 @@ def test_blt_in_closed_form(steps, min_sep, k):
   assert closed_form == pytest.approx(expected, rel=1e-11)
 
 
-def test_the_closed_form_is_used_for_decreasing_c_only(monkeypatch):
-  from tfdp_adaptive.mechanisms import blt  # pylint: disable=g-import-not-at-top
-  good = mechanisms.BLT(2, 100, weights=[.3, .2], decays=[.9, .5])
-  bad = mechanisms.BLT(2, 100, weights=[.9, .8], decays=[.9, .5])
-  written_out = good.sensitivity(min_sep=5, max_participations=4)
-  assert bad.sensitivity(min_sep=5, max_participations=4) > 0
-  monkeypatch.setattr(blt, '_LONGEST', 10)
-  closed = good.sensitivity(min_sep=5, max_participations=4)
-  assert closed == pytest.approx(written_out, rel=1e-12)
-  with pytest.raises(ValueError, match='at most one'):
-    bad.sensitivity(min_sep=5, max_participations=4)
-
-
 def test_rounding_is_part_of_the_sensitivity():
   designed = mechanisms.BLT(3, 5_000)
   run = designed.rounded('float16')

@@ -140,7 +140,8 @@ def _event_of_run(
   if not amplified:
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
     return kind(float(doubled * sigma / total_sensitivity(plan, steps)))
-  probability, count = plan.sampling.compositions(plan, steps)
+  probability = plan.sampling.probability(plan)
+  _, count = plan.sampling.participation(plan, steps)  # Of the releases that a record can be in.
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
     # This relation counts noise in clip norms and doubles the sensitivity itself.
@@ -175,8 +176,8 @@ def epsilon(
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    drawn = _drawn(dp_event, accountant)
-    return monte_carlo.epsilon(drawn, target_delta, epsilon(drawn.bound, target_delta))
+    _check_drawn(accountant)
+    return monte_carlo.epsilon(dp_event, target_delta, epsilon(dp_event.bound, target_delta))
   if accountant == 'rdp' or only_renyi(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
@@ -210,8 +211,8 @@ def delta(
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    drawn = _drawn(dp_event, accountant)
-    return min(monte_carlo.delta(drawn, target_epsilon), delta(drawn.bound, target_epsilon))
+    _check_drawn(accountant)
+    return min(monte_carlo.delta(dp_event, target_epsilon), delta(dp_event.bound, target_epsilon))
   if accountant == 'rdp' or only_renyi(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
@@ -242,12 +243,11 @@ def _largest(
   return least
 
 
-def _drawn(dp_event: dp_accounting.DpEvent, accountant: str) -> monte_carlo.MonteCarloDpEvent:
+def _check_drawn(accountant: str) -> None:
   if accountant == 'rdp':
     raise ValueError('Patterns of participation that are secret are accounted for by draws of the '
                      'privacy loss, not by Renyi differential privacy. Received: '
                      'accountant="rdp". Leave it out.')
-  return dp_event  # type: ignore[return-value]
 
 
 def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
@@ -309,7 +309,7 @@ def calibrate(
     raise ValueError(f'`target_epsilon` must be at most {LARGEST_EPSILON:g}; more than about 10 '
                      f'is no privacy. Received: target_epsilon={target_epsilon}.')
   if isinstance(event_of(1.0), monte_carlo.MonteCarloDpEvent):
-    _drawn(None, accountant)
+    _check_drawn(accountant)
     bound_of: Any = lambda sigma: event_of(sigma).bound  # type: ignore[attr-defined]
     return monte_carlo.calibrate(
         event_of, lambda event_: epsilon(event_, target_delta), target_epsilon, target_delta,

@@ -280,12 +280,10 @@ def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
   size, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
   whole = Pair(kind, q, 1 / event.noise_multiplier)
   cut = min(1.0, stats.binom.sf(most - 1, size - 1, q) * (1 + 1e-9))
-  if not cut:
-    return ((1.0, whole),)
-  chosen = min(1.0, stats.binom.sf(most, size, q) * most / size / cut * (1 + 1e-8))
-  parts = [(1 - cut, whole)] if cut < 1 else []
+  chosen = cut and min(1.0, stats.binom.sf(most, size, q) * most / size / cut * (1 + 1e-8))
   if not chosen:
     return ((1.0, whole),)
+  parts = [(1 - cut, whole)] if cut < 1 else []
   return tuple(parts + [(cut, Pair('replace', chosen, 2 / event.noise_multiplier))])
 
 

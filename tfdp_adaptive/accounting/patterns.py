@@ -44,7 +44,7 @@ class _Groups(scheme.Sampling):
     return self.cycle, -(-steps // self.cycle)
 
   def _groups(self, plan: terms_lib.Terms, size: int, start_step: int,
-              coins: Any = None) -> List[np.ndarray]:
+              coins: Any) -> List[np.ndarray]:
     if self._secret(plan):  # Each record has its own die.
       key = coins.key(start_step)
       of_record = np.random.default_rng([key, 1]).integers(self.cycle, size=size)
@@ -97,12 +97,8 @@ class CyclicPoisson(_Groups):
   def probability(self, plan: terms_lib.Terms) -> float:
     return plan.batch_size * self.cycle / scheme.population(plan)
 
-  def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
-    return self.probability(plan), -(-steps // self.cycle)
-
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     groups = self._groups(plan, size, start_step, coins)
     rngs = scheme.step_generators(coins, start_step, plan.steps)
     for step, rng in enumerate(rngs, start_step):
@@ -182,9 +178,8 @@ class BallsInBins(_Groups, _Drawn):
     super().check(plan)
     scheme.whole_bins(plan, self.cycle)
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     groups = self._groups(plan, size, start_step, coins)
     for step in range(start_step, plan.steps):
       yield groups[step % self.cycle]
@@ -252,9 +247,8 @@ class MinSeparation(_Drawn):
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     return self.min_sep, -(-steps // self.min_sep)
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     key = coins.key(start_step)
     probability = self.free_probability(plan)
     due: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
@@ -311,9 +305,8 @@ class FixedOrder(scheme.Sampling):
     epoch = self.batches_per_epoch(plan)
     return epoch, -(-steps // epoch)
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     del coins
     order = np.arange(size) if self.shuffle_seed is None else scheme.public_order(
         self.shuffle_seed, size)

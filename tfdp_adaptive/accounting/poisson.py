@@ -53,16 +53,11 @@ class Poisson(scheme.Sampling):
       return self.sampling_probability
     return plan.batch_size / scheme.population(plan)
 
-  def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
-    """`(q, count)` of the Poisson-sampled releases that a record can be part of."""
-    return self.probability(plan), steps
-
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     return 1, steps
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     for rng in scheme.step_generators(coins, start_step, plan.steps):
       yield scheme.bernoulli(rng, size, self.probability(plan))
 
@@ -94,9 +89,8 @@ class TruncatedPoisson(Poisson):
           '`max_batch_size` must be at least the expected batch size. Received: '
           f'max_batch_size={self.max_batch_size}, batch_size={plan.batch_size}.')
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     for rng in scheme.step_generators(coins, start_step, plan.steps):
       batch = scheme.bernoulli(rng, size, self.probability(plan))
       yield rng.permutation(batch)[:self.max_batch_size]

@@ -86,9 +86,8 @@ class RandomAllocation(scheme.Sampling):
       events.append(allocation.AllocationDpEvent(sigma, ((used, 1.0), (places - used, 0.0))))
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0,
-      coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     # A round that goes on needs the coins that it began with; another has its own.
     begins = start_step % self.cycle == 0 and not coins.in_file
     key = coins.key(0 if begins else start_step)

@@ -41,31 +41,23 @@ class Sampling(abc.ABC):
 
   def check(self, plan: terms_lib.Terms) -> None:
     """Raises unless `plan`'s population and batch size fit this scheme."""
-    if plan.population_size is None:
-      raise ValueError(
-          f'`population_size` must be given for {self!r}. Only '
-          '`Poisson(sampling_probability=...)`, a constant that does not come from the data, does '
-          'without. '
-          'Received: population_size=None.')
+    population(plan)
 
   @abc.abstractmethod
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     """`(min_sep, max_participations)` of any record within the first `steps` steps."""
 
-  def probability(self, plan: terms_lib.Terms) -> float:
-    """Returns the probability that a record is in a batch of its turn, if `amplified`."""
-    raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
-
-  def compositions(self, plan: terms_lib.Terms, steps: int) -> Tuple[float, int]:
-    """Returns `(q, count)` of the Poisson-sampled releases a record can be in, if `amplified`."""
-    raise NotImplementedError(f'{type(self).__name__} does not amplify privacy.')
+  def probability(self, plan: terms_lib.Terms) -> Any:
+    """Returns the probability that a record is in a batch of its turn, if it is always the same."""
+    del plan
+    return None
 
   @abc.abstractmethod
-  def index_batches(
-      self, plan: terms_lib.Terms, size: int, start_step: int = 0) -> Iterator[np.ndarray]:
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    coins: Any) -> Iterator[np.ndarray]:
     """The record indices, in [0, size), of steps `start_step`, ..., `plan.steps - 1`.
 
-    Where `coins` is False, it also takes the `Coins` of the run.
+    Random numbers come from `coins`, the `Coins` of the run.
     """
 
   def event(self, plan: terms_lib.Terms, steps: int,
@@ -100,8 +92,10 @@ class Sampling(abc.ABC):
 
 def population(plan: terms_lib.Terms) -> int:
   if plan.population_size is None:
-    raise ValueError('`population_size` must be given: the sampling depends on it. '
-                     'Received: population_size=None.')
+    raise ValueError(
+        f'`population_size` must be given for {plan.sampling!r}. Only '
+        '`Poisson(sampling_probability=...)`, a constant that does not come from the data, does '
+        'without. Received: population_size=None.')
   return plan.population_size
 
 

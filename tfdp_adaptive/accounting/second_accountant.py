@@ -297,15 +297,10 @@ def pattern_sensitivity(mechanism: Any, steps: int, apart: int) -> Optional[floa
   """
   if mechanism.bands == 1:
     return math.sqrt(-(-steps // apart))
-  if mechanism.steps is not None and steps > mechanism.steps:
+  most = _MOST_ROWS if type(mechanism).__name__ in ('Dense', 'Banded', 'Tree') else _MOST_ROWS << 6
+  if steps > min(most, mechanism.steps or steps):
     return None
-  if not hasattr(mechanism, 'noising') or steps > _MOST_ROWS << 6:
-    return None
-  strategy = None if type(mechanism).__name__ in ('Dense', 'Banded', 'Tree') and (
-      steps > _MOST_ROWS) else np.asarray(mechanism.strategy(steps))
-  if strategy is None:
-    return None
-  largest = 0.0
+  strategy, largest = np.asarray(mechanism.strategy(steps)), 0.0
   for sign in (1.0, -1.0):
     if strategy.ndim == 1:
       x = np.zeros(steps)

@@ -76,9 +76,6 @@ class BandedInverse(_KnownInverse):
     super().__init__(
         steps=steps, inverse_bands=inverse_bands, workload=workload, objective=objective,
         min_sep=min_sep, max_participations=max_participations)
-    if inverse_bands > steps:
-      raise ValueError('`inverse_bands` must be at most `steps`. '
-                       f'Received: inverse_bands={inverse_bands}, steps={steps}.')
     checks.one_of(('optimal', 'power'), method=method)
     self.method = method
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
@@ -163,7 +160,10 @@ class SquareRoot(_KnownInverse):
 
   def __init__(self, steps: int, *, workload: workload_lib.Like = None) -> None:
     super().__init__(steps=steps, workload=workload, objective='max')
-    toeplitz.require_toeplitz(self.workload, 'SquareRoot')
+    if not self.workload.is_toeplitz:
+      raise ValueError('`workload` must have a constant learning rate for SquareRoot; use Dense, '
+                       'BandedToeplitz, BandedInverse or BLT for a schedule. '
+                       f'Received: {len(self.workload.learning_rates)} learning rates.')
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
     c = toeplitz.square_root(self.workload, self.steps)

@@ -5,7 +5,6 @@ McMahan, Xu, Zhang 2024 (arXiv:2408.08868); Dvijotham et al. 2024
 (arXiv:2404.16706); the pair C, C^-1: arXiv:2504.21413, Theorem 2.
 """
 
-import math
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
-_LONGEST = 1 << 22  # Coefficients of C that are written out.
 
 
 @registry.register(registry.Design('blt', 'buffers'))
@@ -31,7 +29,7 @@ class BLT(families.ToeplitzMechanism):
 
   Args:
     buffers: Number of buffers d; 0 is independent noise; designed up to 10.
-    steps: T.
+    steps: T, at most `most_steps`.
     weights: With `decays`, fixes omega instead of designing it; [buffers].
     decays: Fixes theta, in (0, 1); [buffers].
     min_sep: With `max_participations`, what the design minimizes the error for.
@@ -43,6 +41,7 @@ class BLT(families.ToeplitzMechanism):
   steps: int
   buffers: int
   cached = True
+  most_steps = 1 << 22  # All coefficients of C are written out.
 
   def __init__(
       self, buffers: int, steps: int, *, weights: Optional[Sequence[float]] = None,
@@ -51,6 +50,10 @@ class BLT(families.ToeplitzMechanism):
       objective: str = 'mean') -> None:
     super().__init__(steps=steps, workload=workload, objective=objective, min_sep=min_sep,
                      max_participations=max_participations)
+    if self.steps > self.most_steps:
+      raise ValueError(f'`steps` must be at most {self.most_steps} for a BLT. Use BandedToeplitz, '
+                       'which takes any number of steps, or fewer steps of larger batches. '
+                       f'Received: steps={steps}.')
     checks.whole(0, buffers=buffers)
     self.buffers = int(buffers)
     self._given = _check(weights, decays, self.buffers)
@@ -130,24 +133,6 @@ class BLT(families.ToeplitzMechanism):
       return super().squared_errors(n)
     return scheduled.squared_errors_of_decays(
         self.workload, self._rows(n), weights, decays) / float(self.output_scale)**2
-
-  def _squared_error(self, objective: str, n: int) -> float:
-    if not self.workload.is_toeplitz or n <= _LONGEST:
-      return super()._squared_error(objective, n)
-    phi = blt_design.invert(self.weights, self.decays)
-    return blt_design.squared_error(*phi, n, self.workload, objective) / float(self.output_scale)**2
-
-  def _sensitivity(self, min_sep: int, k: int) -> float:
-    if self.steps <= _LONGEST:
-      return super()._sensitivity(min_sep, k)
-    blt_design.check_decreasing(self.weights, self.decays)
-    return blt_design.sensitivity(
-        float(self.output_scale), self.weights, self.decays, self.steps, min_sep, k)
-
-  def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
-    if self.steps > _LONGEST:  # C decreases: the same.
-      return math.inf
-    return super()._fixed_order_sensitivity(epoch, k)
 
 
 def _check(

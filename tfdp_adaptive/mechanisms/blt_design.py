@@ -210,15 +210,6 @@ def sensitivity(
   return float(scale * np.sqrt(_squared_sensitivity(weights, np.log(decays), steps, min_sep, k)))
 
 
-def squared_error(
-    inverse_weights: np.ndarray, inverse_decays: np.ndarray, steps: int,
-    workload: workload_lib.Workload, objective: str) -> float:
-  """Returns the squared error at a constant learning rate, for c_0 = 1."""
-  excess = -inverse_weights / (1 - inverse_decays)
-  limit = np.asarray(1 - np.sum(excess))
-  return float(_squared_error(limit, excess, np.log(inverse_decays), steps, workload, objective))
-
-
 def coefficients(scale: float, weights: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
   """[n] first column: scale, then `scale * sum_i weights_i decays_i^(j-1)`."""
   result = np.zeros(n)
@@ -236,13 +227,6 @@ def invert(weights: np.ndarray, decays: np.ndarray) -> Tuple[np.ndarray, np.ndar
   to_zeros = phi[:, None] - decays
   to_poles = phi[:, None] - phi + np.eye(len(phi))
   return np.prod(to_zeros, axis=1) / np.prod(to_poles, axis=1), phi
-
-
-def check_decreasing(weights: np.ndarray, decays: np.ndarray) -> None:
-  """Raises unless `sensitivity` and `squared_error` hold: 1 >= C_1 >= ..., no alternating C^-1."""
-  if np.sum(weights) > 1 or np.any(invert(weights, decays)[1] <= 0):
-    raise ValueError('`weights` must sum to at most one, and the decays of C^-1 must be positive, '
-                     f'for so many steps. Received: weights={weights}, decays={decays}.')
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -30,9 +30,14 @@ class ToeplitzMechanism(interface.Mechanism):
     return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
 
   def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
-    if self.steps is None:
+    """Exact for non-negative coefficients, else an upper bound; infinite unless k is all epochs.
+
+    The first place is the worst one: columns of later places are cut short.
+    """
+    if self.steps is None or k * epoch < self.steps:
       return math.inf
-    return sensitivity_lib.toeplitz_fixed_order(self.strategy(), self.steps, epoch, k)
+    return float(np.linalg.norm(sensitivity_lib.equal_spacing_column(
+        np.abs(self.strategy()), self.steps, epoch, k)))
 
 
 class MatrixMechanism(interface.Mechanism):

@@ -48,6 +48,7 @@ def optimal(
   """
   n, bands = start.shape
   inverse = _inverse(workload, n)
+  transposed = _backwards(inverse)
   blocks = _Blocks(n, bands + len(inverse) - 2)
   fits = np.add.outer(np.arange(1, bands), np.arange(n)) < n
 
@@ -62,7 +63,9 @@ def optimal(
     if found is None:
       return math.inf, p
     value, squared = found
-    return math.log(value), -2 * _pulled(inverse, squared, bands)[1:][fits] / value
+    # The gradient is `L P L^T`, which is of the form `L^T X L` backwards.
+    pulled = _backwards(_congruent(transposed, _backwards(squared))[:bands])
+    return math.log(value), -2 * pulled[1:][fits] / value
 
   x = _gram(start)
   # What is left to gain is some hundred times what an iteration gains.
@@ -100,10 +103,15 @@ def _gram(rows: np.ndarray) -> np.ndarray:
 
 def _factor(x: np.ndarray) -> np.ndarray:
   """[n, bands] rows of the lower triangular C with this Gram matrix: `_gram` backwards."""
-  backwards = np.zeros_like(x)
-  for j in range(len(x)):
-    backwards[j, :x.shape[1] - j] = x[j, :x.shape[1] - j][::-1]
-  return linalg.cholesky_banded(backwards, lower=True)[:, ::-1].T.copy()
+  return linalg.cholesky_banded(_backwards(x), lower=True)[:, ::-1].T.copy()
+
+
+def _backwards(x: np.ndarray) -> np.ndarray:
+  """Diagonals of the matrix with the order of rows and columns reversed, transposed."""
+  result = np.zeros_like(x)
+  for j in range(min(x.shape)):
+    result[j, :x.shape[1] - j] = x[j, :x.shape[1] - j][::-1]
+  return result
 
 
 def _shifted(x: np.ndarray, by: int) -> np.ndarray:
@@ -127,20 +135,6 @@ def _congruent(inverse: np.ndarray, x: np.ndarray) -> np.ndarray:
         lag = m + u - v
         if abs(lag) < bands:
           row += left * inverse[v] * _shifted(x[abs(lag)], min(v, m + u))
-  return result
-
-
-def _pulled(inverse: np.ndarray, squared: np.ndarray, bands: int) -> np.ndarray:
-  """Diagonals of `L P L^T`."""
-  taps = len(inverse)
-  result = np.zeros([bands, squared.shape[1]])
-  for j, row in enumerate(result):
-    for u in range(taps):
-      left = _shifted(inverse[u], j - u)  # L[t+j, t+j-u]
-      for v in range(taps):  # P[t+j-u, t-v]
-        lag = j - u + v
-        row += left * _shifted(inverse[v], -v) * _shifted(
-            squared[abs(lag)], min(j - u, -v))
   return result
 
 

@@ -65,12 +65,15 @@ class Mechanism(frozen.Frozen, abc.ABC):
   def __init__(
       self, *, workload: workload_lib.Like = None, objective: str = 'mean',
       min_sep: Optional[int] = None, max_participations: int = 1, **counts: int) -> None:
-    """Checks that `counts` (steps, bands, ...) are positive integers, and keeps them.
+    """Checks that `counts` (steps, bands, ...) are positive integers up to `steps`, and keeps them.
 
     `min_sep` and `max_participations` are what a design is for, where it is for a pattern.
     """
     checks.whole(**counts)
     for name, value in counts.items():
+      if value > counts['steps']:
+        raise ValueError(f'`{name}` must be at most `steps`. '
+                         f'Received: {name}={value}, steps={counts["steps"]}.')
       setattr(self, name, int(value))
     checks.one_of(workload_lib.OBJECTIVES, objective=objective)
     self.workload = workload_lib.get(workload)

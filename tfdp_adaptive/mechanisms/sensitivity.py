@@ -8,7 +8,6 @@ where C^T C >= 0 or k = 2. Each function returns that maximum's root, or an uppe
 bound of it, and says which; none of them guesses.
 """
 
-import math
 from typing import Optional, Tuple
 
 import numpy as np
@@ -186,14 +185,3 @@ def fixed_order(strategy: np.ndarray, epoch: int, k: int) -> float:
   strategy = np.asarray(strategy, np.float64)
   return max(general(strategy[:, place::epoch], 1, k)
              for place in range(min(epoch, strategy.shape[1])))
-
-
-def toeplitz_fixed_order(c: np.ndarray, steps: int, epoch: int, k: int) -> float:
-  """Does the same for a Toeplitz C with these coefficients; infinite unless k counts all epochs.
-
-  The first place is the worst one: columns of later places are cut short.
-  Exact for non-negative coefficients, else an upper bound.
-  """
-  if k * epoch < steps:
-    return math.inf
-  return float(np.linalg.norm(equal_spacing_column(np.abs(c[:steps]), steps, epoch, k)))

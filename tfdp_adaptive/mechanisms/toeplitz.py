@@ -60,8 +60,6 @@ class BandedToeplitz(families.ToeplitzMechanism):
       coefficients: Optional[Sequence[float]] = None, workload: workload_lib.Like = None,
       objective: str = 'mean') -> None:
     super().__init__(steps=steps, bands=bands, workload=workload, objective=objective)
-    if bands > steps:
-      raise ValueError(f'`bands` must be at most `steps`. Received: bands={bands}, steps={steps}.')
     checks.one_of(('optimal', 'square_root'), method=method)
     self.method = method
     self._given = check_coefficients(coefficients, bands)
@@ -301,13 +299,6 @@ def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray,
     return np.array([-(adjoint[k:] @ x[:max(0, len(x) - k)]) for k in range(len(c))])
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
-
-
-def require_toeplitz(workload: workload_lib.Workload, name: str) -> None:
-  if not workload.is_toeplitz:
-    raise ValueError(f'`workload` must have a constant learning rate for {name}; use Dense, '
-                     'BandedToeplitz, BandedInverse or BLT for a schedule. '
-                     f'Received: {len(workload.learning_rates)} learning rates.')
 
 
 def check_coefficients(

@@ -149,9 +149,11 @@ class Tree(interface.Mechanism):
     return self.block if self.variant == 'full' else 2
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
-    if k == 1:
-      return self._largest_column()
+    if k == 1 and self.variant == 'full':
+      return float(np.linalg.norm(self._block_strategy(), axis=0).max())
     bound = self._level_bound(min_sep, k)
+    if k == 1:
+      return bound
     if self.steps <= sensitivity_lib.GRAM_LIMIT:
       bound = min(bound, sensitivity_lib.overlapping(self.strategy(), min_sep, k))
     elif self.block <= sensitivity_lib.GRAM_LIMIT:
@@ -159,11 +161,6 @@ class Tree(interface.Mechanism):
       through = np.resize(through, self.steps)
       bound = min(bound, math.sqrt(sensitivity_lib.best_pattern(through, min_sep, k)))
     return bound
-
-  def _largest_column(self) -> float:
-    if self.variant == 'full':
-      return float(np.linalg.norm(matrices.invert_lower(self.inverse_rows), axis=0).max())
-    return math.sqrt(self.levels) / float(self.node_scale)
 
   def _level_bound(self, min_sep: int, k: int) -> float:
     """Per level, as many participations in one node as fit, until all k are placed."""

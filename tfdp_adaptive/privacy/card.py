@@ -277,10 +277,7 @@ def derived(plan: Any, steps: int) -> Dict[str, Any]:
   sensitivity = 0.0 if not steps else (
       cost.sensitivity(plan.mechanism, 1, 1) if amplified
       else cost.total_sensitivity(plan, steps))
-  try:
-    probability = plan.sampling.probability(plan) if random else None
-  except NotImplementedError:
-    probability = None
+  probability = plan.sampling.probability(plan) if random else None
   return dict(probability=probability, amplified=amplified, min_sep=min_sep,
               max_participations=count, sensitivity=float(sensitivity),
               noise_stddev=cost.noise_stddev(plan))

@@ -171,6 +171,11 @@ class PrivacyPlan(terms.Terms):
     return self.sampling.claims(self)
 
   @property
+  def whole_users(self) -> bool:
+    """Whether the sampled and clipped record is a user with several examples."""
+    return self.unit == 'user' and not self.sampling.by_example
+
+  @property
   def noise_stddev(self) -> float:
     """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
     return cost.noise_stddev(self)
