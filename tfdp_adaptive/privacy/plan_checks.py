@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 import warnings
 
 import dp_accounting
@@ -149,11 +149,13 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
       for other in others if other.plan is not None)
 
 
-def serves(plan: terms_lib.Terms, rule: contract.Rule) -> bool:
-  """See `PrivacyPlan.check_rule`."""
+def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
+  """See `PrivacyPlan.check_rule`; without a plan, only whether the rule has a guarantee."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]
   if not all(s.private for s in statistics):
     return False
+  if plan is None:
+    return True
   past = tuple(s.relative_noise for s in statistics if not s.amplifiable)
   if past != plan.extra_releases:
     raise ValueError(
