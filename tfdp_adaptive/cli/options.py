@@ -8,8 +8,7 @@ import difflib
 import json
 import os
 import pathlib
-import textwrap
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import checks
@@ -99,11 +98,6 @@ def changed(
     values: Mapping[str, Any], changes: Sequence[str], more: Sequence[str] = ()) -> Dict[str, Any]:
   """`values` with what `--set` was given with put in, of their names or `more`."""
   return {**values, **assigned('--set', changes, (*values, *more), positive_float)}
-
-
-def wrap(text: Optional[str]) -> Optional[str]:
-  """Text of a help page in lines of a terminal's width; None stays."""
-  return text and textwrap.fill(text, 80)
 
 
 def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
