@@ -181,6 +181,7 @@ def of(
   own = [Words(f'the sampling of run {number}', run.entry.own_sampler)
          for number, run in enumerate(runs, 1) if run.entry.own_sampler]
   plans = [entry.plan for entry in ledger.entries if entry.plan is not None]
+  unit: Dict[str, Any] = dict(unit=plans[0].unit, adjacency=plans[0].adjacency) if plans else {}
   card = Card(
       runs=tuple(runs), accountant=accountant, trust=trust,
       words=tuple(Words(clean(one.about), clean(one.text)) for one in [*own, *words]),
@@ -189,9 +190,7 @@ def of(
       audits=tuple(map(_audit, audits)),
       parts=tuple(_parts(plans, ledger.entries, trust)), versions=versions(),
       weights=tuple(sorted(weights)),
-      delta=(ledger.target_delta or 0.0) if delta is None else delta)
-  if plans:
-    card = dataclasses.replace(card, unit=plans[0].unit, adjacency=plans[0].adjacency)
+      delta=(ledger.target_delta or 0.0) if delta is None else delta, **unit)
   return _claims(card, ledger, plots, looks)
 
 

@@ -82,9 +82,9 @@ def accountable(plan: terms_lib.Terms) -> None:
         '`extra_releases`, of past clean data, are accounted for with independent noise and '
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
-  if plan.mechanism.rounding is not None and (
-      plan.extra_releases or plan.sampling.claims(plan) and (
-          plan.adjacency == 'replace' or not plan.sampling.renyi)):
+  claims = plan.sampling.claims(plan)
+  without_renyi = claims and (plan.adjacency == 'replace' or not plan.sampling.renyi)
+  if plan.mechanism.rounding is not None and (plan.extra_releases or without_renyi):
     raise ValueError(
         'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
         'zero_out or add_remove, or of batches that claim no amplification, and without '
@@ -95,14 +95,13 @@ def accountable(plan: terms_lib.Terms) -> None:
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
                        f'Received: search={plan.search!r}.')
     cost.needs_current_library('A private search')
-    if plan.sampling.claims(plan) and (
-        plan.adjacency == 'replace' or not plan.sampling.renyi):
+    if without_renyi:
       raise ValueError(
           'A private search is accounted for by Renyi divergences, which are not known of Poisson '
           'sampling under replace, of truncated batches, bins, allocation, users by their '
           'examples, nor of what only draws bound. Received: '
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
-  if plan.sampling.claims(plan) and plan.adjacency == 'replace':
+  if claims and plan.adjacency == 'replace':
     cost.needs_current_library('Poisson sampling under replace adjacency')
   if hasattr(plan.sampling, 'max_batch_size'):
     cost.needs_current_library('TruncatedPoisson')
