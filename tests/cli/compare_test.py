@@ -145,7 +145,6 @@ def test_unusable_data_ends_before_anything_is_written(
 
 
 @pytest.mark.parametrize('more, message', [
-    (['--methods', 'adamw'], '--methods must name one of adam, dp_sgd'),
     (['--batch-size', '4000'], '--batch-size must be at most the number of training sentences'),
     (['--out', 'words.txt'], '--out must be a folder'),
     (['--out', 'words.txt/below'], '--out must be a folder'),
@@ -155,6 +154,13 @@ def test_wrong_arguments(folder, more, message, capsys, monkeypatch):
   monkeypatch.chdir(folder)
   assert main.main(arguments(folder, *more)) == 2
   assert message in capsys.readouterr().err
+
+
+def test_unknown_methods_are_refused_with_the_known_ones(folder, capsys):
+  with pytest.raises(SystemExit) as error:
+    main.main(arguments(folder, '--methods', 'adamw'))
+  assert error.value.code == 2
+  assert '--methods: must name one of adam, dp_sgd' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), MemoryError('of 9 TB')])

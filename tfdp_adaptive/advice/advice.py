@@ -55,8 +55,7 @@ class Advice:
 
   def to_dict(self) -> dict:
     """JSON-serializable."""
-    return dict(dataclasses.asdict(self), findings=[f._asdict() for f in self.findings],
-                warnings=list(self.warnings))
+    return checks.for_json(vars(self))
 
   def __str__(self) -> str:
     lines = [f'Regime: {self.regime}.', f'Begin with: {self.recommended}. {self.reason}', '']

@@ -58,8 +58,7 @@ class Choices:
 
   def to_dict(self) -> Dict[str, Any]:
     """JSON-serializable."""
-    return dict(rows=[row._asdict() for row in self.rows], best=self.best._asdict(),
-                reason=self.reason)
+    return checks.for_json(vars(self))
 
   def __str__(self) -> str:
     lines = ['   batch    steps   epochs    noise  step noise/signal  sum noise']
@@ -114,15 +113,14 @@ def batch_and_steps(
     raise ValueError('Give one budget: `examples`, or `seconds` with `step_seconds=(overhead, per '
                      f'example)`. Received: examples={examples}, seconds={seconds}, '
                      f'step_seconds={step_seconds}.')
-  checks.positive(budget=seconds if examples is None else examples)
+  budget: Any = seconds if examples is None else examples
+  checks.positive(budget=budget)
+  overhead, of_example = step_seconds or (0.0, 1.0)  # A budget of examples: each costs one.
   if target_delta is None:
     target_delta = default_delta(population_size)
 
   def steps_of(batch_size: int) -> int:
-    if examples is not None:
-      return int(examples // batch_size)
-    assert seconds is not None and step_seconds is not None
-    return int(seconds / (step_seconds[0] + step_seconds[1] * batch_size))
+    return int(budget / (overhead + of_example * batch_size))
 
   most = min(population_size, largest_batch or population_size)
   rows: List[Choice] = []

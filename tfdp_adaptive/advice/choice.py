@@ -135,7 +135,8 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
         f'epsilon={target}.')
   most = min(int(plan.population_size // plan.batch_size), plan.steps)
   search = _Search(plan, target, dict(memory=memory, workload=workload, objective=objective))
-  numbers = {2**i for i in range(most.bit_length())} | set(_factors(plan.population_size, most))
+  factors = {groups for groups in range(1, most + 1) if plan.population_size % groups == 0}
+  numbers = {2**i for i in range(most.bit_length())} | factors
   for groups in sorted(numbers, key=search.guess):  # So that few are better than all before.
     search.try_groups(groups)
   ratio = 1.5
@@ -155,11 +156,6 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
       f'At epsilon {target:.4g} it has the least {objective} error, {least:.4g} clip norms. '
       f'Tried: {errors}; and {len(search.seen) - len(search.measured)} others, which '
       'have more.'))
-
-
-def _factors(population: float, most: int) -> List[int]:
-  """The factors of the number of records, from the largest."""
-  return [b for b in range(most, 0, -1) if population % b == 0]
 
 
 class _Search:
@@ -191,18 +187,15 @@ class _Search:
     coins = sampling_lib.CyclicPoisson(groups)
     return self._trial(coins, coins)[1] / math.sqrt(math.log1p(mu**2 / (q**2 * count)))
 
-  def _of(self, groups: int) -> List[Any]:
-    """Returns schemes with this number of groups. Random allocation beats Poisson sampling."""
-    bins = self._bins
-    coins = sampling_lib.CyclicPoisson(groups)
-    if bins is None or bins % groups:
-      return [coins]
-    return [sampling_lib.RandomAllocation(bins, groups=groups)] + (
-        [coins] if self._plan.steps % bins else [])
-
   def try_groups(self, groups: int) -> bool:
     """Whether a number of groups is better than all before."""
-    return any([self.try_scheme(scheme) for scheme in self._of(groups)])
+    bins: Any = self._bins
+    schemes: List[Any] = []
+    if bins is not None and bins % groups == 0:
+      schemes.append(sampling_lib.RandomAllocation(bins, groups=groups))
+    if not schemes or self._plan.steps % bins:  # Else random allocation beats Poisson sampling.
+      schemes.append(sampling_lib.CyclicPoisson(groups))
+    return any([self.try_scheme(scheme) for scheme in schemes])
 
   def try_bins(self, draws: Optional[int]) -> None:
     """Tries one bin per batch of an epoch, with banded and fixed-order noise."""
@@ -235,7 +228,10 @@ class _Search:
           cost.rough_epsilon(tried.event(), tried.target_delta) > _FAR * self._target)
       if far or tried.epsilon() > self._target:
         return False
-    self._add(trial, error_of_one, enough)
+    event = functools.partial(cost.event, trial, trial.steps)
+    sigma = min(enough, cost.calibrate(event, self._target, trial.target_delta))
+    self.measured.append((sigma * error_of_one,
+                          dataclasses.replace(trial, noise_multiplier=sigma)))
     return True
 
   def _trial(self, scheme: Any, like: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
@@ -247,9 +243,3 @@ class _Search:
     # Of the noise alone: what the sampling of C costs is in the noise multiplier.
     error = getattr(mechanism, _ERRORS[self._choice['objective']])(self._plan.steps)
     return dataclasses.replace(trial, mechanism=mechanism), error
-
-  def _add(self, trial: plan_lib.PrivacyPlan, error_of_one: float, enough: float) -> None:
-    event = functools.partial(cost.event, trial, trial.steps)
-    sigma = min(enough, cost.calibrate(event, self._target, trial.target_delta))
-    self.measured.append((sigma * error_of_one,
-                          dataclasses.replace(trial, noise_multiplier=sigma)))

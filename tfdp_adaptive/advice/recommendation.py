@@ -176,11 +176,7 @@ def recommend(
     raise ValueError('Give `batch_size` and `steps`, or neither and a budget: `examples`, or '
                      '`seconds` and `step_seconds`. '
                      f'Received: batch_size={batch_size}, steps={steps}, {limits}.')
-  checks.whole(population_size=population_size, steps=steps, parameters=parameters)
-  checks.positive(batch_size=batch_size, target_epsilon=target_epsilon)
-  if batch_size > population_size:
-    raise ValueError('`batch_size` must be at most `population_size`. '
-                     f'Received: {batch_size} of {population_size}.')
+  checks.whole(parameters=parameters)
   if 'l2_norm_clip' in fields:
     raise ValueError('`l2_norm_clip` is recommended, not given. '
                      f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')

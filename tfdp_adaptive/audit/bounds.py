@@ -39,13 +39,7 @@ def one_run_epsilon(
   """
   _check_guesses(correct, guesses, canaries, confidence)
   checks.decay(delta=delta)
-  return _one_run_epsilon(int(correct), int(guesses), int(canaries), float(delta),
-                          float(confidence))
 
-
-@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
-def _one_run_epsilon(
-    correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
   def surprise(epsilon: float) -> float:
     """An upper bound of the probability of such a success, minus what is allowed."""
     q = 1 / (1 + math.exp(-epsilon))
@@ -99,27 +93,22 @@ _ALL, _HALF = 0.05, 0.3
 _MANY, _LEAST = 768, 48  # Canaries from which on fewer attempts are better; the fewest of a side.
 
 
-def sides(canaries: int) -> Tuple[int, ...]:
-  """Returns the numbers of guesses to try. They share the confidence.
+def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
+  """[(side, confidence of the attempt)] of the numbers of guesses to try.
 
   All of them, which is best for gross errors, a quarter, and so on: with many canaries, or a small
-  mu, the surest few prove more.
+  mu, the surest few prove more. The attempts share the confidence.
   """
   attempts, ratio = [max(1, canaries // 2), max(1, canaries // 4)], 4 if canaries >= _MANY else 2
   while attempts[-1] // ratio >= _LEAST:
     attempts.append(attempts[-1] // ratio)
-  return tuple(attempts)
-
-
-def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
-  """[(side, confidence of the attempt)], which together have that confidence."""
-  attempts, wrong = sides(canaries), 1 - confidence
-  surest = attempts[2:]
+  surest, wrong = attempts[2:], 1 - confidence
   shares = [_ALL, _HALF if surest else 1 - _ALL,
             *((1 - _ALL - _HALF) / len(surest) for _ in surest)]
   return [(side, 1 - share * wrong) for side, share in zip(attempts, shares)]
 
 
+@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
 def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95) -> float:
   """Returns the result of `guess` if all guesses are right.
 

@@ -69,9 +69,7 @@ def run(
         steps.append(step)
         values.append(part.value[:count] / part.unit)
         signals.append(signal)
-  probability = None
-  if plan.amplified:
-    probability = plan.batch_size / population
+  probability = plan.batch_size / population if plan.amplified else None
   return _scores(subject, observed, np.array(drawn), probability, most), included
 
 

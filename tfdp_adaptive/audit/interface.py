@@ -20,6 +20,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
+from tfdp_adaptive.privacy import plan_checks
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
@@ -82,7 +83,7 @@ def claims_of(
   return Claims(
       name=name, noise_multiplier=float(said.noise_multiplier), batch_size=float(said.batch_size),
       adjacency=said.adjacency, mechanism=mechanism or independent.IndependentGaussian(),
-      private=all(ask.second is None or ask.second.private for ask in rule.asks),
+      private=plan_checks.serves(None, rule),
       steps=steps, plan=plan)
 
 
@@ -96,6 +97,7 @@ class Subject(abc.ABC):
     held: The problem with arrays in a model's loss or penalties, or ''.
     participations: 0, or how often a record may take part, where it can still be seen after
       the steps that it took part in.
+    extra_releases: Those of a plan for this subject.
     largest_batch: The divisor, or infinity if nothing limits a batch.
     writes: Whether a step leaves anything but releases and the noise's state.
   """
@@ -109,9 +111,10 @@ class Subject(abc.ABC):
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
     self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
     self._seen: Tuple[Any, ...] = ()  # By the rule in this step: (release, clip norm).
-    self._past = [ask.second for ask in rule.asks
-                  if ask.second is not None and not ask.second.amplifiable]
-    self.participations = min((second.participations for second in self._past), default=0)
+    past = [ask.second for ask in rule.asks
+            if ask.second is not None and not ask.second.amplifiable]
+    self.participations = min((second.participations for second in past), default=0)
+    self.extra_releases = tuple(second.relative_noise for second in past)
 
   @abc.abstractmethod
   def _fresh(self, key: Any) -> Any:
@@ -123,8 +126,8 @@ class Subject(abc.ABC):
     """Returns what the rule saw in a step, and the tensors after it."""
 
   @abc.abstractmethod
-  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
-    """Returns `tensors` with the clean past of `others`."""
+  def with_secret_of(self, state: Any, other: Any) -> Any:
+    """`state`, but with the clean past of `other`: the same releases, seen from there."""
 
   def _update(self, state: Any, releases: contract.Releases,
               public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
@@ -193,19 +196,10 @@ class Subject(abc.ABC):
     """Returns the state after a step, by name, with fixed numbers instead of its releases."""
     raise NotImplementedError
 
-  def with_secret_of(self, state: Any, other: Any) -> Any:
-    """`state`, but with the clean past of `other`: the same releases, seen from there."""
-    return self._with_secret_of(state[0], other[0]), state[1]
-
   def covariance(self, steps: int) -> np.ndarray:
     """[steps, steps] C^-1 C^-T of the noise that is claimed."""
     inverse = streams.as_run(self.claims.mechanism).materialize_inverse(steps)
     return inverse @ inverse.T
-
-  @property
-  def separate_releases(self) -> Tuple[float, ...]:
-    """`extra_releases` of a plan for this subject."""
-    return tuple(second.relative_noise for second in self._past)
 
   def limit(self, steps: int) -> int:
     """Returns `steps`, or the number of covered steps if that is smaller."""

@@ -85,9 +85,10 @@ class _Query(interface.Subject):
     _, state, _ = query.get_noised_result(sums, state)
     return self._seen, state
 
-  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
-    secret = others.privatizer.secret
-    return tensors._replace(privatizer=tensors.privatizer._replace(secret=secret))
+  def with_secret_of(self, state: Any, other: Any) -> Any:
+    tensors, row = state
+    secret = other[0].privatizer.secret
+    return tensors._replace(privatizer=tensors.privatizer._replace(secret=secret)), row
 
 
 class _Model(interface.Subject):
@@ -157,9 +158,9 @@ class _Model(interface.Subject):
                       if id(compat.raw_variable(v)) not in known]
     return self._traced(*given)
 
-  def _with_secret_of(self, tensors: Any, others: Any) -> Any:
-    return [other if id(v) in self._secrets else value
-            for v, value, other in zip(self._variables, tensors, others)]
+  def with_secret_of(self, state: Any, other: Any) -> Any:
+    return [secret if id(v) in self._secrets else value
+            for v, value, secret in zip(self._variables, state[0], other[0])], state[1]
 
   def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
     if not self._others:

@@ -17,6 +17,7 @@ none of them refutes is not proven: other records, models and seeds may refute i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -154,14 +155,14 @@ def white_box(
     except (TypeError, ValueError, OverflowError) as error:
       raise ValueError('`batches` must be an array of record indices for every step. '
                        f'Received: batches={batches!r}.') from error
-  if data is not None:
-    with subjects.of_model(subject, data) as own_model:
-      report = _looked_at(own_model, plan, epsilon, delta, confidence, None, batches, seed, start)
-    if not report.violated and not report.vacuous:
-      subjects.passed(subject)
-    return report
-  return _looked_at(subjects.of(subject, canaries), plan, epsilon, delta, confidence, canaries,
-                    batches, seed, start)
+  opened: Any = (contextlib.nullcontext(subjects.of(subject, canaries)) if data is None else
+                 subjects.of_model(subject, data))
+  with opened as audited:
+    report = _looked_at(audited, plan, epsilon, delta, confidence,
+                        canaries if data is None else None, batches, seed, start)
+  if data is not None and not report.violated and not report.vacuous:
+    subjects.passed(subject)
+  return report
 
 
 @np.errstate(all='ignore')  # What is not finite is convicted, not warned of.
@@ -210,13 +211,12 @@ def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
   """The plan of a few steps with every record in each."""
   claims = subject.claims
   whole = max(1, math.ceil(claims.batch_size))
-  extra = subject.separate_releases
   return plan_lib.PrivacyPlan(
       batch_size=whole, population_size=whole, population_is_public=True, l2_norm_clip=1.0,
       steps=subject.limit(min(_STEPS, subject.participations or _STEPS)), target_delta=1e-5,
       noise_multiplier=claims.noise_multiplier, mechanism=claims.mechanism,
       adjacency='replace' if claims.adjacency == 'replace' else 'zero_out',
-      sampling=sampling.FixedOrder(), extra_releases=extra)
+      sampling=sampling.FixedOrder(), extra_releases=subject.extra_releases)
 
 
 def _look_at_changes(change: changes.Change) -> Look:

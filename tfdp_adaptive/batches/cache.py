@@ -90,12 +90,11 @@ class _Text:
 
   def __getitem__(self, indices: np.ndarray) -> np.ndarray:
     size = int(np.prod(self._shape))
-    result = np.full([len(indices), size], b'', object)
-    for row, index in enumerate(indices):
-      for column in range(size):
-        place = index * size + column
-        start = self._ends[place - 1] if place else 0
-        result[row, column] = self._bytes[start:self._ends[place]].tobytes()
+    places = np.asarray(indices)[:, np.newaxis] * size + np.arange(size)
+    result = np.empty(places.size, object)
+    for i, place in enumerate(places.ravel()):
+      start = self._ends[place - 1] if place else 0
+      result[i] = self._bytes[start:self._ends[place]].tobytes()
     return result.reshape((len(indices),) + self._shape)
 
 
@@ -158,7 +157,7 @@ class _Writer:
   """Appends arrays to a file, and for texts their ends to another file."""
 
   def __init__(self, files: contextlib.ExitStack, path: pathlib.Path, text: bool) -> None:
-    self._file, self._end = files.enter_context(open(path, 'wb')), 0
+    self._file = files.enter_context(open(path, 'wb'))
     self._ends = files.enter_context(open(path.with_suffix('.ends'), 'wb')) if text else None
 
   def write(self, array: np.ndarray) -> None:
@@ -166,7 +165,6 @@ class _Writer:
       self._file.write(np.ascontiguousarray(array).tobytes())
       return
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
-    ends = self._end + np.cumsum([len(text) for text in texts], dtype=np.int64)
+    ends = self._file.tell() + np.cumsum([len(text) for text in texts], dtype=np.int64)
     self._file.write(b''.join(texts))
     self._ends.write(ends.tobytes())
-    self._end = int(ends[-1]) if len(ends) else self._end

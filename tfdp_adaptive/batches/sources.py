@@ -223,14 +223,7 @@ def _record(record: Any) -> Any:
     if value is None:
       raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
                        'is filtered before the plan is made.')
-    try:
-      array = np.asarray(value)
-    except ValueError as error:
-      raise ValueError('`data` must have elements of one shape; pad them first.') from error
-    if array.dtype == object and not _all_text(array):
-      raise ValueError(f'{_NOT_ARRAYS}Received: a record with a part of type '
-                       f'{type(value).__name__}.')
-    return array
+    return _array(value, axes=0)
 
   return map_structure(leaf, record)
 
@@ -255,24 +248,21 @@ def _is_array(data: Any) -> bool:
   return hasattr(data, 'shape') and hasattr(data, 'dtype') and len(data.shape) > 0
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, axes: int = 1) -> np.ndarray:
+  """Returns numbers or texts with at least so many axes; 0 of a part of one record."""
   try:
     array = np.asarray(value)
   except ValueError as error:
     raise ValueError('`data` must be rectangular arrays with the example as leading axis; pad '
                      'examples of different lengths first. (Inputs and labels are a tuple '
                      '`(x, y)`; a list is one array.)') from error
-  if array.ndim < 1 or (array.dtype == object and not _all_text(array)):
+  held = array.dtype != object or all(isinstance(item, (str, bytes)) for item in array.ravel())
+  if array.ndim < axes or not held:
     once = hasattr(value, '__next__')
-    raise ValueError(f'{_NOT_ARRAYS}Received: ' + (
-        f'{type(value).__name__}, which can be read only once, and in its order. Make a '
-        '`tf.data.Dataset` of it, or arrays.' if once else
-        f'shape={array.shape}, dtype={array.dtype}.'))
+    raise ValueError(f'{_NOT_ARRAYS}Received: a part of type {type(value).__name__}' + (
+        ', which can be read only once, and in its order. Make a `tf.data.Dataset` of it, or '
+        'arrays.' if once else f', shape={array.shape}, dtype={array.dtype}.'))
   return array
-
-
-def _all_text(array: np.ndarray) -> bool:
-  return all(isinstance(item, (str, bytes)) for item in array.ravel())
 
 
 SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
@@ -302,8 +292,6 @@ class Watched(Source):
     super().__init__(len(source), source.specs, source.take, source.at_hand)
     self._changing, self._counts = changing, counts
     self._digests: Dict[int, bytes] = {}
-    self._first: Dict[bytes, int] = {}
-    self._copies = 0
 
   def look(self) -> None:
     """Warns about copies among some records, before the first batch."""
@@ -318,7 +306,9 @@ class Watched(Source):
   @property
   def many(self) -> bool:
     """Returns whether more than `SHARE` of the records that were read are copies of others."""
-    return self._copies > max(_FEW, SHARE * len(self._digests))
+    read = len(self._digests)
+    copies = read - len(set(self._digests.values()))
+    return self._counts and copies > max(_FEW, SHARE * read)
 
   def notes(self) -> List[str]:
     """Returns sentences for the statement."""
@@ -341,8 +331,6 @@ class Watched(Source):
   def _compare(self, index: int, known: Optional[bytes], digest: bytes) -> None:
     if known is None:
       self._digests[index] = digest
-      if self._counts and self._first.setdefault(digest, index) != index:
-        self._copies += 1
     elif known != digest:
       raise errors.PrivacyError(
           '`data` must give the same record for a number whenever it is read. Otherwise one record '

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  methods = text_options.chosen(arguments.methods, settings.CENTRALIZED, '--methods')
+  methods = {name: settings.CENTRALIZED[name] for name in arguments.methods}
   with text_options.report(arguments) as report:
     compare.run(report, text_options.text(arguments), text_options.by_sentence(arguments), methods,
                 arguments.tune)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  methods = text_options.chosen(arguments.methods, settings.FEDERATED, '--methods')
+  methods = {name: settings.FEDERATED[name] for name in arguments.methods}
   federated.require(arguments.workers)
   with text_options.report(arguments, federated.PART) as report:
     federated.run(report, text_options.text(arguments), text_options.by_client(arguments), methods,

@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import textwrap
 import threading
 import types
 from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
@@ -208,7 +209,8 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
           name, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
       module.add_arguments(command)
       command.set_defaults(run=module.run)
-      command.epilog = '\n\n'.join(filter(None, [options.wrap(command.epilog), _epilog(examples)]))
+      notes = textwrap.fill(command.epilog or '', 80)
+      command.epilog = '\n\n'.join(filter(None, [notes, _epilog(examples)]))
     else:
       subparsers.add_parser(name, help=summary)
   if completing:
@@ -221,16 +223,12 @@ def _epilog(examples: Iterable[str]) -> str:
 
 
 class _Version(argparse.Action):
+  """Prints the versions of the library and of its platform, in one line."""
 
   def __call__(self, *_: Any) -> None:
-    print(version())
+    from tfdp_adaptive.examples import report  # pylint: disable=import-outside-toplevel
+    print(', '.join(f'{name} {found}' for name, found in report.versions().items()))
     raise SystemExit(0)
-
-
-def version() -> str:
-  """Returns the versions of the library and of its platform, in one line."""
-  from tfdp_adaptive.examples import report  # pylint: disable=import-outside-toplevel
-  return ', '.join(f'{name} {found}' for name, found in report.versions().items())
 
 
 class _Later(types.ModuleType):

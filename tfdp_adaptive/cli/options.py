@@ -8,8 +8,7 @@ import difflib
 import json
 import os
 import pathlib
-import textwrap
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import checks
@@ -27,38 +26,32 @@ def path(text: str) -> pathlib.Path:
   return pathlib.Path(text)
 
 
-def positive_int(text: str) -> int:
-  return number(int, text, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
+def _number(
+    kind: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
+    ) -> Callable[[str], Any]:
+  """Returns a function that reads a number, or raises an error that names `wanted`."""
+  def read(text: str) -> Any:
+    try:
+      value = kind(text)
+    except ValueError:
+      value = None
+    if value is None or not accepts(value):
+      raise argparse.ArgumentTypeError(f'must be {wanted}. Received: {text}')
+    return value
 
-
-def positive_float(text: str) -> float:
-  return number(float, text, lambda value: 0 < value < float('inf'), 'a positive number')
+  return read
 
 
 def within(least: float, most: float) -> Callable[[str], float]:
-  return lambda text: number(
-      float, text, lambda value: least <= value <= most, f'a number from {least:g} to {most:g}')
+  return _number(
+      float, lambda value: least <= value <= most, f'a number from {least:g} to {most:g}')
 
 
-def probability(text: str) -> float:
-  return number(float, text, lambda value: 0 < value < 1, 'a number between 0 and 1')
-
-
-def confidence(text: str) -> float:
-  return number(float, text, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
-                 'a number above 0, at most 1 - 1e-9')
-
-
-def number(
-    kind: Callable[[str], Any], text: str, accepts: Callable[[Any], bool], wanted: str) -> Any:
-  """Returns a number of the command line, or raises an error that names `wanted`."""
-  try:
-    value = kind(text)
-  except ValueError:
-    value = None
-  if value is None or not accepts(value):
-    raise argparse.ArgumentTypeError(f'must be {wanted}. Received: {text}')
-  return value
+positive_int = _number(int, lambda value: 1 <= value < 2**63, 'an integer >= 1, below 2**63')
+positive_float = _number(float, lambda value: 0 < value < float('inf'), 'a positive number')
+probability = _number(float, lambda value: 0 < value < 1, 'a number between 0 and 1')
+confidence = _number(float, lambda value: 0 < value <= tfdp.audit.LARGEST_CONFIDENCE,
+                     'a number above 0, at most 1 - 1e-9')
 
 
 def one_of(text: str, known: Sequence[str]) -> str:
@@ -99,11 +92,6 @@ def changed(
     values: Mapping[str, Any], changes: Sequence[str], more: Sequence[str] = ()) -> Dict[str, Any]:
   """`values` with what `--set` was given with put in, of their names or `more`."""
   return {**values, **assigned('--set', changes, (*values, *more), positive_float)}
-
-
-def wrap(text: Optional[str]) -> Optional[str]:
-  """Text of a help page in lines of a terminal's width; None stays."""
-  return text and textwrap.fill(text, 80)
 
 
 def asked(arguments: argparse.Namespace) -> Dict[str, Any]:

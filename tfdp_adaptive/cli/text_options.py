@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict, Iterable, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
-from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.examples import compare
 from tfdp_adaptive.examples import federated
@@ -71,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser, *groups: str) -> None:
 
 def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]) -> None:
   """Adds arguments for the methods and their settings."""
-  group = parser.add_argument_group('methods')
-  group.add_argument('--methods', metavar='NAME,...',
-                     help=f'some of {", ".join(methods)} (default: all)')
+  group, known = parser.add_argument_group('methods'), list(methods)
+  group.add_argument('--methods', metavar='NAME,...', type=lambda text: chosen(text, known),
+                     default=known, help=f'some of {", ".join(known)} (default: all)')
   add_tune_argument(group)
 
 
@@ -115,15 +114,10 @@ def by_client(arguments: argparse.Namespace) -> tasks.Target:
                       arguments.epsilon or federated.EPSILON, arguments.delta)
 
 
-def chosen(names: Optional[str], known: Mapping[str, Any], flag: str) -> Dict[str, Any]:
-  """The entries of `known` that a comma-separated flag names; all of them for None."""
-  if names is None:
-    return dict(known)
-  wanted = [name.strip() for name in names.split(',') if name.strip()]
-  if not wanted:
-    raise errors.UsageError(f'{flag} must name some of {", ".join(known)}. Received: {names}')
-  try:
-    found = {options.one_of(name, list(known)) for name in wanted}
-  except argparse.ArgumentTypeError as error:
-    raise errors.UsageError(f'{flag} {error}') from error
-  return {name: known[name] for name in known if name in found}
+def chosen(text: str, known: Sequence[str]) -> List[str]:
+  """Returns the known names that a comma-separated text names, in their order."""
+  found = {options.one_of(name.strip(), known) for name in text.split(',') if name.strip()}
+  if not found:
+    raise argparse.ArgumentTypeError(
+        f'must name some of {", ".join(known)}. Received: {text}')
+  return [name for name in known if name in found]

@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import signal
 import threading
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
@@ -30,30 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
   from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
-  with _limit(arguments.seconds):
-    findings = _findings(arguments)
+  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
+  with _limit(arguments.seconds), errors.usage():
+    try:
+      findings = card_checks.check(card_json.read(arguments.card), arguments.weights)
+    except card_json.WrongCard as error:
+      findings = [card_checks.Finding(card_checks.WRONG, str(error))]
   wrong = sum(one.kind == card_checks.WRONG for one in findings)
   if arguments.json:
     print(options.to_json({'wrong': wrong, 'findings': findings}))
   else:
     order = (card_checks.WRONG, card_checks.VERIFIED, card_checks.WORD, card_checks.UNKNOWN)
-    for kind in order:
-      for one in findings:
-        if one.kind == kind:
-          print(f'{kind + ":":17} {one.text}')
+    for one in sorted(findings, key=lambda one: order.index(one.kind)):
+      print(f'{one.kind + ":":17} {one.text}')
     print(f'\nThe card is wrong in {wrong} point(s).' if wrong else
           '\nNothing that can be checked on this card is wrong.')
   return WRONG if wrong else 0
-
-
-def _findings(arguments: argparse.Namespace) -> List[Any]:
-  from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
-  with errors.usage():
-    try:
-      return card_checks.check(card_json.read(arguments.card), arguments.weights)
-    except card_json.WrongCard as error:
-      return [card_checks.Finding(card_checks.WRONG, str(error))]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import platform
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import unicodedata
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import gate
 from tfdp_adaptive import version
 from tfdp_adaptive.accounting import cost
@@ -170,6 +171,7 @@ def of(
     details: Sentences about the rule of the last run.
     looks: The looks fixed before the last run, if released results decided when it stopped.
   """
+  checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
   if looks is not None and ledger.entries and ledger.entries[-1].plan is not None:
     last = ledger.entries[-1]
     facts = [*facts, looks.describe(last.plan, last.steps)]
@@ -179,6 +181,7 @@ def of(
   own = [Words(f'the sampling of run {number}', run.entry.own_sampler)
          for number, run in enumerate(runs, 1) if run.entry.own_sampler]
   plans = [entry.plan for entry in ledger.entries if entry.plan is not None]
+  unit: Dict[str, Any] = dict(unit=plans[0].unit, adjacency=plans[0].adjacency) if plans else {}
   card = Card(
       runs=tuple(runs), accountant=accountant, trust=trust,
       words=tuple(Words(clean(one.about), clean(one.text)) for one in [*own, *words]),
@@ -187,27 +190,24 @@ def of(
       audits=tuple(map(_audit, audits)),
       parts=tuple(_parts(plans, ledger.entries, trust)), versions=versions(),
       weights=tuple(sorted(weights)),
-      delta=(ledger.target_delta or 0.0) if delta is None else delta)
-  if plans:
-    card = dataclasses.replace(card, unit=plans[0].unit, adjacency=plans[0].adjacency)
-  return _claims(card, ledger, accountant, plots, looks)
+      delta=(ledger.target_delta or 0.0) if delta is None else delta, **unit)
+  return _claims(card, ledger, plots, looks)
 
 
-def _claims(
-    card: Card, ledger: Any, accountant: str, plots: bool,
-    looks: Optional[stopping.Looks]) -> Card:
+def _claims(card: Card, ledger: Any, plots: bool, looks: Optional[stopping.Looks]) -> Card:
   """The card with epsilon and what follows from it, or the reason why there is none."""
   guaranteed = [entry.guaranteed for entry in ledger.entries]
   if not all(guaranteed):
     return dataclasses.replace(card, reason=_reason(
         ledger.entries[guaranteed.index(False)], guaranteed.index(False) + 1, len(guaranteed)))
+  accountant, target_delta = card.accountant, card.delta or None
   try:
-    epsilon = ledger.epsilon(card.delta or None, accountant, looks)
+    epsilon = ledger.epsilon(target_delta, accountant, looks)
   except ValueError as error:  # Guarantees about different neighbours do not add up.
     return dataclasses.replace(card, reason=clean(str(error)))
-  end = until(ledger, None)
-  planned = ledger.epsilon(card.delta or None, accountant) if end == ledger else end.epsilon(
-      card.delta, accountant)
+  plan: Any = ledger.entries[-1].plan if ledger.entries else None
+  end = ledger if plan is None else ledger.done(plan.steps)
+  planned = end.epsilon(target_delta, accountant)
   if looks is not None:  # All else holds at steps and deltas that were fixed beforehand.
     return dataclasses.replace(
         card, epsilon=epsilon, planned_epsilon=max(epsilon, planned),
@@ -236,17 +236,12 @@ def _marks(card: Card) -> List[int]:
   return sorted((marks | {min(1, card.done), *ends}) - {0})
 
 
-def until(ledger: Any, steps: Optional[int]) -> Any:
-  """The ledger after its first `steps` steps; if None, with the last run at its planned end."""
+def until(ledger: Any, steps: int) -> Any:
+  """The ledger after its first `steps` steps."""
   entries = []
-  for number, entry in enumerate(ledger.entries, 1):
-    if steps is not None:
-      taken = min(steps, entry.steps)
-      steps -= taken
-    else:
-      plan: Any = entry.plan  # Without one, a guaranteed ledger has no step of the run.
-      ended = plan is None or number < len(ledger.entries)
-      taken = entry.steps if ended else plan.steps
+  for entry in ledger.entries:
+    taken = min(steps, entry.steps)
+    steps -= taken
     entries.append(dataclasses.replace(entry, steps=taken))
   return type(ledger)(tuple(entries))
 

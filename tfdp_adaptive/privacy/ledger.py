@@ -118,7 +118,7 @@ class Ledger:
     """
     private = True
     if rule is not None and not isinstance(rule, str):
-      private = _serves(plan, rule)
+      private = plan_checks.serves(plan, rule)
       rule = rule.name
     return Ledger(self.entries + (Entry(plan, 0, rule or '', private, own_sampler),))
 
@@ -179,13 +179,6 @@ class Ledger:
     """The largest delta of the plans; None without any."""
     return max((e.plan.target_delta for e in self.entries if e.plan is not None), default=None)
 
-  def _delta(self, target_delta: Optional[float]) -> float:
-    target_delta = self.target_delta if target_delta is None else target_delta
-    if target_delta is None:
-      raise ValueError('`target_delta` must be given for a ledger without plans. '
-                       'Received: target_delta=None.')
-    return target_delta
-
   def epsilon(self, target_delta: Optional[float] = None, accountant: str = 'pld',
               looks: Optional[stopping.Looks] = None) -> float:
     """Epsilon of all runs together; infinite if one of them has no guarantee.
@@ -200,13 +193,14 @@ class Ledger:
       return 0.0
     if not self.guaranteed:
       return math.inf
-    checks.probability(target_delta=self._delta(target_delta))
+    delta: Any = self.target_delta if target_delta is None else target_delta
+    checks.probability(target_delta=delta)
     if looks is not None:
       last = self.entries[-1]
       share, counted = looks.claim(last.plan, last.steps)
       claimed = Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=counted),))
-      return claimed.epsilon(share * self._delta(target_delta), accountant)
-    delta = self._delta(target_delta) - sum(entry.delta for entry in self.entries if entry.steps)
+      return claimed.epsilon(share * delta, accountant)
+    delta -= sum(entry.delta for entry in self.entries if entry.steps)
     return math.inf if delta <= 0 else cost.epsilon(
         self.event(), delta, accountant, self.relation())
 
@@ -223,7 +217,6 @@ class Ledger:
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
                 looks: Optional[stopping.Looks] = None) -> str:
     """Returns the privacy statement of the weights, in plain text; see `epsilon`."""
-    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     self._run()  # Or it refuses.
     return statement_lib.of(card.of(
         self, delta=target_delta, accountant=accountant, plots=False, looks=looks))
@@ -290,16 +283,10 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
 def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
   plan = fields['plan']
   if plan is not None:
-    kinds = _kinds(terms_lib.Terms)
+    kinds: Dict[str, Any] = {kind.__name__: kind for kind in terms_lib.Terms.__subclasses__()}
     checks.one_of(sorted(kinds), kind=plan['kind'])
     plan = kinds[plan['kind']].from_json(json.dumps(plan['content']))
   return Entry(**dict(fields, plan=plan))
-
-
-def _kinds(base: Any) -> Dict[str, Any]:
-  """The classes of terms by name, `PrivacyPlan` among them."""
-  more = [_kinds(kind) for kind in base.__subclasses__()]
-  return {base.__name__: base, **{name: kind for one in more for name, kind in one.items()}}
 
 
 def of(value: Any) -> Any:
@@ -307,9 +294,3 @@ def of(value: Any) -> Any:
   if isinstance(value, terms_lib.Terms):
     return Ledger((Entry(value, value.steps),))
   return value if isinstance(value, Ledger) else None
-
-
-def _serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
-  if plan is not None:
-    return plan_checks.serves(plan, rule)
-  return all(ask.second is None or ask.second.private for ask in rule.asks)

@@ -182,7 +182,7 @@ class PrivacyPlan(terms.Terms):
 
   def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
     """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
-    return cost.participation(self, self._steps(steps))
+    return cost.participation(self, self._run(steps).entries[0].steps)
 
   @property
   def fixed_order(self) -> bool:
@@ -192,18 +192,13 @@ class PrivacyPlan(terms.Terms):
     """
     return cost.fixed_order(self)
 
-  def _steps(self, steps: Optional[int]) -> int:
-    if steps is None:
-      return self.steps
-    checks.whole(0, steps=steps)
-    if steps > self.steps:
-      raise ValueError(
-          f"`steps` must be at most the plan's {self.steps}. Received: steps={steps}.")
-    return int(steps)
+  def _run(self, steps: Optional[int], rule: Optional[contract.Rule] = None) -> ledger.Ledger:
+    """Returns the ledger of this run alone, after `steps` steps."""
+    return ledger.Ledger().begin(self, rule).done(self.steps if steps is None else steps)
 
   def event(self, steps: Optional[int] = None) -> dp_accounting.DpEvent:
     """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
-    return cost.event(self, self._steps(steps))
+    return self._run(steps).event()
 
   def epsilon(
       self, steps: Optional[int] = None, accountant: str = 'pld',
@@ -216,16 +211,11 @@ class PrivacyPlan(terms.Terms):
       rule: The rule that is run, if it may be one without a guarantee; its
         epsilon is infinite.
     """
-    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
-    if rule is not None and not self.check_rule(rule):
-      return float('inf')
-    return cost.epsilon(
-        self.event(steps), self.target_delta, accountant, cost.relation(self))
+    return self._run(steps, rule).epsilon(accountant=accountant)
 
   def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
     """Delta at `epsilon` after `steps` steps."""
-    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
-    return cost.delta(self.event(steps), epsilon, accountant, cost.relation(self))
+    return self._run(steps).delta(epsilon, accountant)
 
   def check_rule(self, rule: contract.Rule) -> bool:
     """Refuses a rule whose releases this plan cannot account for.
@@ -274,10 +264,8 @@ class PrivacyPlan(terms.Terms):
       rule: The rule that is run, to be named.
       accountant: 'pld' (tight) or 'rdp'.
     """
-    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
-    run = ledger.Ledger().begin(self, rule).done(self._steps(steps))
     return statement_lib.of(card.of(
-        run, accountant=accountant, plots=False,
+        self._run(steps, rule), accountant=accountant, plots=False,
         details=() if rule is None else statement_lib.details(rule)))
 
   def to_json(self) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 import warnings
 
 import dp_accounting
@@ -82,9 +82,9 @@ def accountable(plan: terms_lib.Terms) -> None:
         '`extra_releases`, of past clean data, are accounted for with independent noise and '
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
-  if plan.mechanism.rounding is not None and (
-      plan.extra_releases or plan.sampling.claims(plan) and (
-          plan.adjacency == 'replace' or not plan.sampling.renyi)):
+  claims = plan.sampling.claims(plan)
+  without_renyi = claims and (plan.adjacency == 'replace' or not plan.sampling.renyi)
+  if plan.mechanism.rounding is not None and (plan.extra_releases or without_renyi):
     raise ValueError(
         'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
         'zero_out or add_remove, or of batches that claim no amplification, and without '
@@ -95,14 +95,13 @@ def accountable(plan: terms_lib.Terms) -> None:
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
                        f'Received: search={plan.search!r}.')
     cost.needs_current_library('A private search')
-    if plan.sampling.claims(plan) and (
-        plan.adjacency == 'replace' or not plan.sampling.renyi):
+    if without_renyi:
       raise ValueError(
           'A private search is accounted for by Renyi divergences, which are not known of Poisson '
           'sampling under replace, of truncated batches, bins, allocation, users by their '
           'examples, nor of what only draws bound. Received: '
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
-  if plan.sampling.claims(plan) and plan.adjacency == 'replace':
+  if claims and plan.adjacency == 'replace':
     cost.needs_current_library('Poisson sampling under replace adjacency')
   if hasattr(plan.sampling, 'max_batch_size'):
     cost.needs_current_library('TruncatedPoisson')
@@ -149,11 +148,13 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
       for other in others if other.plan is not None)
 
 
-def serves(plan: terms_lib.Terms, rule: contract.Rule) -> bool:
-  """See `PrivacyPlan.check_rule`."""
+def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
+  """See `PrivacyPlan.check_rule`; without a plan, only whether the rule has a guarantee."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]
   if not all(s.private for s in statistics):
     return False
+  if plan is None:
+    return True
   past = tuple(s.relative_noise for s in statistics if not s.amplifiable)
   if past != plan.extra_releases:
     raise ValueError(

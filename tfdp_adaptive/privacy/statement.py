@@ -49,7 +49,7 @@ def of(card: card_lib.Card) -> str:
               f'Sampling: {said.pop("Sampling")}', f'Mechanism: {said.pop("Mechanism")}',
               f'Accounting: {accounting(card, runs[0])}', *said.values()]
   else:
-    lines += [_one_of_many(card, number, len(runs)) for number in range(1, len(runs) + 1)]
+    lines += [_one_of_many(runs, number) for number in range(1, len(runs) + 1)]
     lines.append('Accounting: ' + (_versions(card) + 'of all runs together.' if runs else
                                    'no release.'))
   if runs:
@@ -132,21 +132,19 @@ def percent(rate: float) -> float:
   return min(100.0, float(rounded_up(100 * rate)))
 
 
-def _one_of_many(card: card_lib.Card, number: int, count: int) -> str:
-  run = steps_taken(card)[number - 1]
+def _one_of_many(runs: Sequence[card_lib.Run], number: int) -> str:
+  run = runs[number - 1]
   plan = run.entry.plan
-  text = f'Run {number} of {count}: {run.entry.steps} steps'
+  text = f'Run {number} of {len(runs)}: {run.entry.steps} steps'
   if plan is None:
     return (f'{text} without a plan: how its batches were drawn, and what they cost, is not '
             'known.')
   return ' '.join([f'{text} of {plan.steps} planned.', *described(run).values(),
-                   _added_up(card, number)]).strip()
+                   _added_up(run, [*runs[:number - 1], *runs[number:]])]).strip()
 
 
-def _added_up(card: card_lib.Card, number: int) -> str:
+def _added_up(run: card_lib.Run, others: Sequence[card_lib.Run]) -> str:
   """Describes a run that costs more together with others than alone."""
-  others = list(steps_taken(card))
-  run = others.pop(number - 1)
   entry, entries = run.entry, [other.entry for other in others]
   if not run.amplified:
     return ''
