@@ -142,7 +142,7 @@ def simulate(
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    engine = stack.enter_context(process.reach(workers))
+    engine = stack.enter_context(process.reach(workers, train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
@@ -170,7 +170,7 @@ def simulate(
     while run.done < rounds:
       start = time.monotonic()
       cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
-      outcome = rounds_lib.run(process, engine, run.state, cohort, train_data,
+      outcome = rounds_lib.run(process, engine, run.state, cohort,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
       if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
