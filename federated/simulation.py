@@ -153,7 +153,7 @@ def simulate(
       """Releases what the last round, which is saved, gave."""
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
-        row = releases.together(round_=row, evaluate=_evaluated(evaluate(run.weights())))
+        row.update(_evaluated(evaluate(run.weights())))
       releases.release(release_managers, row)
       run.history.append(row)
       shown = {k: v for k, v in row.items() if k != 'round'}
@@ -208,7 +208,7 @@ def _clients(train_data: Any) -> List[str]:
 
 
 def _evaluated(metrics: Dict[str, Any]) -> Dict[str, Any]:
-  """`metrics`, unless a name would say something of it that it does not hold."""
+  """Returns `metrics`, unless a name is one that a round's own numbers may have."""
   wrong = [name for name in metrics if name == 'round' or name.startswith(_PREFIXES)]
   if wrong:
     raise ValueError(f'`evaluate` must return names other than "round" and without {_PREFIXES} in '
