@@ -78,17 +78,15 @@ class PrivateStrategy(flwr_strategy.Strategy):
       private_metrics: Optional[server_lib.PrivateMetrics] = None,
       evaluate: Optional[Callable[[Any], Dict[str, float]]] = None, out: Any = None,
       settings: Optional[Mapping[str, Any]] = None, seed: Optional[int] = None) -> None:
-    if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user' or not plan.population_size:
+    size = getattr(plan, 'population_size', None)
+    if not size:
       raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' and the number of "
                        f'nodes as its population size. Received: plan={plan!r}.')
-    if not callable(server_learning_rate):
-      checks.positive(server_learning_rate=server_learning_rate)
     make_server = lambda specs: server_lib.Server(
         rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
     self._process = _Process(model, make_server)
     self._out = None if out is None else pathlib.Path(out)
-    self._size, self._evaluate, self._settings = (
-        plan.population_size, evaluate, dict(settings or {}))
+    self._size, self._evaluate, self._settings = size, evaluate, dict(settings or {})
     self.result: Optional[simulation.Simulation] = None
 
   def start(
