@@ -179,11 +179,11 @@ def check(task: Task) -> float:
   server = make_server(rule, plan, .2, .1, 3)
   cohort = tf.constant(packed(list(few.values()), np.random.default_rng(0), len(few)))
   mine = server.init(initial())
-  with process.reach(()) as engine:
+  with process.reach((), users) as engine:
     theirs = tf.nest.map_structure(tf.constant, process.initialize())
     for _ in range(2):
       theirs, _ = process.server.step(
-          theirs, rounds_lib.run(process, engine, theirs, users.client_ids, users).answers)
+          theirs, rounds_lib.run(process, engine, theirs, users.client_ids).answers)
       mine, _ = server.step(mine, answers(task, server, mine, cohort))
   one, other = (np.asarray(state.global_model_weights.trainable[0]) for state in (mine, theirs))
   return float(np.abs(one - other).max() / np.abs(other).max())

@@ -126,8 +126,8 @@ class Ours:
     self._lanes = lanes
 
   def round(self):
-    with self._process.reach(self._lanes) as engine:
-      outcome = self._run(self._process, engine, self._state, self._users.client_ids, self._users)
+    with self._process.reach(self._lanes, self._users) as engine:
+      outcome = self._run(self._process, engine, self._state, self._users.client_ids)
     self._state, _ = self._step(self._state, outcome.answers)
 
 

@@ -90,8 +90,8 @@ def contestants(model_fn, clients, users, workers):
     step = tf.function(process.server.step)
 
     def run():
-      with process.reach(workers) as engine:
-        outcome = rounds_lib.run(process, engine, state[0], cohort, users)
+      with process.reach(workers, users) as engine:
+        outcome = rounds_lib.run(process, engine, state[0], cohort)
       state[0], _ = step(state[0], outcome.answers)
     return run, state_bytes(state[0])
 

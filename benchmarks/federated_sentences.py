@@ -39,10 +39,10 @@ def in_process(examples, repeats):
       server_rule=tfdp.rules.dp_adam(), plan=plan, server_learning_rate=.01,
       client_optimizer_fn=tf.keras.optimizers.SGD(.3))
   users, state = tfdp.federated.Users(examples, batch_size=BATCH), process.initialize()
-  with process.reach(1) as engine:
+  with process.reach(1, users) as engine:
     for _ in range(1 + repeats):
       start = time.process_time()
-      rounds.run(process, engine, state, users.client_ids, users)
+      rounds.run(process, engine, state, users.client_ids)
       yield time.process_time() - start
 
 

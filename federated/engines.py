@@ -19,13 +19,13 @@ class Engine(NamedTuple):
   Attributes:
     lanes: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
       clients that are trained side by side.
-    read: `(users, client id) -> data of that client`, as a lane takes it.
+    read: `client id -> data of that client`, as a lane takes it.
     calls: `iterable of (client id, data) -> iterable of lists of them`, one for each call.
     failures: Exceptions by which a call says that one of its clients could not be trained.
   """
 
   lanes: Sequence[Callable[..., server_lib.Sums]]
-  read: Callable[[Any, Any], Any]
+  read: Callable[[Any], Any]
   calls: Callable[[Any], Any]
   failures: Tuple[Type[Exception], ...]
 
@@ -66,8 +66,13 @@ class PrivateFedAvg(abc.ABC):
     """`state` and `metrics` after a round of these clients' data sets."""
 
   @abc.abstractmethod
-  def reach(self, workers: Any) -> contextlib.AbstractContextManager[Engine]:
-    """The `Engine`, for as long as the context lasts; `workers` as `simulate` takes them."""
+  def reach(self, workers: Any, users: Any) -> contextlib.AbstractContextManager[Engine]:
+    """The `Engine`, for as long as the context lasts.
+
+    Args:
+      workers: As `simulate` takes them.
+      users: An object with `create_tf_dataset_for_client`.
+    """
 
   def broadcast(self, state: Any) -> Any:
     """Returns the values that a round's lanes need besides the weights."""

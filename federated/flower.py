@@ -78,17 +78,15 @@ class PrivateStrategy(flwr_strategy.Strategy):
       private_metrics: Optional[server_lib.PrivateMetrics] = None,
       evaluate: Optional[Callable[[Any], Dict[str, float]]] = None, out: Any = None,
       settings: Optional[Mapping[str, Any]] = None, seed: Optional[int] = None) -> None:
-    if not isinstance(plan, privacy.PrivacyPlan) or plan.unit != 'user' or not plan.population_size:
+    size = getattr(plan, 'population_size', None)
+    if not size:
       raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' and the number of "
                        f'nodes as its population size. Received: plan={plan!r}.')
-    if not callable(server_learning_rate):
-      checks.positive(server_learning_rate=server_learning_rate)
     make_server = lambda specs: server_lib.Server(
         rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
     self._process = _Process(model, make_server)
     self._out = None if out is None else pathlib.Path(out)
-    self._size, self._evaluate, self._settings = (
-        plan.population_size, evaluate, dict(settings or {}))
+    self._size, self._evaluate, self._settings = size, evaluate, dict(settings or {})
     self.result: Optional[simulation.Simulation] = None
 
   def start(
@@ -119,8 +117,8 @@ class PrivateStrategy(flwr_strategy.Strategy):
     if initial_arrays is not None:
       process.begin_with(initial_arrays.to_numpy_ndarrays())
     nodes = nodes_lib.Nodes(self._size, grid, self._out)
-    process.connect(nodes, lambda arrays, server_round, asked: _replies(
-        grid, arrays, {**(train_config or {}), 'server-round': server_round}, asked, timeout))
+    process.ask = lambda arrays, server_round, asked: _replies(
+        grid, arrays, {**(train_config or {}), 'server-round': server_round}, asked, timeout)
     self.result = simulation.simulate(
         process, nodes, rounds=num_rounds, out=self._out,
         evaluate=self._evaluate, progress=False, **self._settings)
@@ -148,7 +146,11 @@ class PrivateStrategy(flwr_strategy.Strategy):
 
 
 class _Process(engines.PrivateFedAvg):
-  """Rounds whose clients are nodes."""
+  """Rounds whose clients are nodes.
+
+  Attributes:
+    ask: `(arrays, round, nodes) -> iterable of (node, content or error)`, set before a round.
+  """
 
   def __init__(self, model: Any, make_server: Callable[[Any], server_lib.Server]) -> None:
     self._arrays, self._trained = _arrays_of(model)
@@ -156,15 +158,10 @@ class _Process(engines.PrivateFedAvg):
         tf.TensorSpec(array.shape, array.dtype)
         for array, trained in zip(self._arrays, self._trained) if trained]))
     self._record = tf.function(self.server.record, autograph=False)
-    self._nodes: Any = None
-    self._ask: Any = None
+    self.ask: Any = None
 
   def begin_with(self, arrays: Sequence[np.ndarray]) -> None:
     self._arrays = [*self._answered(arrays, trained_only=False)]
-
-  def connect(self, nodes: nodes_lib.Nodes, ask: Callable[..., Iterable[Any]]) -> None:
-    """Says who the nodes are, and how they are asked."""
-    self._nodes, self._ask = nodes, ask
 
   def initialize(self) -> server_lib.State:
     both = [[tf.constant(array) for array, trained in zip(self._arrays, self._trained)
@@ -178,16 +175,15 @@ class _Process(engines.PrivateFedAvg):
     return int(state.round) + 1, super().broadcast(state)
 
   @contextlib.contextmanager
-  def reach(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any, users: nodes_lib.Nodes) -> Iterator[engines.Engine]:
     del workers
-    self._nodes.read()
+    users.read()
 
     def all_at_once(clients: Iterable[Any]) -> List[List[Any]]:
-      self._nodes.meet()
+      users.meet()
       return [list(clients)]
 
-    yield engines.Engine(
-        [self._answers], lambda nodes, place: nodes.at(place), all_at_once, ())
+    yield engines.Engine([self._answers], users.at, all_at_once, ())
 
   def _answers(
       self, weights: Any, numbered: Tuple[int, Any], nodes: Sequence[Optional[int]]
@@ -197,7 +193,7 @@ class _Process(engines.PrivateFedAvg):
     online = [node for node in nodes if node is not None]
     total, waiting = self.server.zero(), set(online)
     for node, content in (
-        self._ask(self.in_order(weights), server_round, online) if waiting else ()):
+        self.ask(self.in_order(weights), server_round, online) if waiting else ()):
       if node not in waiting:
         continue
       waiting.remove(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
@@ -140,39 +141,32 @@ class InProcess(engines.PrivateFedAvg):
 
   def next(self, state: Any, client_data: Sequence[tf.data.Dataset]) -> Any:
     """`(state, metrics)` after a round of these data sets."""
-    with self.reach(()) as engine:
-      outcome = rounds.run(self, engine, state, range(len(client_data)), _Given(client_data))
+    with self.reach((), _Given(client_data)) as engine:
+      outcome = rounds.run(self, engine, state, range(len(client_data)))
     state, released = self._step(state, outcome.answers)
     return RoundOutput(state, collections.OrderedDict(
         released=released, not_private=outcome.exact()))
 
   @contextlib.contextmanager
-  def reach(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
     count = 1 if isinstance(workers, (tuple, list)) and not workers else workers
     if not isinstance(count, int):
       raise ValueError('`workers` must be a number of clients to train side by side: a Keras model '
                        'is trained in process. TFF workers take TFF models. '
                        f'Received: workers={workers!r}.')
     checks.whole(workers=count)
-    spec: List[Any] = []
+    spec = _spec_of(users)
+    yield engines.Engine(
+        [functools.partial(self._lane, number, spec) for number in range(count)],
+        lambda client: groups.batches_of(users, client, spec, self._as_one),
+        groups.calls, (tf.errors.OpError, TypeError, ValueError))
 
-    def read(users: Any, client: Any) -> Any:
-      if not spec:
-        spec.append(_spec_of(users))
-      return groups.batches_of(users, client, spec[0], self._as_one)
-
-    def lane(number: int) -> Any:
-      return lambda *arguments: self._lane(number, spec[0])(*arguments)
-
-    yield engines.Engine([lane(i) for i in range(count)], read, groups.calls,
-                         (tf.errors.OpError, TypeError, ValueError))
-
-  def _lane(self, number: int, spec: Any) -> Any:
+  def _lane(self, number: int, spec: Any, *arguments: Any) -> server_lib.Sums:
     key = number, str(spec)
     with self._tracing:
       if key not in self._lanes:
         self._lanes[key] = _Lane(self, spec)
-    return self._lanes[key]
+    return self._lanes[key](*arguments)
 
 
 class RoundOutput(NamedTuple):

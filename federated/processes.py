@@ -72,7 +72,7 @@ def build_private_fed_avg(
   client_optimizer = client_optimizer_fn
   if callable(client_optimizer_fn) and not as_one:
     client_optimizer = client_optimizer_fn()
-  _check(server_rule, plan, server_learning_rate, client_weighting, max_examples_per_client, seed)
+  _check(client_weighting, max_examples_per_client, seed)
   make_server = functools.partial(
       server_lib.Server, server_rule, plan=plan, learning_rate=server_learning_rate,
       quantile_clip=quantile_clip, private_metrics=private_metrics, seed=seed)
@@ -127,17 +127,7 @@ def _tff_process() -> Any:
   return importlib.import_module('.tff_process', __package__)
 
 
-def _check(
-    rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: float, client_weighting: str,
-    max_examples: Optional[int], seed: Optional[int]) -> None:
-  if not isinstance(plan, privacy.PrivacyPlan) or not plan.whole_users:
-    raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user': what is clipped and "
-                     f'noised here is the update of a whole user. Received: plan={plan!r}.')
-  if not isinstance(rule, contract.Rule):
-    raise ValueError('`server_rule` must be a rule of `tfdp.rules`, such as `dp_adam()`. '
-                     f'Received: server_rule={rule!r}.')
-  if not callable(learning_rate):
-    checks.positive(server_learning_rate=learning_rate)
+def _check(client_weighting: str, max_examples: Optional[int], seed: Optional[int]) -> None:
   checks.one_of(('uniform', 'num_examples'), client_weighting=client_weighting)
   if max_examples is not None:
     checks.whole(max_examples_per_client=max_examples)

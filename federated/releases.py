@@ -18,11 +18,9 @@ import tensorflow as tf
 
 from tfdp_adaptive import runfolder
 
+from . import storage
+
 _METRICS, _KEY = 'metrics.csv', 'round'
-
-
-class UnreadableError(ValueError):
-  """The released numbers of a run cannot be read."""
 
 
 def managers(path: pathlib.Path) -> List[Any]:
@@ -42,27 +40,11 @@ def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
     pool.submit(asyncio.run, to_all()).result()
 
 
-def together(**parts: Mapping[str, Any]) -> Dict[str, Any]:
-  """Returns one row of all parts. Two parts with the same name would overwrite each other.
-
-  Raises:
-    ValueError: If a name is in two parts.
-  """
-  row: Dict[str, Any] = {}
-  for part, values in parts.items():
-    taken = sorted(set(row) & set(values))
-    if taken:
-      raise ValueError(f'`{part}` must have names of its own: one number would overwrite another. '
-                       f'Received: {taken}; rename the metrics.')
-    row.update(values)
-  return row
-
-
 def last_round(path: pathlib.Path) -> Optional[int]:
   """Returns the last round that was released into a folder, or None.
 
   Raises:
-    UnreadableError: If `metrics.csv` was not written by a run.
+    SavedRunError: If `metrics.csv` was not written by a run.
   """
   rounds = [int(file.name.rsplit('.', 1)[1]) for file in (path / 'tensorboard').glob(_EVENTS + '*')
             if file.name.rsplit('.', 1)[1].isdecimal()]
@@ -74,8 +56,9 @@ def last_round(path: pathlib.Path) -> Optional[int]:
         if _KEY not in (rows.fieldnames or ()):
           raise ValueError(f'there is no column {_KEY!r}')
   except (OSError, ValueError, csv.Error) as error:
-    raise UnreadableError(f'{path / _METRICS} must be what a run released, and cannot be read: '
-                          f'{error}. Put the file back, or give another folder.') from error
+    raise storage.SavedRunError(
+        f'{path / _METRICS} must be what a run released, and cannot be read: {error}. Put the '
+        'file back, or give another folder.') from error
   return max(rounds, default=None)
 
 

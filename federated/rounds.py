@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 def run(
     process: engines.PrivateFedAvg, engine: engines.Engine, state: Any, cohort: Sequence[Any],
-    users: Any, check_all_failed: bool = True) -> Outcome:
+    check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
 
   A client that fails contributes nothing and does not affect the others. User-level privacy needs
@@ -62,7 +62,6 @@ def run(
     engine: The engine of the process.
     state: The server's state.
     cohort: Ids of the clients.
-    users: An object with `create_tf_dataset_for_client`.
     check_all_failed: Whether to raise `ClientsFailedError` if every client failed.
 
   Raises:
@@ -80,7 +79,7 @@ def run(
     for client in clients:
       try:
         with reading:
-          data = engine.read(users, client)
+          data = engine.read(client)
       except Exception as error:  # pylint: disable=broad-except
         failed[client] = error
       else:

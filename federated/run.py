@@ -87,10 +87,10 @@ class Run:
     """Takes the next state and saves it before anything of it is released."""
     self.state = state
     # The size of the cohort is left out: under add_remove it is private. So is its time.
-    self.pending = releases.together(
-        round_={'round': self.done},
-        released={f'private/{name}': value for name, value in released.items()},
-        exact_metrics={f'not_private/{name}': value for name, value in exact.items()})
+    self.pending = {
+        'round': self.done,
+        **{f'private/{name}': value for name, value in released.items()},
+        **{f'not_private/{name}': value for name, value in exact.items()}}
     for client in failed:
       self.failed[client] = self.failed.get(client, 0) + 1
     if self._folder is not None:
@@ -109,10 +109,7 @@ def _identity(process: Any, train_data: Any, client_ids: Sequence[str]) -> Dict[
 
 def _check_released(path: pathlib.Path, saved_round: Optional[int]) -> None:
   """Raises if rounds were released that the saved state does not contain."""
-  try:
-    last = releases.last_round(path)
-  except releases.UnreadableError as error:
-    raise storage.SavedRunError(str(error)) from error
+  last = releases.last_round(path)
   if last is not None and (saved_round is None or saved_round < last):
     raise storage.SavedRunError(
         f'{last} rounds were released into {path}, but '

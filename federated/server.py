@@ -16,22 +16,19 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
+from tfdp_adaptive import privacy
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import streams
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
 
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
@@ -158,30 +155,29 @@ class Server:
     self.plan, self.rule, self.seed = plan, rule, seed
     self.settings = dict(server_rule=rule, server_learning_rate=learning_rate,
                          quantile_clip=quantile_clip, private_metrics=private_metrics)
-    plan.check_rule(rule)
+    _check(rule, plan, learning_rate)
+    numbers = privatizer.settings(rule, plan)
     streams.for_graphs(plan.mechanism)
-    rule = privatizer.bound(rule, plan.mechanism)
-    sides = [side for side in (quantile_clip, private_metrics) if side is not None]
-    _check_sides(rule, plan, sides, quantile_clip)
-    self._rule, self._learning_rate = rule, learning_rate
+    sides = _check_sides(rule, plan, quantile_clip, private_metrics)
+    self._rule, self._learning_rate = privatizer.bound(rule, plan.mechanism), learning_rate
     self.specs = specs
     self._quantile_clip: Any = quantile_clip  # Read where there is one.
     self.private_metrics: Any = private_metrics
-    self._update = privatizer.Privatizer(
-        rule.asks, specs, seed=seed,
-        **self._noise(1 - sum(side.share for side in sides), plan.l2_norm_clip))
+
+    def noiser(
+        asks: Any, specs: Any, share: float, l2_norm_clip: float,
+        offset: int) -> privatizer.Privatizer:
+      numbers.update(l2_norm_clip=l2_norm_clip,
+                     noise_multiplier=plan.noise_multiplier / math.sqrt(share))
+      return privatizer.Privatizer(
+          asks, specs, **numbers, seed=None if seed is None else seed + offset)
+
+    self._update = noiser(
+        rule.asks, specs, 1 - sum(side.share for side in sides), plan.l2_norm_clip, 0)
     self._within, self._metrics = (
-        side and privatizer.Privatizer(
-            (contract.Ask(),), tf.TensorSpec([size]), seed=None if seed is None else seed + offset,
-            **self._noise(side.share, 1.0))
+        side and noiser((contract.Ask(),), tf.TensorSpec([size]), side.share, 1.0, offset)
         for side, size, offset in (
             (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
-
-  def _noise(self, share: float, l2_norm_clip: float) -> Dict[str, Any]:
-    return dict(l2_norm_clip=l2_norm_clip, batch_size=self.plan.batch_size,
-                noise_multiplier=self.plan.noise_multiplier / math.sqrt(share),
-                adjacency=self.plan.adjacency, mechanism=self.plan.mechanism,
-                steps=self.plan.steps)
 
   @_plain
   def init(self, weights: Any) -> State:
@@ -282,24 +278,35 @@ class Server:
       yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
 
 
-def _check_sides(
-    rule: contract.Rule, plan: privacy.PrivacyPlan, sides: Any,
-    quantile_clip: Optional[QuantileClip]) -> None:
+def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Any) -> None:
+  if not isinstance(plan, privacy.PrivacyPlan) or not plan.whole_users:
+    raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' that samples users: "
+                     'what is clipped and noised here is the update of a whole user. '
+                     f'Received: plan={plan!r}.')
+  if not isinstance(rule, contract.Rule):
+    raise ValueError('`server_rule` must be a rule of `tfdp.rules`, such as `dp_adam()`. '
+                     f'Received: server_rule={rule!r}.')
   if rule.public is not None:
     raise ValueError(
         f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
         'be taken at the server, in the units of the clients\' updates. Use its Keras optimizer. '
         f'Received: server_rule={rule.name!r}.')
-  if rule.independent_noise and not isinstance(plan.mechanism, independent.IndependentGaussian):
-    raise ValueError(f'`plan` must have IndependentGaussian() for {rule.name}, whose formula needs '
-                     f'independent noise. Received: mechanism={plan.mechanism!r}.')
-  for side in sides:
-    if not isinstance(side, QuantileClip if side is quantile_clip else PrivateMetrics):
-      raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
-                       f'`PrivateMetrics`, or None. Received: {side!r}.')
-    checks.probability(share=side.share)
-    if isinstance(side, PrivateMetrics):
-      _check_ranges(side.ranges)
+  if not callable(learning_rate):
+    checks.positive(server_learning_rate=learning_rate)
+
+
+def _check_sides(
+    rule: contract.Rule, plan: privacy.PrivacyPlan, quantile_clip: Optional[QuantileClip],
+    private_metrics: Optional[PrivateMetrics]) -> List[Any]:
+  """Returns those of the two that are given."""
+  sides: List[Any] = []
+  for side, kind in ((quantile_clip, QuantileClip), (private_metrics, PrivateMetrics)):
+    if side is not None:
+      if not isinstance(side, kind):
+        raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
+                         f'`PrivateMetrics`, or None. Received: {side!r}.')
+      checks.probability(share=side.share)
+      sides.append(side)
   if sum(side.share for side in sides) >= 1:
     raise ValueError('`share`s must be below one together. '
                      f'Received: {[side.share for side in sides]}.')
@@ -307,17 +314,15 @@ def _check_sides(
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
         'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')
-  for side in sides:
-    taken = sorted(set(getattr(side, 'ranges', ())) & set(RELEASED_NAMES))
-    if taken:
-      raise ValueError('`private_metrics` must leave the names of what else is released, '
-                       f'{list(RELEASED_NAMES)}. Received: {taken}; rename the metrics.')
   if quantile_clip is not None:
     if len(rule.asks) != 1:
       raise ValueError(f'`quantile_clip` needs a rule with one query per round, and {rule.name} '
                        f'has {len(rule.asks)}.')
     checks.probability(quantile=quantile_clip.quantile)
     checks.not_negative(learning_rate=quantile_clip.learning_rate)
+  if private_metrics is not None:
+    _check_ranges(private_metrics.ranges)
+  return sides
 
 
 def _check_ranges(ranges: Any) -> None:
@@ -330,6 +335,10 @@ def _check_ranges(ranges: Any) -> None:
   if not good:
     raise ValueError('`ranges` must be {metric: (lowest, highest)}, finite and in this order. '
                      f'Received: ranges={ranges!r}.')
+  taken = sorted(set(ranges) & set(RELEASED_NAMES))
+  if taken:
+    raise ValueError('`private_metrics` must leave the names of what else is released, '
+                     f'{list(RELEASED_NAMES)}. Received: {taken}; rename the metrics.')
 
 
 def _release(noiser: privatizer.Privatizer, state: Any, total: tf.Tensor) -> Tuple[tf.Tensor, Any]:

@@ -142,7 +142,7 @@ def simulate(
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    engine = stack.enter_context(process.reach(workers))
+    engine = stack.enter_context(process.reach(workers, train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
@@ -153,7 +153,7 @@ def simulate(
       """Releases what the last round, which is saved, gave."""
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
-        row = releases.together(round_=row, evaluate=_evaluated(evaluate(run.weights())))
+        row.update(_evaluated(evaluate(run.weights())))
       releases.release(release_managers, row)
       run.history.append(row)
       shown = {k: v for k, v in row.items() if k != 'round'}
@@ -170,7 +170,7 @@ def simulate(
     while run.done < rounds:
       start = time.monotonic()
       cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
-      outcome = rounds_lib.run(process, engine, run.state, cohort, train_data,
+      outcome = rounds_lib.run(process, engine, run.state, cohort,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
       if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
@@ -208,7 +208,7 @@ def _clients(train_data: Any) -> List[str]:
 
 
 def _evaluated(metrics: Dict[str, Any]) -> Dict[str, Any]:
-  """`metrics`, unless a name would say something of it that it does not hold."""
+  """Returns `metrics`, unless a name is one that a round's own numbers may have."""
   wrong = [name for name in metrics if name == 'round' or name.startswith(_PREFIXES)]
   if wrong:
     raise ValueError(f'`evaluate` must return names other than "round" and without {_PREFIXES} in '

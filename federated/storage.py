@@ -79,19 +79,16 @@ class RunFolder:
     except FileNotFoundError:
       return None
     except runfolder.Damaged as error:
-      raise self._unreadable(error) from error
+      raise SavedRunError(
+          f'{self.path / _STATE} must be what a run saved, and cannot be read: {error}. Start '
+          'again in another folder; what was spent in this one then counts as well if any of it '
+          'was published.') from error
     check(record)
     wanted = [np.asarray(x) for x in tf.nest.flatten(template)]
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in wanted]:
       raise SavedRunError(f'The run saved in {self.path} has another model, rule or mechanism. '
                           'Give the process it was started with, or another folder.')
     return tf.nest.pack_sequence_as(template, [tf.constant(x) for x in leaves]), record
-
-  def _unreadable(self, cause: Any) -> SavedRunError:
-    return SavedRunError(
-        f'{self.path / _STATE} must be what a run saved, and cannot be read: {cause}. Start '
-        'again in another folder; what was spent in this one then counts as well if any of it was '
-        'published.')
 
 
 def with_fresh_keys(tree: Any) -> Any:

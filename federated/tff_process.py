@@ -61,7 +61,7 @@ class FedAvg(engines.PrivateFedAvg, tff.LearningProcess):
       tff.LearningProcess.get_model_weights)
 
   @contextlib.contextmanager
-  def reach(self, workers: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
     with contextlib.ExitStack() as stack:
       if not isinstance(workers, workers_lib.Workers):  # Else they are the caller's to close.
         workers = stack.enter_context(contextlib.closing(workers_lib.Workers(workers)))
@@ -69,10 +69,10 @@ class FedAvg(engines.PrivateFedAvg, tff.LearningProcess):
       in_groups = self.in_groups()
       if in_groups is None:
         compute, calls = self.client_sums, _split
-        read = lambda users, client: users.create_tf_dataset_for_client(client)
+        read = users.create_tf_dataset_for_client
       else:
         compute, calls = functools.partial(_compute_in_groups, in_groups), groups.calls
-        read = lambda users, client: groups.batches_of(
+        read = lambda client: groups.batches_of(
             users, client, in_groups.input_spec, in_groups.as_one)
       yield engines.Engine([_lane(context, compute) for context in workers.contexts], read, calls,
                            (grpc.RpcError, tf.errors.OpError, TypeError, ValueError))

@@ -29,8 +29,8 @@ def flat(tree):
 
 def answers(process, workers, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(workers) as engine:
-    outcome = rounds.run(process, engine, state, cohort, users)
+  with process.reach(workers, users) as engine:
+    outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   return flat(outcome.answers), outcome.exact()
 
@@ -180,9 +180,9 @@ def test_data_that_break_the_model_are_left_out_alone():
   process = build(model_fn, lambda: tf.keras.optimizers.SGD(0.1))
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(()) as engine:
-    outcome = rounds.run(process, engine, state, users.client_ids, users)
-    expected = rounds.run(process, engine, state, list(good), users)
+  with process.reach((), users) as engine:
+    outcome = rounds.run(process, engine, state, users.client_ids)
+    expected = rounds.run(process, engine, state, list(good))
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed
   np.testing.assert_allclose(flat(outcome.answers), flat(expected.answers), rtol=1e-5, atol=1e-6)
 
@@ -196,7 +196,7 @@ def test_refusals():
     build(noisy, lambda: 'sgd')
   process = build(noisy)
   with pytest.raises(ValueError, match='`workers` must be a number of clients'):
-    with process.reach(['host:80']):
+    with process.reach(['host:80'], None):
       pass
   with pytest.raises(groups.NotInGroupsError):
     groups.specs(tf.TensorSpec([None, None]))

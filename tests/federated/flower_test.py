@@ -277,8 +277,12 @@ def test_what_is_refused():
     flower.PrivateStrategy(tf.keras.Sequential([tf.keras.layers.Dense(1)]),
                            plan=regression.make_plan(), rule=rules.dp_adam())
   with pytest.raises(ValueError, match="with unit='user' and the number of nodes"):
-    flower.PrivateStrategy([np.zeros(1)], plan=regression.make_plan(
-        unit='example', seed=None), rule=rules.dp_adam())
+    flower.PrivateStrategy([np.zeros(1)], plan=None, rule=rules.dp_adam())
+  of_examples = tfdp.sampling.PoissonExamples(examples_per_user=2)
+  for kwargs in (dict(unit='example'), dict(sampling=of_examples)):
+    with pytest.raises(ValueError, match='the update of a whole user'):
+      flower.PrivateStrategy([np.zeros(1)], plan=regression.make_plan(**kwargs, seed=None),
+                             rule=rules.dp_adam())
   strategy = flower.PrivateStrategy([np.zeros(1, 'f')], plan=regression.make_plan(),
                                     rule=rules.dp_adam())
   with pytest.raises(ValueError, match='`evaluate_config` and `evaluate_fn` must be None'):

@@ -115,8 +115,8 @@ def make_users():
 
 def leaves(process, workers, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(workers) as engine:
-    outcome = rounds.run(process, engine, state, cohort, users)
+  with process.reach(workers, users) as engine:
+    outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   exact = [value for _, metrics in outcome.not_private for value in metrics.values()]
   return [np.asarray(x, np.float64) for x in tf.nest.flatten([outcome.answers, exact])]
@@ -176,9 +176,9 @@ def test_data_that_break_the_model_are_left_out_alone(worker):
   process = fed_avg(model_fn)
   state = tf.nest.map_structure(tf.constant, process.initialize())
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
-  with process.reach(worker) as engine:
-    outcome = rounds.run(process, engine, state, users.client_ids, users)
-    expected = rounds.run(process, engine, state, list(good), users)
+  with process.reach(worker, users) as engine:
+    outcome = rounds.run(process, engine, state, users.client_ids)
+    expected = rounds.run(process, engine, state, list(good))
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed
   for one, other in zip(tf.nest.flatten(outcome.answers), tf.nest.flatten(expected.answers)):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

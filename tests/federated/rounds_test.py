@@ -44,9 +44,8 @@ def process(engine):
 
 def total(process, workers, users, cohort=None, **kwargs):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(workers) as engine:
-    outcome = rounds.run(process, engine, state, COHORT if cohort is None else cohort, users,
-                         **kwargs)
+  with process.reach(workers, users) as engine:
+    outcome = rounds.run(process, engine, state, COHORT if cohort is None else cohort, **kwargs)
   return np.concatenate([np.ravel(x) for x in tf.nest.flatten(outcome.answers)]), outcome
 
 

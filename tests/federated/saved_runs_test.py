@@ -152,26 +152,26 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
       try:
         releases.last_round(tmp_path)
         releases.managers(tmp_path)
-      except releases.UnreadableError as error:
+      except storage.SavedRunError as error:
         noticed += 1
         assert 'metrics.csv must be what a run released' in str(error)
   assert noticed > len(whole)
 
 
-NAMES = strategies.dictionaries(strategies.sampled_from('abc'), strategies.integers(), max_size=3)
-
-
 @pytest.mark.pitfall(
     'An exact metric overwrites the private one of the same name, or the other way round.',
     severity='high', stops='names are kept apart')
-@hypothesis.given(NAMES, NAMES, NAMES)
-def test_no_number_overwrites_another(a, b, c):
-  parts = {'first': a, 'second': b, 'third': c}
-  if len(a) + len(b) + len(c) == len({*a, *b, *c}):
-    assert releases.together(**parts) == {**a, **b, **c}
-  else:
-    with pytest.raises(ValueError, match='names of its own'):
-      releases.together(**parts)
+def test_no_number_overwrites_another():
+  process = regression.build(
+      rules.dp_sgd(), regression.make_plan(steps=2), exact_metrics=True,
+      private_metrics=tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}))
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+  row, = tfdp.federated.simulate(process, users, rounds=1, progress=False,
+                                 evaluate=lambda weights: {'loss': 0.5}).history
+  assert len({row[name] for name in ('loss', 'private/loss', 'not_private/loss')}) == 3
+  for name in ('round', 'private/loss', 'not_private/loss', 'private/other'):
+    with pytest.raises(ValueError, match='must return names other than'):
+      simulation._evaluated({name: 0.5})
 
 
 @pytest.mark.pitfall(

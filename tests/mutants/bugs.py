@@ -630,8 +630,8 @@ _BY_FILE = {
          'federated/processes_test.py'),
     ],
     'federated/server.py': [
-        ('sides for nothing', 'noise_multiplier=self.plan.noise_multiplier / math.sqrt(share)',
-         'noise_multiplier=self.plan.noise_multiplier', 'Metrics would cost privacy on top.',
+        ('sides for nothing', 'noise_multiplier=plan.noise_multiplier / math.sqrt(share)',
+         'noise_multiplier=plan.noise_multiplier', 'Metrics would cost privacy on top.',
          _SERVER),
         ('the whole budget for the weights', '1 - sum(side.share for side in sides)', '1.0',
          'More than the plan allows.', _SERVER),
