@@ -440,6 +440,13 @@ def autographed(layer: Layer, function: Callable[..., Any]) -> Callable[..., Any
   return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
+def with_captures(concrete: Any) -> Callable[..., List[tf.Tensor]]:
+  """A concrete function of its inputs and captures, in this order."""
+  count = len(concrete.inputs) - len(concrete.captured_inputs)
+  return lambda *values: tf.nest.flatten(
+      concrete._call_flat(list(values[:count]), list(values[count:])))
+
+
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
   """Keeps AutoGraph from rewriting `function`, but not the layers that it calls."""
   function.autograph_info__ = None  # type: ignore[attr-defined]

@@ -195,9 +195,12 @@ class Held:
             'tf.random.normal or a layer of Keras.')
     for function in functions.values():
       _include(definition, function)
+    self._salt = _handle(name)
     if functions:
       _rename(definition, name)
-    self._salt, self._run = _handle(name), _imported(concrete, definition)
+      self._run = _imported(concrete, definition)
+    else:  # Nothing is drawn, so that no graph is to be made anew.
+      self._run = compat.with_captures(concrete)
 
   def __call__(self, values: Sequence[Any], salt: Any) -> Any:
     """Returns the outputs. The salt fixes the draws; `LEAST` and `MOST` give extreme ones."""
