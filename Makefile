@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SLOW =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
 JOBS = 2
-PYTEST = -m pytest -n $(JOBS) --dist worksteal -q -p no:cacheprovider --color=no $(if $(SLOW),--slow)
+PYTEST = -m pytest -n $(JOBS) --dist worksteal -q --color=no $(if $(SLOW),--slow)
 
 # The first interpreter that really starts, is 3.9 to 3.13 and can make environments; one that
 # TensorFlow Federated runs on (3.9 to 3.11) comes first.
@@ -140,7 +140,7 @@ build/wheel-env/installed: requirements/wheel.lock
 
 # Flower with real processes on loopback, in an environment of its own.
 test-flower: build/flower/installed
-	build/flower/bin/python -m pytest -q -p no:cacheprovider tests/federated/flower_test.py \
+	build/flower/bin/python -m pytest -q tests/federated/flower_test.py \
 	  tests/federated/flower_processes_test.py tests/federated/engines_test.py $(TEST_FLAGS)
 
 build/flower/installed: requirements/flower.lock setup.py pyproject.toml
