@@ -6,7 +6,17 @@ import contextlib
 import gc
 import json
 from typing import (
-    Any, Dict, FrozenSet, Iterator, List, Mapping, MutableSet, Optional, Sequence, Tuple)
+  Any,
+  Dict,
+  FrozenSet,
+  Iterator,
+  List,
+  Mapping,
+  MutableSet,
+  Optional,
+  Sequence,
+  Tuple,
+)
 import weakref
 
 import tensorflow as tf
