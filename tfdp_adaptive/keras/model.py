@@ -5,18 +5,7 @@ from concurrent import futures
 import contextlib
 import gc
 import json
-from typing import (
-  Any,
-  Dict,
-  FrozenSet,
-  Iterator,
-  List,
-  Mapping,
-  MutableSet,
-  Optional,
-  Sequence,
-  Tuple,
-)
+from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -289,7 +278,7 @@ class DPModel(_Mixin):
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Any:
   """Keeps Python from looking for garbage among all that TensorFlow holds, again and again.
 
   Tracing a step and checking its model make so many objects that it took a tenth of their time.
