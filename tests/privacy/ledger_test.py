@@ -36,6 +36,22 @@ FIXED = make_plan(sampling=sampling.FixedOrder())
 CORRELATED = make_plan(sampling=sampling.FixedOrder(), mechanism=mechanisms.SquareRoot(steps=40))
 
 
+def test_a_plan_of_a_class_of_ones_own_is_read_back():
+  @dataclasses.dataclass(frozen=True)
+  class OwnPlan(tfdp.PrivacyPlan):
+    pass
+
+  @dataclasses.dataclass(frozen=True)
+  class OwnPlanOfOwn(OwnPlan):
+    pass
+
+  for kind in (OwnPlan, OwnPlanOfOwn):
+    ledger = make_ledger(kind(**FIELDS))
+    read = tfdp.Ledger.from_json(ledger.to_json())
+    assert type(read.entries[0].plan) is kind
+    assert read.epsilon() == ledger.epsilon() == make_ledger(make_plan()).epsilon()
+
+
 def test_the_same_plan_twice_costs_twice_as_many_steps():
   plan = make_plan()
   longer = dataclasses.replace(plan, steps=80)

@@ -71,7 +71,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     """
     checks.whole(**counts)
     for name, value in counts.items():
-      if value > counts['steps']:
+      if value > counts.get('steps', value):
         raise ValueError(f'`{name}` must be at most `steps`. '
                          f'Received: {name}={value}, steps={counts["steps"]}.')
       setattr(self, name, int(value))

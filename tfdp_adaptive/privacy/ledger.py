@@ -283,10 +283,18 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
 def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
   plan = fields['plan']
   if plan is not None:
-    kinds: Dict[str, Any] = {kind.__name__: kind for kind in terms_lib.Terms.__subclasses__()}
+    kinds = _kinds(terms_lib.Terms)
     checks.one_of(sorted(kinds), kind=plan['kind'])
     plan = kinds[plan['kind']].from_json(json.dumps(plan['content']))
   return Entry(**dict(fields, plan=plan))
+
+
+def _kinds(base: Any) -> Dict[str, Any]:
+  """Returns the subclasses by name, those of a user's own among them."""
+  found = {}
+  for kind in base.__subclasses__():
+    found.update({kind.__name__: kind, **_kinds(kind)})
+  return found
 
 
 def of(value: Any) -> Any:
