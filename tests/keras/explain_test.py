@@ -159,6 +159,42 @@ def test_table_and_json():
   assert held['batch_size'] == 8 and held['layers'][1]['layer'] == 'last'
 
 
+@pytest.mark.parametrize('shape, layer, numbers', [
+    # Inputs, output gradients and the bias's gradients; squares of the first two.
+    ((20,), lambda: layers.Dense(30), 8 * (20 + 30 + 30) + 8 * (20 + 30)),
+    # Per example a gradient of 20 * 30, with its squares.
+    ((100, 20), lambda: layers.Dense(30, use_bias=False), 8 * (100 * 50 + 2 * 600)),
+    # Two Gram matrices and their product.
+    ((5, 200), lambda: layers.Dense(300, use_bias=False), 8 * (5 * 500 + 3 * 25)),
+    # Five rows each, with their squares.
+    ((1,), lambda: layers.Embedding(50, 40), 8 * (1 + 40 + 40)),
+    ((5,), lambda: layers.Embedding(50, 40), 8 * (5 + 5 * 40 + 3 * 25)),
+    ((100,), lambda: layers.Embedding(50, 40), 8 * (100 + 4 * 100 * 40))],
+    ids=['rank one', 'explicit', 'gram', 'once', 'equal ids', 'merge'])
+def test_memory_is_what_is_held_and_formed(shape, layer, numbers):
+  model = sequential(keras.Input(shape), layer())
+  first, = tfdp.explain_clipping(model, batch_size=8).layers
+  assert first.memory == 4 * numbers
+
+
+def test_memory_of_blocks_is_bounded():
+  """However many examples there are, one gradient of 600,000 numbers and its squares."""
+  model = sequential(keras.Input((20, 1000)), layers.Dense(600, use_bias=False))
+  for n in (8, 800):
+    (layer,) = tfdp.explain_clipping(model, scaled=True, batch_size=n).layers
+    assert layer.route == 'blocks'
+    assert layer.memory == 4 * (n * 20 * 1600 + 2 * 600_000)
+
+
+def test_memory_of_whole_models_and_of_open_sizes():
+  model = sequential(keras.Input((4,)), layers.Dense(3, name='only'))
+  assert one(model, engine='materialized', batch_size=7)['only'].memory == 4 * 15 * 7
+  assert one(model, engine='loop', batch_size=7)['only'].memory == 4 * 15
+  lines = sequential(keras.Input((None, 4)), layers.Dense(3, name='steps'))
+  assert one(lines)['steps'].memory is None
+  assert ' ? ' in str(tfdp.explain_clipping(lines)).splitlines()[-1]
+
+
 @pytest.mark.parametrize('make, arguments, message', [
     (lambda: layers.Dense(3), {}, '`model` must be a Keras model'),
     (lambda: sequential(layers.Dense(3)), {}, 'is not built'),

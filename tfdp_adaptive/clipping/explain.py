@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports how each layer of a model is clipped, with a reason for what is slow."""
 
+import math
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -33,6 +34,7 @@ class Layer(NamedTuple):
   kind: str  # Its class.
   parameters: int  # Trainable ones that it owns.
   route: str  # Of each of its variables, the largest first; see README.
+  memory: Optional[int]  # Bytes held while it is clipped, an estimate; None: open sizes.
   reason: str = ''  # Why it goes another way than its kind does.
 
 
@@ -52,10 +54,12 @@ class Explanation(NamedTuple):
     return dict(self._asdict(), layers=[layer._asdict() for layer in self.layers])
 
   def __str__(self) -> str:
-    table = [('layer', 'kind', 'parameters', 'route', '')] + [
-        (one.layer, one.kind, f'{one.parameters:,}', one.route, one.reason) for one in self.layers]
+    table = [('layer', 'kind', 'parameters', 'MiB', 'route', '')] + [
+        (one.layer, one.kind, f'{one.parameters:,}',
+         '?' if one.memory is None else f'{one.memory / 2**20:.1f}', one.route, one.reason)
+        for one in self.layers]
     widths = [max(map(len, column)) for column in zip(*table)]
-    align = [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust]
+    align = [str.ljust, str.ljust, str.rjust, str.rjust, str.ljust, str.ljust]
     rows = ['  '.join(f(cell, width) for f, cell, width in zip(align, row, widths)).rstrip()
             for row in table]
     head = [f'Engine: {_SAID[self.engine]}.'] + [f'Why: {self.reason}'] * bool(self.reason) + [
@@ -109,9 +113,9 @@ def explain_clipping(
   scaled = shapes is not None if scaled is None else bool(scaled)
   name, reason = engines.decide(engine, model, asks, specs)
   if name in ('bookkeeping', 'layered'):
-    layers = _traced(model, specs, scaled, shapes or [], name)
+    layers = _traced(model, specs, batch_size, scaled, shapes or [], name)
   else:
-    layers = _untraced(model)
+    layers = _untraced(model, batch_size if name == 'materialized' else 1)
   budget = {'bookkeeping': protocol.BLOCK_BYTES, 'layered': materialized.RECORD_BYTES}.get(
       name, 4 * sum(map(_size, model.trainable_variables)) * (batch_size if name != 'loop' else 1))
   shapes = [spec.shape for spec in tf.nest.flatten(specs)]
@@ -168,8 +172,9 @@ def _geometry(rule: Optional[contract.Rule], model: compat.Model) -> Optional[Li
 
 
 def _traced(
-    model: compat.Model, specs: Any, scaled: bool, shapes: Sequence[Any], engine: str) -> Any:
-  layers: List[Any] = []
+    model: compat.Model, specs: Any, n: int, scaled: bool, shapes: Sequence[Any],
+    engine: str) -> List[Layer]:
+  layers: List[Layer] = []
 
   def run(inputs: Any) -> tf.Tensor:
     tape = tf.GradientTape(watch_accessed_variables=False)
@@ -178,7 +183,7 @@ def _traced(
       recorder.run(model, inputs)
     sides = {compat.variable_key(v): contract.Kronecker(*map(tf.zeros, pair))
              for v, pair in zip(model.trainable_variables, shapes) if pair is not None}
-    layers.extend(_layers(model, recorder.records, specs, scaled, sides, engine))
+    layers.extend(_layers(model, recorder.records, specs, n, scaled, sides, engine))
     return tf.zeros([])
 
   tf.function(run, autograph=False).get_concrete_function(specs)
@@ -186,37 +191,53 @@ def _traced(
 
 
 def _layers(
-    model: compat.Model, records: Any, specs: Any, scaled: bool, sides: Dict[Any, Any],
+    model: compat.Model, records: Any, specs: Any, n: int, scaled: bool, sides: Dict[Any, Any],
     engine: str) -> Iterator[Layer]:
   terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
       tf.nest.map_structure(tf.zeros_like, record.taps) for record in records], formed=False)
   for unit in {id(record.unit.layer): record.unit for record in records}.values():
     variables = sorted(unit.variables, key=_size, reverse=True)
     keys = [compat.variable_key(v) for v in variables]
-    routes = [_route(terms.pop(key), sides.get(key), scaled) for key in keys if key in terms]
+    keys = [key for key in keys if key in terms]
+    taken = [terms.pop(key) for key in keys]
+    measured = [_measured(one, sides.get(key), scaled) for key, one in zip(keys, taken)]
+    routes = [factor.route(scaled) for factor, scaled in measured]
     if unit.kind is generic.KIND:
       routes = ['one example at a time']
     elif engine == 'layered':
       routes = ['records']
     yield Layer(unit.layer.name, type(unit.layer).__name__, sum(map(_size, variables)),
-                ', '.join(dict.fromkeys(routes)), _why(unit))
+                ', '.join(dict.fromkeys(routes)), _memory(taken, measured, n), _why(unit))
 
 
-def _route(
-    factor: protocol.Factor, sides: Optional[contract.Kronecker], scaled: bool) -> str:
-  """Returns how the norms of a variable's gradients are computed."""
+def _measured(
+    factor: protocol.Factor, sides: Optional[contract.Kronecker],
+    scaled: bool) -> Tuple[protocol.Factor, bool]:
+  """What a variable's norms are formed of, and whether that is still to be scaled."""
   if sides is None:
-    return factor.simplified().route(scaled)
-  return factor.transformed(sides).simplified().route(False)
+    return factor.simplified(), scaled
+  return factor.transformed(sides).simplified(), False
+
+
+def _memory(
+    taken: Sequence[protocol.Factor], measured: Sequence[Tuple[protocol.Factor, bool]],
+    n: int) -> Optional[int]:
+  """Bytes of what a layer's norms are formed of, and of the largest norm at work."""
+  factors = [*taken, *(factor for factor, _ in measured)]
+  held = {t.ref(): t for t in protocol.tensors(tuple(factors))}.values()
+  if not all(t.shape[1:].is_fully_defined() for t in held):
+    return None
+  return n * sum(math.prod(t.shape[1:]) * t.dtype.size for t in held) + max(
+      [4 * factor.formed(n, scaled) for factor, scaled in measured], default=0)
 
 
 def _why(unit: tracing.Unit) -> str:
   return registry.why_unknown(unit.layer) if unit.kind is generic.KIND else ''
 
 
-def _untraced(model: compat.Model) -> Iterator[Layer]:
+def _untraced(model: compat.Model, n: int) -> Iterator[Layer]:
   for layer in compat.leaf_layers(model):
     parameters = sum(map(_size, layer.trainable_variables))
     if parameters:
-      yield Layer(layer.name, type(layer).__name__, parameters, 'whole model',
+      yield Layer(layer.name, type(layer).__name__, parameters, 'whole model', 4 * n * parameters,
                   '' if registry.find(layer) else registry.why_unknown(layer))

@@ -55,6 +55,9 @@ class Explicit(protocol.Factor):
     del scaled
     return 'explicit'
 
+  def formed(self, n: int, scaled: bool) -> int:
+    return n * math.prod(self.shape)
+
   def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     norms = []
     for scale in scales:
@@ -173,6 +176,13 @@ class Outer(protocol.Factor):
     if d * p <= min(KEEP, length / STEPS) * length * (d + p):
       return 'explicit'
     return 'blocks' if scaled else 'gram'
+
+  def formed(self, n: int, scaled: bool) -> int:
+    length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2]
+    route = self.route(scaled)
+    if route == 'rank one':
+      return n * (d + p)
+    return 3 * n * length**2 if route == 'gram' else super().formed(n, scaled)
 
   def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
     if route == 'rank one':

@@ -12,6 +12,7 @@ the work. Weights are [n] float64.
 
 import abc
 import dataclasses
+import math
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -56,6 +57,12 @@ class Factor(abc.ABC):
     del route
     formed = in_blocks(lambda one: one.explicit().squared_norms(scales), self, len(scales))
     return charged(formed, self, scales)
+
+  def formed(self, n: int, scaled: bool) -> int:
+    """Numbers that the norms of n examples form at once; by default whole gradients in blocks."""
+    del scaled
+    numbers = math.prod(self.shape)
+    return 2 * numbers * together(n, numbers)  # And their squares.
 
   def products(self) -> Products:
     """`(count, squares)` of the products that each number of a gradient adds up.
@@ -255,6 +262,11 @@ def sum_blocks(
 
   return tf.foldl(step, tf.range(tf.shape(parts[0])[0]), [
       tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
+
+
+def together(n: int, numbers: int, limit: int = BLOCK_BYTES) -> int:
+  """How many of n examples are formed at once, which take `numbers` each."""
+  return min(n, max(1, limit // (4 * numbers)))
 
 
 def cut(

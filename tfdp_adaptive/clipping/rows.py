@@ -2,6 +2,7 @@
 """Per-example gradients in a few rows of a table: embeddings, also tied to a softmax."""
 
 import dataclasses
+import math
 from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
@@ -38,6 +39,10 @@ class Rows(protocol.Factor):
     if length == 1:
       return 'once'
     return 'gram' if length is not None and length <= SHORT else 'merge'
+
+  def formed(self, n: int, scaled: bool) -> int:
+    length, d = self.cotangents.shape[1:]
+    return n * length * {'once': d, 'gram': 3 * length, 'merge': 3 * d}[self.route(scaled)]
 
   def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
     if self.route(True) == 'gram':
@@ -167,6 +172,12 @@ class Mixed(protocol.Factor):
     del scaled
     kinds = [type(part) for part in self.parts]
     return 'tied' if kinds == [Rows, factors.Outer] and not self.parts[1].axes else 'blocks'
+
+  def formed(self, n: int, scaled: bool) -> int:
+    if self.route(scaled) != 'tied':
+      return super().formed(n, scaled)
+    lengths = [part.cotangents.shape[1] for part in self.parts]
+    return 3 * n * math.prod(lengths) + max(part.formed(n, scaled) for part in self.parts)
 
   def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
     return self._tied(scales) if route == 'tied' else super().norms_by(route, scales)

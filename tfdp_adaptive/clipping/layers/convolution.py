@@ -52,6 +52,12 @@ class Convolution(protocol.Factor):
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
 
+  def formed(self, n: int, scaled: bool) -> int:
+    if self.route(scaled) != 'gram':
+      return super().formed(n, scaled)
+    points = int(np.prod(self.cotangents.shape[1:-1]))
+    windows = points * int(np.prod(self.shape[:-1]))
+    return protocol.together(n, windows) * (windows + 3 * points**2)
   def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
     if route == 'gram':
       points = int(np.prod(self.cotangents.shape[1:-1]))
