@@ -1,11 +1,11 @@
 # make demo    install what this Python can have into .venv and run the main job
 # make test    install what is missing and run the tests that find different bugs, on both stacks
-# make test-rest    run what `make test` leaves out (SLOW=1: also what takes minutes)
+# make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=900: for 15 minutes a stack)
 # make test-changed    run the tests of what was changed since SINCE, and of what imports it
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
-# make ci    everything: lint, docs, test, test-rest, test-fast on newer Pythons
+# make ci    lint, docs, test, test-fast on newer Pythons, and test-rest for 15 minutes a stack
 # make lint    check style, imports and types
 # make docs    build the pages into build/site
 # make wheel   build the wheel and the source distribution into dist, and check what an index reads
@@ -21,9 +21,11 @@ SHELL = /bin/sh
 # Unless modules are kept compiled, every process takes five seconds more to import TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
 SLOW =
+LIMIT =
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
 JOBS = 2
-PYTEST = -m pytest -n $(JOBS) --dist worksteal -q --color=no $(if $(SLOW),--slow)
+PYTEST = -m pytest -n $(JOBS) --dist worksteal -q --color=no $(if $(SLOW),--slow) \
+  $(if $(LIMIT),--limit=$(LIMIT) --shuffle=$$(git rev-list --count HEAD))
 
 # The first interpreter that really starts, is 3.9 to 3.13 and can make environments; one that
 # TensorFlow Federated runs on (3.9 to 3.11) comes first.
@@ -49,7 +51,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo wheel test test-federated test-current test-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower
+.PHONY: help demo wheel test test-federated test-current test-rest test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -95,7 +97,11 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint docs test test-rest test-newer
+ci: lint docs test test-newer test-some-of-rest
+
+# On a fast machine, all of it.
+test-some-of-rest:
+	$(MAKE) LIMIT=900 test-rest
 
 # NumPy's types are those of the current stack.
 lint: build/lint/installed $(CURRENT)/installed

@@ -7,11 +7,13 @@
     python -m pytest tests --part=rest      the other half, and half of those that are not quick
     python -m pytest tests --slow           all
     python -m pytest tests --shuffle=3      in another order, of files and in each; 3 is the seed
+    python -m pytest tests --limit=900      begins no test after 900 seconds, and says how many are left
 
 A test is left out of the quick ones where a cheaper one notices every bug that it was written for;
 `thorough.LEFT_OUT` names each with the reason. The two stacks share the tests: each runs on one of
-them, but for those that ask which stack they are on, which run on both. `.ci/run` adds the rest:
-the quick tests on the stack that they did not run on, and the others on one. What can compute with
+them, but for those that ask which stack they are on, which run on both. The rest are the quick
+tests on the stack that they did not run on, and the others on one; `.ci/run` gives them a limit,
+and an order by the number of commits: what a slow machine leaves out of one run is in others. What can compute with
 NumPy alone runs on the newer stack, `tests/federated` on the older one, and a few of both, marked
 `both_stacks`, on both.
 """
@@ -20,6 +22,7 @@ import importlib.metadata
 import pathlib
 import random
 import re
+import time
 import zlib
 
 import pytest
@@ -38,12 +41,34 @@ def pytest_addoption(parser):
   group.addoption('--slow', action='store_true', help='also the tests marked slow')
   group.addoption('--shuffle', type=int, metavar='SEED', help='run files and their tests in an '
                   'order that is drawn')
+  group.addoption('--limit', type=float, metavar='SECONDS', help='begin no test after so long')
 
 
 def pytest_configure(config):
   for line in ('slow: takes minutes; runs with --slow',
                'both_stacks: runs on both stacks, where others run on one'):
     config.addinivalue_line('markers', line)
+  if config.getoption('--limit') is not None:
+    config.pluginmanager.register(Limit(config.getoption('--limit')))
+
+
+class Limit:
+  """Skips what is left when time is up, and says how much."""
+
+  SAID = 'left out: time was up'
+
+  def __init__(self, seconds):
+    self._end = time.monotonic() + seconds
+
+  @pytest.hookimpl(tryfirst=True)
+  def pytest_runtest_setup(self):
+    if time.monotonic() > self._end:
+      pytest.skip(self.SAID)
+
+  def pytest_terminal_summary(self, terminalreporter):
+    left = [one for one in terminalreporter.stats.get('skipped', ())
+            if isinstance(one.longrepr, tuple) and self.SAID in one.longrepr[-1]]
+    terminalreporter.write_line(f'{len(left)} tests {self.SAID}')
 
 
 def pytest_ignore_collect(collection_path, config):

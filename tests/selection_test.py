@@ -2,7 +2,10 @@
 """What `make test` leaves out exists, and `make test-changed` runs what a change touches."""
 
 import ast
+import os
 import pathlib
+import subprocess
+import sys
 import types
 
 import changed
@@ -107,6 +110,23 @@ def test_shuffled_tests_stay_with_their_file():
   files = [item.path for item in first]
   assert sum(one != two for one, two in zip(files, files[1:])) == 4
   assert [item for item in first if item.path == files[0]] != items[:9]
+
+
+def test_a_limit_begins_no_more_tests_and_says_so(tmp_path):
+  """A test that runs is ended, and one that fails in time fails the run."""
+  (tmp_path / 'some_test.py').write_text(
+      'import time\n'
+      'def test_long():\n  time.sleep(.6)\n  assert False\n'
+      'def test_left():\n  pass\n'
+      'def test_left_too():\n  pass\n')
+  run = lambda *options: subprocess.run(
+      [sys.executable, '-m', 'pytest', '-q', '-p', 'selection', '-p', 'no:cacheprovider',
+       '--rootdir', str(tmp_path), str(tmp_path), *options],
+      env={**os.environ, 'PYTHONPATH': str(TESTS)}, capture_output=True, text=True, check=False)
+  limited, whole = run('--limit=.5'), run()
+  assert limited.returncode == whole.returncode == 1
+  assert '2 tests left out: time was up' in limited.stdout and '1 failed, 2 skipped' in limited.stdout
+  assert '1 failed, 2 passed' in whole.stdout and 'left out' not in whole.stdout
 
 
 def test_what_a_change_touches():
