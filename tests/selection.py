@@ -7,15 +7,15 @@
     python -m pytest tests --part=rest      the other half, and half of those that are not quick
     python -m pytest tests --slow           all
     python -m pytest tests --shuffle=3      in another order, of files and in each; 3 is the seed
-    python -m pytest tests --limit=900      begins no test after 900 seconds, and says how many are left
+    python -m pytest tests --limit=900      begins no test after 900 s, and says how many are left
 
 A test is left out of the quick ones where a cheaper one notices every bug that it was written for;
 `thorough.LEFT_OUT` names each with the reason. The two stacks share the tests: each runs on one of
 them, but for those that ask which stack they are on, which run on both. The rest are the quick
 tests on the stack that they did not run on, and the others on one; `.ci/run` gives them a limit,
-and an order by the number of commits: what a slow machine leaves out of one run is in others. What can compute with
-NumPy alone runs on the newer stack, `tests/federated` on the older one, and a few of both, marked
-`both_stacks`, on both.
+and an order by the number of commits: what a slow machine leaves out of one run is in others. What
+can compute with NumPy alone runs on the newer stack, `tests/federated` on the older one, and a few
+of both, marked `both_stacks`, on both.
 """
 
 import importlib.metadata
