@@ -6,6 +6,7 @@ Each is to be refused; `honest_models_test.py` has those that keep to it.
 
 import threading
 
+import numpy as np
 import pytest
 import small_models as small
 import tensorflow as tf
@@ -324,3 +325,26 @@ def test_the_size_of_the_batch_is_never_known(shape, unknown):
   function = tf.function(compares, autograph=False).get_concrete_function(tf.TensorSpec(shape))
   found = set(constants.compared(function).integers)
   assert unknown <= found and (14 in unknown or 14 not in found)
+
+
+@pytest.mark.parametrize('leak', [0, 1e-3])
+def test_what_cancels_in_an_output_is_rounding_and_what_leaks_is_not(leak):
+  """A trained model may have large weights, and outputs that happen to be near zero."""
+
+  class Sum(compat.keras.layers.Layer):
+    """Products with large numbers, which cancel for the first of seven examples."""
+
+    def call(self, x):
+      output = tf.matmul(x, tf.constant(weights, tf.float32))
+      return output + leak * tf.reduce_mean(output, 0) if leak else output
+
+  rng = np.random.default_rng(0)
+  x, weights = rng.normal(size=(7, 600)).astype('float32'), 1e5 * rng.normal(size=(600, 1))
+  weights -= np.linalg.pinv(x[:1]) @ (x[:1] @ weights)
+  inputs = compat.keras.Input((600,))
+  model = compat.keras.Model(inputs, Sum()(inputs))
+  if leak:
+    with pytest.raises(tfdp.PrivacyError, match='changes by'):
+      tfdp.validate_model(model, x)
+  else:
+    tfdp.validate_model(model, x)

@@ -366,10 +366,10 @@ def difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolera
   for old, new in zip(before.outputs, after.outputs):
     if old.shape[1:] != new.shape[1:]:
       return f'outputs have shape {new.shape[1:]} in place of {old.shape[1:]}'
-    if not near(old[rows], new[places], tolerance):
+    if not near(old[rows], new[places], tolerance, largest(old)):
       change = np.max(np.abs(old[rows].astype(np.float64) - new[places].astype(np.float64)))
       return f"an example's output in training changes by {change:.3g}"
-  if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance)
+  if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance, largest(old))
          for old, new in zip(before.factors, after.factors)):
     return ''
   for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
@@ -380,8 +380,9 @@ def difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolera
   return ''
 
 
-def near(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
-  """Returns whether arrays of examples are equal up to rounding."""
+def near(old: np.ndarray, new: np.ndarray, tolerance: float, among: float = 0) -> bool:
+  """Returns whether arrays of examples are equal up to rounding; `among`, the largest of all, is
+  about what may have cancelled in them."""
   if np.array_equal(old, new):
     return True
   if old.dtype.kind not in 'fV':
@@ -389,7 +390,15 @@ def near(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
   old, new = old.astype(np.float64), new.astype(np.float64)
   peak = np.max(np.abs(old), tuple(range(1, old.ndim)), keepdims=True, initial=0)
   return np.allclose(old, new, rtol=tolerance, atol=0, equal_nan=True) or bool(
-      np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak)))
+      np.all(np.abs(old - new) <= tolerance * (np.abs(old) + 0.01 * peak + 0.001 * among)))
+
+
+def largest(values: np.ndarray) -> float:
+  """Returns the largest finite magnitude of numbers; 0 for others."""
+  if values.dtype.kind not in 'fV':
+    return 0.0
+  sizes = np.abs(values.astype(np.float64))
+  return float(np.max(sizes, where=np.isfinite(sizes), initial=0))
 
 
 def moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
