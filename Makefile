@@ -22,10 +22,11 @@ SHELL = /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 SLOW =
 LIMIT =
+COMMITS = $(shell git rev-list --count HEAD 2>/dev/null)
 RUN = TF_CPP_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
 JOBS = 2
 PYTEST = -m pytest -n $(JOBS) --dist worksteal -q --color=no $(if $(SLOW),--slow) \
-  $(if $(LIMIT),--limit=$(LIMIT) --shuffle=$$(git rev-list --count HEAD))
+  $(if $(LIMIT),--limit=$(LIMIT) --shuffle=$(or $(COMMITS),0))
 
 # The first interpreter that really starts, is 3.9 to 3.13 and can make environments; one that
 # TensorFlow Federated runs on (3.9 to 3.11) comes first.

@@ -201,9 +201,8 @@ _BY_FILE = {
          'State(key, state.row, history)', 'The plan would never be used up.', _STREAMS),
         ('one row too many', 'return tf.identity(row) < steps', 'return tf.identity(row) <= steps',
          'One release beyond the plan, under XLA.', _STREAMS + ' privatizer_test.py'),
-        ('a restart keeps its past', 'tf.zeros_like(state.row), empty(specs))',
-         'tf.zeros_like(state.row), state.history)',
-         'Noise of another run would cancel what was never added.', _STREAMS),
+        ('another run begins with the first key', 'key_source() if key is None else key',
+         'key_source()', 'Another run would have the noise of the first.', _STREAMS),
         ('variance of the first row', 'tf.gather(variances, tf.minimum(state.row, '
          'len(variances) - 1))', 'tf.gather(variances, tf.zeros_like(state.row))',
          'Correlated noise grows; what rules subtract would not.', _STREAMS),
@@ -582,7 +581,7 @@ _BY_FILE = {
          '(tf.cast(total, row.dtype)', 'Rounds beyond the plan.', _SUM),
         ('queries under replace', 'float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, '
          'adjacency)', 'float(noise_multiplier)', 'Half the noise.', _SUM),
-        ('restarted with its past', 'noise=self._noise.restart(global_state.noise, self._specs))',
+        ('restarted with its past', 'noise=self._noise.init(self._specs, global_state.noise.key))',
          'noise=global_state.noise)', 'Another run of the mechanism begins in the middle.', _SUM),
         ('sums that are not added up', 'result = trees.map(tf.add, global_state.released, result)',
          'result = trees.map(tf.add, result, result)', 'Cumulative sums.', _SUM),

@@ -80,7 +80,8 @@ def test_tree_of_tensors_and_state_keep_their_types(name):
   tf.nest.assert_same_structure(row, SPECS)
   assert signature(row) == tf.nest.map_structure(lambda s: (s.dtype, s.shape), SPECS)
   assert variance.shape == () and variance.dtype == tf.float32
-  assert signature(after) == signature(state) == signature(stream.restart(after, SPECS))
+  assert signature(after) == signature(state) == signature(
+      stream.init(SPECS, after.key))
   again, _, _ = stream.next(state, SPECS)  # Pure: the same state, the same row.
   np.testing.assert_array_equal(oracle.flat(again), oracle.flat(row))
 
@@ -149,7 +150,7 @@ def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
 def test_a_restart_is_another_run_with_new_noise(name):
   stream = make(name)
   before, _, state = run(stream, DOUBLE, 5)
-  after, variances, _ = run(stream, DOUBLE, 5, stream.restart(state, DOUBLE))
+  after, variances, _ = run(stream, DOUBLE, 5, stream.init(DOUBLE, state.key))
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, 10)[5:], DOUBLE)
   np.testing.assert_allclose(after, expected, atol=1e-12)
   np.testing.assert_array_equal(variances, run(stream, DOUBLE, 5)[1])

@@ -141,11 +141,7 @@ def stream(mechanism: independent.IndependentGaussian, noise_multiplier: float) 
         tf.numpy_function(lambda: discrete_gaussian(stddev, size), [], tf.int64), [size])
     return trees.unflatten(row, specs), tf.ones([]), state._replace(row=state.row + 1)
 
-  def restart(state: streams.State, specs: trees.Tree) -> streams.State:
-    del specs
-    return state._replace(row=tf.zeros_like(state.row))
-
-  return streams.Noise(init, next_rows, restart)
+  return streams.Noise(init, next_rows)
 
 
 def add(value: tf.Tensor, row: tf.Tensor, std: tf.Tensor, stddev: int) -> tf.Tensor:

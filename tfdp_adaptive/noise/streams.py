@@ -53,16 +53,14 @@ class Noise(NamedTuple):
   """Pure functions that draw the noise of a mechanism row by row.
 
   Attributes:
-    init: `specs -> State`.
+    init: `(specs, key=None) -> State` before the first row. With the key of another state, it is
+      another, independent run of the mechanism, and the chain of keys goes on.
     next: `(state, specs) -> (rows, variance, state)`: a tree like `specs` (nests
       of `tf.TensorSpec`, float32 or float64) and r_t, the variance of its elements.
-    restart: `(state, specs) -> State` before the first row of another,
-      independent run of the mechanism; the chain of keys goes on.
   """
 
   init: Callable[..., State]
   next: Callable[..., Any]
-  restart: Callable[..., State]
 
 
 @functools.singledispatch
@@ -130,8 +128,8 @@ def build(
     return tuple(zeros(flat_specs(specs)) for _ in range(slots)) if isinstance(
         slots, int) else slots()
 
-  def init(specs: trees.Tree) -> State:
-    return State(key_source(), tf.zeros([], tf.int64), empty(specs))
+  def init(specs: trees.Tree, key: Optional[tf.Tensor] = None) -> State:
+    return State(key_source() if key is None else key, tf.zeros([], tf.int64), empty(specs))
 
   def next_rows(state: State, specs: trees.Tree) -> Tuple[trees.Tree, tf.Tensor, State]:
     row_key, key = keys.split(state.key)
@@ -139,10 +137,7 @@ def build(
     variance = tf.gather(variances, tf.minimum(state.row, len(variances) - 1))
     return unflatten(drawn, specs), variance, State(key, state.row + 1, history)
 
-  def restart(state: State, specs: trees.Tree) -> State:
-    return State(state.key, tf.zeros_like(state.row), empty(specs))
-
-  return Noise(init, next_rows, restart)
+  return Noise(init, next_rows)
 
 
 def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
