@@ -58,6 +58,7 @@ class Convolution(protocol.Factor):
     points = int(np.prod(self.cotangents.shape[1:-1]))
     windows = points * int(np.prod(self.shape[:-1]))
     return protocol.together(n, windows) * (windows + 3 * points**2)
+
   def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
     if route == 'gram':
       points = int(np.prod(self.cotangents.shape[1:-1]))
