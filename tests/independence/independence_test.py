@@ -5,6 +5,7 @@ Each is to be refused; `honest_models_test.py` has those that keep to it.
 """
 
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -327,13 +328,26 @@ def test_the_size_of_the_batch_is_never_known(shape, unknown):
   assert unknown <= found and (14 in unknown or 14 not in found)
 
 
+@pytest.mark.parametrize('change, tolerance, same', [
+    (1e-3, independence._ROUNDING_OF_SIZES, True), (1, independence._ROUNDING_OF_SIZES, False),
+    (5e-6, independence._ROUNDING, False)])
+def test_what_cancels_is_rounding_where_sizes_differ_and_nowhere_else(change, tolerance, same):
+  """Outputs are typically 1,000, and one is near zero."""
+  outputs = np.full([7, 1], 1e3, np.float32)
+  outputs[0] = 1e-3
+  seen = lambda moved: types.SimpleNamespace(outputs=[outputs + np.float32(moved)], factors=[])
+  how = independence.difference(None, seen(0), seen(change), [0], [0], tolerance)
+  assert how == '' if same else 'changes by' in how
+
+
 def test_an_outlier_excuses_no_leak():
   """What is typical of the examples is rounding's measure, not the largest of all."""
   outputs = np.ones([7, 3])
   outputs[2] = 1e30
   assert independence.typical(outputs) == 1 and independence.typical(outputs > 1) == 0
   outputs[:, 1] = np.nan
-  assert independence.typical(outputs) == 1
+  assert independence.typical(outputs) == independence.typical(outputs[:, 0]) == 1
+  assert independence.typical(outputs[:, :0]) == 0
 
 
 @pytest.mark.parametrize('leak', [0, 1e-3])

@@ -169,8 +169,10 @@ def test_table_and_json():
     # Five rows each, with their squares.
     ((1,), lambda: layers.Embedding(50, 40), 8 * (1 + 40 + 40)),
     ((5,), lambda: layers.Embedding(50, 40), 8 * (5 + 5 * 40 + 3 * 25)),
-    ((100,), lambda: layers.Embedding(50, 40), 8 * (100 + 4 * 100 * 40))],
-    ids=['rank one', 'explicit', 'gram', 'once', 'equal ids', 'merge'])
+    ((100,), lambda: layers.Embedding(50, 40), 8 * (100 + 4 * 100 * 40)),
+    # One window, and its Gram matrices of a single number.
+    ((6, 6, 3), lambda: layers.Conv2D(300, 6, use_bias=False), 8 * (108 + 300 + 108 + 3))],
+    ids=['rank one', 'explicit', 'gram', 'once', 'equal ids', 'merge', 'window'])
 def test_memory_is_what_is_held_and_formed(shape, layer, numbers):
   model = sequential(keras.Input(shape), layer())
   first, = tfdp.explain_clipping(model, batch_size=8).layers

@@ -264,9 +264,9 @@ def sum_blocks(
       tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
 
 
-def together(n: int, numbers: int, limit: int = BLOCK_BYTES) -> int:
+def together(n: int, numbers: int) -> int:
   """How many of n examples are formed at once, which take `numbers` each."""
-  return min(n, max(1, limit // (4 * numbers)))
+  return min(n, max(1, BLOCK_BYTES // (4 * numbers)))
 
 
 def cut(

@@ -371,7 +371,7 @@ def difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolera
     if not near(old[rows], new[places], tolerance, cancelled(old)):
       change = np.max(np.abs(old[rows].astype(np.float64) - new[places].astype(np.float64)))
       return f"an example's output in training changes by {change:.3g}"
-  if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance, cancelled(old))
+  if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance)
          for old, new in zip(before.factors, after.factors)):
     return ''
   for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
@@ -398,8 +398,9 @@ def typical(values: np.ndarray) -> float:
   """Returns the median of the examples' largest finite magnitudes; 0 for what is no number."""
   if values.dtype.kind not in 'fV':
     return 0.0
-  sizes = np.reshape(np.abs(values.astype(np.float64)), [len(values), -1])
-  return float(np.median(np.max(sizes, 1, where=np.isfinite(sizes), initial=0)))
+  sizes = np.abs(values.astype(np.float64))
+  return float(np.median(np.max(
+      sizes, tuple(range(1, sizes.ndim)), where=np.isfinite(sizes), initial=0)))
 
 
 def moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
