@@ -38,6 +38,7 @@ if KERAS_3 and keras.backend.backend() != 'tensorflow':
 
 def init_optimizer(optimizer: Optimizer, learning_rate: Any, name: str, **kwargs: Any) -> None:
   """Calls the base class constructor; learning rate schedules work on both."""
+  kwargs.setdefault('weight_decay', None)  # With Keras 2's own default every step subtracts zeros.
   if KERAS_3:
     keras.optimizers.Optimizer.__init__(
         optimizer, learning_rate=learning_rate, name=name, **kwargs)

@@ -68,6 +68,22 @@ def test_learning_rate_schedule_weight_decay_and_constraints():
   assert (weights[0] >= 0).all()
 
 
+def test_without_weight_decay_weights_are_written_once_a_step():
+  model, optimizer = _linear(True), _exact()
+  _trained(model, optimizer)
+  direction = [tf.ones_like(v) for v in model.trainable_variables]
+
+  def written():
+    move = tf.function(lambda: optimizer.move(
+        model.trainable_variables, direction, (), tf.constant(1, tf.int64)), autograph=False)
+    operations = move.get_concrete_function().graph.get_operations()
+    return [op.type for op in operations if op.type == 'AssignSubVariableOp']
+
+  assert optimizer.weight_decay is None and len(written()) == len(direction)
+  optimizer.weight_decay = 0.1
+  assert len(written()) == 2 * len(direction)
+
+
 @pytest.mark.pitfall(
     'Data whose end is not known beforehand take one more row of noise, and one more weight '
     'decay, at the end of every epoch.',
