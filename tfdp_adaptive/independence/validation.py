@@ -31,6 +31,7 @@ _MIXING = {
 
 
 _SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
+_UNSEEN: MutableSet[Any] = weakref.WeakSet()  # Models to look at when somebody asks.
 _PASSED: MutableSet[Any] = weakref.WeakSet()
 
 
@@ -106,16 +107,16 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
 
 
 def seen(model: compat.Model) -> constants.Held:
-  """Returns what a model was seen to hold; nothing for one that nobody looked at."""
+  """Returns what a model was seen to hold; nothing for one that nobody looks at."""
+  if model in _UNSEEN and model not in _SEEN:
+    traced = tf.function(lambda x: model(x, training=True), autograph=False)
+    _SEEN[model] = constants.held(traced.get_concrete_function(compat.input_specs(model)))
   return _SEEN.get(model, constants.Held([], ()))
 
 
-def look(private: compat.Model, model: compat.Model) -> None:
-  """Records what a private model, and the model it shares layers with, read and hold."""
-  specs = compat.input_specs(private)
-  if specs is not None:
-    traced = tf.function(lambda x: private(x, training=True), autograph=False)
-    _SEEN[private] = _SEEN[model] = constants.held(traced.get_concrete_function(specs))
+def look(*models: compat.Model) -> None:
+  """Has `seen` look at models that were not validated yet, such as one that becomes private."""
+  _UNSEEN.update(model for model in models if compat.input_specs(model) is not None)
 
 
 def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:
