@@ -250,8 +250,9 @@ class Privatizer:
 
   def _mean(self, total: trees.Tree, specs: trees.Tree, allowed: tf.Tensor) -> trees.Tree:
     """A sum divided by B; zero where nothing may be released."""
-    return trees.map(
-        lambda t: tf.where(allowed, t / self.batch_size, 0), _as_specs(total, specs))
+    divisor, zero = trees.scalar(self.batch_size, specs), trees.scalar(0, specs)
+    return trees.map(lambda t: tf.where(allowed, t / divisor[t.dtype], zero[t.dtype]),
+                     _as_specs(total, specs))
 
   def _dtype(self) -> tf.DType:
     return tf.nest.flatten(self.specs)[0].dtype

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees: anything `tf.nest` maps over. `()` stands for "absent", since TFF rejects `None`."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import tensorflow as tf
 
@@ -23,6 +23,12 @@ def absent(tree: Tree) -> bool:
 
 def zeros(specs: Tree) -> Tree:
   return map(lambda s: tf.zeros(s.shape, s.dtype), specs)
+
+
+def scalar(value: float, tree: Tree) -> Dict[tf.DType, tf.Tensor]:
+  """A number as one tensor for each dtype of the leaves; else every leaf adds one to the graph."""
+  return {dtype: tf.constant(value, dtype)
+          for dtype in dict.fromkeys(leaf.dtype for leaf in tf.nest.flatten(tree))}
 
 
 def size(specs: Tree) -> int:

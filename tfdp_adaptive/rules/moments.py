@@ -125,7 +125,8 @@ def first_step() -> tf.Tensor:
 
 def decayed(beta: float, moment: trees.Tree, value: trees.Tree) -> trees.Tree:
   """Returns the exponential moving average `beta * moment + (1 - beta) * value`."""
-  return trees.map(lambda m, x: beta * m + (1 - beta) * x, moment, value)
+  old, new = trees.scalar(beta, moment), trees.scalar(1 - beta, moment)
+  return trees.map(lambda m, x: old[m.dtype] * m + new[m.dtype] * x, moment, value)
 
 
 def normalizer(beta: float, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -296,7 +296,7 @@ def separable_convolution(
   back = dense.times(cotangents, tf.transpose(matrix))
   convolved = factor(layer, inputs, back, shape)
   taps = tf.unstack(tf.reshape(wide(depthwise), (-1,) + shape[-2:]))
-  middle = tf.add_n([window[..., tf.newaxis] * tap
+  middle = tf.add_n([tf.expand_dims(window, -1) * tap
                      for window, tap in zip(convolved.windows(), taps)])
   middle = tf.reshape(middle, [-1, int(np.prod(cotangents.shape[1:-1])), shape[-2] * shape[-1]])
   yield depthwise, _depthwise(convolved, back)
