@@ -116,7 +116,9 @@ def seen(model: compat.Model) -> constants.Held:
 
 def look(*models: compat.Model) -> None:
   """Has `seen` look at models that were not validated yet, such as one that becomes private."""
-  _UNSEEN.update(model for model in models if compat.input_specs(model) is not None)
+  for model in models:
+    if compat.input_specs(model) is not None:
+      _UNSEEN.add(model)
 
 
 def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:
