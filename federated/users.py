@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.batches import passes
 from tfdp_adaptive.batches import sources as fingerprints
 
 from . import sources
@@ -153,9 +154,9 @@ class Users:
 
   def all_examples(self, batch_size: int = 256) -> tf.data.Dataset:
     """Returns a data set of all users' examples for evaluation; it reads one user at a time."""
-    return tf.data.Dataset.from_generator(
+    return passes.dataset(
         lambda: (self._source[user] for user in self._source),
-        output_signature=self.element_type_structure).unbatch().batch(batch_size)
+        self.element_type_structure).unbatch().batch(batch_size)
 
   def _dataset(self, arrays: Any) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices(arrays)

@@ -17,6 +17,7 @@ from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import passes as passes_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.batches import workers
@@ -130,7 +131,7 @@ def of_plan(
   rows = None if largest is None else share.rows(largest)
   signature = sources.map_structure(
       lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
-  result = tf.data.Dataset.from_generator(generate, output_signature=signature)
+  result = passes_lib.dataset(generate, signature)
   if not later:
     result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - now))
   if not _is_pair(records.specs):

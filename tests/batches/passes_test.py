@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data set of Python iterators gives what `from_generator` gives, without its operation."""
+
+import gc
+import itertools
+import weakref
+
+import hypothesis
+from hypothesis import strategies
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import federated
+from tfdp_adaptive.batches import passes
+
+NUMBERS = tf.TensorSpec([], tf.int64)
+TYPES = ('float32', 'float64', 'int32', 'int64', 'bool', 'str')
+
+
+def counted(n):
+  return passes.dataset(lambda: map(np.int64, range(n)), NUMBERS)
+
+
+@strategies.composite
+def signatures(draw):
+  """A nest of specs, some axes open, and what `np.random` makes of it."""
+  leaf = strategies.builds(
+      lambda dtype, shape: tf.TensorSpec(shape, tf.string if dtype == 'str' else dtype),
+      strategies.sampled_from(TYPES), strategies.lists(strategies.sampled_from(
+          [None, 0, 1, 3]), max_size=3))
+  kinds = [leaf, strategies.tuples(leaf, leaf), strategies.fixed_dictionaries(
+      {'b': leaf, 'a': strategies.tuples(leaf)})]
+  return draw(strategies.one_of(*kinds))
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(signature=signatures(), count=strategies.integers(0, 3))
+def test_elements_are_those_of_from_generator(signature, count):
+
+  def element(seed):
+    rng = np.random.default_rng(seed)
+    return tf.nest.map_structure(lambda spec: rng.integers(0, 2, size=[
+        rng.integers(0, 3) if size is None else size for size in spec.shape]).astype(
+            object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype), signature)
+
+  def text(value):
+    return value.astype(str).astype(object) if value.dtype == object else value
+
+  elements = [tf.nest.map_structure(text, element(seed)) for seed in range(count)]
+  ours = passes.dataset(lambda: iter(elements), signature)
+  theirs = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=signature)
+  assert ours.element_spec == theirs.element_spec
+  for _ in range(2):  # Every pass has all of them.
+    mine, others = list(ours.as_numpy_iterator()), list(theirs.as_numpy_iterator())
+    assert len(mine) == len(others) == count
+    for one, other in zip(mine, others):
+      tf.nest.assert_same_structure(one, other)
+      for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
+        np.testing.assert_array_equal(a, b)
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+
+
+def test_what_does_not_fit_the_signature_is_refused():
+  wrong = passes.dataset(lambda: iter([np.zeros([2])]), tf.TensorSpec([3], tf.float64))
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    list(wrong)
+
+
+def test_every_pass_is_a_new_iterator():
+  begun = itertools.count()
+  data = passes.dataset(
+      lambda: map(np.int64, range(start := 10 * next(begun), start + 3)), NUMBERS)
+  first, second = iter(data), iter(data)
+  assert next(begun) == 0  # None begins before somebody asks for its first element.
+  assert [int(next(first)), int(next(second)), int(next(first))] == [10, 20, 11]
+  assert [int(one) for one in first] == [12] and [int(one) for one in second] == [21, 22]
+  assert next(first, None) is None  # A pass that has ended does not begin again.
+  assert next(begun) == 3
+
+
+def test_an_error_is_told_and_ends_the_pass():
+  def iterate():
+    yield np.int64(1)
+    raise ValueError('the third page is torn')
+
+  one = iter(passes.dataset(iterate, NUMBERS))
+  assert int(next(one)) == 1
+  with pytest.raises(tf.errors.InvalidArgumentError, match='the third page is torn'):
+    next(one)
+  assert next(one, None) is None
+
+
+def test_passes_given_up_are_forgotten():
+  class Numbers:
+    def __iter__(self):
+      return self
+
+    def __next__(self):
+      return np.int64(1)
+
+  made = weakref.WeakSet()
+
+  def iterate():
+    one = Numbers()
+    made.add(one)
+    return one
+
+  data = passes.dataset(iterate, NUMBERS)
+  oldest = iter(data)
+  next(oldest)
+  kept = [iter(data) for _ in range(passes.OPEN - 1)]
+  for one in [*kept, oldest]:
+    next(one)  # As many as may be.
+  for _ in range(20):
+    next(iter(data))
+  gc.collect()
+  assert len(made) <= passes.OPEN
+  with pytest.raises(tf.errors.UnknownError, match='Finish a pass before the next'):
+    for _ in range(10):  # TensorFlow has fetched some already.
+      next(oldest)
+
+
+def _operations(data):
+  graph = tf.raw_ops.DatasetToGraphV2(input_dataset=data._variant_tensor, external_state_policy=1)
+  definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+  return {node.op for f in definition.library.function for node in f.node_def} | {
+      node.op for node in definition.node}
+
+
+def test_no_data_set_of_the_library_has_the_operation_of_from_generator():
+  assert 'GeneratorDataset' in _operations(
+      tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=NUMBERS))
+  plan = tfdp.PrivacyPlan(population_size=8, batch_size=2, steps=3, l2_norm_clip=1.0,
+                          noise_multiplier=1.0, target_delta=1e-5)
+  x = np.ones([8, 2], np.float32)
+  users = federated.Users({'ann': {'x': x}, 'bob': {'x': x}}, batch_size=2)
+  for data in (counted(3), plan.batches(x), plan.batches((x, x), start_step=lambda: 1),
+               users.all_examples()):
+    assert not any('Generator' in op for op in _operations(data))
+    assert len(list(data)) > 0
