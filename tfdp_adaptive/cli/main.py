@@ -18,8 +18,6 @@ import types
 from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
 import warnings
 
-import tqdm
-
 from tfdp_adaptive import errors
 from tfdp_adaptive import gate
 from tfdp_adaptive.cli import options
@@ -129,6 +127,7 @@ def _notes(command: str) -> Iterator[None]:
 
   def show(message: Any, category: Any, *place: Any, **kwargs: Any) -> None:
     if issubclass(category, errors.Caution):
+      import tqdm  # Not for `--help`, which it would keep waiting.
       tqdm.tqdm.write(f'{command}: note: {message}', file=sys.stderr)  # Above a progress bar.
     else:
       usual(message, category, *place, **kwargs)

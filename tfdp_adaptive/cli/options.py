@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Mapping, Sequence
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
-from tfdp_adaptive import runfolder
 
 
 def path(text: str) -> pathlib.Path:
@@ -116,6 +115,7 @@ def check_folder(path: pathlib.Path) -> None:
   Raises:
     errors.UsageError: `path` is no folder, cannot be one, or has no room for anything.
   """
+  from tfdp_adaptive import runfolder  # NumPy, for which `--help` would wait.
   missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
   try:
     path.mkdir(parents=True, exist_ok=True)
