@@ -3,6 +3,7 @@
 
 import gc
 import itertools
+import time
 import weakref
 
 import hypothesis
@@ -62,10 +63,14 @@ def test_elements_are_those_of_from_generator(signature, count):
         assert np.asarray(a).dtype == np.asarray(b).dtype
 
 
-def test_what_does_not_fit_the_signature_is_refused():
-  wrong = passes.dataset(lambda: iter([np.zeros([2])]), tf.TensorSpec([3], tf.float64))
-  with pytest.raises(tf.errors.InvalidArgumentError):
-    list(wrong)
+@pytest.mark.parametrize('element, signature', [
+    (np.zeros([2]), tf.TensorSpec([3], tf.float64)),
+    ({'x': 1, 'z': 2}, {'x': NUMBERS, 'y': NUMBERS}),
+    ({'a': 1, 'b': 2}, (NUMBERS, NUMBERS)),
+    ((1,), NUMBERS)], ids=str)
+def test_what_does_not_fit_the_signature_is_refused(element, signature):
+  with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.UnknownError)):
+    list(passes.dataset(lambda: iter([element]), signature))
 
 
 def test_every_pass_is_a_new_iterator():
@@ -80,16 +85,20 @@ def test_every_pass_is_a_new_iterator():
   assert next(begun) == 3
 
 
-def test_an_error_is_told_and_ends_the_pass():
+@pytest.mark.parametrize('before', [0, 1, 5])
+def test_an_error_is_told_and_ends_the_pass(before):
+  begun = []
+
   def iterate():
-    yield np.int64(1)
+    begun.append(1)
+    yield from range(before)
     raise ValueError('the third page is torn')
 
   one = iter(passes.dataset(iterate, NUMBERS))
-  assert int(next(one)) == 1
+  assert [int(next(one)) for _ in range(before)] == list(range(before))
   with pytest.raises(tf.errors.InvalidArgumentError, match='the third page is torn'):
     next(one)
-  assert next(one, None) is None
+  assert next(one, None) is None and len(begun) == 1
 
 
 def test_passes_given_up_are_forgotten():
@@ -120,6 +129,28 @@ def test_passes_given_up_are_forgotten():
   with pytest.raises(tf.errors.UnknownError, match='Finish a pass before the next'):
     for _ in range(10):  # TensorFlow has fetched some already.
       next(oldest)
+
+
+def test_a_pass_in_use_is_kept_whatever_else_begins():
+  data, counts = counted(100), []
+  used = iter(data)
+  for _ in range(20):
+    counts += [int(next(used)) for _ in range(5)]
+    next(iter(data))
+  assert counts == list(range(100))
+
+
+def test_no_more_is_asked_for_than_a_prefetch_holds():
+  given = []
+
+  def iterate():
+    for i in range(100):
+      given.append(i)
+      yield i
+
+  for _, _ in zip(passes.dataset(iterate, NUMBERS).prefetch(2), range(10)):
+    time.sleep(0.02)
+  assert len(given) <= 10 + 4
 
 
 def _operations(data):

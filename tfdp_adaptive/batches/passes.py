@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import numpy as np
 import tensorflow as tf
 
-# Nothing tells when a pass is given up before its end. So many are kept.
+# Nothing tells when a pass is given up. So many are kept, those that were used last.
 OPEN = 8
 
 
@@ -24,7 +24,8 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
     signature: Nest of `tf.TensorSpec`; the lengths of axes may be None.
 
   Returns:
-    A data set of unknown cardinality. Of more than `OPEN` passes at once, the oldest fail.
+    A data set of unknown cardinality. Of more than `OPEN` passes, those used least recently fail.
+    An error of an iterator ends its pass.
 
   Examples:
     >>> numbers = dataset(lambda: iter([1, 2]), tf.TensorSpec([], tf.int32))
@@ -33,35 +34,40 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
   """
   flat = tf.nest.flatten(signature)
   types = [spec.dtype.as_numpy_dtype for spec in flat]
-  nothing = [np.full([size or 0 for size in spec.shape], b'' if dtype is object else 0, dtype)
-             for spec, dtype in zip(flat, types)]
+  nothing = [np.zeros(0, dtype) for dtype in types]
   passes: Dict[int, Iterator[Any]] = {}
   numbers = itertools.count(1)
 
   def following(number: np.ndarray) -> Tuple[Any, ...]:
-    """`(number of the pass, whether there is an element, its leaves)`; pass 0 is not begun."""
-    begun = int(number) or next(numbers)
-    if not number:
+    """`(number of the pass, whether there is an element, its leaves)`; pass 0 is to begin."""
+    if not number:  # Without an element: after an error in one, a scan would come here again.
+      begun = next(numbers)
       passes[begun] = iterate()
-      for oldest in sorted(passes)[:-OPEN]:
-        del passes[oldest]
-    if begun not in passes:
+      for oldest in list(passes)[:-OPEN]:
+        passes.pop(oldest, None)
+      return np.int64(begun), True, *nothing
+    iterator = passes.pop(int(number), None)
+    if iterator is None:
       raise RuntimeError(f'At most {OPEN} passes through a data set can be under way at once. '
-                         'Received: one more since this one began. Finish a pass before the next.')
+                         'Received: more since this one was used. Finish a pass before the next.')
+    passes[int(number)] = iterator
     try:
-      leaves = tf.nest.flatten(next(passes[begun]))
+      element = next(iterator)
     except StopIteration:
-      del passes[begun]
-      return np.int64(begun), False, *nothing
-    return np.int64(begun), True, *map(np.asarray, leaves, types)
+      passes.pop(int(number), None)
+      return number, False, *nothing
+    tf.nest.assert_same_structure(element, signature)
+    return number, True, *map(np.asarray, tf.nest.flatten(element), types)
 
   def step(number: tf.Tensor, _: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-    begun, more, *leaves = tf.numpy_function(
+    number, more, *leaves = tf.numpy_function(
         following, [number], [tf.int64, tf.bool, *(spec.dtype for spec in flat)])
-    leaves = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat)]
-    return tf.ensure_shape(begun, []), (
-        tf.ensure_shape(more, []), tf.nest.pack_sequence_as(signature, leaves))
+    return tf.ensure_shape(number, []), (tf.ensure_shape(more, []), *leaves)
 
-  endless = tf.data.Dataset.from_tensors(0).repeat()
-  steps = endless.scan(tf.constant(0, tf.int64), step).take_while(lambda more, _: more)
-  return steps.map(lambda _, element: element)
+  def shaped(state: tf.Tensor, element: Any) -> Tuple[tf.Tensor, Any]:
+    leaves = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(element[1:], flat)]
+    return state, tf.nest.pack_sequence_as(signature, leaves)
+
+  steps = tf.data.Dataset.from_tensors(0).repeat().scan(tf.constant(0, tf.int64), step)
+  # A `map` would run ahead: TensorFlow makes it parallel.
+  return steps.skip(1).take_while(lambda more, *_: more).scan(0, shaped)

@@ -31,7 +31,7 @@ _MIXING = {
 
 
 _SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
-_UNSEEN: MutableSet[Any] = weakref.WeakSet()  # Models to look at when somebody asks.
+_UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Specs, for when somebody asks.
 _PASSED: MutableSet[Any] = weakref.WeakSet()
 
 
@@ -110,15 +110,17 @@ def seen(model: compat.Model) -> constants.Held:
   """Returns what a model was seen to hold; nothing for one that nobody looks at."""
   if model in _UNSEEN and model not in _SEEN:
     traced = tf.function(lambda x: model(x, training=True), autograph=False)
-    _SEEN[model] = constants.held(traced.get_concrete_function(compat.input_specs(model)))
+    with tf.init_scope():
+      _SEEN[model] = constants.held(traced.get_concrete_function(_UNSEEN[model]))
   return _SEEN.get(model, constants.Held([], ()))
 
 
 def look(*models: compat.Model) -> None:
   """Has `seen` look at models that were not validated yet, such as one that becomes private."""
   for model in models:
-    if compat.input_specs(model) is not None:
-      _UNSEEN.add(model)
+    specs = compat.input_specs(model)
+    if specs is not None:
+      _UNSEEN[model] = specs
 
 
 def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:

@@ -17,10 +17,11 @@ from tfdp_adaptive.keras import run as run_lib
 
 @contextlib.contextmanager
 def _writing(saved: Any, store: Any) -> Iterator[None]:
+  found = run_lib.ledger(saved) if hasattr(saved, 'variables') else None  # Before anything is.
   with runfolder.writing(runfolder.WEIGHTS):
     exact = [v for metric in saved.metrics for v in metric.variables] if hasattr(
         type(saved), 'ledger') and not runfolder.may_be_secret() else []  # Sums of private numbers.
-    values = [np.asarray(v) for v in exact]
+    values = [compat.read(v) for v in exact]
     try:
       for v in exact:
         v.assign(np.zeros(v.shape))
@@ -28,7 +29,6 @@ def _writing(saved: Any, store: Any) -> Iterator[None]:
     finally:
       for v, value in zip(exact, values):
         v.assign(value)
-  found = run_lib.ledger(saved) if hasattr(saved, 'variables') else None
   if found is not None and found.entries:
     store.make(run_lib.NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
 
