@@ -26,7 +26,7 @@ def zeros(specs: Tree) -> Tree:
 
 
 def scalar(value: float, tree: Tree) -> Dict[tf.DType, tf.Tensor]:
-  """A number as one tensor for each dtype of the leaves; else every leaf adds one to the graph."""
+  """Returns a number as one tensor for each dtype of the leaves, so that graphs stay small."""
   return {dtype: tf.constant(value, dtype)
           for dtype in dict.fromkeys(leaf.dtype for leaf in tf.nest.flatten(tree))}
 

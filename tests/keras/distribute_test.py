@@ -6,6 +6,7 @@ import sys
 
 # Logical devices must be made before TensorFlow starts, hence processes of their own.
 _TWO = '''
+import tempfile
 import numpy as np
 import tensorflow as tf
 devices = tf.config.list_physical_devices('CPU')
@@ -42,6 +43,12 @@ for variable in two.trainable_variables:
       getattr(variable, 'value', variable) if compat.KERAS_3 else variable)]
   for value in values[1:]:
     np.testing.assert_array_equal(values[0], value)
+# Files hold no exact metrics, and writing them inside the scope leaves the metrics as they are.
+metrics = lambda: [float(compat.read(v)) for metric in two.metrics for v in metric.variables]
+shown = metrics()
+with mirrored.scope(), tempfile.TemporaryDirectory() as folder:
+  two.save_weights(f'{folder}/two.weights.h5')
+assert any(shown) and metrics() == shown, (shown, metrics())
 # Without a seed, the noise is drawn once and has the accounted size: DP-SGD on zero gradients.
 with mirrored.scope():
   model = tfdp.DPSequential([keras.layers.Input((3000,)), keras.layers.Dense(1, use_bias=False)])

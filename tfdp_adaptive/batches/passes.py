@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python iterators as a `tf.data.Dataset`, without the operation behind `from_generator`.
 
-TensorFlow 2.21 fixes glibc's settings for giving memory back once that operation is made, with
-Python 3.11 and later and for the whole process. Large tensors are then taken from the system anew
-in every step, and each of their pages faults: private steps of a perceptron took twice the time.
+In TensorFlow 2.21 with Python 3.11 or later, creating that operation changes how glibc gives memory
+back, for the whole process. From then on, every step allocates its large tensors anew and faults
+each of their pages in. The private steps of a perceptron took twice as long.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import numpy as np
 import tensorflow as tf
 
-# Nothing tells when a pass is given up. So many are kept, those that were used last.
+# Nothing tells when a pass is given up, so as many are kept, those that were used last.
 OPEN = 8
 
 

@@ -31,7 +31,7 @@ _MIXING = {
 
 
 _SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
-_UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Specs, for when somebody asks.
+_UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Model -> specs of its inputs.
 _PASSED: MutableSet[Any] = weakref.WeakSet()
 
 
@@ -116,7 +116,7 @@ def seen(model: compat.Model) -> constants.Held:
 
 
 def look(*models: compat.Model) -> None:
-  """Has `seen` look at models that were not validated yet, such as one that becomes private."""
+  """Remembers models at which `seen` looks, unless they are validated before somebody asks."""
   for model in models:
     specs = compat.input_specs(model)
     if specs is not None:
