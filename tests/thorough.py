@@ -148,7 +148,7 @@ _BY_REASON = {
         'cli/mechanism_command_test.py::test_numbers_are_the_mechanisms_own': (),
         'cli/privacy_command_test.py::test_a_budget_proposes_batch_size_and_steps': (),
         'cli/robust_command_test.py::test_an_interrupt_at_any_moment_ends_in_one_line': (),
-        'cli/robust_command_test.py::test_help_and_wrong_arguments_do_not_wait_for_tensorflow': (),
+        'cli/robust_command_test.py::test_help_and_wrong_arguments_do_not_wait_for_libraries': (),
         'cli/robust_command_test.py::test_output_that_cannot_be_written': (),
         'cli/train_command_test.py::test_a_hostile_state_runs_no_code': (),
         'cli/train_command_test.py::test_another_run_does_not_go_on_from_this_one': (),

@@ -195,7 +195,7 @@ def test_an_interrupt_at_any_moment_ends_in_one_line(tmp_path):
     assert 'Traceback' not in said
 
 
-def test_help_and_wrong_arguments_do_not_wait_for_large_libraries(broken):
+def test_help_and_wrong_arguments_do_not_wait_for_libraries(broken):
   computing = {'mechanism', 'privacy'}  # Their choices are those of the accounting.
   script = ('import sys; from tfdp_adaptive.cli import main\n'
             'def run(*arguments):\n'

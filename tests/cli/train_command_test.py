@@ -137,12 +137,19 @@ def test_steps_that_were_saved_or_shown_are_not_taken_again(folder, monkeypatch)
 
 
 @pytest.fixture(scope='module')
-def unfinished(folder):
-  """A run that was interrupted after all steps."""
+def interrupted(folder, tmp_path_factory):
+  """The folder of a run that was interrupted after all steps."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, 'publish', _interrupt)
     assert main.main(command(folder, 'other')) == 130
-  return folder / 'other' / 'train.state'
+  return (folder / 'other').rename(tmp_path_factory.mktemp('interrupted') / 'other')
+
+
+@pytest.fixture
+def unfinished(folder, interrupted):
+  """The state of this run, as it was left, whatever tests before this one did to it."""
+  shutil.rmtree(folder / 'other', ignore_errors=True)
+  return shutil.copytree(interrupted, folder / 'other') / 'train.state'
 
 
 def test_another_run_does_not_go_on_from_this_one(folder, unfinished, capsys):
