@@ -3,6 +3,9 @@
 
 import gc
 import itertools
+import signal
+import subprocess
+import sys
 import time
 import weakref
 
@@ -171,3 +174,29 @@ def test_no_data_set_of_the_library_has_the_operation_of_from_generator():
                users.all_examples()):
     assert not any('Generator' in op for op in _operations(data))
     assert len(list(data)) > 0
+
+
+@pytest.mark.parametrize('error', ['KeyboardInterrupt', 'ValueError'])
+def test_a_program_that_fails_while_records_are_read_ends(error):
+  """TensorFlow's thread is in Python then. With `from_generator` the program hangs."""
+  program = f'''
+import itertools, time
+import tensorflow as tf
+from tfdp_adaptive.batches import passes
+
+def numbers():
+  for number in itertools.count():
+    time.sleep(0.2)
+    yield number
+
+def train():
+  batches = iter(passes.dataset(numbers, tf.TensorSpec([], tf.int64)).prefetch(2))
+  next(batches)
+  raise {error}
+
+train()
+'''
+  done = subprocess.run([sys.executable, '-c', program], stderr=subprocess.PIPE, text=True,
+                        check=False, timeout=120)
+  assert done.stderr.strip().splitlines()[-1] == error
+  assert done.returncode in (1, -signal.SIGINT)

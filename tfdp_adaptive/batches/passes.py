@@ -6,14 +6,50 @@ back, for the whole process. From then on, every step allocates its large tensor
 each of their pages in. The private steps of a perceptron took twice as long.
 """
 
+import atexit
 import itertools
-from typing import Any, Callable, Dict, Iterator, Tuple
+import math
+import time
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 # Nothing tells when a pass is given up, so as many are kept, those that were used last.
 OPEN = 8
+_QUIET = 0.05  # Seconds without a call: TensorFlow asks for the next element within much less.
+
+
+class _Calls:
+  """Calls of Python by threads of TensorFlow, none of which may be under way when Python ends.
+
+  Such a thread would never return. Python would wait for it where the traceback of an error holds
+  the iterator, as after a `fit` that Ctrl-C stopped while records were read: it would hang.
+
+  Attributes:
+    over: Whether Python ends.
+  """
+
+  def __init__(self) -> None:
+    self._under_way: List[None] = []
+    self._last, self.over = -math.inf, False
+
+  def __enter__(self) -> None:
+    self._under_way.append(None)
+
+  def __exit__(self, *unused: Any) -> None:
+    self._under_way.pop()
+    self._last = time.monotonic()
+
+  def finish(self) -> None:
+    """Waits for those under way. Passes end with them."""
+    self.over = True
+    while self._under_way or time.monotonic() < self._last + _QUIET:
+      time.sleep(_QUIET / 10)
+
+
+_CALLS = _Calls()
+atexit.register(_CALLS.finish)
 
 
 def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dataset:
@@ -40,24 +76,27 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
 
   def following(number: np.ndarray) -> Tuple[Any, ...]:
     """`(number of the pass, whether there is an element, its leaves)`; pass 0 is to begin."""
-    if not number:  # Without an element: after an error in one, a scan would come here again.
-      begun = next(numbers)
-      passes[begun] = iterate()
-      for oldest in list(passes)[:-OPEN]:
-        passes.pop(oldest, None)
-      return np.int64(begun), True, *nothing
-    iterator = passes.pop(int(number), None)
-    if iterator is None:
-      raise RuntimeError(f'At most {OPEN} passes through a data set can be under way at once. '
-                         'Received: more since this one was used. Finish a pass before the next.')
-    passes[int(number)] = iterator
-    try:
-      element = next(iterator)
-    except StopIteration:
-      passes.pop(int(number), None)
-      return number, False, *nothing
-    tf.nest.assert_same_structure(element, signature)
-    return number, True, *map(np.asarray, tf.nest.flatten(element), types)
+    with _CALLS:
+      if _CALLS.over:
+        return number, False, *nothing
+      if not number:  # Without an element: after an error in one, a scan would come here again.
+        begun = next(numbers)
+        passes[begun] = iterate()
+        for oldest in list(passes)[:-OPEN]:
+          passes.pop(oldest, None)
+        return np.int64(begun), True, *nothing
+      iterator = passes.pop(int(number), None)
+      if iterator is None:
+        raise RuntimeError(f'At most {OPEN} passes through a data set can be under way at once. '
+                           'Received: more since this one was used. Finish a pass before the next.')
+      passes[int(number)] = iterator
+      try:
+        element = next(iterator)
+      except StopIteration:
+        passes.pop(int(number), None)
+        return number, False, *nothing
+      tf.nest.assert_same_structure(element, signature)
+      return number, True, *map(np.asarray, tf.nest.flatten(element), types)
 
   def step(number: tf.Tensor, _: tf.Tensor) -> Tuple[tf.Tensor, Any]:
     number, more, *leaves = tf.numpy_function(
