@@ -180,8 +180,8 @@ _BY_FILE = {
          'Words of neighbouring blocks are alike.', _PHILOX),
         ('blocks that begin again', 'words(counter[1] + tf.cast(low < add, tf.uint64))',
          'words(counter[1] + 0 * add)', 'The counter wraps around within 64 bits.', _PHILOX),
-        ('half a counter', 'tf.stack([tf.zeros_like(mixed[1]), mixed[1]])',
-         'tf.stack([tf.zeros_like(mixed[1]), tf.zeros_like(mixed[1])])',
+        ('half a counter', 'mixed * tf.constant([0, 1], tf.uint64)',
+         'mixed * tf.constant([0, 0], tf.uint64)',
          'Keys of 64 bits, so that two steps of a long run may share their noise.', _PHILOX),
     ],
     'tfdp_adaptive/noise/streams.py': [

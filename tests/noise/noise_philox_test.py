@@ -53,9 +53,22 @@ def test_blocks_are_counted_in_128_bits(start):
   assert blocks(start, key, 9) == expected
 
 
+@pytest.mark.parametrize('dtype', [tf.uint32, tf.uint64, tf.int32, tf.int64])
+@pytest.mark.parametrize('shape', [[0, 2], [1], [3, 2], [257]])
+def test_few_words_are_those_of_tensorflow(dtype, shape):
+  draws = lambda key: (philox.words(key, shape, dtype), tf.random.stateless_uniform(
+      shape, key, minval=None, maxval=None, dtype=dtype, alg='philox'))
+  for seed in (0, 7, -1, 2**63 - 1):
+    for jit in (None, False, True):
+      run = draws if jit is None else tf.function(draws, jit_compile=jit, autograph=False)
+      found, expected = run(keys.from_seed(seed))
+      np.testing.assert_array_equal(found, expected)
+      assert found.dtype == dtype and found.shape == shape
+
+
 @pytest.mark.parametrize('dtype', [tf.uint32, tf.uint64])
 @pytest.mark.parametrize('count', [1, 7, 1000, 2**17])
-def test_the_words_are_those_of_tensorflow(dtype, count):
+def test_the_words_of_many_blocks_are_those_of_tensorflow(dtype, count):
   words = 8 // dtype.size
   draws = lambda key: (
       philox.halves(key, count, dtype),

@@ -14,6 +14,8 @@ from typing import Callable, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive.noise import philox
+
 Source = Callable[[], tf.Tensor]  # Where a stream gets its first key from.
 
 _KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every read.
@@ -49,8 +51,7 @@ def from_seed(seed: int) -> tf.Tensor:
 
 def children(key: tf.Tensor, count: int) -> tf.Tensor:
   """Returns [count, 2] keys of full-range integers, equal inside and outside XLA."""
-  return tf.random.stateless_uniform(
-      [count, 2], key, minval=None, maxval=None, dtype=tf.int64, alg='philox')
+  return philox.words(key, [count, 2], tf.int64)
 
 
 def split(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:

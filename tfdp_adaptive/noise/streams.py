@@ -213,8 +213,7 @@ def _halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.
   bits, blocks = _BITS[dtype][0], count * dtype.size // 8
   if trees.worth_compiling(blocks):
     return philox.halves(key, blocks, bits)
-  words = tf.random.stateless_uniform(
-      [blocks, 2, 8 // dtype.size], key, minval=None, maxval=None, dtype=bits, alg='philox')
+  words = philox.words(key, [blocks, 2, 8 // dtype.size], bits)
   return tf.reshape(words[:, 0], [-1]), tf.reshape(words[:, 1], [-1])
 
 
