@@ -11,7 +11,7 @@ that draws from a few records at random, makes such copies, and the plan does no
 """
 
 import hashlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -292,6 +292,7 @@ class Watched(Source):
     super().__init__(len(source), source.specs, source.take, source.at_hand)
     self._changing, self._counts = changing, counts
     self._digests: Dict[int, bytes] = {}
+    self._warned = False
 
   def look(self) -> None:
     """Warns about copies among some records, before the first batch."""
@@ -300,7 +301,8 @@ class Watched(Source):
       self.take(np.unique(np.concatenate([
           np.arange(min(_SAMPLED, count)),
           np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
-    if self.many:
+    if self.many and not self._warned:
+      self._warned = True
       warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
 
   @property
@@ -321,11 +323,10 @@ class Watched(Source):
   def take(self, indices: np.ndarray) -> Any:
     taken = super().take(indices)
     if self._changing is None:
-      arrays = leaves(taken)
-      for row, index in enumerate(np.asarray(indices).tolist()):
+      for index, digest in zip(np.asarray(indices).tolist(), _digests(leaves(taken))):
         known = self._digests.get(index)
         if known is not None or len(self._digests) < _MOST:
-          self._compare(index, known, _digest([array[row] for array in arrays]))
+          self._compare(index, known, digest)
     return taken
 
   def _compare(self, index: int, known: Optional[bytes], digest: bytes) -> None:
@@ -345,14 +346,17 @@ _FIX = ('Remove copies (weight records by `sample_weight` instead of repeating t
         'users: `unit="user"`.')
 
 
-def _digest(arrays: List[Any]) -> bytes:
-  digest = hashlib.blake2b(digest_size=8)
+def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
+  """Yields a digest of each record."""
+  parts = []
   for array in arrays:
-    array = np.asarray(array)
     if array.dtype.kind in 'OSU':
-      digest.update(repr(array.tolist()).encode())
-      continue
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    digest.update((flat if flat.size <= _BYTES else np.ascontiguousarray(
-        flat[::-(-flat.size // _BYTES)])).data)
-  return digest.digest()
+      parts.append([repr(value.tolist()).encode() for value in map(np.asarray, array)])
+    elif len(array):
+      flat = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+      parts.append(np.ascontiguousarray(flat[:, ::-(-flat.shape[1] // _BYTES) or 1]))
+  for record in zip(*parts):
+    digest = hashlib.blake2b(digest_size=8)
+    for part in record:
+      digest.update(part)
+    yield digest.digest()
