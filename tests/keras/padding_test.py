@@ -33,6 +33,11 @@ def make_model(plan, **kwargs):
   return model
 
 
+def in_fit(model, x):
+  """What `fit` iterates over."""
+  return admission.check_fit(model.optimizer, x, None, {}, admission.rows_of(model, x))
+
+
 def rows_of(batches):
   return [tf.nest.flatten(batch)[-1].shape[0] for batch in batches]
 
@@ -43,7 +48,7 @@ def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
   counts = [len(indices) for indices in plan.index_batches()]
   for data in ((X, Y), X, ({'a': X}, Y, np.full(N, 2.0, np.float32))):
     padded = plan.batches(data)
-    found = list(admission.cropped(model, plan.batches(data)))
+    found = list(in_fit(model, plan.batches(data)))
     assert rows_of(found) == [max(1, count) for count in counts]
     for before, after in zip(padded, found):
       for whole, part in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
@@ -52,21 +57,14 @@ def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
           assert not np.any(whole[part.shape[0]:])
 
 
-def test_rows_between_records_stay():
-  weight = tf.constant([[0, 0], [0, 2], [0, 0], [1, 0], [0, 0]], tf.float64)
-  x, none, left = admission._crop(1, tf.range(5), None, weight)
-  np.testing.assert_array_equal(x, [0, 1, 2, 3])
-  assert none is None and left.shape == [4, 2]
-  assert admission._crop(1, tf.range(5), tf.zeros([5, 2]))[0].shape == [1]  # A batch of none.
-
-
-@pytest.mark.parametrize('records', range(12))
 @pytest.mark.parametrize('multiple', [1, 3, 4, 20])
-def test_sizes_are_multiples_and_no_record_is_left_out(records, multiple):
-  weight = np.arange(11) < records
-  (found, _) = admission._crop(multiple, tf.range(11), tf.constant(weight, tf.float64))
-  expected = min(11, max(1, math.ceil(records / multiple)) * multiple)
-  np.testing.assert_array_equal(found, np.arange(expected))
+def test_sizes_are_multiples_and_no_record_is_left_out(multiple):
+  plan = make_plan(steps=60)
+  for indices, (x, _, weight) in zip(plan.index_batches(), plan.batches((X, Y), pad_to=multiple)):
+    rows = max(1, math.ceil(len(indices) / multiple)) * multiple
+    assert x.shape[0] == weight.shape[0] == rows
+    np.testing.assert_array_equal(x[:len(indices)], X[indices])
+    np.testing.assert_array_equal(weight != 0, np.arange(rows) < len(indices))
 
 
 def test_large_batches_have_few_sizes():
@@ -74,9 +72,8 @@ def test_large_batches_have_few_sizes():
   data = np.zeros((4000, 3), np.float32), np.zeros(4000, np.float32)
   model = make_model(plan)
   counts = [len(indices) for indices in plan.index_batches()]
-  sizes = rows_of(admission.cropped(model, plan.batches(data)))
-  padded = rows_of(plan.batches(data))
-  assert sizes == [min(most, 13 * math.ceil(count / 13)) for most, count in zip(padded, counts)]
+  sizes = rows_of(in_fit(model, plan.batches(data)))
+  assert sizes == [13 * math.ceil(count / 13) for count in counts]
   assert len(set(sizes)) < 16 < len(set(counts))
 
 
@@ -112,13 +109,12 @@ def test_steps_of_any_size_are_one_trace(scheme, monkeypatch):
 def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
   plan = make_plan()
   batches = plan.batches((X, Y))
-  assert admission.cropped(make_model(plan, jit_compile=True), batches) is batches
-  assert admission.cropped(make_model(plan, run_eagerly=True), batches) is batches
+  assert in_fit(make_model(plan, jit_compile=True), batches) is batches
+  assert in_fit(make_model(plan, run_eagerly=True), batches) is batches
   fixed = make_plan(sampling=tfdp.sampling.FixedOrder())
   batches = fixed.batches((X, Y))
-  assert admission.cropped(make_model(fixed), batches) is batches
-  foreign = tf.data.Dataset.from_tensors((X, Y))
-  assert admission.cropped(make_model(plan), foreign) is foreign
+  assert in_fit(make_model(fixed), batches) is batches
+  assert admission.rows_of(make_model(plan), tf.data.Dataset.from_tensors((X, Y))) is None
 
 
 def test_an_eager_run_examines_the_model_once_per_size(monkeypatch):
@@ -156,5 +152,5 @@ def test_nothing_is_traced_after_the_first_epoch():
   batches = plan.batches((X, Y))
   model.fit(batches, steps_per_epoch=2, epochs=10, verbose=0, callbacks=[watch],
             validation_data=(X[:7], Y[:7]), validation_batch_size=4)
-  assert len(set(rows_of(admission.cropped(model, plan.batches((X, Y)))))) > 5
+  assert len({max(1, len(indices)) for indices in plan.index_batches()}) > 5
   assert len(counts) == 10 and len(set(counts)) == 1, counts

@@ -58,8 +58,8 @@ def of_plan(
     pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
       standard deviation above it, and three more for each size after that, so that a run
       has three sizes and hardly ever a fourth. Fixed-order batches are padded to
-      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model leaves
-      the padding out again, unless XLA compiles its step for every size anew.
+      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model has
+      smaller multiples, unless XLA compiles its step for every size anew.
     coins: Path of a SECRET file, for schemes in which a record's steps depend on each other
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
@@ -143,9 +143,9 @@ def of_plan(
   result.tfdp_notes = source.notes
   result.tfdp_digest = records.fingerprint
   result.tfdp_draw = draw
-  result.tfdp_from = lambda step, weights=None, coins=kept, share=share: of_plan(
+  result.tfdp_from = lambda step, weights=None, rows=None, coins=kept, share=share: of_plan(
       plan, source, users=users, examples_per_user=examples_per_user, record=record,
-      start_step=step, pad_to=pad_to, coins=coins, class_weight=weights or class_weight,
+      start_step=step, pad_to=rows or pad_to, coins=coins, class_weight=weights or class_weight,
       share=share)
   return result if strategy is None else workers.Distributed(strategy, result)
 

@@ -156,11 +156,19 @@ def check_size(
                 message=message.format('other' if exact else 'more'))]
 
 
-def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
+def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any],
+              rows: Optional[int] = None) -> Any:
   """Refuses data that is not sampled as accounted for, before reading it.
 
+  Args:
+    optimizer: A `DPOptimizer`.
+    x: See `fit`, as `y` and `kwargs`, which loses its `class_weight` where there is a plan.
+    y: See `x`.
+    kwargs: See `x`.
+    rows: As `rows_of` returns it.
+
   Returns:
-    `x`, or its batches from the step on that comes next.
+    `x`, or its batches from the step on that comes next, made up to multiples of `rows`.
   """
   plan = optimizer.plan
   optimizer.run.refuse_foreign()
@@ -199,10 +207,10 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     optimizer.run.same_records(x.tfdp_digest, x.tfdp_coins.in_file)
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
-      return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.
-    if weigh is not None or x.tfdp_start_step != optimizer.steps_done:
+      return x.tfdp_from(lambda: optimizer.steps_done, weigh, rows)  # It restores after this.
+    if weigh is not None or rows is not None or x.tfdp_start_step != optimizer.steps_done:
       # Coins are drawn again, for the steps left.
-      return x.tfdp_from(optimizer.steps_done, weigh)
+      return x.tfdp_from(optimizer.steps_done, weigh, rows)
   elif plan is None and y is not None and hasattr(x, 'shape') and (
       optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32
@@ -216,6 +224,26 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
           f'The last batch of an epoch would have {count % batch} of {batch} examples. '
           f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
   return x
+
+
+# Of an expected batch: `fit` makes batches up to multiples of a part. What convolutions prepare for
+# every size of batch they then find again; the padding is 1.6% on average.
+_PARTS = 32
+
+
+def rows_of(model: Any, x: Any) -> Optional[int]:
+  """Returns of how many rows a plan's `x` is to be made up in `fit`, or None where `x` may stay.
+
+  It stays as it is where XLA compiles each size anew, eager steps examine each, or replicas share
+  the rows. Their number depends on the number of records drawn alone.
+  """
+  plan = getattr(x, 'tfdp_plan', None)
+  if plan is None or model.jit_compile or model.run_eagerly or (
+      model.distribute_strategy.num_replicas_in_sync > 1):
+    return None
+  fixed = tf.nest.flatten(x.element_spec)[-1].shape[0]
+  expected = plan.batch_size
+  return None if fixed is not None and fixed <= expected else math.ceil(expected / _PARTS)
 
 
 def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
@@ -299,38 +327,6 @@ def with_shapes(model: Any, data: Any) -> Any:
       t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t
             for t, one in zip(leaves, inputs)]
   return compat.keras.utils.pack_x_y_sample_weight(tf.nest.pack_sequence_as(x, leaves), y, weight)
-
-
-# The batches of a plan, without their padding.
-
-# Of an expected batch: rows are left out in multiples of a part. What convolutions prepare for
-# every size of batch they then find again; the rows that stay are 1.6% on average.
-_PARTS = 32
-
-
-def cropped(model: Any, x: Any) -> Any:
-  """Returns a plan's `x` without most padding rows; other data unchanged.
-
-  So is what XLA compiles for each size anew, eager steps examine for each, or replicas share.
-  The rows that stay depend on the number of records drawn alone.
-  """
-  plan = getattr(x, 'tfdp_plan', None)
-  if plan is None or model.jit_compile or model.run_eagerly or (
-      model.distribute_strategy.num_replicas_in_sync > 1):
-    return x
-  rows = tf.nest.flatten(x.element_spec)[-1].shape[0]
-  if rows is not None and rows <= plan.batch_size:
-    return x
-  return x.map(functools.partial(_crop, math.ceil(plan.batch_size / _PARTS)))
-
-
-@tf.autograph.experimental.do_not_convert
-def _crop(multiple: int, *batch: Any) -> Any:
-  used = _used(batch[-1])
-  rows = tf.range(1, tf.shape(used)[0] + 1)
-  count = tf.maximum(1, tf.reduce_max(tf.where(used, rows, 0)))
-  count = -(-count // multiple) * multiple  # Slices end where their tensor does.
-  return tf.nest.map_structure(lambda t: None if t is None else t[:count], batch)
 
 
 # Replicas.
