@@ -125,9 +125,9 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tupl
     most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
   drawn = marks.in_place(
       compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
-  return drawn, tf.debugging.assert_equal(drawn, True, message=_DRAWN.format(
+  return drawn, tf.raw_ops.Assert(condition=drawn, data=[_DRAWN.format(
       'a batch of another step or plan, used before, with rows repeated, moved or left out, or '
-      'of other coins than those of another worker'))
+      'of other coins than those of another worker')])
 
 
 def check_size(
@@ -151,9 +151,9 @@ def check_size(
     if static != optimizer.batch_size:
       raise errors.PrivacyError(message.format(static))
     return []
-  check = tf.debugging.assert_equal if exact else tf.debugging.assert_less_equal
-  return [check(compat.sum_over_replicas(tf.cast(size, tf.float32)), float(optimizer.batch_size),
-                message=message.format('other' if exact else 'more'))]
+  size = compat.sum_over_replicas(tf.cast(size, tf.float32))
+  fits = size == optimizer.batch_size if exact else size <= optimizer.batch_size
+  return [tf.raw_ops.Assert(condition=fits, data=[message.format('other' if exact else 'more')])]
 
 
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any],

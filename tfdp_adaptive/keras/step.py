@@ -167,8 +167,10 @@ def observe(
     present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
   if model.reads_outputs():
     outputs = trees.map(lambda t: _blank(t, present), outputs)
-  compat.loss_tracker(model, outputs).update_state(
-      clipped.losses, sample_weight=tf.cast(batch.mask, tf.float32))
+  count = tf.reduce_sum(tf.cast(batch.mask, clipped.losses.dtype))
+  mean = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), count)
+  # Keras would compare the lengths of losses and weights in every step.
+  compat.loss_tracker(model, outputs).update_state(mean, sample_weight=count)
   # As in Keras, metrics get no weights where nothing is left out.
   present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
   with _kept(model):

@@ -159,11 +159,11 @@ def within(row: Any, steps: Optional[int]) -> tf.Tensor:
   """
   if steps is None:
     return tf.constant(True)
-  with tf.control_dependencies([tf.debugging.assert_less(
-      row, tf.constant(steps, row.dtype),
-      message=f'The privacy plan and its mechanism cover {steps} steps, and they are used up. '
-      'Make a plan with more `steps` (and account for it) to train on.')]):
-    return tf.identity(row) < steps
+  covered = row < steps
+  with tf.control_dependencies([tf.raw_ops.Assert(condition=covered, data=[
+      f'The privacy plan and its mechanism cover {steps} steps, and they are used up. '
+      'Make a plan with more `steps` (and account for it) to train on.'])]):
+    return tf.identity(covered)
 
 
 def flat_specs(specs: trees.Tree) -> Specs:
