@@ -348,7 +348,7 @@ _FIX = ('Remove copies (weight records by `sample_weight` instead of repeating t
 
 def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
   """Yields a digest of each record."""
-  parts = []
+  parts: List[Any] = []
   for array in arrays:
     if array.dtype.kind in 'OSU':
       parts.append([repr(value.tolist()).encode() for value in map(np.asarray, array)])
