@@ -156,6 +156,41 @@ def test_no_more_is_asked_for_than_a_prefetch_holds():
   assert len(given) <= 10 + 4
 
 
+def test_what_asks_when_python_ends_is_told():
+  program = '''
+import atexit
+atexit.register(lambda: list(data))  # Runs after those that were registered later.
+import tensorflow as tf
+from tfdp_adaptive.batches import passes
+data = passes.dataset(lambda: iter([1, 2]), tf.TensorSpec([], tf.int64))
+assert len(list(data)) == 2
+'''
+  done = subprocess.run([sys.executable, '-c', program], stderr=subprocess.PIPE, text=True,
+                        check=False, timeout=120)
+  assert 'Python is about to end' in done.stderr
+
+
+def test_a_fork_ends_though_an_element_is_under_way():
+  program = '''
+import os, time
+from tfdp_adaptive.batches import passes
+
+with passes._CALLS:
+  child = os.fork()
+  if not child:
+    passes._CALLS.finish()
+    os._exit(0)
+  for _ in range(300):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+      os._exit(status)
+    time.sleep(0.01)
+  os.kill(child, 9)
+  os._exit(1)
+'''
+  assert subprocess.run([sys.executable, '-c', program], check=False, timeout=120).returncode == 0
+
+
 def _operations(data):
   graph = tf.raw_ops.DatasetToGraphV2(input_dataset=data._variant_tensor, external_state_policy=1)
   definition = tf.compat.v1.GraphDef.FromString(graph.numpy())

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import step as step_lib
@@ -33,11 +34,6 @@ def make_model(plan, **kwargs):
   return model
 
 
-def in_fit(model, x):
-  """What `fit` iterates over."""
-  return admission.check_fit(model.optimizer, x, None, {}, admission.rows_of(model, x))
-
-
 def rows_of(batches):
   return [tf.nest.flatten(batch)[-1].shape[0] for batch in batches]
 
@@ -48,7 +44,7 @@ def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
   counts = [len(indices) for indices in plan.index_batches()]
   for data in ((X, Y), X, ({'a': X}, Y, np.full(N, 2.0, np.float32))):
     padded = plan.batches(data)
-    found = list(in_fit(model, plan.batches(data)))
+    found = list(admission.cropped(model, plan.batches(data)))
     assert rows_of(found) == [max(1, count) for count in counts]
     for before, after in zip(padded, found):
       for whole, part in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
@@ -72,7 +68,7 @@ def test_large_batches_have_few_sizes():
   data = np.zeros((4000, 3), np.float32), np.zeros(4000, np.float32)
   model = make_model(plan)
   counts = [len(indices) for indices in plan.index_batches()]
-  sizes = rows_of(in_fit(model, plan.batches(data)))
+  sizes = rows_of(admission.cropped(model, plan.batches(data)))
   assert sizes == [13 * math.ceil(count / 13) for count in counts]
   assert len(set(sizes)) < 16 < len(set(counts))
 
@@ -109,12 +105,38 @@ def test_steps_of_any_size_are_one_trace(scheme, monkeypatch):
 def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
   plan = make_plan()
   batches = plan.batches((X, Y))
-  assert in_fit(make_model(plan, jit_compile=True), batches) is batches
-  assert in_fit(make_model(plan, run_eagerly=True), batches) is batches
+  assert admission.cropped(make_model(plan, jit_compile=True), batches) is batches
+  assert admission.cropped(make_model(plan, run_eagerly=True), batches) is batches
   fixed = make_plan(sampling=tfdp.sampling.FixedOrder())
   batches = fixed.batches((X, Y))
-  assert in_fit(make_model(fixed), batches) is batches
-  assert admission.rows_of(make_model(plan), tf.data.Dataset.from_tensors((X, Y))) is None
+  assert admission.cropped(make_model(fixed), batches) is batches
+  foreign = tf.data.Dataset.from_tensors((X, Y))
+  assert admission.cropped(make_model(plan), foreign) is foreign
+
+
+def test_a_start_that_is_known_when_training_begins(tmp_path):
+  """A callback of one's own restores a run after `fit` was called."""
+  plan = make_plan()
+  first, second = make_model(plan), make_model(plan)
+  first.fit(plan.batches((X, Y)), steps_per_epoch=5, verbose=0)
+  path = tf.train.Checkpoint(model=first).save(str(tmp_path / 'five'))
+  restore = keras.callbacks.LambdaCallback(
+      on_train_begin=lambda *_: tf.train.Checkpoint(model=second).restore(path))
+  batches = plan.batches((X, Y), start_step=lambda: second.optimizer.steps_done)
+  second.fit(batches, steps_per_epoch=7, verbose=0, callbacks=[restore])
+  first.fit(plan.batches((X, Y), start_step=5), verbose=0)
+  assert first.optimizer.steps_done == second.optimizer.steps_done == 12
+  for left, right in zip(first.get_weights(), second.get_weights()):
+    np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_users_are_sorted_once(monkeypatch):
+  made, users = [], users_lib.Users
+  monkeypatch.setattr(users_lib, 'Users', lambda *args: made.append(args) or users(*args))
+  plan = make_plan(unit='user', population_size=20, batch_size=4)
+  make_model(plan).fit(
+      plan.batches((X, Y), users=np.arange(N) % 20, examples_per_user=2), verbose=0)
+  assert len(made) == 1
 
 
 def test_an_eager_run_examines_the_model_once_per_size(monkeypatch):

@@ -56,7 +56,7 @@ def test_blocks_are_counted_in_128_bits(start):
 @pytest.mark.parametrize('dtype', [tf.uint32, tf.uint64, tf.int32, tf.int64])
 @pytest.mark.parametrize('shape', [[0, 2], [1], [3, 2], [257]])
 def test_few_words_are_those_of_tensorflow(dtype, shape):
-  draws = lambda key: (philox.words(key, shape, dtype), tf.random.stateless_uniform(
+  draws = lambda key: (keys.words(key, shape, dtype), tf.random.stateless_uniform(
       shape, key, minval=None, maxval=None, dtype=dtype, alg='philox'))
   for seed in (0, 7, -1, 2**63 - 1):
     for jit in (None, False, True):

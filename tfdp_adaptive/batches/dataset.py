@@ -22,6 +22,10 @@ from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.batches import workers
 
+# Of an expected batch: `fit` takes batches that are padded to multiples of a part. What
+# convolutions prepare for each size they then find again; the padding is 1.6% on average.
+_PARTS = 32
+
 
 def of_plan(
     plan: terms_lib.Terms, data: Any, *, users: Any = None,
@@ -116,37 +120,44 @@ def of_plan(
   passes = itertools.chain([begun], (draw(now) for _ in itertools.count()))
   source.look()
 
-  def generate() -> Iterator[Any]:
-    start = start_step() if callable(start_step) else now
-    indices_of_steps = draw(start) if later else next(passes)
-    for step, indices in enumerate(indices_of_steps, start):
-      indices = indices if chosen is None else indices[chosen()[indices]]
-      rows = share.rows(_rows(plan, len(indices), pad_to))
-      for first in share.firsts(rows):
-        yield _batch(records, indices[first:first + rows], rows, plan, step, class_weight,
-                     first, kept.tag)
+  def padded(pad_to: Optional[int]) -> tf.data.Dataset:
+    """Returns the data set of these passes, padded to these rows."""
 
-  none = _batch(records, np.zeros([0], np.int64), 1, plan, now, class_weight)
-  largest = _largest(plan) if pad_to is None else None
-  rows = None if largest is None else share.rows(largest)
-  signature = sources.map_structure(
-      lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
-  result = passes_lib.dataset(generate, signature)
-  if not later:
-    result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - now))
-  if not _is_pair(records.specs):
-    result = result.map(lambda x, weight: (x, None, weight))
-  result = result.prefetch(2)
-  result.tfdp_plan = plan
-  result.tfdp_start_step = now
-  result.tfdp_coins = kept
-  result.tfdp_notes = source.notes
-  result.tfdp_digest = records.fingerprint
-  result.tfdp_draw = draw
-  result.tfdp_from = lambda step, weights=None, rows=None, coins=kept, share=share: of_plan(
-      plan, source, users=users, examples_per_user=examples_per_user, record=record,
-      start_step=step, pad_to=rows or pad_to, coins=coins, class_weight=weights or class_weight,
-      share=share)
+    def generate() -> Iterator[Any]:
+      start = start_step() if callable(start_step) else now
+      indices_of_steps = draw(start) if later else next(passes)
+      for step, indices in enumerate(indices_of_steps, start):
+        indices = indices if chosen is None else indices[chosen()[indices]]
+        rows = share.rows(_rows(plan, len(indices), pad_to))
+        for first in share.firsts(rows):
+          yield _batch(records, indices[first:first + rows], rows, plan, step, class_weight,
+                       first, kept.tag)
+
+    none = _batch(records, np.zeros([0], np.int64), 1, plan, now, class_weight)
+    largest = _largest(plan) if pad_to is None else None
+    rows = None if largest is None else share.rows(largest)
+    signature = sources.map_structure(
+        lambda a: tf.TensorSpec((rows,) + a.shape[1:], sources.spec(a).dtype), none)
+    result = passes_lib.dataset(generate, signature)
+    if not later:
+      result = result.apply(tf.data.experimental.assert_cardinality(plan.steps - now))
+    if not _is_pair(records.specs):
+      result = result.map(lambda x, weight: (x, None, weight))
+    result = result.prefetch(2)
+    result.tfdp_plan = plan
+    result.tfdp_start_step = now
+    result.tfdp_coins = kept
+    result.tfdp_notes = source.notes
+    result.tfdp_digest = records.fingerprint
+    result.tfdp_draw = draw
+    result.tfdp_from = lambda step, weights=None, coins=kept, share=share: of_plan(
+        plan, source, users=users, examples_per_user=examples_per_user, record=record,
+        start_step=step, pad_to=pad_to, coins=coins, class_weight=weights or class_weight,
+        share=share)
+    return result
+
+  result = padded(pad_to)
+  result.tfdp_tight = padded(math.ceil(plan.batch_size / _PARTS))
   return result if strategy is None else workers.Distributed(strategy, result)
 
 

@@ -9,6 +9,7 @@ each of their pages in. The private steps of a perceptron took twice as long.
 import atexit
 import itertools
 import math
+import os
 import time
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -31,11 +32,11 @@ class _Calls:
   """
 
   def __init__(self) -> None:
-    self._under_way: List[None] = []
+    self._under_way: List[int] = []  # Processes, since a fork of one brings them along.
     self._last, self.over = -math.inf, False
 
   def __enter__(self) -> None:
-    self._under_way.append(None)
+    self._under_way.append(os.getpid())
 
   def __exit__(self, *unused: Any) -> None:
     self._under_way.pop()
@@ -44,7 +45,7 @@ class _Calls:
   def finish(self) -> None:
     """Waits for those under way. Passes end with them."""
     self.over = True
-    while self._under_way or time.monotonic() < self._last + _QUIET:
+    while os.getpid() in self._under_way or time.monotonic() < self._last + _QUIET:
       time.sleep(_QUIET / 10)
 
 
@@ -77,8 +78,8 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
   def following(number: np.ndarray) -> Tuple[Any, ...]:
     """`(number of the pass, whether there is an element, its leaves)`; pass 0 is to begin."""
     with _CALLS:
-      if _CALLS.over:
-        return number, False, *nothing
+      if _CALLS.over:  # What TensorFlow does not print, and whoever still asks gets as an error.
+        raise StopIteration('Python is about to end: no more batches are read.')
       if not number:  # Without an element: after an error in one, a scan would come here again.
         begun = next(numbers)
         passes[begun] = iterate()

@@ -292,7 +292,6 @@ class Watched(Source):
     super().__init__(len(source), source.specs, source.take, source.at_hand)
     self._changing, self._counts = changing, counts
     self._digests: Dict[int, bytes] = {}
-    self._warned = False
 
   def look(self) -> None:
     """Warns about copies among some records, before the first batch."""
@@ -301,8 +300,7 @@ class Watched(Source):
       self.take(np.unique(np.concatenate([
           np.arange(min(_SAMPLED, count)),
           np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
-    if self.many and not self._warned:
-      self._warned = True
+    if self.many:
       warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
 
   @property

@@ -8,7 +8,6 @@ their padding, or over the replicas of a `tf.distribute` strategy.
 
 import functools
 import inspect
-import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import warnings
 
@@ -125,9 +124,9 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tupl
     most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
   drawn = marks.in_place(
       compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
-  return drawn, tf.raw_ops.Assert(condition=drawn, data=[_DRAWN.format(
+  return drawn, trees.insist(drawn, _DRAWN.format(
       'a batch of another step or plan, used before, with rows repeated, moved or left out, or '
-      'of other coins than those of another worker')])
+      'of other coins than those of another worker'))
 
 
 def check_size(
@@ -153,22 +152,14 @@ def check_size(
     return []
   size = compat.sum_over_replicas(tf.cast(size, tf.float32))
   fits = size == optimizer.batch_size if exact else size <= optimizer.batch_size
-  return [tf.raw_ops.Assert(condition=fits, data=[message.format('other' if exact else 'more')])]
+  return [trees.insist(fits, message.format('other' if exact else 'more'), size)]
 
 
-def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any],
-              rows: Optional[int] = None) -> Any:
+def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
   """Refuses data that is not sampled as accounted for, before reading it.
 
-  Args:
-    optimizer: A `DPOptimizer`.
-    x: See `fit`, as `y` and `kwargs`, which loses its `class_weight` where there is a plan.
-    y: See `x`.
-    kwargs: See `x`.
-    rows: As `rows_of` returns it.
-
   Returns:
-    `x`, or its batches from the step on that comes next, made up to multiples of `rows`.
+    `x`, or its batches from the step on that comes next.
   """
   plan = optimizer.plan
   optimizer.run.refuse_foreign()
@@ -207,10 +198,10 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     optimizer.run.same_records(x.tfdp_digest, x.tfdp_coins.in_file)
     restores = compat.keras.callbacks.BackupAndRestore
     if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
-      return x.tfdp_from(lambda: optimizer.steps_done, weigh, rows)  # It restores after this.
-    if weigh is not None or rows is not None or x.tfdp_start_step != optimizer.steps_done:
+      return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.
+    if weigh is not None or x.tfdp_start_step != optimizer.steps_done:
       # Coins are drawn again, for the steps left.
-      return x.tfdp_from(optimizer.steps_done, weigh, rows)
+      return x.tfdp_from(optimizer.steps_done, weigh)
   elif plan is None and y is not None and hasattr(x, 'shape') and (
       optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32
@@ -224,26 +215,6 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
           f'The last batch of an epoch would have {count % batch} of {batch} examples. '
           f'Received: {count} examples. Drop the remainder, or use `plan.batches`.')
   return x
-
-
-# Of an expected batch: `fit` makes batches up to multiples of a part. What convolutions prepare for
-# every size of batch they then find again; the padding is 1.6% on average.
-_PARTS = 32
-
-
-def rows_of(model: Any, x: Any) -> Optional[int]:
-  """Returns of how many rows a plan's `x` is to be made up in `fit`, or None where `x` may stay.
-
-  It stays as it is where XLA compiles each size anew, eager steps examine each, or replicas share
-  the rows. Their number depends on the number of records drawn alone.
-  """
-  plan = getattr(x, 'tfdp_plan', None)
-  if plan is None or model.jit_compile or model.run_eagerly or (
-      model.distribute_strategy.num_replicas_in_sync > 1):
-    return None
-  fixed = tf.nest.flatten(x.element_spec)[-1].shape[0]
-  expected = plan.batch_size
-  return None if fixed is not None and fixed <= expected else math.ceil(expected / _PARTS)
 
 
 def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
@@ -327,6 +298,25 @@ def with_shapes(model: Any, data: Any) -> Any:
       t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t
             for t, one in zip(leaves, inputs)]
   return compat.keras.utils.pack_x_y_sample_weight(tf.nest.pack_sequence_as(x, leaves), y, weight)
+
+
+# The batches of a plan, without their padding.
+
+
+def cropped(model: Any, x: Any) -> Any:
+  """Returns a plan's `x` with the fewest padding rows; other data unchanged.
+
+  So is what XLA compiles for each size anew, eager steps examine for each, or replicas share.
+  The rows depend on the number of records drawn alone.
+  """
+  plan = getattr(x, 'tfdp_plan', None)
+  if plan is None or model.jit_compile or model.run_eagerly or (
+      model.distribute_strategy.num_replicas_in_sync > 1):
+    return x
+  rows = tf.nest.flatten(x.element_spec)[-1].shape[0]
+  if rows is not None and rows <= plan.batch_size:
+    return x
+  return x.tfdp_tight
 
 
 # Replicas.

@@ -149,8 +149,9 @@ class DPModel(_Mixin):
         self.distribute_strategy, self.trainable_variables if self.built else ())
     admission.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
-    x = admission.check_fit(self.optimizer, x, y, kwargs, admission.rows_of(self, x))
+    x = admission.check_fit(self.optimizer, x, y, kwargs)
     notes = getattr(x, 'tfdp_notes', list)
+    x = admission.cropped(self, x)
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))

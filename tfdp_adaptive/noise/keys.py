@@ -9,12 +9,10 @@ the clock. Neither is enough for private noise.
 
 import numbers
 import os
-from typing import Callable, Tuple
+from typing import Callable, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
-
-from tfdp_adaptive.noise import philox
 
 Source = Callable[[], tf.Tensor]  # Where a stream gets its first key from.
 
@@ -51,10 +49,29 @@ def from_seed(seed: int) -> tf.Tensor:
 
 def children(key: tf.Tensor, count: int) -> tf.Tensor:
   """Returns [count, 2] keys of full-range integers, equal inside and outside XLA."""
-  return philox.words(key, [count, 2], tf.int64)
+  return words(key, [count, 2], tf.int64)
 
 
 def split(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """Returns `(key of this row, key of the rest of the chain)`."""
   pair = children(key, 2)
   return pair[0], pair[1]
+
+
+def words(key: tf.Tensor, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+  """Returns unsigned or signed integers of all their bits, equal inside and outside XLA.
+
+  They are `tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=dtype,
+  alg='philox')` for a `key` of [2] int64, by a quarter of the operations.
+  """
+  state, counter = scrambled(key)
+  return tf.raw_ops.StatelessRandomUniformFullIntV2(
+      shape=shape, key=state, counter=counter, dtype=dtype, alg=1)
+
+
+def scrambled(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns uint64 `(key [1], counter [2])` of the generator, as TensorFlow makes them."""
+  # Its `StatelessRandomGetKeyCounter` gives others under XLA for long seeds.
+  mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
+      shape=[2], key=[0x02461E293EC8F720], counter=tf.cast(key, tf.uint64), dtype=tf.uint64, alg=1)
+  return mixed[:1], mixed * tf.constant([0, 1], tf.uint64)

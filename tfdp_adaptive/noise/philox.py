@@ -7,43 +7,26 @@ time. It does so only in 64-bit arithmetic, and would compute all rounds again f
 Therefore a block leaves as one complex number of 128 bits.
 """
 
-from typing import Sequence, Tuple
+from typing import Tuple
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp_adaptive.noise import keys
 
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = np.outer(range(10), (0x9E3779B9, 0xBB67AE85))  # By round.
 
 
-def words(key: tf.Tensor, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-  """Returns unsigned or signed integers of all their bits, equal inside and outside XLA.
-
-  They are `tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=dtype,
-  alg='philox')` for a `key` of [2] int64, by a quarter of the operations.
-  """
-  state, counter = _scrambled(key)
-  return tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=shape, key=state, counter=counter, dtype=dtype, alg=1)
-
-
 def halves(key: tf.Tensor, blocks: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
   """Returns the first and the second half of every block, as unsigned integers of `dtype` each.
 
-  Together they are `words(key, [blocks, 2, 8 // dtype.size], dtype)`.
+  Together they are `keys.words(key, [blocks, 2, 8 // dtype.size], dtype)`.
   """
-  block = _blocks(*_scrambled(key), blocks)
+  block = _blocks(*keys.scrambled(key), blocks)
   first, second = (tf.reshape(tf.bitcast(half, dtype), [-1])
                    for half in (tf.math.real(block), tf.math.imag(block)))
   return first, second
-
-
-def _scrambled(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Returns uint64 `(key [1], counter [2])` of the generator, as TensorFlow makes them."""
-  # Its `StatelessRandomGetKeyCounter` gives others under XLA for long seeds.
-  mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=[2], key=[0x02461E293EC8F720], counter=tf.cast(key, tf.uint64), dtype=tf.uint64, alg=1)
-  return mixed[:1], mixed * tf.constant([0, 1], tf.uint64)
 
 
 @tf.function(jit_compile=True, autograph=False)

@@ -160,9 +160,9 @@ def within(row: Any, steps: Optional[int]) -> tf.Tensor:
   if steps is None:
     return tf.constant(True)
   covered = row < steps
-  with tf.control_dependencies([tf.raw_ops.Assert(condition=covered, data=[
-      f'The privacy plan and its mechanism cover {steps} steps, and they are used up. '
-      'Make a plan with more `steps` (and account for it) to train on.'])]):
+  with tf.control_dependencies([trees.insist(
+      covered, f'The privacy plan and its mechanism cover {steps} steps, and they are used up. '
+      'Make a plan with more `steps` (and account for it) to train on.')]):
     return tf.identity(covered)
 
 
@@ -213,7 +213,7 @@ def _halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.
   bits, blocks = _BITS[dtype][0], count * dtype.size // 8
   if trees.worth_compiling(blocks):
     return philox.halves(key, blocks, bits)
-  words = philox.words(key, [blocks, 2, 8 // dtype.size], bits)
+  words = keys.words(key, [blocks, 2, 8 // dtype.size], bits)
   return tf.reshape(words[:, 0], [-1]), tf.reshape(words[:, 1], [-1])
 
 
