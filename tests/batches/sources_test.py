@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -263,6 +264,25 @@ def test_batches_must_have_one_size():
   source = sources.of(Uneven())
   with pytest.raises(ValueError, match='batches of one size, 8'):
     source.take(np.arange(N))
+
+
+@pytest.mark.parametrize('changing', [None, 'each is turned'])
+@pytest.mark.parametrize('given', [lambda n: n[:1], lambda n: n[1:], lambda n: n + n[:1]])
+def test_a_source_gives_one_record_for_each_number(given, changing):
+  """One alone would take all places of a batch."""
+  class Rows:
+    def __len__(self):
+      return N
+
+    def __getitem__(self, index):
+      return X[index], Y[index]
+
+    def __getitems__(self, numbers):
+      return [self[i] for i in given(numbers)]
+
+  for indices in ([3, 5], [1, 2, 8]):
+    with pytest.raises(errors.PrivacyError, match='one record for each number'):
+      sources.Watched(sources.of(Rows()), changing).take(np.array(indices))
 
 
 def test_a_cache_is_for_data_sets():

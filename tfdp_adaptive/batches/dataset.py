@@ -62,8 +62,8 @@ def of_plan(
     pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
       standard deviation above it, and three more for each size after that, so that a run
       has three sizes and hardly ever a fourth. Fixed-order batches are padded to
-      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model has
-      smaller multiples, unless XLA compiles its step for every size anew.
+      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model pads
+      to smaller multiples, unless XLA compiles its step for every size anew.
     coins: Path of a SECRET file, for schemes in which a record's steps depend on each other
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed

@@ -43,8 +43,14 @@ class Source:
     return self._length
 
   def take(self, indices: np.ndarray) -> Any:
-    """Returns the records of these numbers."""
-    return self._read(indices)
+    """Returns the records of these numbers, one for each."""
+    taken = self._read(indices)
+    counts = sorted({len(leaf) for leaf in leaves(taken)})
+    if counts != [len(indices)]:  # NumPy would repeat a single one in all places of a batch.
+      raise errors.PrivacyError(
+          f'`data` must give one record for each number. Received: {counts} records for '
+          f'{len(indices)} numbers.')
+    return taken
 
 
 def of(data: Any) -> Source:
@@ -345,7 +351,7 @@ _FIX = ('Remove copies (weight records by `sample_weight` instead of repeating t
 
 
 def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
-  """Yields a digest of each record."""
+  """Yields a digest of each record, of arrays [n, ...] that hold n of them."""
   parts: List[Any] = []
   for array in arrays:
     if array.dtype.kind in 'OSU':
