@@ -20,11 +20,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 MISSING = [library for library in ('tensorflow_federated', 'tensorflow_privacy')
            if importlib.util.find_spec(library) is None]
 
-# `federated/` becomes `tfdp_adaptive.federated` by installation, and so does `examples/`; a bare
-# checkout finds them through the package's path.
-if None in map(importlib.util.find_spec, ('tfdp_adaptive.federated', 'tfdp_adaptive.examples')):
-  tfdp_adaptive.__path__.append(str(ROOT))
-
 tfdp_adaptive.experimental(*gate.PARTS)  # Whoever tests it knows what it is.
 configuration.set_hypothesis_home_dir(ROOT / 'build' / 'hypothesis')
 hypothesis.settings.register_profile('tfdp', derandomize=True, deadline=None, database=None)

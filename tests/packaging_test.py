@@ -98,3 +98,16 @@ def test_pinned_lists_name_versions_and_no_addresses():
     for line in pins:
       assert re.fullmatch(r'[\w.-]+==[\w.+!]+( ; .*)?', line), line
       assert '://' not in line
+
+
+def test_a_checkout_runs_its_own_code(tmp_path):
+  """Also where the installation is an editable one of another checkout."""
+  for name in ('tfdp_adaptive', 'federated', 'examples'):
+    shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__'))
+  code = ('import tfdp_adaptive, importlib.util as u; '
+          'print(*(u.find_spec(f"tfdp_adaptive.{name}").origin for name in '
+          '("federated", "examples", "rules")), sep="\\n")')
+  found = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+  assert found == [str(tmp_path / name / '__init__.py')
+                   for name in ('federated', 'examples', 'tfdp_adaptive/rules')]

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -19,6 +20,11 @@ import threading
 from typing import Any, Callable, Dict, List, TYPE_CHECKING
 
 from tfdp_adaptive.version import __version__
+
+# A wheel has `federated` and `examples` in this folder; a checkout has them beside it. An editable
+# installation of another checkout is asked last, so every checkout runs its own code.
+if not os.path.isdir(os.path.join(__path__[0], 'federated')):
+  __path__.append(os.path.dirname(__path__[0]))
 
 if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do editors.
   from tfdp_adaptive import advice as advice

@@ -19,9 +19,6 @@ SCRIPT = """
 import hashlib, json, os, sys
 root, ledger, *arguments = sys.argv[1:]
 import tfdp_adaptive as tfdp
-if not hasattr(tfdp, '__path__') or not any(
-    os.path.isdir(os.path.join(path, 'federated')) for path in tfdp.__path__):
-  tfdp.__path__.append(root)
 import numpy as np
 from tfdp_adaptive import noise
 from tfdp_adaptive.cli import main

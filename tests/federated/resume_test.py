@@ -115,7 +115,6 @@ import os, signal, sys
 root, out, point = sys.argv[1:]
 sys.path[:0] = [root, root + '/tests/federated']
 import tfdp_adaptive as tfdp
-tfdp.__path__.append(root)
 import regression, resume_test
 from tfdp_adaptive.federated import releases, rounds, storage
 
