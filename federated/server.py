@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
-from tfdp_adaptive import geometry
 from tfdp_adaptive import privacy
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
@@ -84,21 +84,6 @@ class ModelWeights(NamedTuple):
         variable.assign(value)
 
 
-class RuleState(NamedTuple):
-  """State of rule and noise. It is SECRET: it determines later noise."""
-
-  rule: Any
-  privatizer: privatizer.State
-
-
-class Broadcast(NamedTuple):
-  """The public values that a client needs to clip its update."""
-
-  scales: Any  # Per ask, as `geometry.packed`, or ().
-  clips: Any  # [] absolute clip norm per ask, in scaled units.
-  groups: Any = ()  # `contract.Groups` per ask, or ().
-
-
 class ClipState(NamedTuple):
   """State of a clip norm that moves. It is SECRET."""
 
@@ -111,7 +96,7 @@ class State(NamedTuple):
 
   global_model_weights: Any  # `ModelWeights`.
   round: tf.Tensor  # [] int64, rounds done.
-  query: RuleState
+  query: private_rule.State
   clip: Any = ()  # `ClipState`, or ().
   metrics: Any = ()  # `privatizer.State` of the metrics.
 
@@ -159,45 +144,42 @@ class Server:
     numbers = privatizer.settings(rule, plan)
     streams.for_graphs(plan.mechanism)
     sides = _check_sides(rule, plan, quantile_clip, private_metrics)
-    self._rule, self._learning_rate = privatizer.bound(rule, plan.mechanism), learning_rate
+    self._learning_rate = learning_rate
     self.specs = specs
     self._quantile_clip: Any = quantile_clip  # Read where there is one.
     self.private_metrics: Any = private_metrics
 
-    def noiser(
-        asks: Any, specs: Any, share: float, l2_norm_clip: float,
-        offset: int) -> privatizer.Privatizer:
-      numbers.update(l2_norm_clip=l2_norm_clip,
-                     noise_multiplier=plan.noise_multiplier / math.sqrt(share))
-      return privatizer.Privatizer(
-          asks, specs, **numbers, seed=None if seed is None else seed + offset)
+    def noise(share: float, l2_norm_clip: float, offset: int) -> Dict[str, Any]:
+      return dict(numbers, l2_norm_clip=l2_norm_clip,
+                  noise_multiplier=plan.noise_multiplier / math.sqrt(share),
+                  seed=None if seed is None else seed + offset)
 
-    self._update = noiser(
-        rule.asks, specs, 1 - sum(side.share for side in sides), plan.l2_norm_clip, 0)
+    self._private = private_rule.PrivateRule(
+        privatizer.bound(rule, plan.mechanism), specs,
+        **noise(1 - sum(side.share for side in sides), plan.l2_norm_clip, 0))
     self._within, self._metrics = (
-        side and noiser((contract.Ask(),), tf.TensorSpec([size]), side.share, 1.0, offset)
+        side and privatizer.Privatizer(
+            (contract.Ask(),), tf.TensorSpec([size]), **noise(side.share, 1.0, offset))
         for side, size, offset in (
             (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
 
   @_plain
   def init(self, weights: Any) -> State:
-    query = RuleState(self._rule.init(self._update.specs), self._update.init())
-    return State(weights, tf.zeros([], tf.int64), query,
+    return State(weights, tf.zeros([], tf.int64), self._private.init(),
                  ClipState(self._within.init(), tf.ones([])) if self._within else (),
                  self._metrics.init() if self._metrics else ())
 
-  def _asked(self, state: State) -> contract.Queries:
-    asked = self._rule.query(state.query.rule, ())
+  def _request(self, state: State) -> interface.Request:
+    request = self._private.ask(state.query)
     if not self._within:
-      return asked
-    return tuple(query._replace(relative_clip=query.relative_clip * state.clip.factor)
-                 for query in asked)
+      return request
+    return self._private.request(tuple(
+        query._replace(relative_clip=query.relative_clip * state.clip.factor)
+        for query in request.queries))
 
   @_plain
-  def broadcast(self, state: State) -> Broadcast:
-    asked = self._asked(state)
-    return Broadcast(tuple(geometry.packed(query.scale) for query in asked),
-                     self._update.resolve(asked), tuple(query.groups for query in asked))
+  def broadcast(self, state: State) -> private_rule.Broadcast:
+    return self._private.broadcast(self._request(state))
 
   @_plain
   def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
@@ -208,17 +190,14 @@ class Server:
     """
     tf.nest.assert_same_structure(update, self.specs)
     update = trees.map(lambda u, s: trees.shaped(tf.cast(u, s.dtype), s.shape), update,
-                       self._update.specs)
-    asked = [contract.Query(geometry.unpacked(scale, update), groups=groups)
-             for scale, groups in zip(broadcast.scales, broadcast.groups)]
+                       self._private.specs)
     within = ()
     if self._within:
-      norm = projection.scaled_norm(self._rule.asks[0], asked[0], update)
-      # Not so where the norm is not finite.
+      (ask,), (query,) = self._private.rule.asks, self._private.queries(broadcast, update)
+      norm = projection.scaled_norm(ask, query, update)
+      # A norm that is not finite is not within the clip norm.
       within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
-    return Answer(tuple(
-        projection.project_record(ask, query, clip, update, alone=True)
-        for ask, query, clip in zip(self._rule.asks, asked, broadcast.clips)), within, metrics)
+    return Answer(self._private.record(broadcast, update), within, metrics)
 
   @_plain
   def bounded_metrics(self, values: Any) -> tf.Tensor:
@@ -234,8 +213,7 @@ class Server:
 
   def zero(self) -> Answer:
     """Returns the sum over no clients."""
-    return Answer(tuple(interface.zero_sums(ask, self._update.specs) for ask in self._rule.asks),
-                  tf.zeros([1]) if self._within else (),
+    return Answer(self._private.zero_sums(), tf.zeros([1]) if self._within else (),
                   tf.zeros([_size(self.private_metrics)]) if self._metrics else ())
 
   @_plain
@@ -245,14 +223,13 @@ class Server:
     Returns:
       The next state, and {name: [] float32} of the other released numbers.
     """
-    asked = self._asked(state)
-    releases, secret = self._update.release(state.query.privatizer, asked, total.sums)
-    direction, inner = self._rule.update(state.query.rule, releases, ())
+    request = self._request(state)
+    direction, query = self._private.answer(state.query, request, total.sums)
     released, clip, metrics = collections.OrderedDict(), (), ()
     if self._within:
       mean, noise = _release(self._within, state.clip.privatizer, total.within)
       fraction = tf.clip_by_value((mean[0] + 1) / 2, 0.0, 1.0)
-      released['l2_norm_clip'] = self._update.resolve(asked)[0]
+      released['l2_norm_clip'] = request.clips[0]
       released['fraction_within_clip'] = fraction
       clip = ClipState(noise, state.clip.factor * tf.exp(
           -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile)))
@@ -264,10 +241,10 @@ class Server:
         self._learning_rate) else self._learning_rate
     trainable = trees.map(
         lambda w, d: w - tf.cast(rate, w.dtype) * tf.cast(d, w.dtype), weights.trainable, direction)
-    if self._rule.project is not None:
-      trainable = self._rule.project(inner, trainable)
+    if self.rule.project is not None:
+      trainable = self.rule.project(query.rule, trainable)
     return State(weights._replace(trainable=trainable), state.round + 1,
-                 RuleState(inner, secret), clip, metrics), released
+                 query, clip, metrics), released
 
   def _metric_means(self, mean: tf.Tensor) -> Iterator[Tuple[str, tf.Tensor]]:
     clients = mean[0] * math.sqrt(len(self.private_metrics.ranges) + 1) * self.plan.batch_size

@@ -19,6 +19,7 @@ LAYERS = (
     ('batches', 'independence'),
     ('privacy',),
     ('privatizer', 'advice'),
+    ('private_rule',),
     ('keras', 'queries'),
     ('audit', 'estimates', 'tuning'),
     ('federated',),

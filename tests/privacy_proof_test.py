@@ -40,7 +40,7 @@ RECORDS = {
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model': {'keras.step.clip'},
     'one record of a query, at its owner\'s': {
-        'queries.rule_query.RuleQuery.preprocess_record', 'federated.server.Server.record'},
+        'private_rule.PrivateRule.record', 'federated.server.Server.record'},
 }
 _NOISE_CALLS = {'standard_normal', 'discrete_gaussian', 'normal', 'vectors', 'stateless_normal',
                 'random_normal', 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial',

@@ -586,9 +586,18 @@ _BY_FILE = {
         ('sums that are not added up', 'result = trees.map(tf.add, global_state.released, result)',
          'result = trees.map(tf.add, result, result)', 'Cumulative sums.', _SUM),
     ],
+    'tfdp_adaptive/private_rule.py': [
+        ('a record in another geometry',
+         'contract.Query(geometry.unpacked(scale, record), groups=groups)',
+         'contract.Query((), groups=groups)', 'Sums would not be in the units of their noise.',
+         'queries/rule_query_test.py'),
+        ('the state of the noise kept', 'return direction, State(rule, noise)',
+         'return direction, State(rule, state.privatizer)', 'Two steps would share their noise.',
+         'queries/rule_query_test.py'),
+    ],
     'tfdp_adaptive/queries/rule_query.py': [
-        ('rounds at half price', 'dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)',
-         'dp_accounting.GaussianDpEvent(2 * self._privatizer.noise_multiplier)',
+        ('rounds at half price', 'dp_accounting.GaussianDpEvent(noise_multiplier)',
+         'dp_accounting.GaussianDpEvent(2 * noise_multiplier)',
          "What other people's accountants are told.", 'queries/rule_query_test.py'),
     ],
     'federated/rounds.py': [

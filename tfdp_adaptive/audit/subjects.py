@@ -41,7 +41,7 @@ def of(subject: Any, size: int) -> interface.Subject:
   """
   if isinstance(subject, optimizer_lib.DPOptimizer):
     return _of_optimizer(subject, size)
-  if hasattr(subject, 'preprocess_record') and hasattr(subject, '_rule'):
+  if hasattr(subject, 'preprocess_record') and hasattr(subject, '_private'):
     return _Query(subject)
   raise ValueError('An audit is of a private optimizer, such as tfdp.DPAdam, or of a '
                    f'tfdp.queries.RuleQuery. Received: {subject!r}.')
@@ -51,14 +51,14 @@ class _Query(interface.Subject):
   """A `RuleQuery`: a record is what a client sends."""
 
   def __init__(self, query: Any) -> None:
-    privatizer = query._privatizer
-    claims = interface.claims_of(f'RuleQuery({query._rule.name})', privatizer, query._mechanism,
-                       query._rule, privatizer.steps)
+    private = query._private
+    claims = interface.claims_of(f'RuleQuery({private.rule.name})', private.privatizer,
+                                 query._mechanism, private.rule, private.privatizer.steps)
     self._specs = tf.nest.flatten(query._specs)
     self._sizes = [spec.shape.num_elements() for spec in self._specs]
-    super().__init__(claims, sum(self._sizes), query._rule, privatizer._l2_norm_clip)
-    self._query = copy.copy(query)
-    self._query._rule = query._rule._replace(update=self._update)
+    super().__init__(claims, sum(self._sizes), private.rule, private.privatizer._l2_norm_clip)
+    self._query, self._query._private = copy.copy(query), copy.copy(private)
+    self._query._private.update = self._update
     self._traced = tf.function(self._round, autograph=False, reduce_retracing=True)
 
   def _fresh(self, key: Any) -> Any:

@@ -9,40 +9,23 @@ aggregator of their own in TensorFlow Federated.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Optional, Tuple, TYPE_CHECKING
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import contract
-from tfdp_adaptive import geometry
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
-from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
-
-
-class State(NamedTuple):
-  """Global state. It is SECRET: it determines later noise."""
-
-  rule: Any
-  privatizer: privatizer.State
-
-
-class Params(NamedTuple):
-  """The public values that a client needs to clip its record."""
-
-  scales: Any  # Per ask, as `geometry.packed`, or ().
-  clips: Any  # [] absolute clip norm per ask, in scaled units.
-  groups: Any = ()  # `contract.Groups` per ask, or ().
 
 
 def check_rule(rule: contract.Rule) -> None:
@@ -119,9 +102,9 @@ class RuleQuery(sums.SumAggregationDPQuery):
     self._specs = specs
     self._mechanism = numbers['mechanism'] or independent.IndependentGaussian()
     streams.for_graphs(self._mechanism)
-    self._rule = privatizer.bound(rule, self._mechanism)
-    self._privatizer = privatizer.Privatizer(
-        self._rule.asks, specs, **numbers, seed=seed, allow_non_private=allow_non_private)
+    self._private = private_rule.PrivateRule(
+        privatizer.bound(rule, self._mechanism), specs, **numbers, seed=seed,
+        allow_non_private=allow_non_private)
 
   @property
   def event(self) -> dp_accounting.DpEvent:
@@ -131,41 +114,34 @@ class RuleQuery(sums.SumAggregationDPQuery):
     clean data, because these reveal a record in rounds without it, too. The plan has the event
     of the whole run.
     """
-    if not self._privatizer.noise_multiplier or not all(
-        ask.second is None or ask.second.private for ask in self._rule.asks):
+    asks, noise_multiplier = self._private.rule.asks, self._private.privatizer.noise_multiplier
+    if not noise_multiplier or not all(
+        ask.second is None or ask.second.private for ask in asks):
       return dp_accounting.NonPrivateDpEvent()
-    present = all(ask.second is None or ask.second.amplifiable for ask in self._rule.asks)
+    present = all(ask.second is None or ask.second.amplifiable for ask in asks)
     if present and isinstance(self._mechanism, independent.IndependentGaussian):
-      return dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)
+      return dp_accounting.GaussianDpEvent(noise_multiplier)
     return dp_accounting.UnsupportedDpEvent()
 
-  def initial_global_state(self) -> State:
-    return State(self._rule.init(self._privatizer.specs), self._privatizer.init())
+  def initial_global_state(self) -> private_rule.State:
+    return self._private.init()
 
-  def derive_sample_params(self, global_state: State) -> Params:
-    queries = self._rule.query(global_state.rule, ())
-    return Params(tuple(geometry.packed(query.scale) for query in queries),
-                  self._privatizer.resolve(queries), tuple(query.groups for query in queries))
+  def derive_sample_params(self, global_state: private_rule.State) -> private_rule.Broadcast:
+    return self._private.broadcast(self._private.ask(global_state))
 
   def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # The sums' own structure, which a record does not have.
-    return tuple(interface.zero_sums(ask, self._privatizer.specs) for ask in self._rule.asks)
+    return self._private.zero_sums()
 
-  def preprocess_record(self, params: Params, record: trees.Tree) -> trees.Tree:
+  def preprocess_record(self, params: private_rule.Broadcast, record: trees.Tree) -> trees.Tree:
     record = trees.like(record, self._specs, 'record')
-    record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._privatizer.specs)
-    return tuple(
-        projection.project_record(
-            ask, contract.Query(geometry.unpacked(scale, record), groups=groups), clip, record,
-            alone=True)
-        for ask, scale, clip, groups in zip(
-            self._rule.asks, params.scales, params.clips, params.groups))
+    record = trees.map(lambda r, s: tf.cast(r, s.dtype), record, self._private.specs)
+    return self._private.record(params, record)
 
   def get_noised_result(
-      self, sample_state: trees.Tree,
-      global_state: State) -> Tuple[trees.Tree, State, dp_accounting.DpEvent]:
-    queries = self._rule.query(global_state.rule, ())
-    releases, secret = self._privatizer.release(global_state.privatizer, queries, sample_state)
-    direction, rule = self._rule.update(global_state.rule, releases, ())
+      self, sample_state: trees.Tree, global_state: private_rule.State,
+  ) -> Tuple[trees.Tree, private_rule.State, dp_accounting.DpEvent]:
+    direction, state = self._private.answer(
+        global_state, self._private.ask(global_state), sample_state)
     direction = trees.map(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
-    return direction, State(rule, secret), self.event
+    return direction, state, self.event

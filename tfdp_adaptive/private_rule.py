@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rule, its noise and its clip norm as one pure object: the only private step there is.
+
+    ask(state) -> the geometry to clip in         PUBLIC
+    answer(state, request, sums) -> direction     PUBLIC, with the next state
+
+Between the two, an engine of `clipping` turns records into clipped sums. Keras' step, `RuleQuery`
+and the federated server are adapters of this object. Where every record is clipped where it is, by
+a client, `broadcast` says what that takes, and `record` does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive import contract
+from tfdp_adaptive import geometry
+from tfdp_adaptive import privatizer as privatizer_lib
+from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import projection
+
+
+class State(NamedTuple):
+  """State of rule and noise. It is SECRET: it determines later noise."""
+
+  rule: Any  # PUBLIC by itself, since it is made of releases.
+  privatizer: privatizer_lib.State
+
+
+class Broadcast(NamedTuple):
+  """The public values that a client needs to clip its record."""
+
+  scales: Any  # Per ask, as `geometry.packed`, or ().
+  clips: Any  # [] absolute clip norm per ask, in scaled units.
+  groups: Any = ()  # `contract.Groups` per ask, or ().
+
+
+class PrivateRule:
+  """A rule with the noise of one run.
+
+  Args:
+    rule: The `contract.Rule`.
+    specs: Tree of `tf.TensorSpec` like the parameters.
+    one_pass: Whether to compile the update of an elementwise rule into one pass over the memory.
+    **noise: Arguments of `privatizer.Privatizer`, such as `privatizer.settings` returns.
+
+  Attributes:
+    rule: The `contract.Rule`.
+    privatizer: Adds the noise.
+    update: `rule.update`, compiled if that was asked for.
+  """
+
+  def __init__(
+      self, rule: contract.Rule, specs: trees.Tree, one_pass: bool = False, **noise: Any) -> None:
+    self.rule = rule
+    self.privatizer = privatizer_lib.Privatizer(rule.asks, specs, **noise)
+    self.update: Callable[..., Any] = (
+        trees.one_pass(rule.update) if one_pass and rule.elementwise else rule.update)
+
+  @property
+  def specs(self) -> trees.Tree:
+    """Specs of the values that are clipped and noised: float32 at least."""
+    return self.privatizer.specs
+
+  def init(self) -> State:
+    """Returns a fresh SECRET state, whose key is drawn when this runs."""
+    return State(self.rule.init(self.specs), self.privatizer.init())
+
+  def ask(self, state: State, public: trees.Tree = ()) -> interface.Request:
+    """Returns what the rule asks for at this step, with absolute clip norms."""
+    return self.request(self.rule.query(state.rule, public))
+
+  def request(self, queries: contract.Queries) -> interface.Request:
+    return interface.Request(self.rule.asks, queries, self.privatizer.resolve(queries))
+
+  def answer(
+      self, state: State, request: interface.Request, sums: Tuple[contract.Sums, ...],
+      public: trees.Tree = (), penalties: Any = None) -> Tuple[trees.Tree, State]:
+    """Adds noise to the sums of a step, and updates the rule with the result.
+
+    Args:
+      state: The state that the request was made of.
+      request: The result of `ask`.
+      sums: SECRET sums over all records, one entry per ask.
+      public: Public gradients, for a rule that needs some.
+      penalties: Gradients of losses on the weights alone, or None. They are added to the means.
+
+    Returns:
+      The direction to descend, and the next state.
+    """
+    releases, noise = self.privatizer.release(state.privatizer, request.queries, sums)
+    if penalties is not None:
+      releases = tuple(
+          one._replace(mean=trees.map(tf.add, one.mean, geometry.rescale(penalties, query.scale)))
+          for one, query in zip(releases, request.queries))
+    direction, rule = self.update(state.rule, releases, public)
+    return direction, State(rule, noise)
+
+  def broadcast(self, request: interface.Request) -> Broadcast:
+    """Returns what a client needs to clip its record; public."""
+    return Broadcast(tuple(geometry.packed(query.scale) for query in request.queries),
+                     request.clips, tuple(query.groups for query in request.queries))
+
+  def queries(self, broadcast: Any, record: trees.Tree) -> contract.Queries:
+    """Returns the queries of a broadcast, with the structure of a record."""
+    return tuple(contract.Query(geometry.unpacked(scale, record), groups=groups)
+                 for scale, groups in zip(broadcast.scales, broadcast.groups))
+
+  def record(self, broadcast: Any, record: trees.Tree) -> Tuple[contract.Sums, ...]:
+    """Returns the clipped sums of one record; SECRET.
+
+    A record that is not finite counts as zero.
+    """
+    return tuple(
+        projection.project_record(ask, query, clip, record, alone=True)
+        for ask, query, clip in zip(
+            self.rule.asks, self.queries(broadcast, record), broadcast.clips))
+
+  def zero_sums(self) -> Tuple[contract.Sums, ...]:
+    """Returns the sums over no records."""
+    return tuple(interface.zero_sums(ask, self.specs) for ask in self.rule.asks)
