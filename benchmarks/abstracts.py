@@ -188,7 +188,7 @@ class Bench:
     unit = self.norm * (1 if kind.scaled_clip else UNIT)
     clip = kind.scaled_clip * np.sqrt(self.size) if kind.scaled_clip else 1.0
     floor = (plan.noise_multiplier or .5) / study.batch
-    rule = privatizer.bound(kind.make(floor, self.size), plan.mechanism)
+    rule = kind.make(floor, self.size)
     specs = [tf.TensorSpec(w.shape, tf.float32) for w in self.start]
     seeded = lambda seed: privatizer.Privatizer(
         rule.asks, specs, l2_norm_clip=clip, noise_multiplier=plan.noise_multiplier,

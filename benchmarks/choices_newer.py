@@ -60,8 +60,6 @@ METHODS: Dict[str, Newer] = {
         a.task.batch_size, a.plan.noise_multiplier)), 10),
     'per layer, DP-SGD': Newer(lambda a: rules.grouped(sgd(a), list(range(a.variables))), 10),
     'AUTO-S, DP-SGD': Newer(lambda a: rules.with_clipping(sgd(a), 'auto_s'), 10),
-    'low pass, DP-SGD': Newer(lambda a: rules.low_pass(rules.dp_sgd(0.0)), 10),
-    'denoised, DP-SGD': Newer(lambda a: rules.denoised(sgd(a)), 10),
     'DP-Shampoo': Newer(lambda a: rules.dp_shampoo(epsilon=a.floor), 1),
     'DP-SOAP': Newer(lambda a: rules.dp_soap(epsilon=a.floor), 1),
     'DP-Muon': Newer(lambda a: rules.dp_muon(epsilon=a.floor), 1),
@@ -119,7 +117,7 @@ def main() -> None:
     return
   tf.config.threading.set_intra_op_parallelism_threads(1)
   tf.config.threading.set_inter_op_parallelism_threads(1)
-  tfdp.experimental('denoised', 'dp_adam_jme', 'dp_muon', 'dp_shampoo', 'low_pass', 'pdp_sgd')
+  tfdp.experimental('dp_adam_jme', 'dp_muon', 'dp_shampoo', 'pdp_sgd')
   tasks = models_tasks.all_tasks(options.data, options.packages)
   for name in options.tasks:
     task = tasks[name]()

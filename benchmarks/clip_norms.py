@@ -31,7 +31,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
-tfdp.experimental('denoised', 'dp_muon', 'low_pass')
+tfdp.experimental('dp_muon')
 
 keras = compat.keras
 ROUNDS, BATCH = 15, 256
@@ -41,8 +41,7 @@ CLIPPING = {
     'slack_clip': tfdp.clipping.Slack(), 'groups': tfdp.clipping.PerLayer()}
 VARIANTS = {
     'hard': {}, **{name: dict(clipping=value) for name, value in CLIPPING.items()},
-    'low_pass': dict(rule='low_pass'),
-    'denoised': dict(rule='denoised'), 'partition': dict(rule='partition'),
+    'partition': dict(rule='partition'),
     'DPAdamW': dict(name='DPAdamW'), 'DPMuon': dict(name='DPMuon', exclude=['last']),
     'DPMuon edge': dict(name='DPMuon', exclude=['last'], edge=True)}
 
@@ -66,8 +65,6 @@ def optimizer(rate, rule=None, name='DPAdam', **kwargs):
     if rule == 'partition':
       made = tfdp.rules.partition([(lambda spec: len(spec.shape) == 2, factory()),
                                    (lambda spec: True, factory())])
-    else:
-      made = getattr(tfdp.rules, rule)(factory())
     return tfdp.DPOptimizer(made, rate, **kwargs)
   return getattr(tfdp, name)(rate, **kwargs)
 
@@ -119,8 +116,6 @@ RUNS = [  # title, class, arguments, clip norms, learning rates times the clip n
     ('quantile_clip', 'DPAdam', VARIANTS['quantile_clip'], (0.1, 10.0), (None,)),
     ('slack_clip', 'DPAdam', VARIANTS['slack_clip'], (0.1, 10.0), (None,)),
     ('momentum .9', 'DPSGD', dict(momentum=0.9), (1.0,), (0.1, 0.4)),
-    ('low_pass', 'DPSGD', dict(rule='low_pass'), (1.0,), (1.0, 4.0)),
-    ('denoised', 'DPSGD', dict(rule='denoised'), (1.0,), (1.0, 4.0)),
     ('adam', 'DPAdam', {}, (1.0,), (1e-3, 3e-3, 1e-2)),
     ('adamw', 'DPAdamW', {}, (1.0,), (1e-3, 3e-3, 1e-2)),
     ('muon', 'DPMuon', dict(exclude=['last']), (1.0,), (1e-3, 3e-3, 1e-2)),

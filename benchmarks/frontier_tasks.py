@@ -8,7 +8,7 @@ records. Rules, clipping of factored gradients, noise, mechanisms and accounting
 library's. Every method has twelve settings, of which one run on validation records chooses;
 losses and accuracies are of six other runs on test records, with the standard error of the mean.
 Studies: *refresh* (how often DP-KFC looks), *follow* (groups and clip norms that follow),
-*filter* (low pass and correlated noise), *denoised*.
+*filter* (momentum and correlated noise).
 """
 
 import argparse
@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
-from tfdp_adaptive import gate
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import bookkeeping
@@ -35,8 +34,6 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.examples import synthetic
 from tfdp_adaptive.rules import following_clip
-
-gate.experimental('denoised', 'low_pass')
 
 HIDDEN, CLASSES, BANDS, ROOM, PUBLIC, SEEDS = 32, 10, 16, 360, 256, 6
 SGD_STEPS, ADAM_STEPS = (.1, .3, 1.0, 3.0), (.01, .03, .1, .3)
@@ -93,13 +90,7 @@ STUDIES: Dict[str, Dict[str, Method]] = {
     'filter': {
         f'{name}, {"banded" if bands > 1 else "independent"} noise': Method(make, bands=bands)
         for bands in (1, BANDS) for name, make in (
-            ('DPSGD', lambda *_: rules.dp_sgd(0.0)), ('momentum .9', sgd),
-            ('low pass', lambda *_: rules.low_pass(rules.dp_sgd(0.0))))},
-    'denoised': {
-        'DPSGD': Method(lambda *_: rules.dp_sgd(0.0)),
-        'DPSGD, denoised': Method(lambda *_: rules.denoised(rules.dp_sgd(0.0))),
-        'DPAdam': Method(adam, ADAM_STEPS),
-        'DPAdam, denoised': Method(lambda *a: rules.denoised(adam(*a)), ADAM_STEPS)}}
+            ('DPSGD', lambda *_: rules.dp_sgd(0.0)), ('momentum .9', sgd))}}
 
 
 def passed(weights: Any, x: tf.Tensor, y: tf.Tensor) -> Any:
@@ -130,8 +121,7 @@ def clipped(
 def runner(method: Method, plan: Any, task: Any, quantile: float) -> Any:
   """`(rate, clip norm, seed) -> weights` and the median norm at the start in its geometry."""
   floor = plan.noise_multiplier / plan.batch_size
-  rule = privatizer_lib.bound(
-      method.make(plan.noise_multiplier, floor, quantile), plan.mechanism)
+  rule = method.make(plan.noise_multiplier, floor, quantile)
   arguments = dict(
       l2_norm_clip=1.0, noise_multiplier=plan.noise_multiplier, batch_size=plan.batch_size,
       mechanism=plan.mechanism, steps=plan.steps)

@@ -70,7 +70,7 @@ class Runner:
     self._start = self.model.get_weights()
     variables = self.model.trainable_variables
     self._specs = [tf.TensorSpec(v.shape, tf.float32) for v in variables]
-    self._rule = rule = privatizer_lib.bound(rule, plan.mechanism)
+    self._rule = rule
     privatizer = self._privatizer(None)
     loss = losses_lib.ExampleLoss(task.loss)
     engine = engines.choose('auto', self.model, rule.asks, tf.constant(task.parts[0][0][:2]))

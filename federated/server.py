@@ -155,7 +155,7 @@ class Server:
                   seed=None if seed is None else seed + offset)
 
     self._private = private_rule.PrivateRule(
-        privatizer.bound(rule, plan.mechanism), specs,
+        rule, specs,
         **noise(1 - sum(side.share for side in sides), plan.l2_norm_clip, 0))
     self._within, self._metrics = (
         side and privatizer.Privatizer(

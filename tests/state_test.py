@@ -22,8 +22,6 @@ GATED = {  # How each part is made.
     'dp_adagrad_ime': rules.dp_adagrad_ime, 'dp_adam_ime': rules.dp_adam_ime,
     'dp_adam_jme': rules.dp_adam_jme, 'dp_muon': rules.dp_muon, 'dp_shampoo': rules.dp_shampoo,
     'pasan': rules.pasan,
-    'denoised': lambda: rules.denoised(rules.dp_sgd()),
-    'low_pass': lambda: rules.low_pass(rules.dp_sgd()),
     'noisy_adagrad': lambda: rules.noisy_adagrad(1, diagonal=True),
     'pdp_sgd': lambda: rules.pdp_sgd(2),
     'discrete noise': lambda: mechanisms.IndependentGaussian(rounding=2**-7),

@@ -49,7 +49,7 @@ _BY_REASON = {
             'tree*', 'blt', 'toeplitz', 'independent', 'column_normalized'),
         'rules/rules_contract_test.py::test_xla_equals_eager_without_retracing': (
             'dp_sgd*', 'dp_adam_ime*', 'dp2_*', 'scale_then_privatize', 'dp_soap',
-            'noisy_adagrad', 'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc', 'low_pass*'),
+            'noisy_adagrad', 'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc'),
         'queries/mechanism_federated_test.py::test_rounds_are_means_plus_rows': (
             'tree', 'independent', 'toeplitz', 'blt'),
         'queries/mechanism_sum_test.py::test_results_are_clipped_sums_plus_rows': (
@@ -300,7 +300,7 @@ _BY_REASON = {
         'rules/partitions_test.py::test_keras_and_query_are_the_formula_with_explicit_noise': (),
         'rules/rules_contract_test.py::test_graph_equals_eager_without_retracing': (
             'dp_sgd*', 'dp_adam_ime*', 'dp2_*', 'scale_then_privatize', 'noisy_adagrad',
-            'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc', 'low_pass*'),
+            'pdp_sgd', 'pagan-ball', 'dp_muon', 'dp_adam_bc'),
         'tuning_test.py::test_the_best_of_the_drawn_runs_is_returned_with_the_cost_of_all': (),
     },
 }

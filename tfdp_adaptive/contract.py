@@ -255,13 +255,8 @@ class Rule(NamedTuple):
       released mean and number of parameters. For people.
     elementwise: Whether `update` treats every coordinate by itself: an adapter may
       then compile it into one pass over the memory.
-    steady: Whether `query` scales records alike at all steps, so that a wrapper may average
-      releases. True of `isotropic` queries whatever is said here, see `is_steady`.
     own_clip: Whether the rule moves its clip norm by itself or scales matrices (`Kronecker`),
       so that no wrapper may move or split the clip norm.
-    for_noise: None, or `filtered_variance -> Rule`: the rule that runs, once it is known
-      what a linear filter makes of the noise (`noise.filtered_variance` without its first
-      argument). Whoever noises calls it, through `privatizer.bound`.
   """
 
   init: Callable[[Tree], Tree]
@@ -275,27 +270,7 @@ class Rule(NamedTuple):
   independent_noise: bool = False
   cautions: Callable[[float, float, int], Tuple[str, ...]] = no_cautions
   elementwise: bool = False
-  steady: bool = False
   own_clip: bool = False
-  for_noise: Optional[Callable[[Callable[..., Any]], Rule]] = None
-
-
-def is_steady(rule: Rule) -> bool:
-  """Whether releases of different steps are in one unit: raw gradients, or one fixed scale."""
-  return rule.query is isotropic or rule.steady
-
-
-def wrapped(rule: Rule, wrap: Callable[[Rule], Rule]) -> Rule:
-  """Returns `wrap(rule)`, also for a rule that is only made once its noise is known."""
-  inner, made = rule.for_noise, wrap(rule)
-  if inner is None:
-    return made
-
-  def for_noise(filtered_variance: Callable[..., Any]) -> Rule:
-    assert inner is not None
-    return wrap(inner(filtered_variance))
-
-  return made._replace(for_noise=for_noise)
 
 
 def check_rider(ask: Ask) -> None:

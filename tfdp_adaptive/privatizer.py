@@ -282,17 +282,3 @@ def _as_specs(tree: trees.Tree, specs: trees.Tree) -> trees.Tree:
   """Casts; a tensor of another shape would share its noise, and is refused."""
   return trees.map(
       lambda t, s: trees.shaped(tf.cast(t, s.dtype), s.shape), tree, specs)
-
-
-def bound(rule: contract.Rule,
-          mechanism: Optional[mechanisms.Mechanism] = None) -> contract.Rule:
-  """The rule that runs with the noise of a mechanism (default: independent).
-
-  Most rules are the same for all. A wrapper that filters releases needs to know the noise
-  it filters; adapters call this before anything else of the rule.
-  """
-  if rule.for_noise is None:
-    return rule
-  mechanism = independent.IndependentGaussian() if mechanism is None else mechanism
-  made = rule.for_noise(functools.partial(noise_lib.filtered_variance, mechanism))
-  return rule._replace(init=made.init, query=made.query, update=made.update, for_noise=None)

@@ -47,8 +47,6 @@ _BY_FILE = {
         ('riders where there is no room', 'ask.rider is not None and ask.rider.shrinks and (',
          'ask.rider is not None and not ask.rider.shrinks and (',
          'Slack that a rule has given away is used twice.', _RIDER),
-        ('every rule is steady', 'return rule.query is isotropic or rule.steady', 'return True',
-         'Releases in different units would be averaged.', 'rules/low_pass_test.py'),
     ],
     'tfdp_adaptive/privatizer.py': [
         ('data after the last step', 'mean = self._mean(ask_sums.total, spec[0], allowed)',

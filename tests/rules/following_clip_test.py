@@ -281,19 +281,6 @@ def test_it_finds_the_quantile():
     assert float(np.mean(norms <= zeta)) == pytest.approx(quantile, abs=0.03)
 
 
-def test_behind_a_filter_and_around_one():
-  """Riders pass the filter, and either order is bound to its noise."""
-  for rule in (rules.low_pass(rules.quantile_clip(rules.dp_adam())),
-               rules.quantile_clip(rules.low_pass(rules.dp_adam()))):
-    rule = privatizer.bound(rule)
-    state = rule.init(loop.SPECS)
-    release = contract.Release(loop.split(np.ones(loop.SIZE)), tf.constant(1.0, tf.float64),
-                               rider=tf.constant([0.25], tf.float64))
-    _, state = rule.update(state, (release,))
-    factor = rule.query(state)[0].relative_clip
-    assert float(factor) == pytest.approx(np.exp(-0.2 * 0.25))
-
-
 @pytest.mark.parametrize('name, kwargs', [
     ('DPSGD', dict(clipping=tfdp.clipping.Slack(buckets=3))),
     pytest.param('DPAdamSTP', dict(clipping=tfdp.clipping.Slack(), scale_epsilon=0.1),

@@ -11,7 +11,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
-from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import subjects
@@ -78,7 +77,6 @@ def test_whatever_a_rule_asks_for_the_record_stays_within_the_clip_norm():
 
 def descend(rule, gradients, clip=0.8, sigma=0.5, steps=4):
   """Directions in float64, of clipped records and explicit noise of the scaled space."""
-  rule = privatizer.bound(rule)
   state, rng, directions = rule.init(loop.SPECS), np.random.default_rng(5), []
   for t in range(steps):
     query, = rule.query(state)
@@ -97,7 +95,7 @@ RECORDS = np.random.default_rng(2).normal(size=(4, loop.SIZE))
 
 @pytest.mark.parametrize('rule', [
     rules.dp_sgd(0.5), rules.dp_adam_bc(epsilon=0.05), rules.scale_then_privatize(
-        scale_epsilon=0.3), rules.low_pass(rules.dp_adam_bc(epsilon=0.05))], ids=lambda r: r.name)
+        scale_epsilon=0.3)], ids=lambda r: r.name)
 def test_one_group_is_the_rule(rule):
   for split in groups_lib.SPLITS:
     np.testing.assert_allclose(descend(rules.grouped(rule, (0, 0), split), RECORDS),
@@ -214,8 +212,6 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
     (lambda: rules.grouped(rules.dp2_rmsprop(2, 1), (0, 1)), 'one question'),
     (lambda: rules.grouped(rules.noisy_adagrad(2, diagonal=True), (0, 1)), 'one noise'),
     (lambda: rules.grouped(rules.quantile_clip(rules.dp_adam_ime()), (0, 1)), 'every coordinate'),
-    (lambda: rules.low_pass(rules.grouped(rules.quantile_clip(rules.dp_sgd()), (0, 1))),
-     'same unit'),
     (lambda: rules.quantile_clip(rules.grouped(rules.slack_clip(rules.dp_sgd(), 2), (0, 1))),
      'one unit'),
     (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, groups='layers'),

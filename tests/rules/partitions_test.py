@@ -13,7 +13,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
-from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.noise import keys
@@ -33,7 +32,7 @@ def rest(spec):
 @pytest.mark.parametrize('make', [
     lambda: rules.scale_then_privatize(0.8, 0.9, scale_epsilon=0.2),
     lambda: rules.dp_adam_ime(0.8, 0.9, 0.05), lambda: rules.pagan(box=(-0.4, 0.5)),
-    lambda: rules.adadps(epsilon=0.1), lambda: rules.low_pass(rules.dp_adam_bc(epsilon=0.05)),
+    lambda: rules.adadps(epsilon=0.1), lambda: rules.dp_adam_bc(epsilon=0.05),
     lambda: rules.with_clipping(rules.dp_adam(), 'auto_s'),
     lambda: rules.partition([(rest, rules.dp_rmsprop(0.8))])], ids=lambda make: make().name)
 def test_the_partition_of_a_rule_with_itself_is_the_rule(make):
@@ -41,8 +40,8 @@ def test_the_partition_of_a_rule_with_itself_is_the_rule(make):
   parted = rules.partition([(first, rule), (rest, rule)])
   assert (parted.public, parted.asks, parted.elementwise, bool(parted.project)) == (
       rule.public, rule.asks, rule.elementwise, bool(rule.project))
-  expected, _ = loop.run(privatizer.bound(rule), problem)
-  actual, state = loop.run(privatizer.bound(parted), problem)
+  expected, _ = loop.run(rule, problem)
+  actual, state = loop.run(parted, problem)
   np.testing.assert_allclose(actual, expected, rtol=1e-9)
   assert int(state.step) == len(problem.sizes)
 
@@ -92,9 +91,7 @@ REFUSED = [
     (lambda: rules.partition([(first, rules.adadps()), (rest, rules.pdp_sgd(2))]), 'public'),
     (lambda: rules.partition([(first, rules.dp_sgd())]).init(loop.SPECS), 'for every variable'),
     (lambda: rules.partition([(first, rules.muon()), (rest, rules.dp_sgd())]).init(loop.SPECS),
-     'for matrices'),
-    (lambda: rules.partition([(rest, rules.low_pass(rules.dp_sgd()))]).init(loop.SPECS),
-     'not known yet')]
+     'for matrices')]
 
 
 @pytest.mark.parametrize('make, match', REFUSED)
@@ -106,7 +103,7 @@ def test_refusals(make, match):
 def made():
   return rules.quantile_clip(rules.partition([
       (lambda spec: 'bias' in spec.name, rules.dp_sgd(0.5)),
-      (rest, rules.low_pass(rules.dp_adam(0.0, 0.9, 0.05), (0.4,), (-0.6,)))]), stddev=1.0)
+      (rest, rules.dp_adam(0.6, 0.9, 0.05))]), stddev=1.0)
 
 
 def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
@@ -121,7 +118,7 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
   specs = [tf.TensorSpec(shape, name=name) for name, shape in named]
   drawn = ((specs, (), tf.TensorSpec([1])),)
   state, w = stream.init(drawn), [np.full(s, 0.3) for _, s in named]
-  m, filtered, v, path = 0, 0, 0, []
+  m, first, v, path = 0, 0, 0, []
   clip, factor = zeta, (1 - (sigma / 2)**2)**-0.5
 
   def gradients(w):
@@ -136,9 +133,9 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
     total = sum(parts.clip(g, clip) for g in records) + factor * sigma * clip * np.concatenate(
         [kernel.ravel(), bias])
     g, within = total / batch, sum(np.linalg.norm(g) <= clip for g in records)
-    filtered = 0.6 * filtered + 0.4 * g[:6]
-    fed = filtered / (1 - 0.6**(t + 1))
-    v, m = 0.9 * v + 0.1 * fed**2, 0.5 * m + g[6:]
+    first = 0.6 * first + 0.4 * g[:6]
+    fed = first / (1 - 0.6**(t + 1))
+    v, m = 0.9 * v + 0.1 * g[:6]**2, 0.5 * m + g[6:]
     w = [w[0] - rate * (fed / (np.sqrt(v / (1 - 0.9**(t + 1))) + 0.05)).reshape(size, 2),
          w[1] - rate * m]
     clip = clip * np.exp(-0.2 * ((within + count[0]) / batch - 0.5))
@@ -158,7 +155,7 @@ def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
       saved = checkpoint.save(str(tmp_path / 'c'))
       model.train_on_batch(x, y)
       checkpoint.restore(saved)
-  assert 'partition(dp_sgd, low_pass(dp_adam))' in model.optimizer.rule.name
+  assert 'partition(dp_sgd, dp_adam)' in model.optimizer.rule.name
 
   queries = pytest.importorskip('tfdp_adaptive.queries')
   query = queries.RuleQuery(made(), specs, **private)

@@ -11,7 +11,6 @@ import oracles_moments as moments
 import oracles_public as public
 import oracles_wrapped as wrapped
 
-from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 
 BASIS = np.linalg.qr(np.random.default_rng(7).normal(size=(5, 3)))[0]
@@ -52,18 +51,6 @@ RULES = (
     Case('dp_sgd-nesterov', lambda: rules.dp_sgd(0.8, True), moments.sgd(0.8, True)),
     Case('dp_adam', lambda: rules.dp_adam(0.8, 0.95, 1e-3), moments.adam(0.8, 0.95, 1e-3)),
     Case('dp_adam-no_memory', lambda: rules.dp_adam(0.0, 0.0, 0.1), moments.adam(0.0, 0.0, 0.1)),
-    Case('low_pass-dp_sgd', lambda: privatizer.bound(rules.low_pass(
-        rules.dp_sgd(), (0.2, 0.1, 0.3, 0.1), (-0.5, 0.3, -0.1))),
-         wrapped.low_pass_sgd((0.2, 0.1, 0.3, 0.1), (-0.5, 0.3, -0.1))),
-    Case('low_pass-dp_adam_bc', lambda: privatizer.bound(rules.low_pass(
-        rules.dp_adam_bc(0.8, 0.9, 0.05))), wrapped.low_pass_adam_bc(
-            ((0.1, 0.1), (-0.8,)), 0.8, 0.9, 0.05), {}, 1e-5),
-    Case('low_pass-dp_adam_ime', lambda: privatizer.bound(rules.low_pass(
-        rules.dp_adam_ime(0.8, 0.9, 0.05), (1.0,), ())),
-         moments.two_moments(moments.adam_second(0.9), 0.05, b1=0.8, **_IME)),
-    Case('denoised-dp_adam_bc', lambda: privatizer.bound(rules.denoised(
-        rules.dp_adam_bc(0.8, 0.9, 0.05), 0.7)), wrapped.denoised_adam_bc(0.7, 0.8, 0.9, 0.05),
-         {}, 1e-5),
     Case('grouped-dp_adam_bc', lambda: rules.grouped(
         rules.dp_adam_bc(0.8, 0.9, 0.05), (0, 1), norms=(1.0, 3.0)),
          wrapped.grouped_adam_bc(2, (1.0, 3.0), 0.8, 0.9, 0.05), dict(adjacency='replace')),
@@ -72,9 +59,9 @@ RULES = (
         (lambda spec: True, rules.dp_adam_bc(0.8, 0.9, 0.05))]),
          wrapped.joined(2, wrapped.heavy_ball(0.8), wrapped.corrected_adam(0.8, 0.9, 0.05)),
          dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
-    Case('muon-edge', lambda: privatizer.bound(rules.partition([
+    Case('muon-edge', lambda: rules.partition([
         (lambda spec: len(spec.shape) == 2, rules.muon(0.8, nesterov=False, edge=True)),
-        (lambda spec: True, rules.dp_sgd())])),
+        (lambda spec: True, rules.dp_sgd())]),
          wrapped.joined(2, wrapped.heavy_ball(0.0), matrix.without_edge(0.8, (1, 3))),
          dict(sigma=0.2)),
     Case('dp_muon', lambda: rules.dp_muon(

@@ -117,7 +117,6 @@ class DPOptimizer(compat.GlobalOptimizer):
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = privatizer_lib.settings(
         rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency, **given)
-    rule = privatizer_lib.bound(rule, private['mechanism'])
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
     self._hidden = _Hidden(private=private, rule_config=None, update=None, average=None,

@@ -7,8 +7,6 @@ from tfdp_adaptive.noise import banded as banded
 from tfdp_adaptive.noise import blt as blt
 from tfdp_adaptive.noise import regenerated as regenerated
 from tfdp_adaptive.noise import tree as tree
-from tfdp_adaptive.noise.filtered import filtered_variance as filtered_variance
-from tfdp_adaptive.noise.filtered import FilteredVariance as FilteredVariance
 from tfdp_adaptive.noise.streams import as_run as as_run
 from tfdp_adaptive.noise.streams import Noise as Noise
 from tfdp_adaptive.noise.streams import require_streams as _require_streams

@@ -103,8 +103,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
     self._mechanism = numbers['mechanism'] or independent.IndependentGaussian()
     streams.for_graphs(self._mechanism)
     self._private = private_rule.PrivateRule(
-        privatizer.bound(rule, self._mechanism), specs, **numbers, seed=seed,
-        allow_non_private=allow_non_private)
+        rule, specs, **numbers, seed=seed, allow_non_private=allow_non_private)
 
   @property
   def event(self) -> dp_accounting.DpEvent:

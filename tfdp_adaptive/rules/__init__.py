@@ -12,7 +12,6 @@ from tfdp_adaptive.rules.adadps import adadps as adadps
 from tfdp_adaptive.rules.bias_corrected import dp_adagrad_bc as dp_adagrad_bc
 from tfdp_adaptive.rules.bias_corrected import dp_adam_bc as dp_adam_bc
 from tfdp_adaptive.rules.bias_corrected import dp_rmsprop_bc as dp_rmsprop_bc
-from tfdp_adaptive.rules.denoised import denoised as denoised
 from tfdp_adaptive.rules.dp2 import dp2 as dp2
 from tfdp_adaptive.rules.dp2 import dp2_adagrad as dp2_adagrad
 from tfdp_adaptive.rules.dp2 import dp2_rmsprop as dp2_rmsprop
@@ -27,7 +26,6 @@ from tfdp_adaptive.rules.independent_moments import dp_adam_jme as dp_adam_jme
 from tfdp_adaptive.rules.kfc import dp_kfc as dp_kfc
 from tfdp_adaptive.rules.kronecker import dp_shampoo as dp_shampoo
 from tfdp_adaptive.rules.kronecker import dp_soap as dp_soap
-from tfdp_adaptive.rules.low_pass import low_pass as low_pass
 from tfdp_adaptive.rules.moments import average_iterates as average_iterates
 from tfdp_adaptive.rules.moments import negative_fraction as negative_fraction
 from tfdp_adaptive.rules.muon import dp_muon as dp_muon

@@ -180,8 +180,7 @@ def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
   wrapping.require(rule, 'question', 'clip norm', 'fixed', 'step')
   contract.check_rider(rule.asks[0]._replace(rider=rider))
-  return contract.wrapped(rule, lambda inner: _around(
-      inner, rider, estimate, quantile, learning_rate, bounds, name))
+  return _around(rule, rider, estimate, quantile, learning_rate, bounds, name)
 
 
 def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
@@ -209,5 +208,4 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
 
   return rule._replace(
       init=init, query=query, update=update, project=wrapping.of_inner(rule), public_due=None,
-      steady=contract.is_steady(rule),
       asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')

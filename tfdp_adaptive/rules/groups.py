@@ -95,7 +95,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
         'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
         f'norms alike, or fixed ones. Received: rule={rule.name}.')
-  return contract.wrapped(rule, lambda inner: _around(inner, members, lengths, groups, split))
+  return _around(rule, members, lengths, groups, split)
 
 
 def members_of(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
@@ -224,5 +224,4 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
       init=init, query=query, update=contract.of_release(update), public_due=None,
       project=wrapping.of_inner(rule, lambda state: state.rule[0]),
       asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
-      steady=ask.rider is None and contract.is_steady(rule), own_clip=ask.rider is not None,
-      name=f'grouped({rule.name})')
+      own_clip=ask.rider is not None, name=f'grouped({rule.name})')

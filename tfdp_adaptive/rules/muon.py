@@ -24,7 +24,7 @@ RATE = 0.2  # Of the direction's entries, as in Adam (Moonlight, arXiv:2502.1698
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
   first: trees.Tree  # Momentum in gradient units.
-  noise: Any  # What the variance of the noise in it needs, or ().
+  noise: Any  # [] variance of the noise in it, or ().
 
 
 def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
@@ -40,10 +40,10 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
   All singular values of the direction are near one, also those of the noise. A signal of rank one
   with cosine .74 to `u` has cosine .21 afterwards (32 x 64, noise .02 of its norm). With `edge`, X
   is the exact polar factor of u without singular values up to `sqrt(v) (sqrt(rows) +
-  sqrt(columns))`, which noise alone would have. v is the variance of the noise in `u`, exact for
-  any mechanism. The cosine is then .97, and .92 at rank four. If the signal has all 32 ranks, it is
-  .46 instead of .75. We do not know whether Muon helps at small epsilon. See `dp_muon` for models
-  with other variables.
+  sqrt(columns))`, which noise alone would have. v is the variance of the noise in `u`, so
+  `edge` needs independent noise. The cosine is then .97, and .92 at rank four. If the signal has
+  all 32 ranks, it is .46 instead of .75. We do not know whether Muon helps at small epsilon. See
+  `dp_muon` for models with other variables.
 
   Args:
     momentum: In [0, 1).
@@ -56,14 +56,7 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
   """
   checks.decay(momentum=momentum)
   checks.whole(steps=steps)
-  nesterov = bool(nesterov and momentum)
-  if not edge:
-    return _muon(momentum, nesterov, steps, None)
-
-  b = (1 + momentum, -momentum) if nesterov else (1.0,)
-  return wrapping.waiting(
-      _muon(momentum, nesterov, steps, None)._replace(cautions=contract.no_cautions),
-      lambda variance: _muon(momentum, nesterov, steps, variance(b, (-momentum,))))
+  return _muon(momentum, bool(nesterov and momentum), steps, edge)
 
 
 def dp_muon(
@@ -157,7 +150,7 @@ def _over(matrix: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   return matrix / tf.where(size > 0, size, tf.ones_like(size))
 
 
-def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contract.Rule:
+def _muon(momentum: float, nesterov: bool, steps: int, edge: bool) -> contract.Rule:
   gate.check('dp_muon')
   first = moments.heavy_ball(momentum, nesterov)
 
@@ -166,23 +159,26 @@ def _muon(momentum: float, nesterov: bool, steps: int, variance: Any) -> contrac
       if len(spec.shape) != 2:
         raise ValueError('`muon` is for matrices. Use `dp_muon`, or `partition`, for models that '
                          f'have other variables. Received: {spec}.')
-    noise = () if variance is None else variance.init(trees.dtype_of(specs))
+    noise = tf.zeros([], trees.dtype_of(specs)) if edge else ()
     return State(moments.first_step(), first.init(specs), noise)
 
   def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     followed, moment = first.update(state.first, release.mean, step)
     noise: Any = ()
-    if variance is None:
-      made = trees.map(lambda m: orthogonalized(m, steps), followed)
+    if edge:
+      new = tf.cast(release.variance, state.noise.dtype)
+      noise = momentum**2 * state.noise + new  # Of m; u = (1 + momentum) g + momentum^2 m before.
+      variance = (1 + momentum)**2 * new + momentum**4 * state.noise if nesterov else noise
+      made = trees.map(lambda m: beyond_noise(m, variance), followed)
     else:
-      std2, noise = variance.next(state.noise, release.variance)
-      made = trees.map(lambda m: beyond_noise(m, std2), followed)
+      made = trees.map(lambda m: orthogonalized(m, steps), followed)
     direction = trees.map(lambda x: RATE * math.sqrt(max(x.shape)) * x, made)
     return direction, State(step, moment, noise)
 
-  return contract.Rule(init, contract.isotropic, contract.of_mean(update), name='muon',
-                       cautions=_caution)
+  return contract.Rule(
+      init, contract.isotropic, contract.of_mean(update), name='muon', independent_noise=edge,
+      cautions=contract.no_cautions if edge else _caution)
 
 
 def _caution(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:

@@ -97,7 +97,7 @@ def _ellipsoidal(
     return trees.map(lambda total, p: tf.broadcast_to(tf.sqrt(total), p.shape), state.total, params)
 
   return contract.Rule(init, contract.in_scale(lambda state: state.scale), contract.of_mean(update),
-                       asks=(contract.Ask(projection),), name=name, steady=True,
+                       asks=(contract.Ask(projection),), name=name,
                        project=constraints.projection(box, radius, weights))
 
 

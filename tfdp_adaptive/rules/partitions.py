@@ -37,18 +37,13 @@ def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule
     parts: Pairs `(predicate, rule)`. A variable gets the rule of the first predicate that is
       true for its `tf.TensorSpec` (shape, dtype and, in Keras, its path as `name`). All rules
       must ask for the same single release, in one unit. Apply `with_clipping`,
-      `quantile_clip`, `slack_clip`, `grouped` and `denoised` to the partition, not to its
-      parts.
+      `quantile_clip`, `slack_clip` and `grouped` to the partition, not to its parts.
 
   Returns:
     A `contract.Rule`.
   """
   parts = _checked(parts)
   predicates, rules = zip(*parts)
-  if any(rule.for_noise is not None for rule in rules):
-    return wrapping.waiting(_partition(predicates, rules), lambda variance: _partition(
-        predicates, tuple(rule if rule.for_noise is None else rule.for_noise(variance)
-                          for rule in rules)))
   return _partition(predicates, rules)
 
 
@@ -163,8 +158,7 @@ def _partition(
       project=project if any(rule.project is not None for rule in rules) else None,
       name=f'partition({", ".join(rule.name for rule in rules)})',
       independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,
-      elementwise=all(rule.elementwise for rule in rules),
-      steady=all(contract.is_steady(rule) for rule in rules))
+      elementwise=all(rule.elementwise for rule in rules))
 
 
 def _cut(leaves: Sequence[Any], parts: trees.Tree, count: int) -> Tuple[Tuple[Any, ...], ...]:

@@ -12,10 +12,6 @@ _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'question': (lambda rule: len(rule.asks) == 1, 'ask one question per step'),
     'clip norm': (lambda rule: not rule.own_clip,
                   'ask one question per step, in one unit, with the clip norm of the optimizer'),
-    'unit': (contract.is_steady,
-             'ask always in the same unit: releases of other steps cannot be averaged'),
-    'filter': (lambda rule: rule.for_noise is None,
-               'be without a filter: multiply the two filters into one'),
     'fixed': (lambda rule: rule.asks[0].rider is None,
               'have a fixed clip norm: the room on its noise is taken'),
     'norm': (lambda rule: rule.asks[0].projection == 'rescale' and not rule.asks[0].groups,
@@ -23,9 +19,6 @@ _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'noise': (lambda rule: not rule.independent_noise, 'have one noise for all coordinates'),
     'step': (lambda rule: rule.asks[0].second is None or rule.asks[0].second.amplifiable,
              'release statistics of one step only'),
-    'mean': (lambda rule: rule.asks[0].second is None, 'release one private mean, nothing else'),
-    'releases': (lambda rule: rule.project is None and rule.public is None,
-                 'follow releases alone: no public gradients, no projection'),
 }
 
 
@@ -55,14 +48,3 @@ def of_inner(
   """The `project` of a wrapper that has the state of `rule` at `own` of its own state."""
   project = rule.project
   return project and (lambda state, params: project(own(state), params))
-
-
-def waiting(rule: contract.Rule, for_noise: Callable[..., contract.Rule]) -> contract.Rule:
-  """A rule that cannot run before its noise is known; then it is `for_noise(filtered_variance)`."""
-
-  def unbound(*unused: Any) -> Any:
-    raise ValueError(
-        f'The noise that {rule.name} filters is not known yet. Give the rule to an optimizer or '
-        'query, or use `tfdp_adaptive.privatizer.bound(rule, mechanism)`.')
-
-  return rule._replace(init=unbound, query=unbound, update=unbound, for_noise=for_noise)
