@@ -16,7 +16,7 @@ import tqdm
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import coins as coins_lib
-from tfdp_adaptive.keras import run as keras_run
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
@@ -48,7 +48,7 @@ class TrainedWeights(server_lib.ModelWeights):
   def assign_weights_to(self, model: Any) -> None:
     """Puts them into a Keras model, whose ledger is theirs from then on."""
     super().assign_weights_to(model)
-    keras_run.hang(keras_run.variables_of(model), self.ledger.entries, replace=True)
+    attached.Ledger.of(model).attach(self.ledger.entries, replace=True)
 
 
 class Simulation(NamedTuple):

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import run as run_lib
 
 keras, layers = compat.keras, compat.keras.layers
@@ -217,12 +218,12 @@ class World:
     for model in self.models:
       true = self.reference.epsilon(model) * (1 - 1e-6)
       for name, epsilon in stated(model).items():
-        assert epsilon >= true, (name, epsilon, true, run_lib.ledger(model))
+        assert epsilon >= true, (name, epsilon, true, attached.Ledger.of(model).ledger())
 
 
 def stated(model):
   """Every epsilon that is said of the weights as they are."""
-  found = {'ledger': run_lib.ledger(model).epsilon(DELTA)}
+  found = {'ledger': attached.Ledger.of(model).ledger().epsilon(DELTA)}
   optimizer = getattr(model, 'optimizer', None)
   if optimizer is not None:
     done = optimizer.steps_done
@@ -299,9 +300,9 @@ def test_exactly_what_was_spent_is_stated(name):
   assert not world.refused
   model = world.models[-1]
   assert world.reference.epsilon(model) == pytest.approx(
-      run_lib.ledger(model).epsilon(DELTA), rel=1e-3)
+      attached.Ledger.of(model).ledger().epsilon(DELTA), rel=1e-3)
   text = run_lib.card(model).epsilon
-  assert text == pytest.approx(run_lib.ledger(model).epsilon(DELTA))
+  assert text == pytest.approx(attached.Ledger.of(model).ledger().epsilon(DELTA))
 
 
 def test_undone_and_forked_runs_are_counted():

@@ -516,7 +516,7 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/keras/run.py': [
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
-         'variables_of(model))]', 'return [*self.moved]',
+         'attached.places(model))]', 'return [*self.moved]',
          'A head on a frozen base would cost one run.', _EVERYWHERE),
         ('undone branches not counted', 'for branch in range(times)]', 'for branch in range(0)]',
          'Weights that were published and put back would be free.', 'keras/history_test.py'),
@@ -538,11 +538,13 @@ _BY_FILE = {
         ('a fixed seed unsaid', 'dict.fromkeys([_SEED] * seeded)', '{}',
          'Whoever knows the seed can take the noise away.', 'keras/privacy_card_test.py '
          'keras/noise_test.py'),
+    ],
+    'tfdp_adaptive/keras/attached.py': [
         ('runs forgotten by loading', 'if not replace or not isinstance(one, ledger_lib.Entry)]',
          'if not replace]', 'A run that goes on would leave no line on weights that it moves.',
          'keras/history_test.py keras/ledger_everywhere_test.py'),
-        ('checkpoints without lines', 'hang([self._one], parsed(string_value).entries if '
-         'string_value else (), replace=True)', 'hang([self._one], (), replace=True)',
+        ('checkpoints without lines', 'self._attached.attach(parsed(string_value).entries if '
+         'string_value else (), replace=True)', 'self._attached.attach((), replace=True)',
          'A checkpoint would be a new model.', _EVERYWHERE),
         ('the last line alone', 'new + known if replace else known + new',
          'new + known if replace else known[:0] + new', 'A second run would hide the first.',

@@ -16,7 +16,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.estimates import vocabulary
-from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.independence import disclosures
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -70,7 +71,7 @@ def adapt(
   """
   if public is not None:
     layer.adapt(data)
-    run_lib.say_public(layer, public)
+    disclosures.say_public(layer, public)
     return ledger.Ledger()
   if noise_multiplier is None:
     raise ValueError('`noise_multiplier` must be given: it decides what the private statistics '
@@ -101,9 +102,9 @@ def adapt(
   note = f'{layer.name} was adapted privately to {count} records; its cost is one of the runs'
   if extra:
     note += f', and {extra:g} of delta is for words of one record alone'
-  entry = ledger.Entry(plan, 1, rule=run_lib.label(layer), delta=extra, run=ledger.new_run(),
+  entry = ledger.Entry(plan, 1, rule=disclosures.label(layer), delta=extra, run=ledger.new_run(),
                        notes=(f'{note}.',))
-  run_lib.hang([*layer.variables, layer], [entry])
+  attached.Ledger([*layer.variables, layer]).attach([entry])
   return ledger.Ledger((entry,))
 
 

@@ -12,12 +12,13 @@ import numpy as np
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import attached
 
 
 @contextlib.contextmanager
 def _writing(saved: Any, store: Any) -> Iterator[None]:
-  found = run_lib.ledger(saved) if hasattr(saved, 'variables') else None  # Before anything is.
+  # Before anything is written.
+  found = attached.Ledger.of(saved).ledger() if hasattr(saved, 'variables') else None
   with runfolder.writing(runfolder.WEIGHTS):
     exact = [v for metric in saved.metrics for v in metric.variables] if hasattr(
         type(saved), 'ledger') and not runfolder.may_be_secret() else []  # Sums of private numbers.
@@ -30,16 +31,14 @@ def _writing(saved: Any, store: Any) -> Iterator[None]:
       for v, value in zip(exact, values):
         v.assign(value)
   if found is not None and found.entries:
-    store.make(run_lib.NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
+    store.make(attached.NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
 
 
 def _read(saved: Any, store: Any, partly: bool) -> None:
-  content = store.get(run_lib.NAME)
+  content = store.get(attached.NAME)
   if '0' in content and hasattr(saved, 'variables'):
-    found = run_lib.parsed(np.asarray(content['0'])).entries
-    run_lib.hang(run_lib.variables_of(saved), found, replace=not partly)
-    if compat.is_model(saved):
-      run_lib.follow(saved)
+    found = attached.parsed(np.asarray(content['0'])).entries
+    attached.Ledger.of(saved).attach(found, replace=not partly)
 
 
 @contextlib.contextmanager
@@ -54,7 +53,8 @@ def _whole(saved: Any, path: str) -> Iterator[None]:
 
 
 def _legacy(saved: Any, wanted: str, *_: Any) -> None:
-  if hasattr(type(saved), 'ledger') or (compat.is_model(saved) and run_lib.lines(saved.variables)):
+  if hasattr(type(saved), 'ledger') or (
+      compat.is_model(saved) and attached.Ledger(saved.variables).lines()):
     raise ValueError(
         'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
         f'Received: {type(saved).__name__} {getattr(saved, "name", "")!r}. Save to a path that '

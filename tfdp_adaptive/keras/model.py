@@ -18,6 +18,7 @@ from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import run as run_lib
@@ -92,7 +93,7 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
-    run_lib.follow(self)
+    attached.track(self)
     if public_penalty is not None:
       self.optimizer.run.note(
           'A loss, penalty or schedule holds arrays that are public in the words of whoever '
@@ -111,13 +112,13 @@ class DPModel(_Mixin):
     return json.dumps(config, **kwargs)
 
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
-    run_lib.follow(self)  # Before TensorFlow asks what there is to save.
+    attached.track(self)  # Before TensorFlow asks what there is to save.
     return super()._trackable_children(*args, **kwargs)
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
-    return run_lib.ledger(self)
+    return attached.Ledger.of(self).ledger()
 
   def privacy_card(
       self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
@@ -252,8 +253,7 @@ class DPModel(_Mixin):
   def _validate_eagerly(self, specs: Any) -> None:
     validation.validate_model(self, specs)
     run = self.optimizer.run
-    run.note_numbers(self.check_held(self._public_penalty))
-    run.note_model(self)
+    run.disclose(self, self.check_held(self._public_penalty))
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
     """Refuses private arrays in functions of a step; see `validation.check_held`."""

@@ -19,9 +19,9 @@ from tfdp_adaptive.batches import marks
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import model as model_lib
-from tfdp_adaptive.keras import run as run_lib
 
 keras: Any = compat.keras
 
@@ -199,7 +199,7 @@ def make_private(model: compat.Model) -> compat.Model:
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  run_lib.follow(model)
+  attached.track(model)
   model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
              if compat.overrides(model, method)]

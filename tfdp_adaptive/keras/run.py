@@ -7,31 +7,21 @@ counted once, wherever its weights are.
 """
 
 import dataclasses
-import logging
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import warnings
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.independence import captured
-from tfdp_adaptive.independence import validation
+from tfdp_adaptive.independence import disclosures
+from tfdp_adaptive.keras import attached
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.privacy import weight_digests
 
-# What a SavedModel would say of every variable: that it does not read its ledger back.
-logging.getLogger('tensorflow').addFilter(
-    lambda record: f'{__name__}._Lines object' not in record.getMessage())
-State: Any = tf.train.experimental.PythonState
-NAME = '_tfdp_ledger'  # In files and checkpoints.
-_LINES = '_tfdp_runs'  # On variables.
-_PUBLIC = '_tfdp_public'  # On layers.
-_MOST = 8  # Numbers that a sentence lists.
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
@@ -45,7 +35,7 @@ _COUNTED = (
     'as of files that were read or written before it was imported.')
 
 
-class Run(State):
+class Run(attached.State):
   """The steps of one optimizer.
 
   Attributes:
@@ -89,54 +79,13 @@ class Run(State):
     """Adds a sentence to the statement, once."""
     self.notes[sentence] = None
 
-  def note_model(self, model: Any) -> None:
-    """Refuses a model that holds one array row per record. Records whatever else may be data."""
-    shapes = validation.seen(model).shapes + [
-        np.shape(value) for layer in compat.all_layers(model)
-        for one in compat.initializers(layer)
-        for value in [*captured.find(one).arrays, *getattr(one, '__dict__', {}).values()]
-        if np.ndim(value)]
-    records = getattr(self.plan, 'population_size', None)
-    if any(shape and shape[0] == records for shape in shapes):
-      raise errors.PrivacyError(
-          f'A layer holds an array with a row for each of the {records} records, so that every '
-          f"gradient may depend on all of them. Received: {model.name}, with arrays {shapes} that "
-          'are no weights. Give the layer public data of another length, or leave it out.')
-    if shapes:
-      self.note(f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as '
-                'public.')
-    found = captured.find(*(layer.function for layer in compat.all_layers(model)
-                            if hasattr(layer, 'function')))  # `Lambda`s.
-    self.note_numbers(found.numbers + [float(one) for one in found.arrays if not np.ndim(one)])
-    self._note_adapted(compat.all_layers(model))
-
-  def _note_adapted(self, layers: Sequence[Any]) -> None:
-    """Warns of adapted layers whose cost is not in the ledger. Records them, and public ones."""
-    inner = [getattr(layer, '_lookup_layer', None) for layer in layers]
-    unknown = [layer.name for layer in layers
-               if all(layer is not one for one in inner) and _is_adapted(layer)
-               and not hasattr(layer, _PUBLIC)
-               and label(layer) not in [one.rule for one in entries(lines([layer]))]]
-    for layer in layers:
-      if hasattr(layer, _PUBLIC):
-        self.note(f'{layer.name} was adapted to data that are public in the words of whoever '
-                  f'trained the model: {getattr(layer, _PUBLIC)!r}.')
-    if unknown:
-      sentence = (
-          f'NOT COVERED IF PRIVATE: layers {unknown} hold a vocabulary or exact statistics. If '
-          'these come from private data, no epsilon covers them.')
+  def disclose(self, model: Any, numbers: Sequence[float] = ()) -> None:
+    """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
+    disclosures.check(model, getattr(self.plan, 'population_size', None))
+    covered = lambda layer: disclosures.label(layer) in [
+        one.rule for one in attached.Ledger([layer]).entries()]
+    for sentence in disclosures.sentences(model, numbers, covered):
       self.note(sentence)
-      warnings.warn(
-          f'{sentence} Use `tfdp.estimates.adapt(layer, data, ...)`, whose cost is in the ledger. '
-          'If they are public, say so: `tfdp.estimates.adapt(layer, data, '
-          "public='where the data come from')`.", errors.Caution, stacklevel=2)
-
-  def note_numbers(self, numbers: Sequence[float]) -> None:
-    """Records numbers that may be settings or may have been computed from data."""
-    if numbers:
-      self.note('Functions that are not of Keras hold the numbers '
-                f'{sorted(set(numbers))[:_MOST]}. If these were computed from private data, no '
-                'epsilon covers them.')
 
   @property
   def steps(self) -> int:
@@ -148,8 +97,9 @@ class Run(State):
     self.privatizer, self.state, self.moved = privatizer, state, tuple(variables)
     self._watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
     own = {id(v) for v in variables}
-    hang([*variables, *(layer for model in self.models for layer in compat.all_layers(model)
-                              if any(id(v) in own for v in layer.variables))], [self])
+    attached.Ledger([
+        *variables, *(layer for model in self.models for layer in compat.all_layers(model)
+                      if any(id(v) in own for v in layer.variables))]).attach([self])
 
   def watch(self, row: tf.Tensor) -> None:
     """Notes a step: `[last, most, times]` are the last step, the highest, and how many rewinds."""
@@ -165,8 +115,8 @@ class Run(State):
   def variables(self) -> List[Any]:
     """Returns all weights of the run, frozen or not."""
     for model in self.models:
-      follow(model)
-    return [*self.moved, *(v for model in self.models for v in variables_of(model))]
+      attached.track(model)
+    return [*self.moved, *(v for model in self.models for v in attached.places(model))]
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the lines of the run: branches replaced by older weights, then the current one."""
@@ -202,9 +152,10 @@ class Run(State):
 
   def _all(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
     """Returns the other runs of the weights, then this run."""
-    others = [line for line in lines(self.variables) if line is not self]
+    lines = attached.Ledger(self.variables).lines()
     mine = self.entries(steps)
-    counted = spent([*entries(others), *mine]).entries
+    others = attached.entries([line for line in lines if line is not self])
+    counted = attached.spent([*others, *mine]).entries
     return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
 
   def epsilon(self, steps: Optional[int] = None) -> float:
@@ -252,7 +203,7 @@ class Run(State):
 
   def deserialize(self, string_value: bytes) -> None:
     """Continues the run of a file whose state was or will be restored."""
-    for entry in parsed(string_value).entries if string_value else ():
+    for entry in attached.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
         self._resumed = entry.resumed + ((entry.run, entry.steps),)
         self._foreign = self._foreign or not _same_plan(entry.plan, self.plan)
@@ -301,7 +252,7 @@ class Run(State):
 
 
 def _unpickled(content: bytes) -> ledger_lib.Entry:
-  return parsed(content).entries[0]
+  return attached.parsed(content).entries[0]
 
 
 def _same_plan(one: Any, other: Any) -> bool:
@@ -322,133 +273,4 @@ def card(
   run = getattr(getattr(model, 'optimizer', None), 'run', None)
   if run is not None:
     return run.card(**more)
-  return card_lib.of(ledger(model), facts=[_COUNTED], **more)
-
-
-# The ledger of weights hangs on the variables themselves, as lines: `Run`s, whose optimizer may
-# still take steps, and `Entry`s that were read from a file. Another optimizer, another model that
-# shares a layer, and checkpoints find it there.
-
-
-def hang(variables: Sequence[Any], more: Sequence[Any], replace: bool = False) -> None:
-  """Leaves lines on variables.
-
-  Args:
-    variables: The variables of a model.
-    more: `Run`s and `Entry`s.
-    replace: Whether other values took the place of the old: entries of files go, runs stay.
-  """
-  for variable in variables:
-    raw = compat.raw_variable(variable)
-    known = [one for one in getattr(raw, _LINES, [])
-             if not replace or not isinstance(one, ledger_lib.Entry)]
-    new = [one for one in more if not any(one is old for old in known)]
-    object.__setattr__(raw, _LINES, new + known if replace else known + new)
-
-
-def lines(variables: Sequence[Any]) -> List[Any]:
-  """Returns all lines of the variables and of variables that their runs read, each once."""
-  found: Dict[int, Any] = {}
-  waiting = list(variables)
-  for v in waiting:
-    new = [line for line in getattr(compat.raw_variable(v), _LINES, []) if id(line) not in found]
-    found.update((id(line), line) for line in new)
-    waiting += [read for line in new if not isinstance(line, ledger_lib.Entry)
-                for read in line.variables]
-  return list(found.values())
-
-
-def ledger(model: Any) -> ledger_lib.Ledger:
-  """Everything that the weights of a model have cost so far."""
-  if compat.is_model(model):
-    follow(model)
-  return spent(entries(lines(variables_of(model))))
-
-
-def variables_of(model: Any) -> List[Any]:
-  """Returns everything that can have lines: layers, variables, and variables that layers read."""
-  if not compat.is_model(model):
-    return list(model.variables)
-  return [*compat.built_variables(model), *validation.seen(model).variables,
-          *compat.all_layers(model)]
-
-
-def entries(some: Sequence[Any]) -> List[ledger_lib.Entry]:
-  """Returns the current entries of lines."""
-  return [entry for line in some
-          for entry in ([line] if isinstance(line, ledger_lib.Entry) else line.entries())]
-
-
-def spent(some: Sequence[ledger_lib.Entry]) -> ledger_lib.Ledger:
-  """The ledger that counts each run once, and only runs that took steps."""
-  counted = ledger_lib.distinct(some).entries
-  return ledger_lib.Ledger(tuple(entry for entry in counted if entry.steps))
-
-
-def parsed(content: Any) -> ledger_lib.Ledger:
-  """The ledger in the bytes of a file."""
-  try:
-    text = bytes(np.asarray(bytearray(content) if isinstance(content, bytes) else content,
-                            np.uint8)).decode()
-  except (TypeError, ValueError, OverflowError) as error:
-    raise ValueError('The ledger in the file must be what was saved. Received: '
-                     f'{str(content)[:60]} ({error}).') from error
-  return ledger_lib.Ledger.from_json(text)
-
-
-class _Lines(State):
-  """The ledger of a variable or layer, in checkpoints of TensorFlow."""
-
-  def __init__(self, one: Any) -> None:
-    super().__init__()
-    self._one = one
-
-  def serialize(self) -> bytes:
-    if not tf.executing_eagerly():
-      return b''  # A SavedModel.
-    return spent(entries(lines([self._one]))).to_json().encode()
-
-  def deserialize(self, string_value: bytes) -> None:
-    hang([self._one], parsed(string_value).entries if string_value else (), replace=True)
-
-
-def follow(model: Any) -> None:
-  """Has checkpoints of a model, its layers or variables, wherever they are, keep their ledger."""
-  for one in (*compat.all_layers(model), *compat.built_variables(model)):
-    one._maybe_initialize_trackable()
-    if one._lookup_dependency(NAME) is None:
-      one._track_trackable(_Lines(one), NAME)  # Restores what was waiting for it, too.
-
-
-# Layers that were adapted to data: their state is an exact statistic of it.
-
-
-def label(layer: Any) -> str:
-  """The name in the ledger of a layer's private adaptation."""
-  return f'estimates.adapt({layer.name})'
-
-
-def say_public(layer: Any, source: str) -> None:
-  """Records that a layer was adapted to public data."""
-  object.__setattr__(layer, _PUBLIC, source)
-
-
-def _is_adapted(layer: Any) -> bool:
-  """Whether a layer holds something that it may have computed from data."""
-  if not hasattr(layer, 'adapt'):
-    return False
-  inner = getattr(layer, '_lookup_layer', layer)
-  if hasattr(inner, 'get_vocabulary'):
-    return getattr(inner, 'input_vocabulary', None) is None and bool(_words(inner))
-  if hasattr(layer, 'num_bins'):
-    return layer.num_bins is not None and bool(len(layer.bin_boundaries or ()))
-  mean, variance = (getattr(layer, name, None) for name in ('adapt_mean', 'adapt_variance'))
-  return mean is not None and bool(
-      np.any(np.asarray(mean) != 0) or np.any(np.asarray(variance) != 1))
-
-
-def _words(layer: Any) -> List[Any]:
-  try:
-    return list(layer.get_vocabulary(include_special_tokens=False))
-  except (AttributeError, RuntimeError, ValueError):  # It has none yet.
-    return []
+  return card_lib.of(attached.Ledger.of(model).ledger(), facts=[_COUNTED], **more)
