@@ -22,7 +22,7 @@ LAYERS = (
     ('private_rule',),
     ('keras', 'queries'),
     ('audit', 'estimates', 'tuning'),
-    ('federated',),
+    ('federated', 'heads'),
     ('examples',),
     ('cli',),
 )

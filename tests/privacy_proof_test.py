@@ -19,7 +19,8 @@ NOISE = {
     'sums for aggregators of other libraries': {
         'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
     'estimates before training, with their own cost': {
-        'estimates.adaptation._moments', 'estimates.stddevs.private_stddevs',
+        'estimates.adaptation._moments', 'estimates.moments._noised',
+        'estimates.stddevs.private_stddevs',
         'estimates.vocabulary.private_vocabulary'},
     'the score of a run among many, of which the best is released': {
         'accounting.private_search.noisy_score'},

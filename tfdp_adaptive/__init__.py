@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # Every public name, once: `_listed` reads it, and so do edit
   from tfdp_adaptive import clipping as clipping
   from tfdp_adaptive import estimates as estimates
   from tfdp_adaptive import federated as federated
+  from tfdp_adaptive import heads as heads
   from tfdp_adaptive import mechanisms as mechanisms
   from tfdp_adaptive import privacy as privacy
   from tfdp_adaptive import queries as queries

@@ -6,5 +6,6 @@ estimate comes on top of the cost of training.
 """
 
 from tfdp_adaptive.estimates.adaptation import adapt as adapt
+from tfdp_adaptive.estimates.moments import second_moments as second_moments
 from tfdp_adaptive.estimates.stddevs import private_stddevs as private_stddevs
 from tfdp_adaptive.estimates.vocabulary import private_vocabulary as private_vocabulary

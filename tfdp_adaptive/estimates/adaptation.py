@@ -15,9 +15,9 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.estimates import release
 from tfdp_adaptive.estimates import vocabulary
 from tfdp_adaptive.independence import disclosures
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -102,9 +102,8 @@ def adapt(
   note = f'{layer.name} was adapted privately to {count} records; its cost is one of the runs'
   if extra:
     note += f', and {extra:g} of delta is for words of one record alone'
-  entry = ledger.Entry(plan, 1, rule=disclosures.label(layer), delta=extra, run=ledger.new_run(),
-                       notes=(f'{note}.',))
-  attached.Ledger([*layer.variables, layer]).attach([entry])
+  entry = release.entry(plan, disclosures.label(layer), f'{note}.', delta=extra)
+  release.charge(layer, entry)
   return ledger.Ledger((entry,))
 
 

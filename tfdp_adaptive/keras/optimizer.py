@@ -158,6 +158,7 @@ class DPOptimizer(compat.GlobalOptimizer):
   def public_data(self, data: Any) -> None:
     if data is not None and self.rule.public is None:
       raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
+    self.run.reads(data)
     if isinstance(data, tf.data.Dataset):
       arguments.check_public(next(iter(data), None))
       iterator = iter(data.repeat())

@@ -49,6 +49,7 @@ class Run(attached.State):
     records: SECRET digest of some records, by which the next `fit` knows them.
     examples_per_user: The most that a step took of one user, where users are records.
     notes: Sentences for the statement.
+    read: Entries of what was computed from the data beforehand and is read in its steps.
     stopped: The number of steps that count, if a result decided when to stop.
     l2_norm_clip: The clip norm that is used, where that is not the plan's.
   """
@@ -65,6 +66,7 @@ class Run(attached.State):
     self.records: Optional[str] = None
     self.examples_per_user = 0
     self.notes: Dict[str, None] = dict.fromkeys([_SEED] * seeded)
+    self.read: Dict[str, ledger_lib.Entry] = {}
     self.stopped: Optional[int] = None
     self._id, self._foreign = ledger_lib.new_run(), False
     self._resumed: Tuple[Tuple[str, int], ...] = ()
@@ -74,6 +76,11 @@ class Run(attached.State):
     """Assigns the run to all variables of a model."""
     if all(model is not one for one in self.models):
       self.models.append(model)
+
+  def reads(self, data: Any) -> None:
+    """Counts the cost of data that have a `ledger`, such as frozen features, with the weights."""
+    entries_of = getattr(getattr(data, 'ledger', None), 'entries', ())
+    self.read.update((entry.run, entry) for entry in entries_of)
 
   def note(self, sentence: str) -> None:
     """Adds a sentence to the statement, once."""
@@ -128,7 +135,8 @@ class Run(attached.State):
     unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if self._foreign else []
     undone = [self._entry(most, run(branch), ()) for branch in range(times)]
     steps = max(now if steps is None else steps, self.stopped or 0)
-    return unknown + undone + [self._entry(steps, run(times), self._resumed)]
+    mine = self._entry(steps, run(times), self._resumed)
+    return [*self.read.values(), *unknown, *undone, mine]
 
   def _entry(self, steps: int, run: str, resumed: Any) -> ledger_lib.Entry:
     begun = ledger_lib.Ledger().begin(self.plan, self.rule, self.own_sampler)
