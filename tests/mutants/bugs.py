@@ -48,6 +48,16 @@ _BY_FILE = {
          'ask.rider is not None and not ask.rider.shrinks and (',
          'Slack that a rule has given away is used twice.', _RIDER),
     ],
+    'tfdp_adaptive/estimates/moments.py': [
+        ('features are not clipped', 'np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))', '1.0',
+         'One record moves the moments by any amount.', 'estimates/moments_test.py'),
+        ('replace moves what blanking does', "  if adjacency != 'replace':\n    return 1.0",
+         '  if True:\n    return 1.0', 'Less noise than is accounted for.',
+         'estimates/moments_test.py'),
+        ('moments without noise above the diagonal', 'std * noise, cross',
+         'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
+         'estimates/moments_test.py'),
+    ],
     'tfdp_adaptive/privatizer.py': [
         ('data after the last step', 'mean = self._mean(ask_sums.total, spec[0], allowed)',
          'mean = self._mean(ask_sums.total, spec[0], asked)',
@@ -559,6 +569,8 @@ _BY_FILE = {
          _EVERYWHERE),
     ],
     'tfdp_adaptive/keras/optimizer.py': [
+        ('public data made of private data are free', '    self.run.reads(data)\n', '',
+         'What was released beforehand is missing in the ledger.', 'heads_test.py'),
         ('uphill', 'variable.assign_sub(tf.cast(rate', 'variable.assign_add(tf.cast(rate',
          'The sign of every step.', 'keras/formulas_test.py'),
     ],
