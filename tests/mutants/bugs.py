@@ -49,14 +49,14 @@ _BY_FILE = {
          'Slack that a rule has given away is used twice.', _RIDER),
     ],
     'tfdp_adaptive/estimates/moments.py': [
-        ('features are not clipped', 'np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))', '1.0',
-         'One record moves the moments by any amount.', 'estimates/moments_test.py'),
+        ('features are not clipped', 'np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))',
+         '1.0', 'One record moves the moments by any amount.', 'estimates/released_moments_test.py'),
         ('replace moves what blanking does', "  if adjacency != 'replace':\n    return 1.0",
          '  if True:\n    return 1.0', 'Less noise than is accounted for.',
-         'estimates/moments_test.py'),
+         'estimates/released_moments_test.py'),
         ('moments without noise above the diagonal', 'std * noise, cross',
          'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
-         'estimates/moments_test.py'),
+         'estimates/released_moments_test.py'),
     ],
     'tfdp_adaptive/privatizer.py': [
         ('data after the last step', 'mean = self._mean(ask_sums.total, spec[0], allowed)',
