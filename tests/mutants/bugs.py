@@ -35,6 +35,7 @@ _LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
 _ORACLE, _SUM = 'rules/rules_oracle_test.py', 'queries/mechanism_sum_test.py'
 _SERVER, _ROUNDS = 'federated/server_test.py', 'federated/rounds_test.py'
 _RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
+_MOMENTS = 'estimates/released_moments_test.py'
 _EVERYWHERE = 'keras/ledger_everywhere_test.py'
 
 _BY_FILE = {
@@ -50,13 +51,13 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/estimates/moments.py': [
         ('features are not clipped', 'np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))',
-         '1.0', 'One record moves the moments by any amount.', 'estimates/released_moments_test.py'),
+         '1.0', 'One record moves the moments by any amount.', _MOMENTS),
         ('replace moves what blanking does', "  if adjacency != 'replace':\n    return 1.0",
          '  if True:\n    return 1.0', 'Less noise than is accounted for.',
-         'estimates/released_moments_test.py'),
+         _MOMENTS),
         ('moments without noise above the diagonal', 'std * noise, cross',
          'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
-         'estimates/released_moments_test.py'),
+         _MOMENTS),
     ],
     'tfdp_adaptive/privatizer.py': [
         ('data after the last step', 'mean = self._mean(ask_sums.total, spec[0], allowed)',
