@@ -24,7 +24,7 @@ ORDER = {
         'guides/batch_normalization.md', 'guides/users.md',
         'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
-        'guides/reports_compared.md',
+        'guides/reports_compared.md', 'guides/check_a_claim.md',
         'guides/resume.md', 'guides/devices.md', 'guides/workers.md', 'guides/flower.md',
         'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
         'callbacks.md'),

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import re
 import sys
 from typing import Optional, Tuple
 
@@ -66,13 +65,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def parse(text: str) -> Tuple[str, Optional[int]]:
-  """`(name, size)` of `NAME[:SIZE]`."""
-  name, _, size = text.strip().partition(':')
-  if name not in mechanisms.DESIGNS:
-    raise errors.UsageError(
-        f'A mechanism must be one of {", ".join(mechanisms.DESIGNS)}. Received: {text}')
-  meaning = mechanisms.DESIGNS[name][1].size
-  if (meaning is None) != (not size) or not re.fullmatch('[0-9]{0,9}', size):
-    wanted = f'{name}:SIZE, SIZE being its `{meaning}`' if meaning else name
-    raise errors.UsageError(f'The mechanism must be given as {wanted}. Received: {text}')
-  return name, int(size) if size else None
+  """Returns `(name, size)` of `NAME[:SIZE]`."""
+  sizes = {name: design.size for name, (_, design) in mechanisms.DESIGNS.items()}
+  return options.sized(text, sizes, 'A mechanism')

@@ -8,7 +8,8 @@ import difflib
 import json
 import os
 import pathlib
-from typing import Any, Callable, Dict, Mapping, Sequence
+import re
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import checks
@@ -69,6 +70,24 @@ def one_of(text: str, known: Sequence[str]) -> str:
   raise argparse.ArgumentTypeError(
       f'must name one of {", ".join(known)}. Received: {text}.'
       + (f' Did you mean {" or ".join(close)}?' if close else ''))
+
+
+def sized(text: str, sizes: Mapping[str, Optional[str]], thing: str) -> Tuple[str, Optional[int]]:
+  """Reads `NAME[:SIZE]` as `(name, size)`.
+
+  Args:
+    text: What the user typed.
+    sizes: For each known name, the argument that SIZE sets; None for a name without a size.
+    thing: The subject of an error message, such as 'A mechanism'.
+  """
+  name, _, size = text.strip().partition(':')
+  if name not in sizes:
+    raise errors.UsageError(f'{thing} must be one of {", ".join(sizes)}. Received: {text}')
+  meaning = sizes[name]
+  if (meaning is None) != (not size) or not re.fullmatch('[0-9]{0,9}', size):
+    wanted = f'{name}:SIZE, SIZE being its `{meaning}`' if meaning else name
+    raise errors.UsageError(f'{thing} must be given as {wanted}. Received: {text}')
+  return name, int(size) if size else None
 
 
 def assigned(

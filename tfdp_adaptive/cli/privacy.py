@@ -4,25 +4,42 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
 from tfdp_adaptive.advice import budget
+from tfdp_adaptive.cli import mechanism
 from tfdp_adaptive.cli import options
+from tfdp_adaptive.mechanisms import registry
 
 _DRAWS = 1_000_000
-# Name -> the scheme, of the arguments and the number of bins.
-SAMPLINGS = {
-    'poisson': lambda given, bins: tfdp.sampling.Poisson(),
-    'fixed-order': lambda given, bins: tfdp.sampling.FixedOrder(),
-    'random-allocation': lambda given, bins: tfdp.sampling.RandomAllocation(bins),
-    'balls-in-bins': lambda given, bins: tfdp.sampling.BallsInBins(bins, draws=given.draws),
-    'min-separation': lambda given, bins: tfdp.sampling.MinSeparation(
-        given.min_sep, draws=given.draws),
+# Name -> (argument that SIZE sets, the scheme of the arguments, the number of bins and SIZE).
+SAMPLINGS: Dict[str, Tuple[Optional[str], Callable[..., tfdp.sampling.Sampling]]] = {
+    'poisson': (None, lambda given, bins, size: tfdp.sampling.Poisson()),
+    'truncated-poisson': (
+        'max_batch_size', lambda given, bins, size: tfdp.sampling.TruncatedPoisson(
+            max_batch_size=size)),
+    'cyclic-poisson': (
+        'cycle', lambda given, bins, size: tfdp.sampling.CyclicPoisson(size)),
+    'poisson-examples': (
+        'examples_per_user', lambda given, bins, size: tfdp.sampling.PoissonExamples(
+            examples_per_user=size)),
+    'random-allocation': (
+        None, lambda given, bins, size: tfdp.sampling.RandomAllocation(bins)),
+    'balls-in-bins': (
+        None, lambda given, bins, size: tfdp.sampling.BallsInBins(bins, draws=given.draws)),
+    'min-separation': (
+        None, lambda given, bins, size: tfdp.sampling.MinSeparation(
+            given.min_sep, draws=given.draws)),
+    'fixed-order': (None, lambda given, bins, size: tfdp.sampling.FixedOrder()),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.epilog = 'Samplings: ' + ', '.join(
+      name if size is None else f'{name}:{size.upper()}' for name, (size, _) in SAMPLINGS.items())
   add = parser.add_argument
   add('--population-size', type=options.positive_int, required=True, metavar='N',
       help='number of records (users with --unit user), which becomes public')
@@ -45,8 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       help='unit of privacy (default: %(default)s)')
   add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
       help='relation between neighboring data sets (default: %(default)s)')
-  add('--sampling', choices=tuple(SAMPLINGS), default='poisson',
-      help='how batches are drawn; a fixed order does not amplify (default: %(default)s)')
+  add('--sampling', default='poisson', metavar='NAME[:SIZE]',
+      help='how batches are drawn, see below (default: %(default)s)')
+  add('--mechanism', default='independent', metavar='NAME[:SIZE]',
+      help='noise: a name of `tfdp mechanism`, or its mechanism.json (default: %(default)s)')
   add('--min-sep', type=options.positive_int, default=1, metavar='b',
       help='smallest distance of two steps of a record, for min-separation (default: %(default)s)')
   add('--draws', type=options.positive_int, default=_DRAWS, metavar='n',
@@ -70,6 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
       'noise_multiplier': plan.noise_multiplier, 'unit': plan.unit, 'adjacency': plan.adjacency,
       'accountant': arguments.accountant}
   statement = plan.statement(accountant=arguments.accountant)
+  shuffled = _shuffled(plan, arguments.accountant) if plan.amplified else None
   advice = None
   if arguments.advise is not None:
     advice = tfdp.advise(
@@ -78,6 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
         adjacency=plan.adjacency)
   if arguments.json:
     result['statement'] = statement
+    if shuffled is not None:
+      result['shuffled'] = shuffled
     if advice is not None:
       result['advice'] = advice.to_dict()
     print(options.to_json(result))
@@ -85,8 +107,31 @@ def run(arguments: argparse.Namespace) -> None:
     for name, value in result.items():
       print(f'{name.replace("_", " "):<17} {value if isinstance(value, str) else f"{value:.6g}"}')
     print('\n' + statement, end='')
+    if shuffled is not None:
+      print(f'\nIf the batches are shuffled instead: {shuffled["words"]}')
     if advice is not None:
       print(f'\n{advice}')
+
+
+def _shuffled(plan: tfdp.PrivacyPlan, accountant: str) -> Dict[str, Any]:
+  """Returns what can be proven if the run shuffles its batches, as `fit` of plain Keras does."""
+  if plan.sampling.by_example:
+    return {'epsilon': None, 'words': 'no epsilon can be stated, because several examples of a '
+                                      'user may be in one batch.'}
+  independent = plan.mechanism.bands == 1
+  # An epoch is shortest where it leaves out the last, smaller batch.
+  epoch = max(1, int((plan.population_size or 0) // plan.batch_size))
+  try:
+    fixed = dataclasses.replace(
+        plan, sampling=tfdp.sampling.FixedOrder(), min_sep=None,
+        max_participations=-(-plan.steps // epoch) if independent else None)
+  except ValueError as error:
+    return {'epsilon': None, 'words': f'no epsilon can be stated. {error}'}
+  (separation, epochs), epsilon = fixed.participation(), fixed.epsilon(accountant=accountant)
+  order = f'{epoch} steps' if independent else f'{separation} steps, all in the same order'
+  return {'epsilon': epsilon, 'words': (
+      f'epsilon {epsilon:.6g}. Nothing proves here that shuffling amplifies privacy, so each '
+      f'{plan.unit} counts in full, once in each of {epochs} epochs of {order}.')}
 
 
 def _print_choices(arguments: argparse.Namespace) -> None:
@@ -103,15 +148,31 @@ def _print_choices(arguments: argparse.Namespace) -> None:
 def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
   if not arguments.batch_size or not arguments.steps:
     raise errors.UsageError('Give --batch-size and --steps, or --budget.')
-  fields = dict(
-      target_delta=arguments.delta or budget.default_delta(arguments.population_size),
-      population_size=arguments.population_size, population_is_public=True,
-      batch_size=arguments.batch_size, steps=arguments.steps,
-      l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
-      sampling=SAMPLINGS[arguments.sampling](
-          arguments, max(1, round(arguments.population_size / arguments.batch_size))))
+  name, size = options.sized(
+      arguments.sampling, {name: size for name, (size, _) in SAMPLINGS.items()}, 'A sampling')
+  bins = max(1, round(arguments.population_size / arguments.batch_size))
   with errors.usage():
+    fields = dict(
+        target_delta=arguments.delta or budget.default_delta(arguments.population_size),
+        population_size=arguments.population_size, population_is_public=True,
+        batch_size=arguments.batch_size, steps=arguments.steps,
+        l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
+        sampling=SAMPLINGS[name][1](arguments, bins, size))
+    fields['mechanism'] = _mechanism(arguments.mechanism, fields)
     if arguments.epsilon is None:
       return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)
     return tfdp.PrivacyPlan.calibrate(
         target_epsilon=arguments.epsilon, accountant=arguments.accountant, **fields)
+
+
+def _mechanism(text: str, fields: Dict[str, Any]) -> tfdp.mechanisms.Mechanism:
+  """Returns the mechanism of a file, or one that is designed for the plan's participations."""
+  if text.endswith('.json'):
+    return tfdp.mechanisms.load(text)
+  name, size = mechanism.parse(text)
+  if name == 'independent':
+    return tfdp.mechanisms.IndependentGaussian()
+  plan = tfdp.PrivacyPlan(noise_multiplier=1.0, **fields)
+  min_sep, most = plan.participation()
+  return registry.design(name, plan.steps, size, min_sep=min_sep, max_participations=most,
+                         fixed_order=plan.fixed_order)
