@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.batches import dataset as batches_lib
+from tfdp_adaptive.batches import batches as batches_lib
+from tfdp_adaptive.batches import padding
 from tfdp_adaptive.privacy import plan as plan_lib
 
 N = 120
@@ -85,7 +86,7 @@ def test_resuming_continues_where_the_run_stopped():
   plan = make_plan(sampling=sampling.FixedOrder())
   whole = list(plan.batches(make_data()).as_numpy_iterator())
   rest = plan.batches(make_data(), start_step=5)
-  assert rest.tfdp_start_step == 5 and int(rest.cardinality()) == 7
+  assert rest.first == 5 and int(rest.cardinality()) == 7
   for (_, a, _), (_, b, _) in zip(whole[5:], rest.as_numpy_iterator()):
     np.testing.assert_array_equal(a, b)
   with pytest.raises(ValueError, match='All 12 steps'):
@@ -95,7 +96,7 @@ def test_resuming_continues_where_the_run_stopped():
 def test_the_data_set_says_which_plan_it_is_for():
   plan = make_plan()
   dataset = plan.batches(make_data())
-  assert dataset.tfdp_plan == plan and dataset.tfdp_start_step == 0
+  assert isinstance(dataset, batches_lib.Batches) and dataset.plan == plan and dataset.first == 0
   assert int(dataset.cardinality()) == plan.steps
 
 
@@ -224,7 +225,7 @@ def test_rows_hold_every_batch():
   plan = make_plan()
   for count in range(N + 1):
     for pad_to, first, more in ((None, 20, 12), (3, 3, 3), (50, 50, 50)):
-      rows = batches_lib._rows(plan, count, pad_to)
+      rows = padding.rows_for(plan, count, pad_to)
       assert rows >= max(1, count)
       if pad_to is None and count <= 16:
         assert rows == 16

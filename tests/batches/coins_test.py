@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coins that hold for a run: kept in a secret file, read by it alone."""
 
+import dataclasses
 import stat
 
 import numpy as np
@@ -90,7 +91,8 @@ def test_data_sets_share_the_coins_of_their_run(tmp_path):
   first = plan.batches((x, x), coins=tmp_path / 'coins')
   seen = [set(b[0][b[2] != 0].tolist()) for b in first.as_numpy_iterator()]
   again = [set(b[0][b[2] != 0].tolist()) for b in first.as_numpy_iterator()]
-  rest = [set(b[0][b[2] != 0].tolist()) for b in first.tfdp_from(20).as_numpy_iterator()]
+  rest = [set(b[0][b[2] != 0].tolist()) for b in dataclasses.replace(
+      first, start_step=20).as_numpy_iterator()]
   other = plan.batches((x, x), coins=tmp_path / 'coins', start_step=20)
   assert seen == again and seen[20:] == rest
   assert rest == [set(b[0][b[2] != 0].tolist()) for b in other.as_numpy_iterator()]

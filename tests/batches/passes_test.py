@@ -235,3 +235,22 @@ train()
                         check=False, timeout=120)
   assert done.stderr.strip().splitlines()[-1] == error
   assert done.returncode in (1, -signal.SIGINT)
+
+
+def test_a_lazy_data_set_is_made_once_when_tensorflow_needs_it():
+  made = []
+
+  class Numbers(passes.Lazy):
+
+    def make(self):
+      made.append(self)
+      return tf.data.Dataset.range(3)
+
+  numbers = Numbers()
+  assert isinstance(numbers, tf.data.Dataset) and not hasattr(numbers, '__next__') and not made
+  with pytest.raises(AttributeError, match="'Numbers' object has no attribute 'nothing'"):
+    numbers.nothing  # pylint: disable=pointless-statement
+  assert [int(i) for i in numbers] == [int(i) for i in numbers.take(5)] == [0, 1, 2]
+  assert [list(map(int, batch)) for batch in numbers.batch(2)] == [[0, 1], [2]]
+  assert int(numbers.cardinality()) == 3 and numbers.element_spec.dtype == tf.int64
+  assert made == [numbers]

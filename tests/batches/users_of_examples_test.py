@@ -21,7 +21,8 @@ def coins(seed):
 
 
 def of(record='mean', most=4, ids=IDS, seed=0):
-  return users.Users(sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, coins(seed))
+  return users.Users(
+      sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, coins=coins(seed))
 
 
 @pytest.mark.parametrize('ids', [IDS, np.unique(IDS, return_inverse=True)[1], IDS.astype(object)],

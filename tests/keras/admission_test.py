@@ -117,6 +117,18 @@ def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   model.train_on_batch(x + 1, *rest)  # What is in a row is the caller's.
 
 
+def test_the_marks_of_fit_need_nothing_that_a_device_may_lack():
+  """A TPU has neither bits of float64 nor strings nor calls of the host."""
+  model = make_model()
+  model.fit(make_plan().batches((X, Y)), steps_per_epoch=1, verbose=0)
+  step = tf.function(model.train_step, jit_compile=True)
+  own, beside = make_plan().batches((X, Y)), make_plan().batches((X, Y)).resumed(0)
+  for batches, plain in ((beside, True), (own, False)):
+    text = step.experimental_get_compiler_ir(next(iter(batches)))(stage='hlo')
+    bits = [line for line in text.splitlines() if 'bitcast-convert' in line and 'f64' in line]
+    assert (not bits) == plain and 'custom-call' not in text and 'string' not in text
+
+
 @pytest.mark.pitfall(
     'XLA drops the assertions that would refuse a batch.',
     severity='critical', stops='a refused batch counts as empty')
@@ -142,6 +154,7 @@ def test_weights_are_what_they_seem():
     np.testing.assert_array_equal(np.asarray(weight, 'float32')[real], expected)
     read = marks.read(np.asarray(weight).view(np.int64)[real])
     assert np.all(read == marks.mark(plan, step, np.arange(len(real))[real]))
+    assert np.all(read == marks.split(weight).mark[real])
   numbers = [marks.mark(plan, step) for step in range(10000)]
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 

@@ -124,7 +124,7 @@ def test_class_weights_are_those_of_the_labels(adjust, weights):
   arguments = {'class_weight': weights}
   weighted = admission.check_fit(optimizer, batches, None, arguments)
   assert 'class_weight' not in arguments  # Keras would refuse it.
-  result = np.concatenate([np.asarray(w, np.float32) for *_, w in weighted])
+  result = np.concatenate([w.weight for *_, w in weighted])
   np.testing.assert_array_equal(result, [np.float32(weights.get(int(y), 1)) for y in Y])
 
 
@@ -132,7 +132,7 @@ def test_class_weights_need_classes():
   plan = make_plan()
   for labels in ({'a': Y}, np.zeros([N, 2, 2])):
     with pytest.raises(ValueError, match='one class per example'):
-      plan.batches((X, labels)).tfdp_from(0, {1: 2.0})
+      plan.batches((X, labels)).resumed(0, {1: 2.0})
 
 
 OUTPUTS = {'kind': tf.constant(np.full([3, 2], .5, 'float32')),
@@ -393,7 +393,9 @@ def test_epochs_that_are_too_many_are_told_their_steps():
 
 
 @pytest.mark.parametrize('fields, steps', [
-    (dict(), 5), (dict(batch_size=7), 6), (dict(batch_size=16), 3),
+    (dict(), 5), (dict(batch_size=7), 5), (dict(batch_size=16), 3),
+    (dict(population_size=10_000, batch_size=256, steps=tfdp.sampling.Epochs(10)), 390),
+    (dict(population_size=10_000, batch_size=240, steps=tfdp.sampling.Epochs(10)), 420),
     (dict(batch_size=7, sampling=tfdp.sampling.FixedOrder()), 8),
     (dict(population_size=None, adjacency='add_remove', batch_size=8,
           sampling=tfdp.sampling.Poisson(sampling_probability=.25)), 10)])

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import marks
 from tfdp_adaptive.keras import private
 
 keras = compat.keras
@@ -19,14 +18,8 @@ PLAN = tfdp.PrivacyPlan(
     target_delta=1e-3, seed=1)
 
 
-def test_products_of_weights_keep_the_marks_of_their_rows():
-  weights = marks.write(np.array([1, 0.5, 0], np.float32), PLAN, 7)
+def test_a_weight_of_an_example_multiplies_those_of_its_tokens():
   factor = tf.constant([[1.0, 0.25], [0.0, 3.0], [1.0, 1.0]])
-  products = private.scaled(tf.constant(weights), factor).numpy()
-  np.testing.assert_array_equal(
-      products.astype(np.float32), [[1, 0.25], [0, 1.5], [0, 0]])
-  read = marks.read(products[products != 0].view(np.int64))
-  np.testing.assert_array_equal(marks.row_of(read, PLAN, 7), [0, 0, 1])
   plain = private.scaled(tf.constant([2.0, 1.0, 1.0]), factor)
   np.testing.assert_array_equal(plain, [[2, 0.5], [0, 3], [1, 1]])
 

@@ -2,6 +2,7 @@
 """`fit` trains on the records of a plan's batches, not on their padding."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
@@ -40,16 +42,16 @@ def rows_of(batches):
 
 def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
   plan = make_plan(steps=40)
-  model = make_model(plan)
   counts = [len(indices) for indices in plan.index_batches()]
   for data in ((X, Y), X, ({'a': X}, Y, np.full(N, 2.0, np.float32))):
     padded = plan.batches(data)
-    found = list(admission.cropped(model, plan.batches(data)))
+    found = list(plan.batches(data).resumed(0, tight=True))
     assert rows_of(found) == [max(1, count) for count in counts]
-    for before, after in zip(padded, found):
-      for whole, part in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
+    for (*before, weight), after in zip(padded, found):
+      both = (*before, marks.split(weight)), after  # Whose marks come in two ways.
+      for whole, part in zip(*map(tf.nest.flatten, both)):
         if whole is not None:
-          np.testing.assert_array_equal(whole[:part.shape[0]], part)  # The marks with them.
+          np.testing.assert_array_equal(whole[:part.shape[0]], part)
           assert not np.any(whole[part.shape[0]:])
 
 
@@ -66,9 +68,8 @@ def test_sizes_are_multiples_and_no_record_is_left_out(multiple):
 def test_large_batches_have_few_sizes():
   plan = make_plan(population_size=4000, batch_size=400, steps=30)
   data = np.zeros((4000, 3), np.float32), np.zeros(4000, np.float32)
-  model = make_model(plan)
   counts = [len(indices) for indices in plan.index_batches()]
-  sizes = rows_of(admission.cropped(model, plan.batches(data)))
+  sizes = rows_of(plan.batches(data).resumed(0, tight=True))
   assert sizes == [13 * math.ceil(count / 13) for count in counts]
   assert len(set(sizes)) < 16 < len(set(counts))
 
@@ -104,14 +105,18 @@ def test_steps_of_any_size_are_one_trace(scheme, monkeypatch):
 
 def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
   plan = make_plan()
-  batches = plan.batches((X, Y))
-  assert admission.cropped(make_model(plan, jit_compile=True), batches) is batches
-  assert admission.cropped(make_model(plan, run_eagerly=True), batches) is batches
+  check = lambda model, plan: admission.check_fit(
+      model.optimizer, plan.batches((X, Y)), None, {}, tight=True)
+  assert set(rows_of(check(make_model(plan), plan))) > {6, 7}
   fixed = make_plan(sampling=tfdp.sampling.FixedOrder())
-  batches = fixed.batches((X, Y))
-  assert admission.cropped(make_model(fixed), batches) is batches
-  foreign = tf.data.Dataset.from_tensors((X, Y))
-  assert admission.cropped(make_model(plan), foreign) is foreign
+  assert set(rows_of(check(make_model(fixed), fixed))) == {6}
+  for arguments, tight in ((dict(jit_compile=True), False), (dict(run_eagerly=True), False),
+                           ({}, True)):
+    model = make_model(plan, **arguments)
+    with mock.patch.object(admission, 'check_fit', side_effect=ValueError) as called:
+      with pytest.raises(ValueError):
+        model.fit(plan.batches((X, Y)))
+    assert called.call_args.kwargs == dict(tight=tight)
 
 
 def test_a_start_that_is_known_when_training_begins(tmp_path):
@@ -132,7 +137,8 @@ def test_a_start_that_is_known_when_training_begins(tmp_path):
 
 def test_users_are_sorted_once(monkeypatch):
   made, users = [], users_lib.Users
-  monkeypatch.setattr(users_lib, 'Users', lambda *args: made.append(args) or users(*args))
+  monkeypatch.setattr(users_lib, 'Users', lambda *args, **more: (
+      made.append(args) or users(*args, **more)))
   plan = make_plan(unit='user', population_size=20, batch_size=4)
   make_model(plan).fit(
       plan.batches((X, Y), users=np.arange(N) % 20, examples_per_user=2), verbose=0)

@@ -26,7 +26,7 @@ SCHEMES = [
 
 def dealt(plan, drawn, start=0):
   """What two workers get of one draw of the chief's."""
-  told = coins.deal(drawn.tfdp_coins, lambda: drawn.tfdp_draw(start))
+  told = coins.deal(drawn.coins, lambda: drawn.draw(start))
   both = [coins.Dealt(plan) for _ in range(2)]
   for one in both:
     one.take(told)
@@ -41,7 +41,8 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
   plan = dataclasses.replace(
       PLAN, sampling=scheme, adjacency=adjacency, population_is_public=True)
   drawn = plan.batches((np.arange(1, 41), np.arange(1, 41)))
-  shares = [drawn.tfdp_from(lambda: 0, coins=one, share=workers.Share(3, first, here))
+  shares = [dataclasses.replace(
+      drawn, start_step=lambda: 0, coins=one, share=workers.Share(3, first, here), beside=True)
             for one, first, here in zip(dealt(plan, drawn), (0, 2), (2, 1))]
   first, second = (list(share.as_numpy_iterator()) for share in shares)
   assert (len(first), len(second)) == (10, 5)
@@ -59,9 +60,9 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
 
 def skipped(plan, step, weights):
   """What a replica counts of its rows."""
-  rows = marks.row_of(marks.read(weights.view(np.int64)), plan, step) - np.arange(len(weights))
-  used = rows[weights != 0]
-  return [len(weights), *((used.min(), used.max()) if len(used) else (2**63 - 1, -2**63))]
+  rows = marks.row_of(weights.mark.astype(np.int64), plan, step) - np.arange(len(weights.mark))
+  used = rows[weights.weight != 0]
+  return [len(rows), *((used.min(), used.max()) if len(used) else (2**63 - 1, -2**63))]
 
 
 TAG = 5 * marks.MOST_ROWS

@@ -31,12 +31,12 @@ def make_plan(scheme=ORDERED[0], **changes):
 
 def resumed(first, second, steps=2):
   """Whether a run on batches `first` may go on with `second`."""
-  run = run_lib.Run(first.tfdp_plan, None)
-  run.same_records(first.tfdp_digest)
+  run = run_lib.Run(first.plan, None)
+  run.same_records(first.digest)
   noise = types.SimpleNamespace(row=steps)
   run.state = None, types.SimpleNamespace(noise=noise)
   try:
-    run.same_records(second.tfdp_digest)
+    run.same_records(second.digest)
     return True
   except tfdp.PrivacyError as error:
     assert 'in the same order' in str(error) and 'after 2 steps' in str(error)

@@ -529,7 +529,7 @@ def test_copies_of_records():
   several = lambda a: np.repeat(a[:16], 4, 0)
   with pytest.warns(tfdp.Caution, match='exact copies'):
     batches = PLAN.batches((several(X), several(Y)))
-  assert 'exact copies' in batches.tfdp_notes()[0]
+  assert 'exact copies' in batches.notes()[0]
   repeated = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).repeat(4)
   with pytest.warns(tfdp.Caution, match='exact copies'):
     PLAN.batches(repeated)
@@ -538,8 +538,8 @@ def test_copies_of_records():
     for _ in range(20):  # No more is read than batches need: it shows once one is read again.
       list(batches)
   batches = PLAN.batches(Draws(0), changing='noise is added to each image')
-  assert 'noise is added to each image' in batches.tfdp_notes()[0]
-  assert PLAN.batches((X, Y)).tfdp_notes() == []
+  assert 'noise is added to each image' in batches.notes()[0]
+  assert PLAN.batches((X, Y)).notes() == []
   model = compiled(base())
   with pytest.warns(tfdp.Caution, match='exact copies'):
     batches = PLAN.batches((several(X), several(Y)))

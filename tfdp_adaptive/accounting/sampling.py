@@ -35,7 +35,8 @@ class Epochs:
   """A number of steps, given as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
 
   Attributes:
-    epochs: The expected number of drawn records, divided by the number of records.
+    epochs: The number of passes. Each has the whole number of steps that is nearest to the number
+      of records divided by the batch size, as `fit(epochs=..., steps_per_epoch=...)` takes them.
   """
 
   epochs: float
@@ -47,7 +48,7 @@ class Epochs:
 
   def in_steps(self, batch_size: float, population_size: Optional[int],
                sampling: Sampling = Poisson()) -> int:
-    """Returns the number of steps, rounded up; the epochs of a fixed order are whole."""
+    """Returns the number of steps. A fixed order ends its epochs with a smaller batch."""
     q = getattr(sampling, 'sampling_probability', None)
     if population_size is not None:
       one_epoch = population_size / batch_size
@@ -56,8 +57,8 @@ class Epochs:
     else:
       raise ValueError('`steps=Epochs(...)` needs `population_size`. '
                        'Received: population_size=None.')
-    whole = isinstance(sampling, FixedOrder)
-    return max(1, math.ceil(self.epochs * (math.ceil(one_epoch) if whole else one_epoch) - 1e-9))
+    rounded = math.ceil if isinstance(sampling, FixedOrder) else round
+    return math.ceil(self.epochs * max(1, rounded(one_epoch)) - 1e-9)
 
 
 SCHEMES = {scheme.__name__: scheme for scheme in (

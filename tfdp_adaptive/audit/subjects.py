@@ -149,7 +149,7 @@ class _Model(interface.Subject):
   def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
             row: int) -> Tuple[Any, Any]:
     if self._marked is not None:
-      weights = marks.write(weights, self._marked, row)
+      weights = marks.write(weights, marks.of_rows(self._marked, row, len(weights)))
     given = tensors, tf.constant(records), tf.constant(weights)
     if not self._others:
       known = {id(compat.raw_variable(v)) for v in self._variables}

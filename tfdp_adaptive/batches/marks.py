@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mark by which a step knows a batch that its plan drew for it.
 
-Every batch of `plan.batches` carries, in the digits of its sample weights that float32
-does not hold, numbers that belong to one plan, one step and one row of the batch. Rounded
-to float32, as Keras does before it uses them, the weights are what they seem. The marks
-are public: they guard against honest mistakes (a batch used twice, out of order, of another
-plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
-trusted. They cannot tell what is in a row: a record may be changed by itself (augmented),
-and whoever mixes records breaks the guarantee unseen.
+Every row of a batch of `plan.batches` carries a number that belongs to one plan, one step and one
+row of the batch. `fit` and strategies get the numbers beside the weights, as `Marked`. In batches
+of a loop of one's own they are in the digits of float64 sample weights that float32 does not hold:
+such a batch has three parts and no more, and rounded to float32, as Keras does before it uses them,
+the weights are what they seem.
 
-The marks are in the weights because a batch of Keras has three parts and no more: a fourth would
-be the class weights of `train_on_batch(*batch)`, and `evaluate` and Keras 2's generators refuse it.
+The marks are public: they guard against honest mistakes (a batch used twice, out of order, of
+another plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
+trusted. They cannot tell what is in a row: a record may be changed by itself (augmented), and
+whoever mixes records breaks the guarantee unseen.
 """
 
 from __future__ import annotations  # The command line loads no TensorFlow for `tf.Tensor`.
 
+import functools
 import hashlib
-from typing import Any, Tuple
+from typing import Any, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,21 +50,53 @@ def row_of(marked: Any, plan: Any, step: Any) -> Any:
   return (marked - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
 
 
-def write(
-    weights: np.ndarray, plan: Any, step: int, first: int = 0, tag: int = 0) -> np.ndarray:
-  """Float32 weights as float64 that carry the marks of a step and their rows; zero stays zero.
+class Marked(NamedTuple):
+  """The sample weights of a batch, and the marks of its rows.
+
+  Attributes:
+    weight: Nest of float32 weights [n, ...].
+    mark: [n] int32, or None for a batch without marks.
+  """
+
+  weight: Any
+  mark: Any
+
+
+def of_rows(plan: Any, step: int, rows: int, first: int = 0, tag: int = 0) -> np.ndarray:
+  """Returns the int32 marks of `rows` rows of a batch.
 
   Args:
-    weights: [n, ...].
     plan: The `PrivacyPlan`.
     step: The step.
+    rows: How many rows.
     first: The row of the batch that the first of them is.
     tag: A tag of the coins that all workers share.
   """
+  return mark(plan, step, tag * MOST_ROWS + first + np.arange(rows)).astype(np.int32)
+
+
+def write(weights: np.ndarray, marks: np.ndarray) -> np.ndarray:
+  """Returns float32 weights [n, ...] as float64 that carry marks [n]; zero stays zero."""
   wide = np.asarray(weights, np.float32).astype(np.float64)
-  rows = tag * MOST_ROWS + first + np.arange(len(wide)).reshape([-1] + [1] * (wide.ndim - 1))
-  bits = wide.view(np.int64) | mark(plan, step, rows)
+  bits = wide.view(np.int64) | marks.reshape([-1] + [1] * (wide.ndim - 1)).astype(np.int64)
   return np.where(wide == 0, 0.0, bits.view(np.float64))
+
+
+def split(weights: Any) -> Marked:
+  """Returns the weights of a batch in float32 with the marks that they carry, if all do."""
+  if isinstance(weights, Marked):
+    return weights
+  if weights is None:
+    return Marked(None, None)
+  weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
+  flat, mark_of_rows = tf.nest.flatten(weights), None
+  if all(w.dtype == tf.float64 for w in flat):
+    each = [tf.where(w == 0, tf.zeros_like(w, tf.int64), read(tf.bitcast(w, tf.int64)))
+            for w in flat]
+    mark_of_rows = tf.cast(functools.reduce(tf.maximum, [
+        tf.reduce_max(one, list(range(1, one.shape.rank))) for one in each]), tf.int32)
+  return Marked(tf.nest.map_structure(
+      lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights), mark_of_rows)
 
 
 def read(bits: Any) -> Any:

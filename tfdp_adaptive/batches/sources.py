@@ -52,6 +52,10 @@ class Source:
           f'{len(indices)} numbers.')
     return taken
 
+  def notes(self) -> List[str]:
+    """Returns sentences about the records for the statement."""
+    return []
+
 
 def of(data: Any) -> Source:
   """Returns the source of an object that holds records.
@@ -317,7 +321,6 @@ class Watched(Source):
     return self._counts and copies > max(_FEW, SHARE * read)
 
   def notes(self) -> List[str]:
-    """Returns sentences for the statement."""
     said = [_WARNING] if self.many else []
     if self._changing is not None:
       said.append('Records change from reading to reading. Whoever trained the model says of it: '

@@ -6,11 +6,15 @@ at most `m` examples of a user are drawn. The draw depends on this user alone. M
 filled with one of the user's own examples and weight zero, so that all gradients are finite.
 """
 
-from typing import Any, Tuple
+import functools
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.accounting import user_examples
+from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import sources
 
 _SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read twice.
@@ -32,7 +36,40 @@ def checked(ids: Any, size: int) -> np.ndarray:
   return ids
 
 
-class Users:
+class Examples:
+  """Every example is a record.
+
+  Attributes:
+    source: The `Source` of the examples.
+  """
+
+  def __init__(self, examples: sources.Source) -> None:
+    self.source, self.specs = examples, examples.specs
+
+  def __len__(self) -> int:
+    return len(self.source)
+
+  def fingerprint(self) -> str:
+    """Returns a SECRET digest of some examples in order, or of none if the source is random."""
+    n = len(self)
+    places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
+    taken = self.source.take(places)
+    first = sources.map_structure(lambda a: a[:_AGAIN], taken)
+    if sources.fingerprint(first) != sources.fingerprint(self.source.take(places[:_AGAIN])):
+      return sources.fingerprint(np.array(n))  # They are augmented where they are read.
+    return sources.fingerprint((np.array(n), taken))
+
+  def used(self, indices: np.ndarray) -> np.ndarray:
+    """Returns the drawn records that a step uses."""
+    return indices
+
+  def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
+    """Returns `(nest of [n, ...], weights [n])`."""
+    del step
+    return self.source.take(indices), np.ones(len(indices), np.float32)
+
+
+class Users(Examples):
   """The users of some examples, in the order of their ids.
 
   Args:
@@ -45,16 +82,15 @@ class Users:
 
   def __init__(
       self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
-      coins: Any = None) -> None:
+      *, coins: coins_lib.Coins) -> None:
+    super().__init__(examples)
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
     ids = checked(ids, len(examples))
     self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
-    self._examples, self._most, self._record = examples, int(examples_per_user), record
-    self._coins = coins
-    self.specs = examples.specs
+    self._most, self._record, self._coins = int(examples_per_user), record, coins
 
   def __len__(self) -> int:
     return len(self._first) - 1
@@ -77,29 +113,53 @@ class Users:
       weights[row, :len(own)] = 1 if self._record == 'sum' else 1 / len(own)
     read, back = np.unique(numbers, return_inverse=True)
     back = back.reshape(numbers.shape)
-    return sources.map_structure(lambda a: a[back], self._examples.take(read)), weights
+    return sources.map_structure(lambda a: a[back], self.source.take(read)), weights
 
 
-class Examples:
-  """Every example is a record."""
+class OwnedExamples(Examples):
+  """Every example is a record, of which a run uses a few of every user.
 
-  def __init__(self, examples: sources.Source) -> None:
-    self._examples, self.specs = examples, examples.specs
+  Args:
+    examples: A `Source`.
+    owners: [n] ids, or [n, owners] ids with -1 for none.
+    most: The largest number of examples of a user.
+    coins: The coins of the run, which choose the examples.
+  """
 
-  def __len__(self) -> int:
-    return len(self._examples)
+  def __init__(
+      self, examples: sources.Source, owners: Any, most: int, coins: coins_lib.Coins) -> None:
+    super().__init__(examples)
+    ids = np.asarray(owners)
+    if ids.ndim != 2 or len(ids) != len(examples):
+      ids = checked(owners, len(examples))
+    self._used = functools.lru_cache(1)(lambda: user_examples.kept(
+        ids, most, np.random.default_rng(coins.of_users())))
 
-  def fingerprint(self) -> str:
-    """Returns a SECRET digest of some examples in order, or of none if the source is random."""
-    n = len(self)
-    places = np.unique(np.linspace(0, n - 1, min(n, _SAMPLED)).round().astype(np.int64))
-    taken = self._examples.take(places)
-    first = sources.map_structure(lambda a: a[:_AGAIN], taken)
-    if sources.fingerprint(first) != sources.fingerprint(self._examples.take(places[:_AGAIN])):
-      return sources.fingerprint(np.array(n))  # They are augmented where they are read.
-    return sources.fingerprint((np.array(n), taken))
+  def used(self, indices: np.ndarray) -> np.ndarray:
+    return indices[self._used()[indices]]
 
-  def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
-    """Returns `(nest of [n, ...], weights [n])`."""
-    del step
-    return self._examples.take(indices), np.ones(len(indices), np.float32)
+
+def of(plan: terms_lib.Terms, examples: sources.Source, coins: coins_lib.Coins, users: Any,
+       examples_per_user: Optional[int], record: str) -> Examples:
+  """Returns the records of a plan; see `batches.of_plan`."""
+  if plan.sampling.by_example:
+    if users is None or examples_per_user not in (None, plan.sampling.examples_per_user):
+      raise ValueError(
+          'A plan that samples the examples of users needs to know whose each one is: '
+          '`plan.batches(data, users=ids)`, with as many of a user as its sampling says. Received: '
+          f'users={users!r:.60}, examples_per_user={examples_per_user!r}.')
+    return OwnedExamples(examples, users, plan.sampling.examples_per_user, coins)
+  if plan.unit == 'user' and (users is None or examples_per_user is None):
+    raise ValueError(
+        'A plan with unit="user" needs to know whose each example is, and how many of a user a '
+        'step may take: `plan.batches(data, users=ids, examples_per_user=m)`. Received: '
+        f'users={users!r}, examples_per_user={examples_per_user!r}. For clients that keep their '
+        'data, use `plan.index_batches()` to choose users and train with `tfdp.federated`.')
+  if plan.unit != 'user' and (users is not None or examples_per_user is not None):
+    raise ValueError(
+        '`users` and `examples_per_user` are for a plan with unit="user": this one protects '
+        f'single examples. Received: unit={plan.unit!r}. Make the plan with unit="user" and '
+        'population_size the number of users.')
+  if users is None or examples_per_user is None:
+    return Examples(examples)
+  return Users(examples, users, examples_per_user, record, coins=coins)

@@ -6,6 +6,7 @@ workers get them through the strategy, never by a file. Every worker then draws 
 indices, pads the same batch, and reads the rows of its own replicas, which nobody else reads.
 """
 
+import dataclasses
 import json
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -47,20 +48,21 @@ class Distributed:
     batches: The `tf.distribute.DistributedDataset`. It may be iterated when `begin` was called.
   """
 
-  def __init__(self, strategy: Any, drawn: tf.data.Dataset) -> None:
+  def __init__(self, strategy: Any, drawn: Any) -> None:
     """
     Args:
       strategy: A `tf.distribute.Strategy`.
-      drawn: The data set that `plan.batches` returned.
+      drawn: The `Batches` that `plan.batches` returned.
     """
-    self._strategy, self._drawn, self._start = strategy, drawn, drawn.tfdp_start_step
-    several = compat.has_workers(strategy)
-    self._coins = coins_lib.Dealt(drawn.tfdp_plan) if several else drawn.tfdp_coins
+    self._strategy, self._drawn, self._start = strategy, drawn, drawn.first
+    self._coins: Any = (
+        coins_lib.Dealt(drawn.plan) if compat.has_workers(strategy) else drawn.coins)
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
       here = context.num_replicas_in_sync // context.num_input_pipelines
       share = Share(context.num_replicas_in_sync, context.input_pipeline_id * here, here)
-      return drawn.tfdp_from(lambda: self._start, coins=self._coins, share=share)
+      return dataclasses.replace(
+          drawn, start_step=lambda: self._start, coins=self._coins, share=share, beside=True)
 
     self.batches = strategy.distribute_datasets_from_function(of_worker)
 
@@ -83,10 +85,10 @@ class Distributed:
     if not compat.has_workers(self._strategy):
       return
     versions = version.__version__, tf.__version__, np.__version__  # Of all that draws coins.
-    agree(self._strategy, plan=repr(drawn.tfdp_plan), records=drawn.tfdp_digest(),
+    agree(self._strategy, plan=repr(drawn.plan), records=drawn.digest(),
           start_step=str(start_step), versions=repr(versions))
     dealt = from_chief(self._strategy, lambda: json.dumps(coins_lib.deal(
-        drawn.tfdp_coins, lambda: drawn.tfdp_draw(start_step))).encode())
+        drawn.coins, lambda: drawn.draw(start_step))).encode())
     self._coins.take(json.loads(dealt))
 
 

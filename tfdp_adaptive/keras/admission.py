@@ -2,8 +2,8 @@
 """Checks the arguments of `compile` and `fit`, and the batches of a step.
 
 Arguments are taken as Keras takes them, or refused in one sentence. A step takes batches that its
-plan drew for it, or batches of the declared size. The batches of a plan go to Keras without most of
-their padding, or over the replicas of a `tf.distribute` strategy.
+plan drew for it, or batches of the declared size. The batches of a plan go to Keras, or over the
+replicas of a `tf.distribute` strategy.
 """
 
 import functools
@@ -18,6 +18,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
+from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import workers
@@ -33,15 +34,17 @@ _DRAWN = (
     "`own_sampler='how records were chosen'`; the statement then says it too.")
 
 
-def unpack(data: Any, plan: Any = None) -> interface.Batch:
-  """The batch of `(x, y, sample_weight)`; masked is where all weights of an example are zero.
+def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any]:
+  """The batch of `(x, y, sample_weight)`, and the marks of its rows or None.
 
+  Examples whose weights are all zero are masked.
   Under a plan for users a record is a user, and all tensors are [users, examples, ...].
   """
   # Eager steps of `train_on_batch` get arrays from Keras 3.
   data = tf.nest.map_structure(
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
+  sample_weight, mark = marks.split(sample_weight)
   users = plan is not None and plan.whole_users
   first = tf.convert_to_tensor(tf.nest.flatten(x)[0])
   if users:
@@ -56,13 +59,12 @@ def unpack(data: Any, plan: Any = None) -> interface.Batch:
   if sample_weight is None:
     size = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
     if not users:
-      return interface.Batch(x, y, (), tf.ones([size], tf.bool))
+      return interface.Batch(x, y, (), tf.ones([size], tf.bool)), None
     sample_weight = tf.ones([size, first.shape[1]])
-  sample_weight = trees.map(tf.convert_to_tensor, sample_weight)
   if not users:
-    return interface.Batch(x, y, sample_weight, _used(sample_weight))
+    return interface.Batch(x, y, sample_weight, _used(sample_weight)), mark
   examples = tf.ensure_shape(_used(sample_weight, 2), first.shape[:2])
-  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples)
+  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), mark
 
 
 def _used(weights: Any, axes: int = 1) -> tf.Tensor:
@@ -73,7 +75,7 @@ def _used(weights: Any, axes: int = 1) -> tf.Tensor:
 
 
 def admit(
-    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch,
+    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, mark: Any,
     noise: noise_lib.State) -> Tuple[interface.Batch, noise_lib.State]:
   """The batch, if it is one that this step may take.
 
@@ -82,46 +84,41 @@ def admit(
   Args:
     optimizer: A `DPOptimizer`.
     batch: As `unpack` returns it.
+    mark: The marks of its rows, or None.
     noise: The noise's state before the step, whose row counts the steps done so far.
 
   Returns:
-    Both again. All that the step writes depends on the noise, hence on the check: where
+    Batch and noise again. All that the step writes depends on the noise, hence on the check: where
     that fails, nothing was written.
   """
-  weights = batch.sample_weight
   if optimizer.plan is not None and optimizer.own_sampler is None:
     if batch.y is None:
       raise errors.PrivacyError(
           'A model is trained on inputs and targets: `plan.batches((x, y))`. Received: batches '
           'without targets, as of `plan.batches(x)`.')
-    drawn, *checks = _is_drawn(optimizer.plan, weights, noise.row)
+    drawn, *checks = _is_drawn(optimizer.plan, mark, batch.mask, noise.row)
     mask = batch.mask & drawn
   elif optimizer.plan is not None:  # The caller's word, whatever sizes it means.
     checks, mask = [], batch.mask
   else:
     size = tf.reduce_sum(tf.cast(batch.mask, tf.float32))
-    exact = trees.absent(weights)
+    exact = trees.absent(batch.sample_weight)
     checks = check_size(optimizer, size, batch.mask.shape[0] if exact else None, exact)
     mask = batch.mask
   with tf.control_dependencies([check for check in checks if check is not None]):
     mask, key, row = (tf.identity(t) for t in (mask, noise.key, noise.row))
-  weights = trees.map(lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights)
-  return batch._replace(sample_weight=weights, mask=mask), noise._replace(key=key, row=row)
+  return batch._replace(mask=mask), noise._replace(key=key, row=row)
 
 
-def _is_drawn(plan: plan_lib.PrivacyPlan, weights: Any, step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-  """`([] bool, assertion)`: whether all weights have the marks of this step and of their rows."""
-  if trees.absent(weights) or any(w.dtype != tf.float64 for w in tf.nest.flatten(weights)):
+def _is_drawn(plan: plan_lib.PrivacyPlan, mark: Any, used: tf.Tensor,
+              step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
+  """`([] bool, assertion)`: whether all used rows have the marks of this step and their place."""
+  if mark is None:
     raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
-  count = tf.shape(tf.nest.flatten(weights)[0], tf.int64)[0]
-  least, most = tf.constant(tf.int64.max), tf.constant(tf.int64.min)
-  for weight in tf.nest.flatten(weights):
-    rows = marks.row_of(marks.read(tf.bitcast(weight, tf.int64)), plan, tf.cast(step, tf.int64))
-    here = tf.range(tf.shape(rows, tf.int64)[0])
-    skipped = rows - tf.reshape(here, [-1] + [1] * (rows.shape.rank - 1))
-    used = weight != 0
-    least = tf.minimum(least, tf.reduce_min(tf.where(used, skipped, tf.int64.max)))
-    most = tf.maximum(most, tf.reduce_max(tf.where(used, skipped, tf.int64.min)))
+  count = tf.shape(mark, tf.int64)[0]
+  skipped = marks.row_of(tf.cast(mark, tf.int64), plan, tf.cast(step, tf.int64)) - tf.range(count)
+  least = tf.reduce_min(tf.where(used, skipped, tf.int64.max))
+  most = tf.reduce_max(tf.where(used, skipped, tf.int64.min))
   drawn = marks.in_place(
       compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
   return drawn, trees.insist(drawn, _DRAWN.format(
@@ -155,29 +152,20 @@ def check_size(
   return [trees.insist(fits, message.format('other' if exact else 'more'), size)]
 
 
-def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any]) -> Any:
+def check_fit(optimizer: Any, x: Any, y: Any, kwargs: Dict[str, Any], tight: bool = False) -> Any:
   """Refuses data that is not sampled as accounted for, before reading it.
 
   Returns:
-    `x`, or its batches from the step on that comes next.
+    `x`, or its batches from the step on that comes next, with the fewest padding rows if `tight`.
   """
   plan = optimizer.plan
   optimizer.run.refuse_foreign()
   if plan is not None and optimizer.own_sampler is None:
-    theirs = getattr(x, 'tfdp_plan', None)
-    if theirs != plan:
-      received = f'x of type {type(x).__name__}' if theirs is None else 'batches of another plan'
+    if not isinstance(x, batches_lib.Batches):
       raise errors.PrivacyError(
-          'The optimizer has a plan, so the batches must come from that plan: its sampling is '
-          f'what is accounted for. Received: {received}. '
-          'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it); or '
-          "`own_sampler='how records were chosen'`, which the statement repeats.")
-    if not plan.sampling.coins and x.tfdp_start_step != optimizer.steps_done:
-      raise errors.PrivacyError(
-          f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
-          'take part sooner than they are accounted for. Use '
-          f'`plan.batches(data, start_step={optimizer.steps_done})`. '
-          f'Received: start_step={x.tfdp_start_step}.')
+          batches_lib.NOT_OF_THE_PLAN.format(f'x of type {type(x).__name__}'))
+    x.check(plan, optimizer.steps_done, kwargs.get('steps_per_epoch') or x.steps,
+            kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0))
     if kwargs.get('validation_split'):
       raise errors.PrivacyError('`validation_split` changes the population after the plan was '
                                 'made. Split first, then pass `validation_data`.')
@@ -185,23 +173,11 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict
     if weigh is not None:
       optimizer.run.note('The loss was weighted by `class_weight`. If these numbers were computed '
                          'from private labels, no epsilon covers them.')
-    epochs = kwargs.get('epochs', 1) - kwargs.get('initial_epoch', 0)
-    wanted = epochs * (kwargs.get('steps_per_epoch') or int(x.cardinality()))
-    left = plan.steps - optimizer.steps_done
-    if wanted > left:
-      raise errors.PrivacyError(
-          f'The plan covers {plan.steps} steps, of which {optimizer.steps_done} are done. '
-          f'Received: {wanted} more ({epochs} epochs). Use epochs * steps_per_epoch within the '
-          'plan, '
-          + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
-          + 'or plan more steps.')
-    optimizer.run.same_records(x.tfdp_digest, x.tfdp_coins.in_file)
-    restores = compat.keras.callbacks.BackupAndRestore
-    if any(isinstance(one, restores) for one in tf.nest.flatten(kwargs.get('callbacks') or [])):
-      return x.tfdp_from(lambda: optimizer.steps_done, weigh)  # It restores after this.
-    if weigh is not None or x.tfdp_start_step != optimizer.steps_done:
-      # Coins are drawn again, for the steps left.
-      return x.tfdp_from(optimizer.steps_done, weigh)
+    optimizer.run.same_records(x.digest, x.coins.in_file)
+    restores = any(isinstance(one, compat.keras.callbacks.BackupAndRestore)
+                   for one in tf.nest.flatten(kwargs.get('callbacks') or []))
+    return x.resumed((lambda: optimizer.steps_done) if restores else optimizer.steps_done,
+                     weigh, tight)
   elif plan is None and y is not None and hasattr(x, 'shape') and (
       optimizer.adjacency != 'add_remove'):
     batch = kwargs.get('batch_size') or 32
@@ -300,25 +276,6 @@ def with_shapes(model: Any, data: Any) -> Any:
   return compat.keras.utils.pack_x_y_sample_weight(tf.nest.pack_sequence_as(x, leaves), y, weight)
 
 
-# The batches of a plan, without their padding.
-
-
-def cropped(model: Any, x: Any) -> Any:
-  """Returns a plan's `x` with the fewest padding rows; other data unchanged.
-
-  So is what XLA compiles for each size anew, eager steps examine for each, or replicas share.
-  The rows depend on the number of records drawn alone.
-  """
-  plan = getattr(x, 'tfdp_plan', None)
-  if plan is None or model.jit_compile or model.run_eagerly or (
-      model.distribute_strategy.num_replicas_in_sync > 1):
-    return x
-  rows = tf.nest.flatten(x.element_spec)[-1].shape[0]
-  if rows is not None and rows <= plan.batch_size:
-    return x
-  return x.tfdp_tight
-
-
 # Replicas.
 
 _TRIED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy,
@@ -368,7 +325,6 @@ def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
     kwargs: Other arguments of `fit`; steps and callbacks are added to them.
   """
   strategy = model.distribute_strategy
-  plan = getattr(x, 'tfdp_plan', None)
   if strategy.num_replicas_in_sync == 1:
     return x
   callbacks = [one for one in tf.nest.flatten(kwargs.get('callbacks')) if one is not None]
@@ -386,13 +342,12 @@ def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
         strategy, optimizer=repr((type(optimizer).__name__, optimizer.rule.name, settings)),
         fit=repr([kwargs.get(name) for name in ('epochs', 'initial_epoch', 'steps_per_epoch')]),
         backups=repr([isinstance(one, backup) for one in callbacks].count(True)))
-  if plan is None:
+  if not isinstance(x, batches_lib.Batches):
     kwargs['callbacks'] = [*callbacks, _Begin()]
     return x
   distributed = workers.Distributed(strategy, x)
   # Data on replicas do not tell how many there are.
-  kwargs['steps_per_epoch'] = kwargs.get('steps_per_epoch') or (
-      plan.steps - optimizer.steps_done)
+  kwargs['steps_per_epoch'] = kwargs.get('steps_per_epoch') or x.steps
   kwargs['callbacks'] = [*callbacks, _Begin(distributed)]
   return distributed.batches
 

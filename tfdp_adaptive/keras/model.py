@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import materialized
@@ -148,24 +149,28 @@ class DPModel(_Mixin):
     kwargs = admission.by_name(keras.Model.fit, 3, args, kwargs)
     admission.check_strategy(
         self.distribute_strategy, self.trainable_variables if self.built else ())
-    admission.refuse_ragged(x, y)
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
-    x = admission.check_fit(self.optimizer, x, y, kwargs)
-    notes = getattr(x, 'tfdp_notes', list)
-    x = admission.cropped(self, x)
+    replicas = self.distribute_strategy.num_replicas_in_sync
+    # XLA compiles for each size anew, eager steps examine the model for each, replicas share rows.
+    x = admission.check_fit(self.optimizer, x, y, kwargs, tight=not (
+        self.jit_compile or self.run_eagerly or replicas > 1))
+    admission.refuse_ragged(x, y)
+    notes = x.notes if isinstance(x, batches_lib.Batches) else list
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))
     self._batch_specs: Any = None
-    if self.distribute_strategy.num_replicas_in_sync > 1:
+    if replicas > 1:
       # Here and now: replicas cannot probe themselves.
       told = compat.input_specs(self) is not None
-      specs = None if told else _specs(x, self.optimizer.plan)
+      batch_specs = x.specs if isinstance(x, batches_lib.Batches) else getattr(
+          x, 'element_spec', None)
+      specs = None if told else _specs(x, batch_specs)
       if not self.built:
         with self.distribute_strategy.scope():
           validation.build(self, specs)
       self._validate_eagerly(specs)
-      self._batch_specs = _batch_specs(x, self.optimizer.plan)
+      self._batch_specs = batch_specs
     callbacks.foresee(self, kwargs['callbacks'], notes())
     x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
     try:
@@ -326,19 +331,8 @@ def _refuse_own_step(model: compat.Model) -> None:
         'code into `call`, the `loss` or `plan.batches(data)`.')
 
 
-def _batch_specs(x: Any, plan: Any) -> Any:
-  """Specs of the elements of a data set, of users the examples; None for other data."""
-  specs = getattr(x, 'element_spec', None)
-  if specs is None or plan is None or not plan.whole_users:
-    return specs
-  return tf.nest.map_structure(
-      lambda s: tf.TensorSpec([None, *s.shape[2:]], s.dtype) if isinstance(s, tf.TensorSpec)
-      else s, specs)
-
-
-def _specs(x: Any, plan: Any) -> Any:
-  """Nest of the specs of one batch of inputs, of what `fit` takes as `x`."""
-  specs = _batch_specs(x, plan)
+def _specs(x: Any, specs: Any) -> Any:
+  """Nest of the specs of one batch of inputs, of `x` and the specs of its batches, if known."""
   if specs is not None:
     return specs[0] if isinstance(specs, tuple) else specs
   if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):

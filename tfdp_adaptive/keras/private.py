@@ -137,19 +137,22 @@ class DPTask(DPFunctional):
     return x.map(preprocess or self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
 
   def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """Trains on a batch of records: examples, or users with several examples."""
+    """Preprocesses a batch of records: examples, or users with several examples."""
     plan = self.optimizer.plan
+    sample_weight, mark = marks.split(sample_weight)
     if plan is None or not plan.whole_users:
-      return self._preprocess(x, y, sample_weight)
-    batch = admission.unpack((x, y, sample_weight), plan)
-    examples, _ = interface.joined(batch)
-    return tf.nest.map_structure(
-        lambda t: None if t is None else interface.divided(t, batch),
-        self._preprocess(examples.x, examples.y, examples.sample_weight))
+      batch = self._preprocess(x, y, sample_weight)
+    else:
+      records, _ = admission.unpack((x, y, sample_weight), plan)
+      examples, _ = interface.joined(records)
+      batch = tf.nest.map_structure(
+          lambda t: None if t is None else interface.divided(t, records),
+          self._preprocess(examples.x, examples.y, examples.sample_weight))
+    return batch if mark is None else (*batch[:2], marks.Marked(batch[2], mark))
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
                   ) -> Tuple[Any, Any, Any]:
-    """Trains on a batch. Multiplies the weights of the task by those of the caller."""
+    """Preprocesses a batch. Multiplies the weights of the task by those of the caller."""
     x = tf.nest.map_structure(  # Tokenizers do not take arrays of strings.
         lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, x)
     x, y, own = keras.utils.unpack_x_y_sample_weight(self.task.preprocess_samples(x, y))
@@ -160,15 +163,9 @@ class DPTask(DPFunctional):
 
 
 def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Multiplies weights [n] by a factor [n, ...]. Nonzero weights keep their mark."""
-  wider = lambda t: tf.reshape(t, tf.concat(
-      [tf.shape(t), tf.ones([factor.shape.rank - t.shape.rank], tf.int32)], 0))
-  product = wider(tf.cast(weights, tf.float32)) * factor
-  if weights.dtype != tf.float64:
-    return product
-  wide = tf.cast(product, tf.float64)
-  bits = tf.bitcast(wide, tf.int64) | wider(marks.read(tf.bitcast(weights, tf.int64)))
-  return tf.where(wide == 0, tf.zeros_like(wide), tf.bitcast(bits, tf.float64))
+  """Multiplies weights [n] by a factor [n, ...]."""
+  more = [1] * (factor.shape.rank - weights.shape.rank)
+  return tf.reshape(weights, tf.concat([tf.shape(weights), more], 0)) * factor
 
 
 def is_task(model: Any) -> bool:

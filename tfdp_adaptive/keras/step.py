@@ -51,7 +51,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
     Logs by name; exact numbers of private data.
   """
   optimizer = model.optimizer
-  batch = admission.unpack(data, optimizer.plan)
+  batch, mark = admission.unpack(data, optimizer.plan)
   loss = model.prepare_step(interface.joined(batch)[0].x)
   variables = model.trainable_variables
   optimizer.check_variables(variables)
@@ -63,7 +63,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   if not trees.absent(batch.examples):
     optimizer.run.examples_per_user = max(
         optimizer.run.examples_per_user, batch.examples.shape[1])
-  batch, noise = admission.admit(optimizer, batch, opened.private_state.noise)
+  batch, noise = admission.admit(optimizer, batch, mark, opened.private_state.noise)
   opened = opened._replace(private_state=opened.private_state._replace(noise=noise))
   clipped = clip(model, loss, batch, opened.request)
   releases, private_state = release(

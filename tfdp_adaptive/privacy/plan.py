@@ -245,12 +245,12 @@ class PrivacyPlan(terms.Terms):
       start_step: Union[int, Callable[[], int]] = 0,
       pad_to: Optional[int] = None, coins: Any = None,
       changing: Optional[str] = None, strategy: Any = None) -> Any:
-    """A `tf.data.Dataset` of the run's padded batches; see `batches.dataset.of_plan`."""
+    """Returns the run's padded batches as a `tf.data.Dataset`; see `batches.batches.of_plan`."""
     if more:
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
                        f'Received: {1 + len(more)} arguments, as for `fit`.')
-    from tfdp_adaptive.batches import dataset  # pylint: disable=g-import-not-at-top
-    return dataset.of_plan(
+    from tfdp_adaptive.batches import batches  # pylint: disable=g-import-not-at-top
+    return batches.of_plan(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
         start_step=start_step, pad_to=pad_to, coins=coins, changing=changing, strategy=strategy)
 

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches of a plan as a `tf.data.Dataset`, padded and masked for Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import errors
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive.batches import cache as cache_lib
+from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import padding
+from tfdp_adaptive.batches import passes
+from tfdp_adaptive.batches import sources
+from tfdp_adaptive.batches import users as users_lib
+from tfdp_adaptive.batches import workers
+
+# The part of an expected batch to whose multiples `fit` pads. What convolutions prepare for each
+# size they then find again; the padding is 1.6% on average.
+_PARTS = 32
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Batches(passes.Lazy):
+  """The remaining batches of a run, a data set that `plan.batches(data)` returns.
+
+  Attributes:
+    plan: The `PrivacyPlan` that draws them.
+    records: Reads the records of a batch.
+    coins: The SECRET random numbers of the run. All passes share them: steps take a batch once.
+    start_step: The step of the first batch, or a function that returns it when a pass begins.
+    pad_to: Rows are padded to a multiple of it; None for the sizes of `padding.rows_for`.
+    class_weight: Public weights of the labels, or None.
+    share: The replicas whose rows are given, one batch for each.
+    beside: Whether weights are `marks.Marked`, or carry the marks in digits of float64.
+    signature: Nest of the specs of one record, `(x, y, sample_weight)` or `(x, sample_weight)`.
+    most: The number of rows of every batch, if they are known.
+  """
+
+  plan: Any
+  records: users_lib.Examples
+  coins: coins_lib.Coins
+  start_step: Union[int, Callable[[], int]] = 0
+  pad_to: Optional[int] = None
+  class_weight: Optional[Mapping[int, float]] = None
+  share: workers.Share = workers.Share()
+  beside: bool = False
+  signature: Any = None
+  most: Optional[int] = None
+
+  def __post_init__(self) -> None:
+    if self.signature is not None:  # A data set of the same records, which was checked.
+      return
+    if self.pad_to is not None:
+      checks.whole(pad_to=self.pad_to)
+    self.draw(self.first)  # Fails here, not in a tf.data thread, as reading records does.
+    self.signature = tf.nest.map_structure(
+        sources.spec, self._unmarked(np.zeros([0], np.int64), 1, self.first))
+    self.most = padding.largest(self.plan) if self.pad_to is None else None
+
+  @property
+  def first(self) -> int:
+    """The step of the first batch, as it is now."""
+    return self.start_step() if callable(self.start_step) else self.start_step
+
+  @property
+  def steps(self) -> int:
+    """The number of batches."""
+    return self.plan.steps - self.first
+
+  @property
+  def specs(self) -> Tuple[Any, ...]:
+    """Nests of the specs of a batch of examples: `(x, y, sample_weight)`."""
+    axes = 1 if self.plan.whole_users else 0
+    return tf.nest.map_structure(
+        lambda s: tf.TensorSpec([None, *s.shape[axes:]], s.dtype), self.signature)
+
+  def draw(self, start_step: int) -> Iterator[np.ndarray]:
+    """Yields the numbers of the records of every step, from a step on."""
+    drawn = coins_lib.drawn(self.plan, len(self.records), start_step, self.coins)
+    return drawn if self.plan.sampling.coins else self.coins.in_order(
+        self.records, start_step, drawn)
+
+  def digest(self) -> str:
+    """Returns a SECRET digest of some of the records, in order."""
+    return self.records.fingerprint()
+
+  def notes(self) -> List[str]:
+    """Returns sentences about the data for the statement."""
+    return self.records.source.notes()
+
+  def check(self, plan: Any, steps_done: int, steps: int, epochs: int) -> None:
+    """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
+    if self.plan != plan:
+      raise errors.PrivacyError(NOT_OF_THE_PLAN.format('batches of another plan'))
+    if not plan.sampling.coins and self.first != steps_done:
+      raise errors.PrivacyError(
+          f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
+          'take part sooner than they are accounted for. Use '
+          f'`plan.batches(data, start_step={steps_done})`. Received: start_step={self.first}.')
+    left = plan.steps - steps_done
+    if epochs * steps > left:
+      raise errors.PrivacyError(
+          f'The plan covers {plan.steps} steps, of which {steps_done} are done. '
+          f'Received: {epochs * steps} more ({epochs} epochs). Use epochs * steps_per_epoch within '
+          'the plan, '
+          + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
+          + 'or plan more steps.')
+
+  def resumed(self, start_step: Union[int, Callable[[], int]],
+              class_weight: Optional[Mapping[int, float]] = None, tight: bool = False) -> Batches:
+    """Returns the batches for `fit`, from a step on.
+
+    Args:
+      start_step: The step, unless this data set has a function that returns it.
+      class_weight: Weights of the labels in place of those before.
+      tight: Whether to pad to many sizes, with the fewest rows.
+    """
+    if tight and not (self.most is not None and self.most <= self.plan.batch_size):
+      pad_to, most = math.ceil(self.plan.batch_size / _PARTS), None
+    else:
+      pad_to, most = self.pad_to, self.most
+    return dataclasses.replace(
+        self, start_step=self.start_step if callable(self.start_step) else start_step,
+        class_weight=class_weight or self.class_weight, beside=True, pad_to=pad_to, most=most,
+        signature=self.signature if class_weight is None else None)
+
+  def make(self) -> tf.data.Dataset:
+    *data, weight = self.signature
+    if self.beside:
+      weight = marks.Marked(weight, tf.TensorSpec([], tf.int32))
+    else:
+      weight = tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, tf.float64), weight)
+    rows = None if self.most is None else self.share.rows(self.most)
+    made = passes.dataset(self._generate, tf.nest.map_structure(
+        lambda s: tf.TensorSpec([rows, *s.shape], s.dtype), (*data, weight)))
+    if not callable(self.start_step):
+      made = made.apply(tf.data.experimental.assert_cardinality(self.steps))
+    if len(data) == 1:
+      made = made.map(lambda x, weight: (x, None, weight))
+    return made.prefetch(2)
+
+  def _generate(self) -> Iterator[Any]:
+    start = self.first
+    for step, drawn in enumerate(self.draw(start), start):
+      used = self.records.used(drawn)
+      rows = self.share.rows(padding.rows_for(self.plan, len(used), self.pad_to))
+      for first in self.share.firsts(rows):
+        yield self._batch(used[first:first + rows], rows, step, first)
+
+  def _batch(self, indices: np.ndarray, rows: int, step: int, first: int) -> Tuple[Any, ...]:
+    """Returns records, padded to `rows` of them, whose marks begin with the row `first`."""
+    *data, weight = self._unmarked(indices, rows, step)
+    numbers = marks.of_rows(self.plan, step, rows, first, self.coins.tag)
+    if self.beside:
+      return (*data, marks.Marked(weight, numbers))
+    return (*data, sources.map_structure(lambda w: marks.write(w, numbers), weight))
+
+  def _unmarked(self, indices: np.ndarray, rows: int, step: int) -> Tuple[Any, ...]:
+    taken, used = self.records.take(indices, step)
+    return padding.weighted(
+        sources.map_structure(lambda a: padding.padded(a, rows), taken),
+        padding.padded(used, rows), self.class_weight)
+
+
+NOT_OF_THE_PLAN = (
+    'The optimizer has a plan, so the batches must come from that plan: its sampling is '
+    'what is accounted for. Received: {}. '
+    'Use `model.fit(plan.batches((x, y)))` (without map, batch or shuffle after it); or '
+    "`own_sampler='how records were chosen'`, which the statement repeats.")
+
+
+def of_plan(
+    plan: terms_lib.Terms, data: Any, *, users: Any = None,
+    examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
+    start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
+    coins: Any = None, changing: Optional[str] = None, strategy: Any = None) -> Any:
+  """The remaining batches of a run, in one pass.
+
+  Batches are padded with empty rows of weight zero; a row of weight zero must not
+  contribute to the sum of clipped gradients. No record is ever dropped to fit: that
+  would not be what was accounted for. An empty batch is a normal batch of empty rows.
+
+  Args:
+    plan: A `PrivacyPlan`.
+    data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or nested
+      tuples and dicts of arrays whose leading axis is the example. In the place of an
+      array may stand a memory map or file that is indexed alike, a source with
+      `__len__` and `__getitem__` that gives such records, or a Keras `Sequence`
+      (`PyDataset`) that gives batches of them: no more of it is read than a batch
+      needs. Or a finite, unbatched `tf.data.Dataset` of records, see `cache`.
+    users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
+      [users, examples_per_user, ...], and a user is one record. With `PoissonExamples`
+      batches are of examples, and ids may be [n, owners], -1 for none.
+    examples_per_user: How many of a user's examples a step takes at most, drawn again at
+      every step from the user's own.
+    record: Whether to clip the 'mean' or the 'sum' of a user's gradients.
+    cache: Folder into which a `tf.data.Dataset` is written once, as files of the size of
+      the data that hold it as it is, and from which it is read if it is there. By
+      default a temporary folder, deleted with the returned data set.
+    start_step: Steps that the optimizer has done already, or a function that tells when
+      a pass begins; the number of batches is then not known before.
+    pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
+      standard deviation above it, and three more for each size after that, so that a run
+      has three sizes and hardly ever a fourth. Fixed-order batches are padded to
+      `batch_size`, truncated ones to `max_batch_size`. `fit` of a private model pads
+      to smaller multiples, unless XLA compiles its step for every size anew.
+    coins: Path of a SECRET file, for schemes in which a record's steps depend on each other
+      (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
+      begins writes it, one that goes on reads it. Without it such a run cannot be resumed
+      by another process. One file, one run. Other schemes without coins at every step, such
+      as `FixedOrder`, need none; with one, records in another order are refused.
+    class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
+    changing: How a record may differ whenever it is read, where a source augments each record by
+      itself. The statement repeats it. By default such a source is refused.
+    strategy: For a loop of your own on the replicas of a `tf.distribute.Strategy`: iterate over
+      the result inside its scope, on every worker, and give each element to `strategy.run`.
+      `fit` does it by itself.
+
+  Returns:
+    `Batches`, a `tf.data.Dataset` of `(x, y, sample_weight)` with `plan.steps - start_step`
+    elements. Every batch is marked for its step (see `marks`), which takes no other: use them in
+    their order, in `fit`, `train_on_batch` or a loop of your own. Every iteration draws new coins,
+    so use one pass: `fit(batches, steps_per_epoch=..., epochs=...)` continues through it. A later
+    pass needs a new call with `start_step=optimizer.steps_done`.
+
+  Raises:
+    ValueError: If the number of records is not the plan's population size, if
+      the leading axes differ, or if unit and `users` do not go together.
+  """
+  if isinstance(data, tf.data.Dataset):
+    data = cache_lib.Cache(data, cache)
+  elif cache is not None:
+    raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
+                     f'Received: cache={cache!r} and data of type {type(data).__name__}.')
+  source = sources.Watched(sources.of(data), changing, counts=plan.unit != 'user')
+  run = coins_lib.of(plan, coins)
+  records = users_lib.of(plan, source, run, users, examples_per_user, record)
+  result = Batches(plan, records, run, start_step, pad_to)
+  source.look()
+  return result if strategy is None else workers.Distributed(strategy, result)
