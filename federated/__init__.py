@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from .server import ModelWeights as ModelWeights
   from .server import PrivateMetrics as PrivateMetrics
   from .server import QuantileClip as QuantileClip
+  from .silo import Silo as Silo
   from .simulation import simulate as simulate
   from .simulation import Simulation as Simulation
   from .storage import SavedRunError as SavedRunError

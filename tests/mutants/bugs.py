@@ -37,6 +37,7 @@ _SERVER, _ROUNDS = 'federated/server_test.py', 'federated/rounds_test.py'
 _RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
 _MOMENTS = 'estimates/released_moments_test.py'
 _EVERYWHERE = 'keras/ledger_everywhere_test.py'
+_SILO = 'federated/silo_test.py'
 
 _BY_FILE = {
     'tfdp_adaptive/contract.py': [
@@ -625,6 +626,21 @@ _BY_FILE = {
          'return call(lane, clients[:half])',
          'One client would take others with it: more than one clip norm.',
          _ROUNDS + ' federated/groups_test.py'),
+    ],
+    'federated/silo.py': [
+        ('silo answers before it saves', 'if optimizer.steps_done > done:',
+         'if not optimizer.steps_done:', 'The steps of a round would be in no ledger.', _SILO),
+        ('silo of any records', 'saved is not None and saved.records != records', 'False',
+         'The ledger would be about other records.', _SILO),
+        ('silo beside another', 'path.parent.resolve() != self._folder.resolve() and', 'False and',
+         'A second ledger of the same records leaves out the cost of the first.', _SILO),
+        ('silo that lost its state', 'if (self._folder / _RECORDS).exists():', 'if False:',
+         'It would begin at zero, without the rounds before.', _SILO),
+        ('silo with steps of its own', 'if taken and (taken != saved.steps', 'if False and (taken',
+         'Steps that another folder counts, or none, would be taken for its own.', _SILO),
+        ('silo without a lock', 'lock = runfolder.Lock(self._folder)',
+         'lock = contextlib.nullcontext(); lock.close = lambda: None',
+         'Two processes would take the same steps of the plan.', _SILO),
     ],
     'federated/run.py': [
         ('noise of a round that is lost',

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
+import warnings
 import weakref
 
 import tensorflow as tf
@@ -33,6 +34,14 @@ AUDITED: MutableSet[Any] = weakref.WeakSet()
 # What decides what a private step does with a batch.
 _STEP = ('train_step', 'prepare_step', 'regularization_gradients', 'make_train_function',
          '_validate', '_validate_eagerly')
+
+_UNKNOWN_WEIGHTS = (
+    'Weights were set by hand (`set_weights`) before the first step of the plan. If they were '
+    'trained on the same records, as in an earlier round of federated training, the epsilon of '
+    'this plan leaves out what that cost.')
+_USE_SILO = (
+    'For a client that trains in several rounds, use `tfdp.federated.Silo(folder, plan=plan)`, '
+    'which counts the steps of all rounds. If no private record was used for them, ignore this.')
 
 _Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
 
@@ -99,6 +108,21 @@ class DPModel(_Mixin):
       self.optimizer.run.note(
           'A loss, penalty or schedule holds arrays that are public in the words of whoever '
           f'trained the model: {public_penalty!r}.')
+    self._warn_of_unknown_weights()
+
+  def set_weights(self, weights: Any) -> None:
+    """Sets all weights, as in Keras. Warns if a plan then begins with them at zero steps."""
+    super().set_weights(weights)
+    self._has_unknown_weights = True
+    self._warn_of_unknown_weights()
+
+  def _warn_of_unknown_weights(self) -> None:
+    plan = getattr(getattr(self, 'optimizer', None), 'plan', None)
+    if plan is None or not getattr(self, '_has_unknown_weights', False) or self.ledger.entries:
+      return
+    self._has_unknown_weights = False
+    self.optimizer.run.note(_UNKNOWN_WEIGHTS)
+    warnings.warn(f'{_UNKNOWN_WEIGHTS} {_USE_SILO}', errors.Caution, stacklevel=3)
 
   def __setattr__(self, name: str, value: Any) -> None:
     super().__setattr__(name, value)
