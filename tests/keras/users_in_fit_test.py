@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
@@ -62,6 +63,18 @@ def test_a_step_is_that_of_users_one_by_one(record):
     np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
   np.testing.assert_allclose(history['loss'], losses, rtol=1e-4)
   assert np.isfinite(history['mae']).all()
+
+
+def test_a_strategy_of_one_replica_takes_the_same_steps():
+  """Keras 3 builds metrics from the specs of a batch, in which users are an axis of their own."""
+  plan, trained = make_plan(), []
+  for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(['CPU:0'])):
+    with strategy.scope():
+      model = make_model(plan)
+    model.fit(plan.batches((X, Y), users=IDS, examples_per_user=8), verbose=0)
+    trained.append(model.get_weights())
+  for value, expected in zip(*trained):
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
 def one_of_each(optimizer, **arguments):

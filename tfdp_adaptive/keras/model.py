@@ -183,18 +183,16 @@ class DPModel(_Mixin):
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))
-    self._batch_specs: Any = None
+    self._batch_specs: Any = (
+        x.specs if isinstance(x, batches_lib.Batches) else getattr(x, 'element_spec', None))
     if replicas > 1:
       # Here and now: replicas cannot probe themselves.
       told = compat.input_specs(self) is not None
-      batch_specs = x.specs if isinstance(x, batches_lib.Batches) else getattr(
-          x, 'element_spec', None)
-      specs = None if told else _specs(x, batch_specs)
+      specs = None if told else _specs(x, self._batch_specs)
       if not self.built:
         with self.distribute_strategy.scope():
           validation.build(self, specs)
       self._validate_eagerly(specs)
-      self._batch_specs = batch_specs
     callbacks.foresee(self, kwargs['callbacks'], notes())
     x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
     try:
