@@ -69,7 +69,7 @@ def make_plan(clients, mechanism=None, **kwargs):
       **(dict(mechanism=mechanism) if correlated else {}), **kwargs)
 
 
-def contestants(model_fn, clients, users, workers):
+def contestants(model_fn, clients, users):
   """{name: (function that runs one round, bytes of server state)}; the first is TFF's."""
   optimizer = tff.learning.optimizers.build_sgdm(0.1)
   cohort = users.client_ids
@@ -90,7 +90,7 @@ def contestants(model_fn, clients, users, workers):
     step = tf.function(process.server.step)
 
     def run():
-      with process.reach(workers, users) as engine:
+      with process.reach((), users) as engine:
         outcome = rounds_lib.run(process, engine, state[0], cohort)
       state[0], _ = step(state[0], outcome.answers)
     return run, state_bytes(state[0])
@@ -128,14 +128,13 @@ def main():
   parser.add_argument('--rounds', type=int, default=8)
   arguments = parser.parse_args()
   model_fn, users = model(arguments.parameters), make_users(arguments.clients)
-  with tfdp.federated.Workers() as workers:
-    runs = contestants(model_fn, arguments.clients, users, workers)
-    seconds = {name: [] for name in runs}
-    for _ in range(arguments.rounds + 1):
-      for name, (run, _) in runs.items():
-        start = time.perf_counter()
-        run()
-        seconds[name].append(time.perf_counter() - start)
+  runs = contestants(model_fn, arguments.clients, users)
+  seconds = {name: [] for name in runs}
+  for _ in range(arguments.rounds + 1):
+    for name, (run, _) in runs.items():
+      start = time.perf_counter()
+      run()
+      seconds[name].append(time.perf_counter() - start)
   count = sum(spec.shape.num_elements() for spec in tff_process.trainable_specs(model_fn))
   print(f'{count:,} parameters, {arguments.clients} clients, {arguments.rounds} rounds each after '
         f'one to warm up, {os.cpu_count()} cores\n')

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Sequence
-
 from . import compare
 from . import federated
 from . import report as report_lib
@@ -15,7 +13,7 @@ from . import tasks
 
 def run(
     report: report_lib.Report, text: tasks.Text, by_sentence: tasks.Target,
-    by_client: tasks.Target, tune: bool, workers: Sequence[str]) -> None:
+    by_client: tasks.Target, tune: bool) -> None:
   """Both parts on one text, and the two showcases between them."""
   task = tasks.load(text, need_client=True)
   plan_of_sentences = compare.make_plan(task, by_sentence)
@@ -25,7 +23,7 @@ def run(
   for case in (showcases.SCALES, showcases.NOISE):
     showcases.run(case, report, tune)
   report.state('The parts "scales" and "noise" used data made up for them.')
-  federated.train_all(task, plan_of_clients, settings.FEDERATED, report, tune, workers)
+  federated.train_all(task, plan_of_clients, settings.FEDERATED, report, tune)
   report.state('Both parts on text used the same. The models of the centralized part promise '
                'nothing for a client as a whole, so neither do both parts together.')
   report.finish()

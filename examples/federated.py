@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same model over users, who keep their text, with a private server.
 
-A run that was interrupted, or lost a worker, goes on in the folder of its report.
+A run that was interrupted, goes on in the folder of its report.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import sys
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Mapping, Optional, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -33,33 +33,24 @@ _LOCAL_BATCH, _LOCAL_SENTENCES = 16, 64
 
 def run(
     report: report_lib.Report, text: tasks.Text, target: tasks.Target,
-    methods: Mapping[str, settings_lib.Method], tune: bool, workers: Sequence[str]) -> None:
+    methods: Mapping[str, settings_lib.Method], tune: bool) -> None:
   """Trains with every method, on the text, into the report."""
   task = tasks.load(text, need_client=True)
   plan = make_plan(task, target)
   report.describe(task, tune)
-  train_all(task, plan, methods, report, tune, workers)
+  train_all(task, plan, methods, report, tune)
   report.finish()
-
-
-def require(workers: Sequence[str]) -> None:
-  """Raises where there can be no workers at these addresses."""
-  try:
-    for address in workers:
-      tfdp.federated.check_address(address)
-  except (ImportError, ValueError) as error:
-    raise errors.UsageError(str(error)) from error
 
 
 def train_all(
     task: tasks.Task, plan: tfdp.PrivacyPlan, methods: Mapping[str, settings_lib.Method],
-    report: report_lib.Report, tuned: bool, workers: Sequence[str]) -> None:
+    report: report_lib.Report, tuned: bool) -> None:
   """Trains with every method and reports it."""
   report.begin(task.identity())
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
   private_runs = 0
   for method in methods.values():
-    run_one = functools.partial(train, task, method, plan, workers)
+    run_one = functools.partial(train, task, method, plan)
     settings, tried = settings_lib.settled(
         method, tuned, lambda settings: run_one(settings, task.validation, points=1)[0].loss)
     try:
@@ -89,7 +80,7 @@ def make_plan(task: tasks.Task, target: tasks.Target) -> tfdp.PrivacyPlan:
 
 
 def train(
-    task: tasks.Task, method: settings_lib.Method, plan: tfdp.PrivacyPlan, workers: Sequence[str],
+    task: tasks.Task, method: settings_lib.Method, plan: tfdp.PrivacyPlan,
     settings: Dict[str, Any], held_out: tasks.Examples, points: int = training.POINTS,
     out: Optional[pathlib.Path] = None) -> Tuple[report_lib.Run, Any, Any]:
   """One run; returns its `Run`, the simulation and the process."""
@@ -103,16 +94,11 @@ def train(
   def make_model() -> Any:
     return language_model.build(task.num_ids, log_frequencies=task.log_frequencies)
 
-  of_engine = dict(model_fn=make_model, loss=tfdp.federated.tasks.WordLoss(),
-                   client_optimizer_fn=lambda: tf.keras.optimizers.SGD(rates[1]))
-  if workers:
-    from tfdp_adaptive.federated import tff  # pylint: disable=import-outside-toplevel
-    of_engine = dict(client_optimizer_fn=tff.build_sgdm(rates[1]), model_fn=lambda: (
-        tff.model_from_keras(make_model(), loss=tfdp.federated.tasks.WordLoss(),
-                             input_spec=users.element_type_structure)))
   process = tfdp.federated.build_private_fed_avg(
+      make_model, loss=tfdp.federated.tasks.WordLoss(),
+      client_optimizer_fn=lambda: tf.keras.optimizers.SGD(rates[1]),
       server_rule=getattr(tfdp.rules, method.optimizer)(**settings), plan=plan,
-      server_learning_rate=rates[0], **of_engine)
+      server_learning_rate=rates[0])
   model = make_model()
   evaluator = language_model.Evaluator(model, held_out)
   start = evaluator()
@@ -122,6 +108,5 @@ def train(
     return dict(zip(('loss', 'accuracy'), evaluator()))
 
   simulation = tfdp.federated.simulate(
-      process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points),
-      workers=workers, out=out)
+      process, users, evaluate=evaluate, rounds_per_evaluation=-(-plan.steps // points), out=out)
   return training.from_history(start, simulation), simulation, process

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level differential privacy with adaptive server optimizers, in process or in TFF.
+"""Federated training with differential privacy: of users at a server, or of records in silos.
 
-Names are imported when they are first used: `isolated_worker` must run without TensorFlow.
+Names are imported when they are first used, since some need libraries of their own.
 """
 
 import importlib
-import importlib.util
 from typing import Any, List, TYPE_CHECKING
 
 import tfdp_adaptive
@@ -29,8 +28,6 @@ if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from .simulation import Simulation as Simulation
   from .storage import SavedRunError as SavedRunError
   from .users import Users as Users
-  from .workers import check_address as check_address
-  from .workers import Workers as Workers
 
 
 _EXPORTS = tfdp_adaptive._listed(__spec__)
@@ -39,12 +36,6 @@ _EXPORTS = tfdp_adaptive._listed(__spec__)
 def __getattr__(name: str) -> Any:
   if name not in _EXPORTS:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  if _EXPORTS[name].endswith('.workers') and (
-      importlib.util.find_spec('tensorflow_federated') is None):
-    raise ModuleNotFoundError(
-        f'`tfdp.federated.{name}` needs tensorflow_federated, which runs on Python 3.9 to 3.11 '
-        'with TensorFlow 2.14: install requirements/federated.lock, see README.md. Without it '
-        'clients are trained in process.')
   module = importlib.import_module(_EXPORTS[name])
   value = (importlib.import_module(f'{module.__name__}.{name}') if hasattr(module, '__path__')
            else getattr(module, name))

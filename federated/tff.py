@@ -8,11 +8,10 @@ package of its own, `federated_language`, and no DPQuery of another package.
 from __future__ import annotations
 
 # pylint: disable=invalid-name
-import pathlib
-from typing import Any
+import atexit
+import gc
 
 import tensorflow_federated as _tff
-from tensorflow_federated.proto.v0 import executor_pb2_grpc as _executor_grpc
 
 # The language: types, places, and what moves values between them.
 CLIENTS, SERVER = _tff.CLIENTS, _tff.SERVER
@@ -48,20 +47,11 @@ LearningProcessOutput = _tff.learning.templates.LearningProcessOutput
 sum_then_finalize = _tff.learning.metrics.sum_then_finalize
 
 # Where computations run.
-ExecutorFactory = _tff.framework.ExecutorFactory
-ExecutorGroupStub = _executor_grpc.ExecutorGroupStub
-RemoteExecutor = _tff.framework.RemoteExecutor
-RemoteExecutorGrpcStub = _tff.framework.RemoteExecutorGrpcStub
-RetryableError = _tff.framework.RetryableError
 get_context_stack = _tff.framework.get_context_stack
-remove_default_context = _tff.test.set_no_default_context
-WORKER_BINARY = pathlib.Path(_tff.__file__).parent / 'data' / 'worker_binary'
 
 
-def remote_context(executor_factory: Any) -> Any:
-  """A context in which computations run on what the factory makes."""
-  return _tff.framework.SyncExecutionContext(
-      executor_factory,
-      compiler_fn=_tff.backends.native.desugar_and_transform_to_native,
-      transform_args=_tff.tensorflow.transform_args,
-      transform_result=_tff.tensorflow.transform_result)
+@atexit.register
+def _end_worker() -> None:
+  """Ends TFF's worker, which has Python's output: whoever reads it would wait for ever."""
+  _tff.test.set_no_default_context()
+  gc.collect()

@@ -17,7 +17,6 @@ from . import keras_classes
 from . import local_training
 from . import server as server_lib
 from . import tff
-from . import workers as workers_lib
 
 CLIENTS_PER_CALL = 64  # One at a time; bounds a worker's memory, which holds all answers.
 CLIENTS_STEP = 8
@@ -62,20 +61,19 @@ class FedAvg(engines.PrivateFedAvg, tff.LearningProcess):
 
   @contextlib.contextmanager
   def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
-    with contextlib.ExitStack() as stack:
-      if not isinstance(workers, workers_lib.Workers):  # Else they are the caller's to close.
-        workers = stack.enter_context(contextlib.closing(workers_lib.Workers(workers)))
-      stack.enter_context(workers.installed())
-      in_groups = self.in_groups()
-      if in_groups is None:
-        compute, calls = self.client_sums, _split
-        read = users.create_tf_dataset_for_client
-      else:
-        compute, calls = functools.partial(_compute_in_groups, in_groups), groups.calls
-        read = lambda client: groups.batches_of(
-            users, client, in_groups.input_spec, in_groups.as_one)
-      yield engines.Engine([_lane(context, compute) for context in workers.contexts], read, calls,
-                           (grpc.RpcError, tf.errors.OpError, TypeError, ValueError))
+    if workers not in ((), 1):
+      raise ValueError('`workers` is for Keras models: TFF trains the clients of its own models in '
+                       f'its own process. Received: workers={workers!r}.')
+    in_groups = self.in_groups()
+    if in_groups is None:
+      compute, calls = self.client_sums, _split
+      read = users.create_tf_dataset_for_client
+    else:
+      compute, calls = functools.partial(_compute_in_groups, in_groups), groups.calls
+      read = lambda client: groups.batches_of(
+          users, client, in_groups.input_spec, in_groups.as_one)
+    yield engines.Engine([_lane(tff.get_context_stack().current, compute)], read, calls,
+                         (grpc.RpcError, tf.errors.OpError, TypeError, ValueError))
 
 
 def _lane(context: Any, compute: Callable[..., Any]) -> Callable[..., Any]:

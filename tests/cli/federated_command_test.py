@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp federated` and `tfdp demo` on a few users."""
 
-import importlib.util
 import json
 
 import dp_accounting
@@ -86,37 +85,6 @@ def test_text_without_users_is_refused(tmp_path, text, message, capsys):
 def test_too_many_clients_per_round(folder, capsys):
   assert main.main(arguments('federated', folder, '--clients-per-round', '31')) == 2
   assert 'at most the number of training clients' in capsys.readouterr().err
-
-
-def test_workers_without_tensorflow_federated(folder, capsys, monkeypatch):
-  find_spec = importlib.util.find_spec
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name, package=None: (
-      None if name == 'tensorflow_federated' else find_spec(name, package)))
-  monkeypatch.delitem(vars(tfdp.federated), 'check_address', raising=False)
-  for command in ('federated', 'demo'):
-    assert main.main(arguments(command, folder, '--workers', 'host:80')) == 2
-    assert 'needs tensorflow_federated' in capsys.readouterr().err
-
-
-@pytest.mark.federated
-def test_workers_elsewhere_and_what_a_run_does_per_second(folder, capsys):
-  with tfdp.federated.Workers(count=2) as workers:
-    assert main.main(arguments('federated', folder, '--methods', 'dp_adam', '--workers',
-                               ','.join(workers.addresses), '--out', str(folder / 'w'))) == 0
-    assert not any(process.poll() for process in workers.processes)  # Not ours to end.
-  assert 'clients/s' in capsys.readouterr().err
-  assert 'Secure aggregation is not simulated' in (folder / 'w' / 'privacy.txt').read_text(
-      encoding='utf-8')
-
-
-@pytest.mark.federated
-@pytest.mark.parametrize('address', ['', 'nowhere', 'host:', ':80', 'host:0', 'host:65536'])
-def test_what_is_no_address_of_a_worker(folder, capsys, address):
-  out = folder / 'nowhere'
-  for command in ('federated', 'demo'):
-    assert main.main(arguments(command, folder, '--workers', address, '--out', str(out))) == 2
-    assert f"addresses like 'host:8000'. Received: {address!r}." in capsys.readouterr().err
-  assert not out.exists()
 
 
 def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys, monkeypatch):

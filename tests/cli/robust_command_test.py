@@ -34,7 +34,6 @@ KINDS = {
                      'score-noise', 'rounds', 'clients-per-round', 'canaries', 'confidence'),
                     NUMBERS),
     'grid': st.one_of(st.text(max_size=8), NUMBERS.map('learning_rate={},1'.format)),
-    'workers': st.sampled_from(['', ',', 'host', 'host:0', 'host:99999', ':1', 'unix:', '\udcff']),
     'epsilon': NUMBERS, 'delta': NUMBERS, 'data': PATHS, 'vocabulary': PATHS, 'out': PATHS,
     'methods': st.text(max_size=8), 'method': st.text(max_size=8), 'set': st.one_of(
         st.text(max_size=8), NUMBERS.map('learning_rate={}'.format))}
@@ -44,7 +43,7 @@ USED = {
     'tune': [*_TRAINED, 'steps', 'batch-size', 'runs', 'shape', 'score-noise', 'grid'],
     'audit': ['epsilon', 'delta', 'data', 'vocabulary', 'method', 'steps', 'batch-size', 'canaries',
               'confidence'],
-    'federated': ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods', 'rounds', 'workers',
+    'federated': ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods', 'rounds',
                   'clients-per-round'],
     'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods']}
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 24))  # Of each; `TFDP_FUZZ=1000` looks for more.

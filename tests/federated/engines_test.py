@@ -27,9 +27,9 @@ def flat(tree):
   return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in tf.nest.flatten(tree)])
 
 
-def answers(process, workers, users, cohort):
+def answers(process, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(workers, users) as engine:
+  with process.reach((), users) as engine:
     outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   return flat(outcome.answers), outcome.exact()
@@ -37,7 +37,7 @@ def answers(process, workers, users, cohort):
 
 @pytest.mark.federated
 @pytest.mark.parametrize('name', TABLE)
-def test_a_round_is_the_same_in_process_and_in_tff(name, worker):
+def test_a_round_is_the_same_in_process_and_in_tff(name):
   """Sums of clipped answers, of clients without data, with infinite ones and with huge ones."""
   rule, kwargs = TABLE[name]
   examples = regression.make_users(7)
@@ -48,8 +48,8 @@ def test_a_round_is_the_same_in_process_and_in_tff(name, worker):
       'replace' if name == 'joint moments' else 'zero_out'), **(
           dict(sampling=tfdp.sampling.FixedOrder()) if name == 'joint moments' else {}))
   mine, theirs = (
-      answers(regression.build(rule(), plan, engine, **kwargs), workers, users, users.client_ids)
-      for engine, workers in (('in_process', ()), ('tff', worker)))
+      answers(regression.build(rule(), plan, engine, **kwargs), users, users.client_ids)
+      for engine in ('in_process', 'tff'))
   np.testing.assert_allclose(mine[0], theirs[0], rtol=2e-7, atol=2e-7 * np.abs(theirs[0]).max())
   assert mine[1].keys() == theirs[1].keys()
   for metric, value in theirs[1].items():
@@ -57,16 +57,16 @@ def test_a_round_is_the_same_in_process_and_in_tff(name, worker):
 
 
 @pytest.mark.federated
-def test_a_run_goes_on_in_the_other_engine(worker, tmp_path):
+def test_a_run_goes_on_in_the_other_engine(tmp_path):
   plan, users = regression.make_plan(steps=3), tfdp.federated.Users(
       regression.make_users(), batch_size=4)
   here = regression.build(rules.dp_adam(), plan, **SIDES,
                           client_optimizer_fn=regression.tff_client_optimizer)
   there = regression.build(rules.dp_adam(), plan, 'tff', **SIDES)
   straight = tfdp.federated.simulate(here, users, progress=False)
-  for process, workers, done in ((there, worker, 1), (here, (), 2), (there, worker, 3)):
+  for process, done in ((there, 1), (here, 2), (there, 3)):
     result = tfdp.federated.simulate(
-        process, users, rounds=done, out=tmp_path, workers=workers, progress=False)
+        process, users, rounds=done, out=tmp_path, progress=False)
   np.testing.assert_allclose(
       regression.flat(result.weights), regression.flat(straight.weights), rtol=1e-5)
   assert [row['round'] for row in result.history] == [1, 2, 3]
@@ -87,7 +87,7 @@ RUNS = {
 
 @pytest.mark.parametrize('name', RUNS)
 @pytest.mark.parametrize('other', [pytest.param('tff', marks=pytest.mark.federated), 'flower'])
-def test_a_run_is_the_same_in_every_engine(name, other, request):
+def test_a_run_is_the_same_in_every_engine(name, other):
   """Same cohorts, clips, noise, steps and statement as in process, whatever the rule and noise."""
   if other == 'flower':
     pytest.importorskip('flwr', reason='needs Flower, which this environment does not have')
@@ -103,8 +103,7 @@ def test_a_run_is_the_same_in_every_engine(name, other, request):
     np.testing.assert_array_equal(nodes.flat(sent), regression.flat(there.weights))
   else:
     there = tfdp.federated.simulate(
-        regression.build(rule, plan, other, **sides), users, rounds=3, progress=False,
-        workers=request.getfixturevalue('worker'))
+        regression.build(rule, plan, other, **sides), users, rounds=3, progress=False)
   np.testing.assert_allclose(
       regression.flat(there.weights), regression.flat(here.weights), rtol=2e-5, atol=2e-6)
   assert np.abs(regression.flat(here.weights)).max() > 0.1
@@ -132,9 +131,9 @@ def test_no_client_sees_what_another_left():
   """Moments of Adam, moving means and metrics begin anew: alone or in a row, answers are equal."""
   process = build(lambda: noisy(dropout=0.0), exact_metrics=True)
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
-  alone = [answers(process, (), users, [client])[0] for client in ('user2', 'user4', 'user5')]
-  together = answers(process, (), users, ['user2', 'user4', 'user5'])[0]
-  again = answers(process, (), users, ['user2', 'user4', 'user5'])[0]
+  alone = [answers(process, users, [client])[0] for client in ('user2', 'user4', 'user5')]
+  together = answers(process, users, ['user2', 'user4', 'user5'])[0]
+  again = answers(process, users, ['user2', 'user4', 'user5'])[0]
   np.testing.assert_allclose(together, sum(alone), rtol=1e-6, atol=1e-7)
   np.testing.assert_array_equal(together, again)
 
@@ -144,8 +143,8 @@ def test_dropout_is_drawn_anew_for_every_client():
   twin = regression.make_users()['user5']
   users = tfdp.federated.Users({'a': twin, 'b': twin}, batch_size=4)
   process = build(noisy)
-  seen = [answers(process, (), users, [name])[0] for name in ('a', 'b', 'a')]
-  both = answers(process, (), users, ['a', 'b'])[0]
+  seen = [answers(process, users, [name])[0] for name in ('a', 'b', 'a')]
+  both = answers(process, users, ['a', 'b'])[0]
   assert not any(np.allclose(one, other) for one, other in (
       (seen[0], seen[1]), (seen[0], seen[2]), (seen[0], both - seen[0])))
 
@@ -162,7 +161,7 @@ def test_a_model_that_keeps_clients_elsewhere_is_refused():
       tf.keras.layers.Input((3,)), Remembering(), tf.keras.layers.Dense(1)]))
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
   with pytest.raises(rounds.ClientsFailedError, match='may keep one client\'s data'):
-    answers(process, (), users, ['user2'])
+    answers(process, users, ['user2'])
 
 
 def test_data_that_break_the_model_are_left_out_alone():

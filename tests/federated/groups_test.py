@@ -113,9 +113,9 @@ def make_users():
   return tfdp.federated.Users(users, batch_size=4, epochs=2)
 
 
-def leaves(process, workers, users, cohort):
+def leaves(process, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach(workers, users) as engine:
+  with process.reach((), users) as engine:
     outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   exact = [value for _, metrics in outcome.not_private for value in metrics.values()]
@@ -123,39 +123,39 @@ def leaves(process, workers, users, cohort):
 
 
 @pytest.mark.parametrize('name', PROCESSES)
-def test_groups_give_what_clients_give_one_by_one(name, worker):
+def test_groups_give_what_clients_give_one_by_one(name):
   process, users = PROCESSES[name](), make_users()
   assert process.in_groups() is not None
-  together = leaves(process, worker, users, users.client_ids)
+  together = leaves(process, users, users.client_ids)
   process.in_groups = lambda: None
-  alone = leaves(process, worker, users, users.client_ids)
+  alone = leaves(process, users, users.client_ids)
   assert len(together) == len(alone) and any(np.any(x) for x in alone)
   for one, other in zip(together, alone):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_keeps_clients_elsewhere_is_trained_one_by_one(worker):
+def test_a_model_that_keeps_clients_elsewhere_is_trained_one_by_one():
   """A table is not set back between clients, so there are no groups, and no way to meet."""
   process, users = fed_avg(lambda: Remembering(table=True)), make_users()
   assert process.in_groups() is None
   cohort = ['user0', 'user2', 'user4']
-  together = leaves(process, worker, users, cohort)
-  alone = [leaves(process, worker, users, [client]) for client in cohort]
+  together = leaves(process, users, cohort)
+  alone = [leaves(process, users, [client]) for client in cohort]
   for i, value in enumerate(together):
     np.testing.assert_allclose(value, sum(parts[i] for parts in alone), rtol=1e-5, atol=1e-6)
 
 
-def test_no_client_sees_what_another_left(worker, monkeypatch):
+def test_no_client_sees_what_another_left(monkeypatch):
   """Of a model that counts its examples: one group, in which clients follow each other."""
   process, users = PROCESSES['remembering'](), make_users()
   monkeypatch.setattr(tff_process, 'GROUPS', 1)
-  both = leaves(process, worker, users, ['user2', 'user4'])
-  parts = [leaves(process, worker, users, [client]) for client in ('user2', 'user4')]
+  both = leaves(process, users, ['user2', 'user4'])
+  parts = [leaves(process, users, [client]) for client in ('user2', 'user4')]
   for i, value in enumerate(both):
     np.testing.assert_allclose(value, parts[0][i] + parts[1][i], rtol=1e-5, atol=1e-7)
 
 
-def test_data_that_break_the_model_are_left_out_alone(worker):
+def test_data_that_break_the_model_are_left_out_alone():
   """Word ids out of the table, found in the worker only; and batches of another form."""
   spec = collections.OrderedDict(
       x=tf.TensorSpec([None, 2], tf.int32), y=tf.TensorSpec([None, 1], tf.float32))
@@ -176,7 +176,7 @@ def test_data_that_break_the_model_are_left_out_alone(worker):
   process = fed_avg(model_fn)
   state = tf.nest.map_structure(tf.constant, process.initialize())
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
-  with process.reach(worker, users) as engine:
+  with process.reach((), users) as engine:
     outcome = rounds.run(process, engine, state, users.client_ids)
     expected = rounds.run(process, engine, state, list(good))
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed

@@ -72,9 +72,8 @@ def test_tag_prediction():
 
 @pytest.mark.federated
 @pytest.mark.parametrize('kind', ['word', 'tag'])
-def test_stackoverflow_of_tff(kind, worker):
+def test_stackoverflow_of_tff(kind):
   """Its synthetic users: for shapes only."""
-  del worker
   tff = importlib.import_module('tensorflow_federated')
   stackoverflow = tff.simulation.baselines.stackoverflow
   spec = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, max_elements=8)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TFF's engine alone has: models of its own, queries in its own processes."""
 
-import os
-import signal
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 from processes_test import run
@@ -15,9 +16,6 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
 from tfdp_adaptive.federated import tff_process
-from tfdp_adaptive.federated import workers as workers_lib
-
-pytestmark = pytest.mark.usefixtures('worker')
 
 
 def test_the_query_works_in_tffs_own_factory():
@@ -77,30 +75,21 @@ def test_calls_of_few_sizes_have_every_client_once():
     assert sum(calls, []) == list(range(count)) and all(calls)
     assert len(calls) <= 1 + -(-count // tff_process.CLIENTS_PER_CALL)
     sizes.update(map(len, calls))
-  assert max(sizes) == tff_process.CLIENTS_PER_CALL and len(sizes) <= workers_lib._EXECUTORS
+  assert max(sizes) == tff_process.CLIENTS_PER_CALL and len(sizes) <= 16
 
 
-def test_two_remote_workers_and_one_of_them_killed(tmp_path, monkeypatch):
-  """Over addresses, as on other machines: a clear error, and a run to go on with."""
-  monkeypatch.setattr(workers_lib, '_ANSWER_SECONDS', 3)
-  process = regression.build(rules.dp_adam(), regression.make_plan(), 'tff', exact_metrics=True)
-  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
-  with workers_lib.Workers(count=2) as first, workers_lib.Workers() as third:
-    addresses = first.addresses
-    result = tfdp.federated.simulate(
-        process, users, rounds=2, out=tmp_path, workers=addresses, progress=False)
-    assert result.rounds == 2
-    assert {name for row in result.history for name in row} == {
-        'round', 'not_private/loss', 'not_private/num_examples', 'not_private/num_batches'}
-    os.kill(first.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(tfdp.federated.WorkerLostError, match=addresses[1]):
-      tfdp.federated.simulate(
-          process, users, rounds=3, out=tmp_path, workers=addresses, progress=False)
-    with workers_lib.Workers([addresses[0], third.addresses[0]]) as healed:
-      resumed = tfdp.federated.simulate(
-          process, users, rounds=3, out=tmp_path, workers=healed, progress=False)
-      assert healed.contexts  # They are the caller's.
-  assert resumed.rounds == 3 and len(resumed.history) == 3
-  straight = tfdp.federated.simulate(process, users, rounds=3, progress=False)
-  np.testing.assert_allclose(
-      regression.flat(resumed.weights), regression.flat(straight.weights), rtol=1e-4)
+def test_whoever_reads_the_output_sees_its_end():
+  """TFF's worker has the output of Python, which must not wait for it."""
+  script = ('import sys, tfdp_adaptive\nfrom tfdp_adaptive.federated import tff\n'
+            'assert tff.tf_computation(lambda x: x + 1, int)(1) == 2\nprint("done")\n')
+  done = subprocess.run([sys.executable, '-c', script], stdin=subprocess.DEVNULL, check=True,
+                        cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True,
+                        timeout=300)
+  assert done.stdout == 'done\n'
+
+
+def test_workers_of_tff_elsewhere_are_refused():
+  process = regression.build(rules.dp_sgd(), regression.make_plan(), 'tff')
+  with pytest.raises(ValueError, match='`workers` is for Keras models'):
+    with process.reach(['host:80'], None):
+      pass

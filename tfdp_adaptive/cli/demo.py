@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  federated.require(arguments.workers)
   with text_options.report(arguments, federated.PART) as report:
     demo.run(report, text_options.text(arguments), text_options.by_sentence(arguments),
-             text_options.by_client(arguments), arguments.tune, arguments.workers)
+             text_options.by_client(arguments), arguments.tune)

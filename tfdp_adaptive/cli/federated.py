@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp federated`: the same model over users, who keep their text, with a private server.
 
-A run that was interrupted, or lost a worker, goes on when the command is given again
+A run that was interrupted, goes on when the command is given again
 with the same --out. What it keeps there for that (`federated.state/`) is secret and is
 removed at the end.
 """
@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
   methods = {name: settings.FEDERATED[name] for name in arguments.methods}
-  federated.require(arguments.workers)
   with text_options.report(arguments, federated.PART) as report:
     federated.run(report, text_options.text(arguments), text_options.by_client(arguments), methods,
-                  arguments.tune, arguments.workers)
+                  arguments.tune)

@@ -28,11 +28,7 @@ _GROUPS: Dict[str, Dict[str, Dict[str, Any]]] = {
             _NUMBER, default=federated.ROUNDS, help='rounds per method (default: %(default)s)'),
         '--clients-per-round': dict(
             _NUMBER, default=200,
-            help='expected number of clients per round (default: %(default)s)'),
-        '--workers': dict(
-            type=lambda text: text.split(','), default=[], metavar='HOST:PORT,HOST:PORT',
-            help='addresses of running TFF workers, see docs/guides/workers.md '
-                 '(default: clients are trained in this process)')},
+            help='expected number of clients per round (default: %(default)s)')},
     'data': {
         '--data': dict(
             _FILE, help='JSON Lines with `text` and optionally `client`, or plain text; also .xz '
