@@ -12,7 +12,7 @@ import logging
 import pathlib
 import secrets
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,6 +35,7 @@ except ImportError as error:
       "Install it with `pip install 'tfdp-adaptive[flower]'`.") from error
 
 _POLL_SECONDS = 0.2
+_AT_ONCE = 16  # Messages and answers that are in memory at a time.
 _log = logging.getLogger('flwr')
 
 
@@ -62,6 +63,10 @@ class PrivateStrategy(flwr_strategy.Strategy):
     quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics` of numbers in the nodes' MetricRecords, or None.
     evaluate: `ModelWeights -> {metric: value}` on the server's own data, or None.
+    min_nodes: The number of nodes that must be online, of those with a place, before a round
+      begins. A round that nobody could answer would use up budget for nothing.
+    wait: Seconds to wait for them. Then `start` ends with the rounds that were run; the budget of
+      the others is not used.
     out: Folder for the SECRET state, the nodes' places, `metrics.csv` and `tensorboard/`; a
       ServerApp that was killed goes on from there. None keeps nothing.
     settings: More arguments of `simulate`: `rounds_per_evaluation`, `max_epsilon`, `facts`.
@@ -76,15 +81,22 @@ class PrivateStrategy(flwr_strategy.Strategy):
       self, model: Any, *, plan: privacy.PrivacyPlan, rule: contract.Rule,
       server_learning_rate: Any = 1.0, quantile_clip: Optional[server_lib.QuantileClip] = None,
       private_metrics: Optional[server_lib.PrivateMetrics] = None,
-      evaluate: Optional[Callable[[Any], Dict[str, float]]] = None, out: Any = None,
-      settings: Optional[Mapping[str, Any]] = None, seed: Optional[int] = None) -> None:
+      evaluate: Optional[Callable[[Any], Dict[str, float]]] = None, min_nodes: int = 1,
+      wait: float = 3600, out: Any = None, settings: Optional[Mapping[str, Any]] = None,
+      seed: Optional[int] = None) -> None:
     size = getattr(plan, 'population_size', None)
     if not size:
       raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' and the number of "
                        f'nodes as its population size. Received: plan={plan!r}.')
+    checks.whole(min_nodes=min_nodes)
+    checks.not_negative(wait=wait)
+    if min_nodes > size:
+      raise ValueError('`min_nodes` must be at most the population size of the plan, which is '
+                       f'{size}. Received: min_nodes={min_nodes}.')
     make_server = lambda specs: server_lib.Server(
         rule, specs, plan, server_learning_rate, quantile_clip, private_metrics, seed)
     self._process = _Process(model, make_server)
+    self._process.wait_for = min_nodes, wait
     self._out = None if out is None else pathlib.Path(out)
     self._size, self._evaluate, self._settings = size, evaluate, dict(settings or {})
     self.result: Optional[simulation.Simulation] = None
@@ -150,7 +162,10 @@ class _Process(engines.PrivateFedAvg):
 
   Attributes:
     ask: `(arrays, round, nodes) -> iterable of (node, content or error)`, set before a round.
+    wait_for: The number of nodes that must be online, and the seconds to wait for them.
   """
+
+  wait_for: Tuple[int, float] = (1, 0.0)
 
   def __init__(self, model: Any, make_server: Callable[[Any], server_lib.Server]) -> None:
     self._arrays, self._trained = _arrays_of(model)
@@ -178,12 +193,23 @@ class _Process(engines.PrivateFedAvg):
   def reach(self, workers: Any, users: nodes_lib.Nodes) -> Iterator[engines.Engine]:
     del workers
     users.read()
+    all_at_once = lambda clients: [list(clients)]
+    yield engines.Engine([self._answers], users.at, all_at_once, (), lambda: self._wait(users))
 
-    def all_at_once(clients: Iterable[Any]) -> List[List[Any]]:
-      users.meet()
-      return [list(clients)]
-
-    yield engines.Engine([self._answers], users.at, all_at_once, ())
+  def _wait(self, users: nodes_lib.Nodes) -> bool:
+    """Returns whether enough nodes are online, as soon as they are or when the time is up."""
+    least, seconds = self.wait_for
+    deadline, told = time.monotonic() + seconds, False
+    while (online := users.meet()) < least:
+      if time.monotonic() >= deadline:
+        _log.warning('Training ends here: %d nodes are online, and a round needs %d. The budget of '
+                     'the other rounds is not used; `start` goes on with them.', online, least)
+        return False
+      if not told:
+        _log.info('Waiting for nodes: %d are online, and a round needs %d.', online, least)
+        told = True
+      time.sleep(_POLL_SECONDS)
+    return True
 
   def _answers(
       self, weights: Any, numbered: Tuple[int, Any], nodes: Sequence[Optional[int]]
@@ -252,20 +278,28 @@ def _replies(
   tag = secrets.token_hex(16)
   content = flwr_app.RecordDict({
       'arrays': _array_record(arrays), 'config': flwr_app.ConfigRecord(dict(config))})
-  messages = [flwr_app.Message(
-      content, dst_node_id=node, message_type=flwr_app.MessageType.TRAIN, ttl=timeout,
-      group_id=tag) for node in nodes]
   deadline = time.monotonic() + timeout
-  waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+  waiting: List[str] = []
+  for some in _parts(nodes):
+    waiting += filter(None, grid.push_messages([flwr_app.Message(
+        content, dst_node_id=node, message_type=flwr_app.MessageType.TRAIN, ttl=timeout,
+        group_id=tag) for node in some]))
   while waiting and time.monotonic() < deadline:
-    for reply in grid.pull_messages(waiting):
-      waiting.discard(reply.metadata.reply_to_message_id)
-      if reply.has_error():
-        _log.warning('A node failed: %s (not private)', reply.error.reason)
-      elif reply.metadata.group_id == tag:
-        yield reply.metadata.src_node_id, reply.content
+    for part in _parts(waiting):
+      for reply in grid.pull_messages(set(part)):
+        if reply.metadata.reply_to_message_id in waiting:
+          waiting.remove(reply.metadata.reply_to_message_id)
+        if reply.has_error():
+          _log.warning('A node failed: %s (not private)', reply.error.reason)
+        elif reply.metadata.group_id == tag:
+          yield reply.metadata.src_node_id, reply.content
     if waiting:
       time.sleep(_POLL_SECONDS)
+
+
+def _parts(some: Sequence[Any]) -> List[Sequence[Any]]:
+  """Divides a list into parts of `_AT_ONCE`."""
+  return [some[start:start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE)]
 
 
 def _array_record(arrays: Sequence[np.ndarray]) -> Any:

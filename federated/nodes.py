@@ -47,8 +47,8 @@ class Nodes:
           'plan allows for. Put it back, or give another folder.')
     self._write()
 
-  def meet(self) -> None:
-    """Finds the nodes that are online, and assigns places to new ones."""
+  def meet(self) -> int:
+    """Finds the nodes that are online, and assigns places to new ones; returns their number."""
     # A key outlives its node: registered again, it is the same user.
     self._online = {node.public_key.hex() or str(node.node_id): node.node_id
                     for node in self._grid.get_nodes()}
@@ -59,6 +59,7 @@ class Nodes:
     if new[:free]:
       self._places.extend(new[:free])
       self._write()
+    return len(set(self._places).intersection(self._online))
 
   def at(self, place: int) -> Optional[int]:
     """Returns the node at a place, or None if it is not online."""

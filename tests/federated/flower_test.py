@@ -193,6 +193,55 @@ def test_a_node_is_known_by_its_key(tmp_path):
   assert sorted(m.metadata.dst_node_id for m in grid.sent) == [1, 2, 3, 101, 102, 103]
 
 
+@pytest.mark.pitfall(
+    'A server of Flower counts down its rounds while no node is online.', severity='high',
+    stops='a round waits for `min_nodes`; without them the run ends, and no budget is used')
+def test_no_budget_is_used_while_too_few_nodes_are_online(tmp_path, monkeypatch):
+  grid, plan = Grid(), everyone(steps=4)
+  grid.offline = set(grid.users)
+  ours, _ = run(grid, tmp_path, num_rounds=4, plan=plan, wait=0)
+  assert ours.rounds == 0 and not ours.history and not grid.sent
+  grid.offline = {1, 2}
+  assert run(grid, tmp_path, num_rounds=4, plan=plan, wait=0, min_nodes=5)[0].rounds == 0
+  assert run(grid, tmp_path, num_rounds=1, plan=plan, wait=0, min_nodes=4)[0].rounds == 1
+  waited = []
+
+  def sleep(seconds):
+    waited.append(seconds)
+    grid.offline = set()
+
+  monkeypatch.setattr(flower.time, 'sleep', sleep)
+  ours, _ = run(grid, tmp_path, num_rounds=3, plan=plan, wait=60, min_nodes=6)
+  assert ours.rounds == 3 and len(waited) == 1
+  sent = run(Grid(), num_rounds=3, plan=plan)[0]
+  assert ours.statement == sent.statement
+  for wrong in (dict(min_nodes=0), dict(min_nodes=7), dict(wait=-1)):
+    with pytest.raises(ValueError, match=f'`{next(iter(wrong))}` must'):
+      run(grid, plan=plan, **wrong)
+
+
+def test_answers_are_pulled_and_added_a_few_at_a_time(with_all, monkeypatch):
+  class Some(Grid):
+    """Gives what it is asked for, once it is there."""
+
+    most = 0
+
+    def push_messages(self, messages):
+      self.most = max(self.most, len(messages))
+      return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+      asked = [one for one in self.replies if one.metadata.reply_to_message_id in message_ids]
+      self.replies = [one for one in self.replies if one not in asked]
+      self.most = max(self.most, len(asked))
+      return asked
+
+  monkeypatch.setattr(flower, '_AT_ONCE', 2)
+  grid = Some()
+  np.testing.assert_allclose(flat(run(grid, plan=everyone())[1]), with_all, rtol=1e-5)
+  assert grid.most == 2 and not grid.replies
+
+
 class Killed(BaseException):
   """Nothing of ours may catch it."""
 
