@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, Callable, NamedTuple, Sequence, Tuple, Type, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Type, TYPE_CHECKING
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -18,16 +18,30 @@ class Engine(NamedTuple):
 
   Attributes:
     lanes: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
-      clients that are trained side by side.
+      clients that are trained side by side. The result may have `failed`, {client: error}.
     read: `client id -> data of that client`, as a lane takes it.
     calls: `iterable of (client id, data) -> iterable of lists of them`, one for each call.
     failures: Exceptions by which a call says that one of its clients could not be trained.
+    ready: `() -> whether a round can begin`. It may wait. False ends the run before the round.
   """
 
   lanes: Sequence[Callable[..., server_lib.Sums]]
   read: Callable[[Any], Any]
   calls: Callable[[Any], Any]
   failures: Tuple[Type[Exception], ...]
+  ready: Callable[[], bool] = lambda: True
+
+
+class Remote(NamedTuple):
+  """Actors of Ray that train clients.
+
+  Attributes:
+    actors: The number of actors; None for one per CPU of the cluster.
+    address: Address of a running cluster; None for the one that Ray finds or starts.
+  """
+
+  actors: Optional[int] = None
+  address: Optional[str] = None
 
 
 class PrivateFedAvg(abc.ABC):
@@ -47,9 +61,11 @@ class PrivateFedAvg(abc.ABC):
     server: The `Server`.
     settings: Those of the server, and {argument: value} of what else decides a run.
     seed: The seed of a test, or None.
+    recipe: `() -> the same process`, to be sent to other machines; None if it cannot be.
   """
 
-  def __init__(self, *, server: server_lib.Server, **settings: Any) -> None:
+  def __init__(self, *, server: server_lib.Server, recipe: Any = None, **settings: Any) -> None:
+    self.recipe = recipe
     self.server, self.settings = server, {**server.settings, **settings}
     self.plan, self.rule, self.seed = server.plan, server.rule, server.seed
 

@@ -149,10 +149,14 @@ class InProcess(engines.PrivateFedAvg):
 
   @contextlib.contextmanager
   def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
+    if isinstance(workers, engines.Remote):
+      from . import ray_engine  # pylint: disable=import-outside-toplevel
+      with ray_engine.reach(self, workers, users) as engine:
+        yield engine
+      return
     count = 1 if isinstance(workers, (tuple, list)) and not workers else workers
     if not isinstance(count, int):
-      raise ValueError('`workers` must be a number of clients to train side by side: a Keras model '
-                       'is trained in process. TFF workers take TFF models. '
+      raise ValueError("`workers` must be a number of clients to train side by side, or 'ray'. "
                        f'Received: workers={workers!r}.')
     checks.whole(workers=count)
     spec = _spec_of(users)

@@ -25,7 +25,7 @@ from . import engines
 from . import in_process
 from . import server as server_lib
 
-_ONE_STEP = object()  # In place of the optimizer of clients that answer with a gradient.
+_ONE_STEP = 'one step'  # In place of the optimizer of clients that answer with a gradient.
 
 
 def build_private_fed_avg(
@@ -68,7 +68,7 @@ def build_private_fed_avg(
     A `PrivateFedAvg`, see `engines`. The `metrics` of `next` hold `released`, which is private, and
     `not_private`.
   """
-  as_one = client_optimizer_fn is _ONE_STEP
+  as_one = client_optimizer_fn == _ONE_STEP
   client_optimizer = client_optimizer_fn
   if callable(client_optimizer_fn) and not as_one:
     client_optimizer = client_optimizer_fn()
@@ -90,11 +90,18 @@ def build_private_fed_avg(
   if not callable(model_fn):
     raise ValueError('`model_fn` must be a function that makes a Keras model. '
                      f'Received: model_fn={model_fn!r}.')
+  recipe = functools.partial(
+      _again, _maker(loss), model_fn=model_fn, server_rule=server_rule, plan=plan,
+      server_learning_rate=server_learning_rate, client_weighting=client_weighting,
+      client_optimizer_fn=_maker(client_optimizer_fn), metrics=[*map(_maker, metrics)],
+      max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
+      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
   make_model = functools.partial(in_process.KerasModel, model_fn, loss, tuple(metrics))
   model = make_model()
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
   return in_process.InProcess(
-      make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs), **common)
+      make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs),
+      recipe=recipe, **common)
 
 
 def build_private_fed_sgd(
@@ -115,6 +122,19 @@ def build_private_fed_sgd(
       client_optimizer_fn=_ONE_STEP, loss=loss, metrics=metrics, client_weighting=client_weighting,
       max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
       private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
+
+
+def _maker(value: Any) -> Any:
+  """Returns a function that makes an object of Keras again. Anything else stays as it is."""
+  if isinstance(value, type) or not hasattr(value, 'get_config'):
+    return value
+  return functools.partial(type(value).from_config, value.get_config())
+
+
+def _again(loss: Any, **arguments: Any) -> engines.PrivateFedAvg:
+  """Builds a process on another machine, where objects with variables cannot be sent."""
+  return build_private_fed_avg(
+      loss=loss() if isinstance(loss, functools.partial) else loss, **arguments)
 
 
 def _tff_process() -> Any:

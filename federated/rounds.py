@@ -29,33 +29,34 @@ class Outcome(NamedTuple):
   Attributes:
     answers: The sum of the clients' `Answer`s, tensors; SECRET.
     not_private: One dict of exact metrics per call, and its clients.
-    failed: Ids of the clients that failed. They count as if they had not taken part.
+    failed: {client: error}. They count as if they had not taken part.
   """
 
-  answers: object
+  answers: Any
   not_private: List
-  failed: List[Any]
+  failed: Dict[Any, Exception]
 
-  def exact(self) -> Dict[str, float]:
+  def merged(self) -> Dict[str, Any]:
     """Returns the metrics of all calls: sums of integers, and means over clients of others."""
     clients = sum(count for count, _ in self.not_private)
-    merged: Dict[str, float] = {}
+    merged: Dict[str, Any] = {}
     for count, metrics in self.not_private:
       for name, value in metrics.items():
-        weight = 1 if np.issubdtype(np.asarray(value).dtype, np.integer) else count / clients
-        merged[name] = merged.get(name, 0.0) + weight * float(value)
+        value = np.asarray(value)
+        whole = np.issubdtype(value.dtype, np.integer)
+        value = int(value) if whole else count / clients * float(value)
+        merged[name] = merged.get(name, 0) + value
     return merged
+
+  def exact(self) -> Dict[str, float]:
+    """Returns the metrics of all calls as numbers of one type."""
+    return {name: float(value) for name, value in self.merged().items()}
 
 
 def run(
     process: engines.PrivateFedAvg, engine: engines.Engine, state: Any, cohort: Sequence[Any],
     check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
-
-  A client that fails contributes nothing and does not affect the others. User-level privacy needs
-  this: if other clients were dropped with it, one user's data would change the sum by more than one
-  clip norm. A call with a failing client is therefore repeated in halves until that client is
-  alone.
 
   Args:
     process: A `PrivateFedAvg`.
@@ -72,6 +73,25 @@ def run(
                      f'of a user in a round. Received: {len(cohort) - len(set(cohort))} repeated.')
   broadcast = tf.nest.map_structure(_numpy, process.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
+  outcome = train(process, engine, weights, broadcast, cohort)
+  if check_all_failed and cohort and len(outcome.failed) == len(cohort):
+    first = next(iter(outcome.failed.values()))
+    raise ClientsFailedError(
+        f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
+        f'at fault. The first error: {first}') from first
+  return outcome
+
+
+def train(
+    process: engines.PrivateFedAvg, engine: engines.Engine, weights: Any, broadcast: Any,
+    cohort: Sequence[Any]) -> Outcome:
+  """Trains clients and adds up their clipped answers.
+
+  A client that fails contributes nothing and does not affect the others. User-level privacy needs
+  this: if other clients were dropped with it, one user's data would change the sum by more than one
+  clip norm. A call with a failing client is therefore repeated in halves until that client is
+  alone.
+  """
   failed: Dict[Any, Exception] = {}
   reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
 
@@ -90,7 +110,10 @@ def run(
     if not clients:
       return []
     try:
-      return [(len(clients), lane(weights, broadcast, [data for _, data in clients]))]
+      sums = lane(weights, broadcast, [data for _, data in clients])
+      left_out = getattr(sums, 'failed', {})  # By a lane that reads its clients by itself.
+      failed.update(left_out)
+      return [(len(clients) - len(left_out), sums)]
     except engine.failures as error:
       if len(clients) == 1:
         failed[clients[0][0]] = error
@@ -105,16 +128,11 @@ def run(
   with concurrent.futures.ThreadPoolExecutor(count) as pool:
     results = [result for part in pool.map(
         work, engine.lanes, [cohort[i::count] for i in range(count)]) for result in part]
-  if check_all_failed and cohort and len(failed) == len(cohort):
-    raise ClientsFailedError(
-        f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
-        f'at fault. The first error: {next(iter(failed.values()))}'
-    ) from next(iter(failed.values()))
   zero = process.server.zero()
   answers = [tf.nest.flatten(sums.answers) for _, sums in results] or [tf.nest.flatten(zero)]
   total = tf.nest.pack_sequence_as(
       zero, [functools.reduce(tf.add, parts) for parts in zip(*answers)])
-  return Outcome(total, [(count, sums.not_private) for count, sums in results], list(failed))
+  return Outcome(total, [(count, sums.not_private) for count, sums in results if count], failed)
 
 
 def _numpy(value: Any) -> Any:

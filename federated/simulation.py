@@ -88,7 +88,8 @@ def simulate(
     rounds: Optional[int] = None, *, evaluate: Optional[Callable[[Any], Dict[str, float]]] = None,
     rounds_per_evaluation: int = 10, max_epsilon: Optional[float] = None, out: Any = None,
     resume: bool = True, release_managers: Sequence[Any] = (), dropout: float = 0.0,
-    workers: Any = (), progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
+    workers: Any = (), address: Optional[str] = None, progress: bool = True,
+    facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
   The state of a round is on disk before anything of it is released, so a run
@@ -114,8 +115,10 @@ def simulate(
       `tff.program.ReleaseManager`s.
     dropout: Probability that a client of the cohort does not answer (a straggler),
       whatever its data. Not claimed as amplification.
-    workers: In process, how many clients are trained side by side, one by default. In TFF,
-      addresses of workers, or `Workers`; one is started here by default.
+    workers: How many clients of a Keras model are trained side by side in this process, one by
+      default. Or 'ray', for actors on the CPUs of a Ray cluster ('ray:8' for eight of them), which
+      read, train and clip the clients where they are.
+    address: Address of a running Ray cluster; by default Ray looks for one or starts one here.
     progress: Whether to show a progress bar.
     facts: Sentences for the statement, such as where the vocabulary came from.
 
@@ -142,7 +145,7 @@ def simulate(
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
-    engine = stack.enter_context(process.reach(workers, train_data))
+    engine = stack.enter_context(process.reach(_workers(workers, address), train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
     release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
     bar = stack.enter_context(tqdm.tqdm(
@@ -167,7 +170,7 @@ def simulate(
     kept = coins_lib.Coins(plan, None if folder is None else folder.path / 'coins', replace=True)
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=kept)
                if run.done < rounds else iter(()))
-    while run.done < rounds:
+    while run.done < rounds and engine.ready():
       start = time.monotonic()
       cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
       outcome = rounds_lib.run(process, engine, run.state, cohort,
@@ -188,6 +191,17 @@ def simulate(
                     privacy_statement.of(statement_lib.card(process, run.done, facts, plots=False)),
                     run.state, run.failed, _speed(run, clients, seconds),
                     (process, tuple(facts)))
+
+
+def _workers(workers: Any, address: Optional[str]) -> Any:
+  """Returns `workers` as `PrivateFedAvg.reach` takes them."""
+  name, _, count = workers.partition(':') if isinstance(workers, str) else ('', '', '')
+  if name == 'ray' and (not count or count.isdecimal() and int(count)):
+    return engines.Remote(int(count) if count else None, address)
+  if address is not None:
+    raise ValueError("`address` is for workers='ray'. Received: "
+                     f'address={address!r}, workers={workers!r}.')
+  return workers
 
 
 def _clients(train_data: Any) -> List[str]:

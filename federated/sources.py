@@ -89,6 +89,7 @@ class Database(Source):
   def __init__(
       self, path: Path, split: str, parse: Callable[[Sequence[Any]], Dict[str, Any]],
       preprocess: Preprocess) -> None:
+    self._arguments = str(pathlib.Path(path).resolve()), split, parse, preprocess
     self._split, self._parse, self._preprocess = split, parse, preprocess
     address = f'file:{urllib.parse.quote(str(pathlib.Path(path).resolve()))}?mode=ro'
     try:
@@ -105,6 +106,9 @@ class Database(Source):
     if not self._ids:
       raise ValueError(f'`split` must be one of {sorted(splits)}, which {path} holds. '
                        f'Received: split={split!r}.')
+
+  def __reduce__(self) -> Any:
+    return Database, self._arguments  # It is opened where it is read.
 
   def __len__(self) -> int:
     return len(self._ids)

@@ -145,6 +145,8 @@ def modules():
   paths = {}
   for package in PACKAGES:
     for path in sorted((ROOT / package).rglob('*.py')):
+      if 'flower_app' in path.parts:  # A project of its own.
+        continue
       relative = path.relative_to(ROOT)
       paths[dotted(relative)] = relative
   return paths

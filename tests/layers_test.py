@@ -32,6 +32,7 @@ ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
     'flwr': ('tfdp_adaptive.federated.flower',),
+    'ray': ('tfdp_adaptive.federated.ray_engine',),
     'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
 }
 VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')

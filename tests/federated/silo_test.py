@@ -178,7 +178,7 @@ REFUSED = {
     'beyond the plan': (dict(steps=5), 'covers 12 steps of all rounds, of which 8 are done'),
     'other records': (dict(data=(X + 1, Y)), 'goes on with the records'),
     'another order': (dict(data=(X[::-1], Y[::-1])), 'goes on with the records'),
-    'a plan of another run': (dict(optimizer=make_plan(steps=50)), 'must have the plan of the silo'),
+    'another plan': (dict(optimizer=make_plan(steps=50)), 'must have the plan of the silo'),
     'other weights': (dict(weights=[np.zeros([3, 1]), np.zeros([1])]), 'must be arrays like'),
     'another rule': (dict(kind=tfdp.DPYogi), 'has the state of another optimizer'),
     'another state': (dict(seed=None), 'has the state of another optimizer'),

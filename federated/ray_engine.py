@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of a simulation trained by actors of Ray, on this machine or in a cluster.
+
+An actor reads, trains and clips clients where it is, and sends one sum per call. Noise, state and
+everything that is released stay with the process that simulates. An actor that is lost is started
+again by Ray, and its call is run again: nothing of the round has been noised or released by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import pickle
+from typing import Any, Dict, Iterator, List, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from . import engines
+from . import identity
+from . import rounds
+
+try:
+  import ray
+except ImportError as error:
+  raise ModuleNotFoundError(
+      "`workers='ray'` needs Ray, on Python 3.10 to 3.13. Install it with "
+      "`pip install '.[ray]'` in the checkout of this library.") from error
+
+_CLIENTS = 64  # Clients of a call: the most that are trained again if an actor is lost.
+
+
+class CallLostError(RuntimeError):
+  """The actor of a call ended, also when the call was run again."""
+
+
+class _Sums(NamedTuple):
+  """As `server.Sums`, with the clients that the actor left out."""
+
+  answers: Any
+  not_private: Any
+  failed: Dict[Any, Exception]
+
+
+class _Actor:
+  """Trains clients in a process of its own.
+
+  Args:
+    content: Pickled `(recipe of the process, users)`.
+  """
+
+  def __init__(self, content: bytes) -> None:
+    self._content = content
+
+  @functools.cached_property
+  def _opened(self) -> Any:
+    # Read here, so that an error is one of a call and not of the actor.
+    recipe, users = pickle.loads(self._content)
+    return recipe(), users
+
+  def data(self) -> Any:
+    """Returns what identifies the clients and their data here."""
+    return _data(self._opened[1])
+
+  def train(self, weights: Any, broadcast: Any, clients: List[Any]) -> Any:
+    """Returns the answers of clients as arrays, their exact metrics and {client: error}."""
+    process, users = self._opened
+    with process.reach(1, users) as engine:
+      outcome = rounds.train(process, engine, weights, broadcast, clients)
+    answers = [np.asarray(part) for part in tf.nest.flatten(outcome.answers)]
+    return answers, outcome.merged(), {
+        client: f'{type(error).__name__}: {error}' for client, error in outcome.failed.items()}
+
+
+@contextlib.contextmanager
+def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
+          ) -> Iterator[engines.Engine]:
+  """The engine of actors, which end with the context.
+
+  Args:
+    process: A `PrivateFedAvg` with a recipe.
+    remote: The number of actors, and where they are.
+    users: Users that can be pickled; those of files are opened where an actor is.
+  """
+  begun = not ray.is_initialized()
+  if begun:
+    ray.init(address=remote.address, log_to_driver=False)
+  actors: List[Any] = []
+  try:
+    content = ray.put(ray.cloudpickle.dumps((process.recipe, users)))
+    # No CPUs: an actor of a machine that is lost finds a place on another.
+    make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1,
+                      scheduling_strategy='SPREAD')(_Actor)
+    count = remote.actors or max(1, int(ray.cluster_resources().get('CPU', 1)))
+    actors = [make.remote(content) for _ in range(count)]
+    _check_data(actors, users)
+    yield engines.Engine([functools.partial(_train, process, actor) for actor in actors],
+                         lambda client: client, _calls, (CallLostError,))
+  finally:
+    for actor in actors:
+      ray.kill(actor)
+    if begun:
+      ray.shutdown()
+
+
+def _train(process: Any, actor: Any, weights: Any, broadcast: Any, clients: List[Any]) -> _Sums:
+  try:
+    answers, metrics, failed = ray.get(actor.train.remote(weights, broadcast, clients))
+  except ray.exceptions.RayActorError as error:
+    raise CallLostError(f'The actor of {len(clients)} clients was lost: {error}') from error
+  except ray.exceptions.RayError as error:
+    raise _lost(error) from error
+  total = tf.nest.pack_sequence_as(process.server.zero(), [*map(tf.constant, answers)])
+  return _Sums(total, metrics, {
+      client: rounds.ClientsFailedError(text) for client, text in failed.items()})
+
+
+def _check_data(actors: List[Any], users: Any) -> None:
+  """Raises unless every actor has the clients and data that this process has."""
+  expected = _data(users)
+  try:
+    found = ray.get([actor.data.remote() for actor in actors])
+  except ray.exceptions.RayTaskError as error:
+    raise ValueError(
+        'Every actor of Ray must be able to make the model and to read the clients: this library, '
+        f'the code of the model and the files must be on its machine. Received: {error.cause!r}.'
+    ) from error
+  except ray.exceptions.RayError as error:
+    raise _lost(error) from error
+  for one in found:
+    if one != expected:
+      wrong = sorted(name for name in expected if one[name] != expected[name])
+      raise ValueError(
+          'Every actor of Ray must have the same clients and data, in the same order. Received: '
+          f'other {wrong} on one of {len(actors)} actors. Copy the files anew.')
+
+
+def _data(users: Any) -> Any:
+  return {'clients': identity.of_clients(users.client_ids), **identity.of_data(users)}
+
+
+def _calls(clients: Any) -> Iterator[Any]:
+  ids = iter(clients)
+  while call := list(itertools.islice(ids, _CLIENTS)):
+    yield call
+
+
+def _lost(error: Exception) -> rounds.WorkerLostError:
+  return rounds.WorkerLostError(
+      'The Ray cluster was lost. The round was not released; start the cluster again and resume '
+      f'from the last saved state. Cause: {error}')

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actors of Ray: rounds equal to those in process, and actors, clients and machines that are lost."""
+
+import json
+import os
+import pathlib
+import signal
+import sqlite3
+
+import numpy as np
+import pytest
+import regression
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import noise
+from tfdp_adaptive import rules
+from tfdp_adaptive.federated import engines
+from tfdp_adaptive.federated import rounds
+
+ray = pytest.importorskip('ray', reason='needs Ray, which this environment does not have')
+
+from tfdp_adaptive.federated import ray_engine  # noqa: E402
+
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(name='cluster', scope='module')
+def _cluster():
+  """The address of two nodes on this machine; processes of Ray find the modules of the tests."""
+  from ray import cluster_utils  # pylint: disable=import-outside-toplevel
+  before = os.environ.get('PYTHONPATH', '')
+  os.environ.update(PYTHONPATH=f'{HERE}{os.pathsep}{before}', TF_CPP_MIN_LOG_LEVEL='3')
+  nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=dict(num_cpus=1))
+  nodes.add_node(num_cpus=1)
+  ray.init(address=nodes.address, log_to_driver=False)
+  yield nodes
+  ray.shutdown()
+  nodes.shutdown()
+  os.environ['PYTHONPATH'] = before
+
+
+def build(plan=None, rule=None, **kwargs):
+  return regression.build(rule or rules.dp_adam(), plan or regression.make_plan(), **kwargs)
+
+
+def users(count=6):
+  return tfdp.federated.Users(regression.make_users(count), batch_size=4)
+
+
+def simulate(process, data=None, workers='ray', **kwargs):
+  return tfdp.federated.simulate(
+      process, data or users(), workers=workers, progress=False, **{'rounds': 3, **kwargs})
+
+
+def metrics(result):
+  return [{name: value for name, value in row.items()} for row in result.history]
+
+
+@pytest.mark.parametrize('rule, sides', [
+    (rules.dp_adam, dict(exact_metrics=True,
+                         private_metrics=tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}))),
+    (lambda: rules.scale_then_privatize(scale_epsilon=1e-2), dict(
+        metrics=[tf.keras.metrics.MeanAbsoluteError()], exact_metrics=True,
+        quantile_clip=tfdp.federated.QuantileClip()))])
+def test_rounds_are_those_in_process(cluster, rule, sides):
+  here = simulate(build(rule=rule(), **sides), workers=())
+  there = simulate(build(rule=rule(), **sides))
+  np.testing.assert_allclose(
+      regression.flat(there.weights), regression.flat(here.weights), rtol=1e-5, atol=1e-6)
+  assert there.statement == here.statement
+  for mine, theirs in zip(metrics(here), metrics(there)):
+    assert theirs == pytest.approx(mine, rel=1e-4) and 'not_private/loss' in theirs
+
+
+def test_both_nodes_train(cluster):
+  """One actor is on each of the two nodes."""
+  process = build()
+  with process.reach(engines.Remote(2), users()) as engine:
+    places = {ray.get(lane.args[1].__ray_call__.remote(
+        lambda self: ray.get_runtime_context().get_node_id())) for lane in engine.lanes}
+  assert len(places) == 2
+
+
+class Odd(tfdp.federated.Users):
+  """Clients that cannot be read, and one that ends the process that reads it, so many times."""
+
+  def __init__(self, *args, unreadable=(), deadly=None, ledger=None, **kwargs):
+    super().__init__(*args, **kwargs)
+    self.unreadable, self.deadly, self.ledger = unreadable, deadly or {}, str(ledger)
+
+  def batches(self, client):
+    if client in self.unreadable:
+      raise OSError('gone offline')
+    died = pathlib.Path(f'{self.ledger}.{client}')
+    times = len(died.read_text()) if died.exists() else 0
+    if times < self.deadly.get(client, 0):
+      died.write_text('x' * (times + 1))
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().batches(client)
+
+
+def everyone(**kwargs):
+  return regression.make_plan(batch_size=6, sampling=tfdp.sampling.Poisson(sampling_probability=1),
+                              **kwargs)
+
+
+@pytest.mark.pitfall(
+    'An actor of Ray is lost in a round, or a client ends every process that reads it.',
+    severity='critical', stops='its clients are run again on the same round; such a client counts '
+                               'as absent')
+def test_clients_and_actors_that_are_lost(cluster, tmp_path):
+  odd = Odd(regression.make_users(), batch_size=4, unreadable=['user2'],
+            deadly={'user3': 1, 'user4': 100}, ledger=tmp_path / 'died')
+  result = simulate(build(everyone()), odd, workers='ray:2', rounds=1)
+  assert sorted(result.failed) == ['user2', 'user4']
+  assert (tmp_path / 'died.user3').exists()
+  rest = Odd(regression.make_users(), batch_size=4, unreadable=['user2', 'user4'],
+             ledger=tmp_path / 'none')
+  expected = simulate(build(everyone()), rest, workers=(), rounds=1)
+  np.testing.assert_allclose(regression.flat(result.weights), regression.flat(expected.weights),
+                             rtol=1e-5)
+  nobody = Odd(regression.make_users(), batch_size=4, unreadable=list(regression.make_users()))
+  with pytest.raises(rounds.ClientsFailedError, match='All 6 clients .* gone offline'):
+    simulate(build(everyone()), nobody, workers='ray:1', rounds=1)
+
+
+def noise_keys(tree):
+  if isinstance(tree, noise.State):
+    return [(*np.asarray(tree.key).tolist(), int(tree.row))]
+  return [key for child in tree for key in noise_keys(child)] if isinstance(tree, tuple) else []
+
+
+def test_a_run_with_kills_reuses_no_noise_and_goes_on_in_process(cluster, tmp_path, monkeypatch):
+  kills = int(os.environ.get('TFDP_KILLS', 2))
+  steps, used, original = kills + 2, [], rounds.run
+  dying = Odd(regression.make_users(), batch_size=4, deadly={'user5': kills},
+              ledger=tmp_path / 'died')
+
+  def spy(process, engine, state, *args, **kwargs):
+    used.extend(noise_keys(state))
+    return original(process, engine, state, *args, **kwargs)
+
+  monkeypatch.setattr(rounds, 'run', spy)
+  plan = everyone(steps=steps)
+  half = simulate(build(plan, seed=None), dying, workers='ray:1', rounds=steps - 1,
+                  out=tmp_path / 'run')
+  whole = simulate(build(plan, seed=None), users(), workers=(), rounds=steps,
+                   out=tmp_path / 'run')
+  assert half.rounds == steps - 1 and whole.rounds == steps and not whole.failed
+  assert [row['round'] for row in whole.history] == [*range(1, steps + 1)]
+  assert len(set(used)) == len(used) == steps
+  assert len((tmp_path / 'died.user5').read_text()) == kills
+
+
+def database(path, value):
+  connection = sqlite3.connect(path)
+  connection.executescript('CREATE TABLE examples (split_name, client_id, serialized_example_proto);'
+                           'CREATE TABLE client_metadata (client_id, split_name, num_examples);')
+  for user in 'abc':
+    row = json.dumps({'x': [value, 1.0, 2.0], 'y': [1.0]})
+    connection.execute("INSERT INTO examples VALUES ('train', ?, ?)", [user, row])
+    connection.execute("INSERT INTO client_metadata VALUES (?, 'train', 1)", [user])
+  connection.commit()
+  connection.close()
+
+
+def test_files_are_opened_where_the_actor_is_and_must_be_the_same(cluster, tmp_path, monkeypatch):
+  from tfdp_adaptive.federated import sources  # pylint: disable=import-outside-toplevel
+  path = tmp_path / 'users.sqlite'
+  database(path, 1.0)
+  preprocess = lambda columns: {name: np.array(columns[name], 'f') for name in 'xy'}
+  data = tfdp.federated.Users(sources.Database(path, 'train', sources.parse_json, preprocess),
+                              batch_size=4)
+  plan = regression.make_plan(population_size=3, batch_size=2)
+  result = simulate(build(plan), data, workers='ray:1', rounds=1)
+  assert result.rounds == 1 and not result.failed
+  known = ray_engine._data(data)
+  monkeypatch.setattr(ray_engine, '_data', lambda users: {**known, 'sample': 'of another file'})
+  with pytest.raises(ValueError, match=r"other \['sample'\] on one of 1 actors"):
+    simulate(build(plan), data, workers='ray:1', rounds=1)
+  path.unlink()
+  with pytest.raises(ValueError, match='must be able to make the model and to read'):
+    simulate(build(plan), data, workers='ray:1', rounds=1)
+
+
+@pytest.mark.parametrize('wrong', ['rays', 'ray:0', 'ray:x', 'host:80'])
+def test_what_is_refused(wrong):
+  with pytest.raises(ValueError, match='`workers` must be'):
+    simulate(build(), workers=wrong)
+  with pytest.raises(ValueError, match="`address` is for workers='ray'"):
+    simulate(build(), workers=2, address='host:6379')
