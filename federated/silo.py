@@ -137,7 +137,7 @@ class Silo:
         (self._folder / _COINS).unlink(missing_ok=True)
       drawn = self._plan.batches(
           data, start_step=done, coins=self._folder / _COINS, **batches)
-      saved = self._begun(saved, drawn.tfdp_digest())
+      saved = self._begun(saved, drawn.digest())
       self._restore(model, optimizer, saved)
       _assign(model, weights)
       saved = saved._replace(server_round=None)
