@@ -25,7 +25,7 @@ class Engine(NamedTuple):
     ready: `() -> whether a round can begin`. It may wait. False ends the run before the round.
   """
 
-  lanes: Sequence[Callable[..., server_lib.Sums]]
+  lanes: Sequence[Callable[..., Any]]
   read: Callable[[Any], Any]
   calls: Callable[[Any], Any]
   failures: Tuple[Type[Exception], ...]

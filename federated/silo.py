@@ -168,8 +168,9 @@ class Silo:
 
   def _card(self, **more: Any) -> card_lib.Card:
     saved = self._load()
-    return card_lib.of(self.ledger, facts=_FACTS, **more, **({} if saved is None else dict(
-        weights=saved.weights, details=saved.details)))
+    if saved is not None:
+      more.update(weights=saved.weights, details=saved.details)
+    return card_lib.of(self.ledger, facts=_FACTS, **more)
 
   def _optimizer(self, model: Any) -> Any:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actors of Ray: rounds equal to those in process, and actors, clients and machines that are lost."""
+"""Actors of Ray: rounds equal to those in process; actors, clients and machines that are lost."""
 
 import json
 import os
@@ -155,8 +155,8 @@ def test_a_run_with_kills_reuses_no_noise_and_goes_on_in_process(cluster, tmp_pa
 
 def database(path, value):
   connection = sqlite3.connect(path)
-  connection.executescript('CREATE TABLE examples (split_name, client_id, serialized_example_proto);'
-                           'CREATE TABLE client_metadata (client_id, split_name, num_examples);')
+  connection.execute('CREATE TABLE examples (split_name, client_id, serialized_example_proto)')
+  connection.execute('CREATE TABLE client_metadata (client_id, split_name, num_examples)')
   for user in 'abc':
     row = json.dumps({'x': [value, 1.0, 2.0], 'y': [1.0]})
     connection.execute("INSERT INTO examples VALUES ('train', ?, ?)", [user, row])

@@ -3,7 +3,10 @@
 
 import pathlib
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
+from flwr.app import Message
+from flwr.app import MetricRecord
+from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 import keras
 
