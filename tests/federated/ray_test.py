@@ -6,6 +6,8 @@ import os
 import pathlib
 import signal
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -190,3 +192,55 @@ def test_what_is_refused(wrong):
     simulate(build(), workers=wrong)
   with pytest.raises(ValueError, match="`address` is for workers='ray'"):
     simulate(build(), workers=2, address='host:6379')
+
+
+TRAIN = """
+import sys
+def train(config):
+  import numpy as np
+  import tensorflow as tf
+  strategy = tf.distribute.MultiWorkerMirroredStrategy()
+  assert strategy.num_replicas_in_sync == 2
+  import keras
+  import ray.train
+  import tfdp_adaptive as tfdp
+  x = np.random.default_rng(0).normal(size=(60, 3)).astype('float32')
+  plan = tfdp.PrivacyPlan(population_size=60, batch_size=20, steps=4, l2_norm_clip=1.0,
+                          noise_multiplier=1.0, target_delta=1e-3, seed=1)
+  keras.utils.set_random_seed(0)
+  with strategy.scope():
+    model = tfdp.DPSequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+    model.compile(tfdp.DPAdam(0.1, plan=plan, seed=1), 'mse')
+  backup = tfdp.callbacks.BackupAndRestore(config['folder'] + '/backup')
+  model.fit(plan.batches((x, x[:, :1])), epochs=2, steps_per_epoch=2, verbose=0,
+            callbacks=[backup])
+  if strategy.extended.should_checkpoint:
+    np.savez(config['folder'] + '/weights.npz', *model.get_weights())
+  ray.train.report({'epsilon': model.ledger.epsilon()})
+
+import ray.train
+from ray.train.tensorflow import TensorflowTrainer
+TensorflowTrainer(train, train_loop_config={'folder': sys.argv[1]},
+                  scaling_config=ray.train.ScalingConfig(num_workers=2),
+                  run_config=ray.train.RunConfig(storage_path=sys.argv[1])).fit()
+"""
+
+
+def test_ray_train_takes_the_steps_of_one_process(tmp_path):
+  script = tmp_path / 'program.py'
+  script.write_text(TRAIN, encoding='utf-8')
+  with open(tmp_path / 'log', 'wb') as log:
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        timeout=570, check=False, env={**os.environ, 'RAY_ADDRESS': 'local'})
+  assert done.returncode == 0, (tmp_path / 'log').read_text(encoding='utf-8')[-3000:]
+  x = np.random.default_rng(0).normal(size=(60, 3)).astype('float32')
+  plan = tfdp.PrivacyPlan(population_size=60, batch_size=20, steps=4, l2_norm_clip=1.0,
+                          noise_multiplier=1.0, target_delta=1e-3, seed=1)
+  tf.keras.utils.set_random_seed(0)
+  model = tfdp.DPSequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(1)])
+  model.compile(tfdp.DPAdam(0.1, plan=plan, seed=1), 'mse')
+  model.fit(plan.batches((x, x[:, :1])), verbose=0)
+  with np.load(tmp_path / 'weights.npz') as trained:
+    for ours, name in zip(model.get_weights(), trained.files):
+      np.testing.assert_allclose(trained[name], ours, rtol=1e-5, atol=1e-6)

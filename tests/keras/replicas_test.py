@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 from tfdp_adaptive.batches import coins
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import workers
@@ -138,3 +139,22 @@ def test_a_distribution_of_keras_is_refused_by_fit():
   finally:
     distribution.set_distribution(None)
   assert model.optimizer.steps_done == 0
+
+
+@pytest.mark.pitfall(
+    'Each worker of a cluster gets a shard of the records, as Ray Train gives them.',
+    severity='critical', stops='refused: a plan draws each batch from all records')
+def test_a_shard_of_a_worker_is_refused(monkeypatch):
+  data = tf.data.Dataset.from_tensor_slices((np.zeros([40, 3], 'f'), np.zeros([40, 1], 'f')))
+  options = tf.data.Options()
+  options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+  shard = data.with_options(options).prefetch(1)  # What `prepare_dataset_shard` returns.
+  PLAN.batches(shard)  # Of a single process, it is all there is.
+  monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:1"]}, '
+                     '"task": {"type": "worker", "index": 0}}')
+  PLAN.batches(data)
+  with pytest.raises(errors.PrivacyError, match='from ALL records'):
+    PLAN.batches(shard)
+  of_ray = type('DataIterator', (), {'iter_tf_batches': None})()
+  with pytest.raises(errors.PrivacyError, match='from ALL records'):
+    PLAN.batches(of_ray)

@@ -235,6 +235,7 @@ def of_plan(
     ValueError: If the number of records is not the plan's population size, if
       the leading axes differ, or if unit and `users` do not go together.
   """
+  workers.refuse_shard(data)
   if isinstance(data, tf.data.Dataset):
     data = cache_lib.Cache(data, cache)
   elif cache is not None:

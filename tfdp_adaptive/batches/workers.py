@@ -8,6 +8,7 @@ indices, pads the same batch, and reads the rows of its own replicas, which nobo
 
 import dataclasses
 import json
+import os
 from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
@@ -103,6 +104,22 @@ def agree(strategy: Any, **facts: str) -> None:
         'records in the same order (not a part of them: every worker reads the '
         f'rows it needs). Received: {other or "what is the same here"}, which differ from the '
         f"chief's on {wrong} replica(s). Run one script with the same data everywhere.")
+
+
+def refuse_shard(data: Any) -> None:
+  """Raises for data that a launcher has divided among the workers, as Ray Train does."""
+  cluster = json.loads(os.environ.get('TF_CONFIG') or '{}').get('cluster', {})
+  count = sum(len(cluster.get(kind, ())) for kind in ('chief', 'worker'))
+  divided = hasattr(data, 'iter_tf_batches') or (
+      count > 1 and isinstance(data, tf.data.Dataset)
+      and data.options().experimental_distribute.auto_shard_policy
+      == tf.data.experimental.AutoShardPolicy.OFF)
+  if divided:
+    raise errors.PrivacyError(
+        'A plan draws each batch from ALL records, so every worker needs the same whole data. '
+        'Received: what looks like the shard of a worker (`get_dataset_shard`, '
+        '`prepare_dataset_shard`, or a data set without automatic sharding). Give every worker the '
+        'same arrays, file or data set; each reads only the rows that its devices need.')
 
 
 def from_chief(strategy: Any, make: Callable[[], bytes]) -> bytes:
