@@ -496,9 +496,7 @@ _BY_FILE = {
          'rules/following_clip_test.py'),
     ],
     'tfdp_adaptive/keras/step.py': [
-        ('penalties in the wrong space', 'geometry.rescale(penalties, query.scale)', 'penalties',
-         'Regularizers would pull otherwise with a geometry.', 'keras/features_test.py'),
-        ('sums of one replica', 'sums = compat.sum_over_replicas(sums)', 'sums = tuple(sums)',
+        ('sums of one replica', 'compat.sum_over_replicas(clipped.sums)', 'tuple(clipped.sums)',
          'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
     ],
     'tfdp_adaptive/keras/admission.py': [
@@ -605,6 +603,8 @@ _BY_FILE = {
          'result = trees.map(tf.add, result, result)', 'Cumulative sums.', _SUM),
     ],
     'tfdp_adaptive/private_rule.py': [
+        ('penalties in the wrong space', 'geometry.rescale(penalties, query.scale)', 'penalties',
+         'Regularizers would pull otherwise with a geometry.', 'keras/features_test.py'),
         ('a record in another geometry',
          'contract.Query(geometry.unpacked(scale, record), groups=groups)',
          'contract.Query((), groups=groups)', 'Sums would not be in the units of their noise.',

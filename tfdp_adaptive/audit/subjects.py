@@ -112,7 +112,7 @@ class _Model(interface.Subject):
     plan = optimizer.plan
     super().__init__(
         interface.claims_of(name, optimizer, optimizer.mechanism, optimizer.rule,
-                           optimizer.run.privatizer.steps, plan),
+                           optimizer.private.privatizer.steps, plan),
         size, optimizer.rule, optimizer.l2_norm_clip, **more)
     if plan is None and optimizer.adjacency != 'add_remove':
       self.largest_batch = self.claims.batch_size
@@ -133,7 +133,7 @@ class _Model(interface.Subject):
     self._traced = tf.function(
         self._trained, input_signature=signature, reduce_retracing=not any_rows,
         autograph=not any_rows)  # A user's step may branch on tensors.
-    self._unwatched, optimizer._hidden.update = optimizer._hidden.update, self._update
+    self._unwatched, optimizer.private.update = optimizer.private.update, self._update
 
   def _trained(self, tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
     self._seen = ()
@@ -179,7 +179,7 @@ class _Model(interface.Subject):
 
   def restore(self) -> None:
     """Makes the model what it was."""
-    self._model.optimizer._hidden.update = self._unwatched
+    self._model.optimizer.private.update = self._unwatched
     for variable, value in [*zip(self._variables, self._initial), *self._others]:
       variable.assign(value)
     self._model.reset_metrics()

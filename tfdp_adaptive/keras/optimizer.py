@@ -9,7 +9,7 @@ and averaging.
 
 import contextlib
 import types
-from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -19,6 +19,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import runfolder
 from tfdp_adaptive import trees
@@ -119,14 +120,12 @@ class DPOptimizer(compat.GlobalOptimizer):
         rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency, **given)
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    self._hidden = _Hidden(private=private, rule_config=None, update=None, average=None,
-                           public_data=None)
+    self._hidden = _Hidden(private=private, rule_config=None, average=None, public_data=None)
     self.plan = plan
     for setting in set(private) - {'steps'}:
       setattr(self, setting, private[setting])
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
-    self._take_rule(rule)
     self.clipping, self.performance = clipping, performance
     self.average_iterates = average_iterates
     self.own_sampler = own_sampler
@@ -219,28 +218,24 @@ class DPOptimizer(compat.GlobalOptimizer):
                        f'Received: weights without any, {empty}. Freeze them, or leave them out.')
     super().build(var_list)
     with tf.init_scope():
-      self._take_rule(self.clipping.grouped(self.rule, var_list))
+      self.run.rule = self.clipping.grouped(self.rule, var_list)
       specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype), getattr(v, 'path', v.name))
                for v in var_list]
-      privatizer = privatizer_lib.Privatizer(
-          self.rule.asks, specs, **self._hidden.private)
-      self._warn_of_regimes(privatizer.specs)
-      initial = (self.rule.init(privatizer.specs), privatizer.init())
-      key = initial[1].noise.key
+      private = private_rule.PrivateRule(
+          self.rule, specs, one_pass=True, **self._hidden.private)
+      self._warn_of_regimes(private.specs)
+      initial = private.init()
+      key = initial.privatizer.noise.key
       # The key is saved only where it is no secret (a test's seed): a restored or
       # copied optimizer then continues with fresh noise, and never repeats any.
       fresh = self._hidden.private['seed'] is None
       state = trees.map(
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
-      self.run.begin(privatizer, state, var_list)
+      self.run.begin(private, state, var_list)
       if self.average_iterates:
         self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     compat.mark_built(self)
-
-  def _take_rule(self, rule: contract.Rule) -> None:
-    self.run.rule = rule
-    self._hidden.update = trees.one_pass(rule.update) if rule.elementwise else rule.update
 
   def check_variables(self, variables: Sequence[Any]) -> None:
     """Refuses trainable variables that a built optimizer does not have."""
@@ -263,19 +258,18 @@ class DPOptimizer(compat.GlobalOptimizer):
   def _add_state(self, value: Any) -> compat.Variable:
     return compat.add_optimizer_variable(self, value.numpy())
 
-  def read_state(self) -> Tuple[trees.Tree, privatizer_lib.State]:
-    """`(rule's, privatizer's)` state; the second is SECRET."""
+  def read_state(self) -> private_rule.State:
+    """Returns the state of rule and noise; SECRET."""
     return trees.map(tf.convert_to_tensor, self.run.state)
 
-  def write_state(self, rule_state: trees.Tree, private_state: privatizer_lib.State) -> None:
-    trees.map(lambda variable, value: variable.assign(value), self.run.state,
-              (rule_state, private_state))
-    self.run.watch(private_state.noise.row)
+  def write_state(self, state: private_rule.State) -> None:
+    trees.map(lambda variable, value: variable.assign(value), self.run.state, state)
+    self.run.watch(state.privatizer.noise.row)
 
   @property
   def rule_state(self) -> trees.Tree:
     """State of the rule, after the last step; public, being made of releases."""
-    return trees.map(tf.convert_to_tensor, self.run.state[0])
+    return trees.map(tf.convert_to_tensor, self.run.state.rule)
 
   @property
   def steps_done(self) -> int:
@@ -285,37 +279,30 @@ class DPOptimizer(compat.GlobalOptimizer):
   # The step, see `step.py`.
 
   @property
-  def privatizer(self) -> privatizer_lib.Privatizer:
-    """The `Privatizer` of a built optimizer."""
-    return self.run.privatizer
-
-  def update_rule(
-      self, state: trees.Tree, releases: contract.Releases,
-      public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
-    """The rule's `(direction, state)`, compiled into one pass where that is exact."""
-    return self._hidden.update(state, releases, public)
+  def private(self) -> private_rule.PrivateRule:
+    """The `PrivateRule` of a built optimizer."""
+    return self.run.private
 
   def move(
-      self, variables: Sequence[compat.Variable], direction: trees.Tree, rule_state: Any,
-      row: tf.Tensor) -> None:
+      self, variables: Sequence[compat.Variable], direction: trees.Tree,
+      state: private_rule.State) -> None:
     """Moves the weights along a direction that the rule made of releases.
 
     Args:
       variables: The trainable variables.
       direction: A list like them.
-      rule_state: The rule's state after the step, for projections.
-      row: [] int64, steps done with this one, for the average of iterates.
+      state: The state after the step, for projections and the average of iterates.
     """
     with self._allow_apply():
       compat.apply_direction(
           self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
     if self.rule.project is not None:
-      projected = self.rule.project(rule_state, [tf.convert_to_tensor(v) for v in variables])
+      projected = self.rule.project(state.rule, [tf.convert_to_tensor(v) for v in variables])
       for variable, value in zip(variables, projected):
         variable.assign(tf.cast(value, variable.dtype))
     if self.average_iterates:
       averages = rules_moments.average_iterates(
-          [tf.convert_to_tensor(v) for v in self._hidden.average], row,
+          [tf.convert_to_tensor(v) for v in self._hidden.average], state.privatizer.noise.row,
           [tf.convert_to_tensor(v) for v in variables])
       for average, value in zip(self._hidden.average, averages):
         average.assign(value)

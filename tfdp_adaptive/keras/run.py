@@ -42,8 +42,8 @@ class Run(attached.State):
     plan: The `PrivacyPlan`, or None.
     rule: The optimizer's rule.
     own_sampler: A description of the sampling, if the plan does not draw the batches.
-    privatizer: Adds the noise; None until the optimizer is built.
-    state: `(rule's state, privatizer's state)`, nests of variables; the second is SECRET.
+    private: The `PrivateRule`; None until the optimizer is built.
+    state: Its SECRET state, a nest of variables.
     moved: The variables that the optimizer moves.
     models: The models it was compiled into, whose every variable counts.
     records: SECRET digest of some records, by which the next `fit` knows them.
@@ -59,7 +59,7 @@ class Run(attached.State):
     super().__init__()
     self.plan, self.rule, self.own_sampler = plan, rule, own_sampler
     self.l2_norm_clip = l2_norm_clip
-    self.privatizer: Any = None
+    self.private: Any = None
     self.state: Any = None
     self.moved: Sequence[Any] = ()
     self.models: List[Any] = []
@@ -97,11 +97,11 @@ class Run(attached.State):
   @property
   def steps(self) -> int:
     """Noised steps taken so far."""
-    return 0 if self.state is None else int(compat.read(self.state[1].noise.row))
+    return 0 if self.state is None else int(compat.read(self.state.privatizer.noise.row))
 
-  def begin(self, privatizer: Any, state: Any, variables: Sequence[Any]) -> None:
+  def begin(self, private: Any, state: Any, variables: Sequence[Any]) -> None:
     """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
-    self.privatizer, self.state, self.moved = privatizer, state, tuple(variables)
+    self.private, self.state, self.moved = private, state, tuple(variables)
     self._watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
     own = {id(v) for v in variables}
     attached.Ledger([

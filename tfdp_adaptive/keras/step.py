@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a private step from batch to weights: query, clip, release, update, apply, observe.
+"""Runs a private step from batch to weights: query, clip, answer, apply, observe.
 
-    fit -> train_step -> clip -> an engine -> release -> apply -> assign
+    fit -> train_step -> clip -> an engine -> answer -> apply -> assign
 
-Nothing here draws noise or clips by itself: `clipping` does the one, the privatizer
-the other, and the rule sees releases only.
+Nothing here draws noise or clips by itself: `clipping` clips, and `private_rule` adds the noise
+and updates the rule, which sees noisy sums only.
 """
 
 import contextlib
 import functools
 import math
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import contract
-from tfdp_adaptive import geometry
-from tfdp_adaptive import privatizer
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
@@ -29,15 +27,6 @@ from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
-
-
-class Opened(NamedTuple):
-  """A step that has asked and was not answered yet."""
-
-  rule_state: trees.Tree
-  private_state: privatizer.State  # SECRET.
-  request: interface.Request
-  public: Any  # Public gradients, or ().
 
 
 def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
@@ -59,24 +48,26 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   if optimizer.rule.public is not None:
     public = functools.partial(
         public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
-  opened = query(optimizer, variables, batch.x, public)
+  state, request, public = query(optimizer, variables, batch.x, public)
   if not trees.absent(batch.examples):
     optimizer.run.examples_per_user = max(
         optimizer.run.examples_per_user, batch.examples.shape[1])
-  batch, noise = admission.admit(optimizer, batch, mark, opened.private_state.noise)
-  opened = opened._replace(private_state=opened.private_state._replace(noise=noise))
-  clipped = clip(model, loss, batch, opened.request)
-  releases, private_state = release(
-      optimizer, opened, clipped.sums, model.regularization_gradients())
-  direction, rule_state = optimizer.update_rule(opened.rule_state, releases, opened.public)
-  apply(optimizer, variables, direction, rule_state, private_state)
-  return observe(model, batch, clipped, opened.request)
+  batch, noise = admission.admit(optimizer, batch, mark, state.privatizer.noise)
+  state = state._replace(privatizer=state.privatizer._replace(noise=noise))
+  clipped = clip(model, loss, batch, request)
+  # Over replicas, sums come first: every replica then draws the same noise.
+  direction, state = optimizer.private.answer(
+      state, request, compat.sum_over_replicas(clipped.sums), public,
+      model.regularization_gradients())
+  apply(optimizer, variables, direction, state)
+  return observe(model, batch, clipped, request)
 
 
 def query(
     optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: Any,
-    public_of: Optional[Callable[[trees.Tree], Any]] = None) -> Opened:
-  """Reads the state, makes public gradients of it, and asks in the rule's geometry.
+    public_of: Optional[Callable[[trees.Tree], Any]] = None,
+) -> Tuple[private_rule.State, interface.Request, Any]:
+  """Returns the state, what the rule asks for, and the public gradients it needs, or ().
 
   It waits for the tensors of a batch, though it uses none: where data end, `fit` begins a step
   that has no batch, and noise may have no row for it.
@@ -84,12 +75,9 @@ def query(
   with tf.init_scope():
     optimizer.build(variables)
   with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-    rule_state, private_state = optimizer.read_state()
-  public = () if public_of is None else public_of(rule_state)
-  queries = optimizer.rule.query(rule_state, public)
-  request = interface.Request(
-      optimizer.rule.asks, queries, optimizer.privatizer.resolve(queries))
-  return Opened(rule_state, private_state, request, public)
+    state = optimizer.read_state()
+  public = () if public_of is None else public_of(state.rule)
+  return state, optimizer.private.ask(state, public), public
 
 
 def clip(
@@ -127,33 +115,16 @@ def forget(model: compat.Model) -> None:
   _ROWS.pop(model, None)
 
 
-def release(
-    optimizer: optimizer_lib.DPOptimizer, opened: Opened, sums: Tuple[contract.Sums, ...],
-    penalties: Any = None) -> Tuple[Tuple[contract.Release, ...], privatizer.State]:
-  """Noised means, to which public gradients of losses on the weights alone are added.
-
-  Over replicas, sums come first: every replica then draws the same noise.
-  """
-  sums = compat.sum_over_replicas(sums)
-  queries = opened.request.queries
-  releases, private_state = optimizer.privatizer.release(opened.private_state, queries, sums)
-  if penalties is not None:
-    releases = tuple(
-        one._replace(mean=trees.map(tf.add, one.mean, geometry.rescale(penalties, query.scale)))
-        for one, query in zip(releases, queries))
-  return releases, private_state
-
-
 def apply(
     optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], direction: trees.Tree,
-    rule_state: trees.Tree, private_state: privatizer.State) -> None:
-  """Writes the states and moves the weights; the only place that does.
+    state: private_rule.State) -> None:
+  """Writes the state and moves the weights; the only place that does.
 
   All of it waits for the direction, even the decay of weights, which needs none; see `query`.
   """
   with tf.control_dependencies(tf.nest.flatten(direction)):
-    optimizer.write_state(rule_state, private_state)
-    optimizer.move(variables, direction, rule_state, private_state.noise.row)
+    optimizer.write_state(state)
+    optimizer.move(variables, direction, state)
 
 
 def observe(
