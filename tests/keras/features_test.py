@@ -75,7 +75,7 @@ def test_without_weight_decay_weights_are_written_once_a_step():
 
   def written():
     move = tf.function(lambda: optimizer.move(
-        model.trainable_variables, direction, (), tf.constant(1, tf.int64)), autograph=False)
+        model.trainable_variables, direction, optimizer.read_state()), autograph=False)
     operations = move.get_concrete_function().graph.get_operations()
     return [op.type for op in operations if op.type == 'AssignSubVariableOp']
 
