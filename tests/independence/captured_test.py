@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever way a number is brought along in Python, it is found."""
 
+import collections
+import fractions
 import functools
 import math
 import types
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.independence import captured
 
@@ -72,6 +75,13 @@ WAYS = {
     'attribute of an object': (lambda one: lambda w: one.held * w)(Holder(GLOBAL)),
     'many numbers': closed([i / 7 for i in range(40)]),
     'list': closed([{'a': GLOBAL}]), 'losses': {'out': [closed(GLOBAL)]},
+    'many integers': closed([[i, 2 * i] for i in range(20)]),
+    'many booleans': closed([i % 3 == 0 for i in range(40)]), 'bytes': closed(bytes(range(9, 12))),
+    'keys': closed({i / 7: 'a' for i in range(40)}),
+    'a deque': closed(collections.deque(range(40))),
+    'a data set': closed(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0])),
+    'integer of NumPy': closed(np.int64(3)), 'boolean of NumPy': closed(np.bool_(True)),
+    'argument that Keras hands on': keras.metrics.MeanMetricWrapper(default, held=GLOBAL),
     'tensor': closed(tf.constant([1.0, 2.0])), 'scalar': closed(np.float64(0.1)),
     'scalar tensor': closed(tf.constant(0.1)), 'integers': closed(np.arange(3)),
     "Keras' own around it": (
@@ -88,7 +98,8 @@ def test_arrays(way):
 
 def test_variables_and_numbers():
   assert captured.find(closed(tf.Variable(1.0))).variables
-  assert captured.find(closed(0.25)).numbers == [0.25]
+  for number in (0.25, 3, True, fractions.Fraction(1, 3)):
+    assert captured.find(closed(number)).numbers == [number]
   assert captured.find(Loss(0.25)).numbers == [0.25]
   layer = keras.layers.Dense(1)
   assert captured.find(closed([layer])).layers == [layer]
@@ -99,9 +110,81 @@ def test_what_brings_nothing():
       None, 'mse', ['mse', None], keras.losses.Huber(delta=np.float32(2.0)), math.sqrt,
       keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [0.1, 0.2, 0.3]),
       keras.regularizers.L1L2(0.1, 0.2), keras.constraints.MaxNorm(2.0), tf.reduce_sum,
-      lambda w: 0.01 * tf.reduce_sum(w**2), closed(3), closed(keras.layers.Dense(1)),
+      lambda w: 0.01 * tf.reduce_sum(w**2), closed('text'), closed(range(50)),
+      closed(keras.layers.Dense(1)),
       (lambda model: lambda y, output: model(y))(keras.Sequential([keras.layers.Dense(1)]))):
     assert captured.find(one)[:3] == ([], [], []), one
+
+
+class Base:
+  """Calls methods of itself and of its bases in every way that Python has."""
+
+  def __init__(self, held):
+    self.held, self.unused = held, np.arange(9.0)
+
+  def __call__(self, w):
+    return self.first(w)
+
+  def first(self, w):
+    return self.second(w) if w else self.again(w)
+
+  def second(self, w):
+    return self.first(w) * self.held
+
+  def again(self, w):
+    return self(w) + type(self).first(self, w)
+
+
+class Derived(Base):
+
+  def __call__(self, w):
+    return 3 * super().__call__(w)
+
+  def first(self, w):
+    return super().first(w) + super(Derived, self).second(w)
+
+  @property
+  def second(self):
+    return super().second
+
+
+@pytest.mark.parametrize('kind', [Base, Derived])
+def test_methods_that_call_one_another_end(kind):
+  found = captured.find(kind(0.25))
+  assert found.numbers and set(found.numbers) == {0.25} and not found.arrays
+  assert len(captured.find(kind(GLOBAL)).arrays) == 1
+
+
+def test_a_method_that_only_super_finds():
+  class Inner(keras.losses.Loss):
+    def call(self, y, output):
+      return output * self.held
+
+  class Outer(Inner):
+    held, unused = GLOBAL, np.arange(9.0)
+
+    def call(self, y, output):
+      return 3 * super().call(y, output)
+
+  assert len(captured.find(Outer()).arrays) == 1
+
+
+def test_a_search_without_end_is_refused():
+  class Endless(Base):
+    def __call__(self, w):
+      return self.more(w)
+
+    @property
+    def more(self):
+      return Endless(self.held)
+
+  with pytest.raises(tfdp.PrivacyError, match='few objects'):
+    captured.find(Endless(1.0))
+
+
+def test_lookup_tables_are_data():
+  table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [0.5, 0.7]), 0.0)
+  assert len(captured.find(closed(table)).arrays) == 1
 
 
 def test_what_is_of_ones_own():

@@ -6,8 +6,11 @@ data, which then reach the weights without clipping and noise. Objects and modul
 the names that the code uses. Numbers that a library's own class has from its config are settings.
 """
 
+import collections.abc
+import enum
 import functools
 import inspect
+import numbers
 import types
 from typing import Any, Iterator, List, NamedTuple
 
@@ -15,25 +18,27 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 
 _LIBRARIES = ('builtins', 'keras', 'keras_hub', 'numpy', 'tensorflow', 'tfdp_adaptive')
 _CALLS = ('call', '__call__')
 _SETTINGS = 32  # More numbers than these are data.
+_MOST = 10_000  # Objects that a search visits.
 
 
 class Captured(NamedTuple):
   """The objects that were found.
 
   Attributes:
-    arrays: Arrays, tensors and scalars of NumPy or TensorFlow.
+    arrays: Arrays, tensors and scalars of NumPy or TensorFlow, bytes, data sets, lookup tables.
     variables: Variables.
-    numbers: Floating-point numbers of Python.
+    numbers: Numbers of Python, booleans included.
     layers: Layers and models, whose weights have a history of their own.
   """
 
   arrays: List[Any]
   variables: List[Any]
-  numbers: List[float]
+  numbers: List[Any]
   layers: List[Any]
 
 
@@ -49,18 +54,27 @@ def find(*functions: Any) -> Captured:
   found, waiting, seen = Captured([], [], [], []), list(functions), {}
   while waiting:
     one = waiting.pop()
-    if id(one) in seen:
+    # Python makes another object whenever a method is looked up.
+    key = (id(one.__self__), id(one.__func__)) if inspect.ismethod(one) else id(one)
+    if key in seen:
       continue
-    seen[id(one)] = one  # Kept, so that no other object gets its id.
+    if len(seen) > _MOST:
+      raise errors.PrivacyError(
+          'A loss, penalty, constraint or schedule must refer to few objects, which are searched '
+          f'for private data. Received: one that refers to more than {_MOST}, such as a '
+          f'{type(one).__name__}. Write it as a function of its arguments and plain numbers.')
+    seen[key] = one  # Kept, so that no other object gets its id.
     if compat.is_variable(one):
       found.variables.append(one)
-    elif isinstance(one, (np.ndarray, np.floating, tf.Tensor)) or (
-        hasattr(type(one), '__array__') and not isinstance(one, (np.generic, type))):
+    elif _is_data(one):
       found.arrays.append(one)
     elif compat.is_layer(one):
       found.layers.append(one)
-    elif isinstance(one, float):
+    elif _is_number(one):
       found.numbers.append(one)
+    elif _is_container(one):  # Equal numbers are one object, and many data.
+      found.numbers.extend(part for part in one if _is_number(part))
+      waiting.extend(part for part in one if not _is_number(part))
     else:
       waiting.extend(_brought(one))
   if len(found.numbers) > _SETTINGS:
@@ -68,12 +82,30 @@ def find(*functions: Any) -> Captured:
   return found
 
 
+def _is_number(one: Any) -> bool:
+  return isinstance(one, numbers.Number) and not isinstance(one, (np.generic, complex, enum.Enum))
+
+
+def _is_data(one: Any) -> bool:
+  """Whether an object holds numbers in another form than a plain number of Python."""
+  if isinstance(one, np.generic):
+    return isinstance(one, (np.number, np.bool_))
+  if isinstance(one, type):
+    return False
+  return isinstance(one, (np.ndarray, tf.Tensor, tf.data.Dataset, bytes, bytearray, complex)) or (
+      hasattr(type(one), '__array__') or hasattr(type(one), 'resource_handle'))
+
+
+def _is_container(one: Any) -> bool:
+  """Whether an object is a list, set or the like of others."""
+  return isinstance(one, (collections.abc.Sequence, collections.abc.Set,
+                          collections.abc.ValuesView)) and not isinstance(one, (str, range))
+
+
 def _brought(one: Any) -> Iterator[Any]:
   """Returns the objects that a non-numeric object refers to."""
-  if isinstance(one, dict):
-    yield from one.values()
-  elif isinstance(one, (list, tuple, set, frozenset)):
-    yield from one
+  if isinstance(one, collections.abc.Mapping):
+    yield from (one.keys(), one.values())
   elif isinstance(one, functools.partial):
     yield from (one.func, one.args, one.keywords)
   elif inspect.ismethod(one):
@@ -83,7 +115,10 @@ def _brought(one: Any) -> Iterator[Any]:
   elif isinstance(one, (type, types.ModuleType)):
     return
   elif of_library(type(one)):
-    yield from (value for value in getattr(one, '__dict__', {}).values() if callable(value))
+    held = [value for value in getattr(one, '__dict__', {}).values() if callable(value)]
+    yield from held
+    if not all(map(of_library, held)):  # Keras keeps the other arguments of a function, too.
+      yield getattr(one, '_fn_kwargs', None)
   else:
     yield from (getattr(one, name) for name in _CALLS if inspect.ismethod(getattr(one, name, None)))
 
@@ -93,18 +128,24 @@ def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
   names = set(_names(function.__code__))
   for cell in function.__closure__ or ():
     try:
-      held.append(cell.cell_contents)
+      inner = cell.cell_contents
     except ValueError:  # It is empty so far.
       continue
+    if callable(inner) or not of_library(function):
+      held.append(inner)
   if not of_library(function):
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
              *(function.__globals__[name] for name in names & set(function.__globals__))]
   for one in held:
     yield one
-    known = set(getattr(one, '__dict__', ())).union(
-        *(vars(kind) for kind in type(one).__mro__ if not of_library(kind)))
-    if not of_library(one if isinstance(one, types.ModuleType) else type(one)):
-      yield from (getattr(one, name, None) for name in names & known)
+    if of_library(one if isinstance(one, types.ModuleType) else type(one)):
+      continue
+    kinds = [kind for kind in type(one).__mro__ if not of_library(kind)]
+    for name in names & set(getattr(one, '__dict__', ())).union(*map(vars, kinds)):
+      yield getattr(one, name, None)
+      # Those of bases, too, which `super` finds.
+      yield from (types.MethodType(vars(kind)[name], one) for kind in kinds
+                  if inspect.isfunction(vars(kind).get(name)))
 
 
 def _names(code: Any) -> Iterator[str]:
