@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.independence import captured
+from tfdp_adaptive.independence import constants
 
 keras = compat.keras
 GLOBAL = np.arange(3.0)
@@ -94,6 +95,20 @@ WAYS = {
 def test_arrays(way):
   found = captured.find(WAYS[way])
   assert len(found.arrays) == 1 and np.size(found.arrays[0]) != 9
+
+
+def test_numbers_of_layers():
+  """Integers count from the size on that no axis, slice or padding needs; positions never."""
+  held = lambda value: constants.held(tf.function(
+      lambda: tf.reduce_sum(tf.constant(value))).get_concrete_function())
+  table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [0.5, 0.7]), 0.0)
+  rng = np.random.default_rng(0)
+  for dtype in ('int32', 'int64', 'uint8', 'int8', 'float32'):
+    assert held(rng.integers(0, 9, [5, 4]).astype(dtype)).shapes == [(5, 4)]
+    assert held(np.full([5, 4], 3, dtype)).shapes == []
+  assert held(np.arange(40)).shapes == held([[0, 0], [1, 1], [1, 1], [0, 0]]).shapes == []
+  reads = tf.function(lambda: table.lookup(tf.constant(1))).get_concrete_function()
+  assert constants.held(reads).tables == 1 and held([0.5, 0.7]).tables == 0
 
 
 def test_variables_and_numbers():

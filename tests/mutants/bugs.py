@@ -60,6 +60,17 @@ _BY_FILE = {
          'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
          _MOMENTS),
     ],
+    'tfdp_adaptive/independence/captured.py': [
+        ('integers are settings', 'return isinstance(one, numbers.Number) and not',
+         'return isinstance(one, float) and not',
+         'Class counts and records as integers reach the weights unnoticed.',
+         'independence/captured_test.py'),
+        ('equal numbers count once', 'found.numbers.extend(part for part in one if _is_number(part))',
+         'found.numbers.extend({part for part in one if _is_number(part)})',
+         'Forty labels are two numbers.', 'independence/captured_test.py'),
+        ('methods of bases are not followed', 'if inspect.isfunction(vars(kind).get(name)))',
+         'if False)', 'A base that `super` calls may hold data.', 'independence/captured_test.py'),
+    ],
     'tfdp_adaptive/privatizer.py': [
         ('data after the last step', 'mean = self._mean(ask_sums.total, spec[0], allowed)',
          'mean = self._mean(ask_sums.total, spec[0], asked)',

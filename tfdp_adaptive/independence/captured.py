@@ -12,7 +12,7 @@ import functools
 import inspect
 import numbers
 import types
-from typing import Any, Iterator, List, NamedTuple
+from typing import Any, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -94,6 +94,13 @@ def _is_data(one: Any) -> bool:
     return False
   return isinstance(one, (np.ndarray, tf.Tensor, tf.data.Dataset, bytes, bytearray, complex)) or (
       hasattr(type(one), '__array__') or hasattr(type(one), 'resource_handle'))
+
+
+def shape(one: Any) -> Tuple[int, ...]:
+  """Returns the shape of an entry of `Captured.arrays`, without reading a data set."""
+  if isinstance(one, (bytes, bytearray)):
+    return (len(one),)
+  return tuple(getattr(one, 'shape', None) or ())
 
 
 def _is_container(one: Any) -> bool:

@@ -36,18 +36,22 @@ _ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'Flo
 _OF_NO_DATA = re.compile(
     '(Stateless)?(RandomUniform(?!Int)|RandomNormal|RandomStandardNormal|TruncatedNormal)')
 _MOST = 16  # Of each kind.
+_STRUCTURE = 16  # Integers of a pad: two for each of at most eight axes.
 
 
 class Held(NamedTuple):
   """The constants of a function.
 
   Attributes:
-    shapes: The shapes of every array with at least two different floating-point numbers.
+    shapes: The shapes of every array that may be data: with two different floating-point numbers
+      or more integers than axes, slices and paddings take.
     variables: Every variable it reads or writes.
+    tables: The number of lookup tables, data sets and the like that it reads.
   """
 
   shapes: List[Tuple[int, ...]]
   variables: Tuple[Any, ...]
+  tables: int = 0
 
 
 def held(concrete: Any) -> Held:
@@ -62,13 +66,24 @@ def held(concrete: Any) -> Held:
     [(2,)]
   """
   values = [tf.make_ndarray(node.attr['value'].tensor)
-            for node in nodes(concrete.graph.as_graph_def())
-            if node.op == 'Const' and tf.as_dtype(node.attr['dtype'].type).is_floating]
-  values += [outer.numpy() for outer, _ in concrete.graph.captures
-             if outer.dtype.is_floating and hasattr(outer, 'numpy')]
-  shapes = [tuple(value.shape) for value in values
-            if value.size > 1 and (value != value.ravel()[0]).any()]
-  return Held(shapes, tuple(concrete.graph.variables))
+            for node in nodes(concrete.graph.as_graph_def()) if node.op == 'Const']
+  outside = [outer for outer, _ in concrete.graph.captures]
+  values += [outer.numpy() for outer in outside if hasattr(outer, 'numpy')
+             and outer.dtype not in (tf.resource, tf.variant)]
+  of_variables = {id(v.handle) for v in concrete.graph.variables}
+  tables = {id(outer) for outer in outside if outer.dtype in (tf.resource, tf.variant)
+            and id(outer) not in of_variables}
+  return Held([tuple(value.shape) for value in values if _may_be_data(value)],
+              tuple(concrete.graph.variables), len(tables))
+
+
+def _may_be_data(value: np.ndarray) -> bool:
+  """Whether an array has numbers of its own: neither all equal nor, as positions are, in a row."""
+  flat = value.ravel()
+  if value.dtype.kind in 'iub':
+    steps = np.diff(flat.astype(np.int64))
+    return flat.size > _STRUCTURE and bool((steps != steps[0]).any())
+  return value.dtype.kind in 'fV' and flat.size > 1 and bool((flat != flat[0]).any())
 
 
 def nodes(definition: Any) -> List[Any]:

@@ -37,12 +37,17 @@ def sentences(
   """
   yield from _about(numbers)
   shapes = _shapes(model)
+  tables = validation.seen(model).tables
+  if tables:
+    yield f'Layers read {tables} lookup tables that are no weights; they are taken as public.'
   if shapes:
     yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as '
            'public.')
   found = captured.find(*(layer.function for layer in compat.all_layers(model)
                           if hasattr(layer, 'function')))  # `Lambda`s.
-  yield from _about(found.numbers + [float(one) for one in found.arrays if not np.ndim(one)])
+  yield from _about(found.numbers + [
+      np.asarray(one).item() for one in found.arrays
+      if captured.shape(one) == () and np.asarray(one).dtype.kind in 'fiub'])
   yield from _adapted(compat.all_layers(model), covered)
 
 

@@ -147,16 +147,17 @@ def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None
         compat.weight_regularization(model),
         [constraint(tf.convert_to_tensor(v)) for v, constraint in constraints]),
         autograph=False).get_concrete_function())
-    shapes = traced.shapes + [tuple(np.shape(one)) for one in found.arrays]
+    shapes = traced.shapes + [captured.shape(one) for one in found.arrays]
     own = {id(compat.raw_variable(v)) for v in model.variables}
     others = sorted({v.name for v in [*traced.variables, *found.variables]
                      if id(compat.raw_variable(v)) not in own})
-    if shapes or others:
+    if shapes or others or traced.tables:
       raise errors.PrivacyError(
           'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
           'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
-          f'{shapes} and variables {others}. Write settings as numbers of Python. If arrays come '
-          "from public data, say so: `model.compile(..., public_penalty='where they come from')`.")
+          f'{shapes} and variables {others}, and reads {traced.tables} lookup tables. Write settings '
+          'as numbers of Python. If arrays come from public data, say so: '
+          "`model.compile(..., public_penalty='where they come from')`.")
   return found.numbers
 
 
