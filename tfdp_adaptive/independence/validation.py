@@ -155,8 +155,8 @@ def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None
       raise errors.PrivacyError(
           'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
           'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
-          f'{shapes} and variables {others}, and reads {traced.tables} lookup tables. Write settings '
-          'as numbers of Python. If arrays come from public data, say so: '
+          f'{shapes} and variables {others}, and reads {traced.tables} lookup tables. Write '
+          'settings as numbers of Python. If arrays come from public data, say so: '
           "`model.compile(..., public_penalty='where they come from')`.")
   return found.numbers
 
