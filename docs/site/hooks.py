@@ -20,7 +20,8 @@ ORDER = {
         'index.md', 'choosing.md', 'evidence.md', 'comparison.md', 'claims.md', 'frontier.md',
         'notebooks.md', 'glossary.md'),
     'Guides': (
-        'guides/installing.md', 'guides/training.md', 'guides/clipping.md', 'layers.md',
+        'guides/installing.md', 'guides/training.md', 'guides/epsilon.md',
+        'guides/troubleshooting.md', 'guides/clipping.md', 'layers.md',
         'guides/batch_normalization.md', 'guides/users.md',
         'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
