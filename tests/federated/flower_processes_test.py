@@ -19,6 +19,8 @@ import time
 import numpy as np
 import pytest
 
+from tfdp_adaptive import runfolder
+
 pytest.importorskip('flwr', reason='needs Flower, which this environment does not have')
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -84,7 +86,7 @@ class Federation:
         'NOISE_USED': str(folder / 'noise_used'), 'TF_CPP_MIN_LOG_LEVEL': '3',
         'CUDA_VISIBLE_DEVICES': '', 'PATH': f'{BINARIES}{os.pathsep}{os.environ["PATH"]}'}
     self.start('flower-superlink', '--insecure', '--disable-runtime-dependency-installation',
-               '--host', '127.0.0.1', '--port', str(link))
+               '--host', '127.0.0.1', '--port', str(link), '--database', 'state.db')
     wait_for(lambda: socket.socket().connect_ex(('127.0.0.1', link)) == 0)
     for i, port in enumerate(nodes):
       self.start('flower-supernode', '--insecure', '--superlink', f'127.0.0.1:{link}', '--host',
@@ -94,8 +96,8 @@ class Federation:
   def start(self, *command):
     with open(self.folder / f'log{len(self.processes)}', 'wb') as log:
       self.processes.append(subprocess.Popen(
-          command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-          stderr=subprocess.STDOUT, start_new_session=True))
+          command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, cwd=self.folder,
+          stderr=subprocess.STDOUT, start_new_session=True, umask=0o077))  # As the guide says.
 
   def said(self):
     return (self.folder / 'log0').read_text(encoding='utf-8', errors='replace')
@@ -157,6 +159,21 @@ def test_the_app_of_the_guide_trains(federation, app, tmp_path):
   assert 'not_private' not in str(released[0]) and 'private/loss' in released[0]
   assert stat.S_IMODE((out / 'state.npz').stat().st_mode) == 0o600
   assert len(json.loads((out / 'nodes.json').read_text(encoding='utf-8'))) == 2
+  databases = list(federation.folder.glob('state.db*'))  # With the raw answers of the nodes.
+  assert databases and {stat.S_IMODE(file.stat().st_mode) for file in databases} == {0o600}
+
+
+@pytest.mark.parametrize('protect', ['record', 'node'])
+def test_the_app_of_the_examples_protects_records_or_nodes(federation, protect, tmp_path):
+  app = tmp_path / 'app'
+  shutil.copytree(ROOT / 'examples' / 'flower_app', app)
+  said = federation.run(app, '--stream', protect=protect, rounds=2, steps_per_round=2,
+                        out=str(tmp_path / 'out'), silos=str(tmp_path / 'silos'))
+  if protect == 'node':
+    assert 'after all 2 steps' in said, said
+    return
+  steps = [runfolder.load(path)[1]['steps'] for path in (tmp_path / 'silos').glob('*/silo.npz')]
+  assert steps == [4, 4], said
 
 
 @pytest.mark.slow
