@@ -525,7 +525,13 @@ _BY_FILE = {
         ('plain copies', '_around(copy) if isinstance(', 'copy if isinstance(',
          'They would train without privacy.', 'keras/habits_test.py'),
     ],
+    'tfdp_adaptive/batches/workers.py': [
+        ('a shard for all records', '  if divided:', '  if False:',
+         'Each worker would draw from other records.', 'keras/replicas_test.py'),
+    ],
     'tfdp_adaptive/keras/model.py': [
+        ('weights of unknown cost', '    self._has_unknown_weights = True\n', '',
+         'A client of a federated run would state the epsilon of one round.', _SILO),
         ('a model that was not analysed', '    validation.validate_model(self, specs)\n', '',
          'What trains would be taken on trust.', 'keras/entered_test.py'),
         ('inputs of another kind', 'if signature not in validated:', 'if not validated:',
