@@ -80,8 +80,8 @@ def test_calls_of_few_sizes_have_every_client_once():
 
 def test_whoever_reads_the_output_sees_its_end():
   """TFF's worker has the output of Python, which must not wait for it."""
-  script = ('import sys, tfdp_adaptive\nfrom tfdp_adaptive.federated import tff\n'
-            'assert tff.tf_computation(lambda x: x + 1, int)(1) == 2\nprint("done")\n')
+  script = ('import numpy as np\nfrom tfdp_adaptive.federated import tff\n'
+            'assert tff.tf_computation(lambda x: x + 1, np.int32)(1) == 2\nprint("done")\n')
   done = subprocess.run([sys.executable, '-c', script], stdin=subprocess.DEVNULL, check=True,
                         cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True,
                         timeout=300)
