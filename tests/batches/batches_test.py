@@ -153,9 +153,9 @@ def test_a_data_set_is_read_into_memory_once():
 
 
 @pytest.mark.parametrize('data, message', [
-    ((np.zeros((N - 1, 2)), np.zeros(N - 1)), 'population_size=120 records, and the data has 119'),
+    ((np.zeros((N - 1, 2)), np.zeros(N - 1)), 'Received: data with another number'),
     ((np.zeros((N, 2)), np.zeros(N - 1)),
-     r'same number of examples. Received: lengths=\[119, 120\]'),
+     'same number of examples. Received: 2 arrays of 2 different lengths'),
     (([np.zeros(N), np.zeros(N)], np.zeros(N)), 'inputs are a tuple or a dict'),
     ((np.zeros((N, 2)), None), 'numeric or string arrays'),
     ((np.float32(3), np.zeros(N)), 'example as leading axis'),
@@ -171,7 +171,7 @@ def test_refused_data_sets():
   base = tf.data.Dataset.from_tensor_slices((x, y))
   with pytest.raises(ValueError, match='must be finite'):
     make_plan().batches(base.repeat())
-  with pytest.raises(ValueError, match='and the data has 4'):
+  with pytest.raises(ValueError, match='data with another number of records'):
     make_plan().batches(base.batch(30))
   with pytest.raises(ValueError, match='elements of one shape'):
     make_plan().batches(base.batch(50))

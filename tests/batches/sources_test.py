@@ -247,9 +247,9 @@ def test_memory_does_not_grow_with_the_data():
     (Records(lambda i: 1 if i < 1 else 1.5), 'elements of one dtype'),
     (Records(lambda i: object()), 'a part of type object'),
     (Records(lambda i: X[i], 0), 'no examples'),
-    (Records(lambda i: X[i], N - 1), 'the data has 49'),
+    (Records(lambda i: X[i], N - 1), 'data with another number'),
     (Batches(length=0), 'no examples'),
-    ((Records(lambda i: X[i]), Y[1:]), r'Received: lengths=\[49, 50\]')])
+    ((Records(lambda i: X[i]), Y[1:]), 'Received: 2 arrays of 2 different lengths')])
 def test_refused_sources(data, message):
   with pytest.raises((ValueError, tf.errors.OpError), match=message):
     list(make_plan().batches(data).as_numpy_iterator())

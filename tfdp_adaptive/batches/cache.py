@@ -76,7 +76,7 @@ class Cache(sources.Source):
     if first == again != of_file:
       raise ValueError(
           f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set '
-          f'whose first {n} records are others, or in another order. Name another folder, or '
+          'whose first records are others, or in another order. Name another folder, or '
           'delete it.')
 
 

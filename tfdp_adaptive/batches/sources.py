@@ -45,11 +45,10 @@ class Source:
   def take(self, indices: np.ndarray) -> Any:
     """Returns the records of these numbers, one for each."""
     taken = self._read(indices)
-    counts = sorted({len(leaf) for leaf in leaves(taken)})
-    if counts != [len(indices)]:  # NumPy would repeat a single one in all places of a batch.
-      raise errors.PrivacyError(
-          f'`data` must give one record for each number. Received: {counts} records for '
-          f'{len(indices)} numbers.')
+    # NumPy would repeat a single one in all places of a batch.
+    if {len(leaf) for leaf in leaves(taken)} != {len(indices)}:
+      raise errors.PrivacyError('`data` must give one record for each number. Received: more '
+                                'records than numbers, or fewer.')
     return taken
 
   def notes(self) -> List[str]:
@@ -119,12 +118,12 @@ def spec(array: Any) -> tf.TensorSpec:
 
 def _of_parts(parts: Any) -> Source:
   """Tuples and dicts of sources of one length."""
-  lengths = sorted({len(part) for part in leaves(parts)})
+  lengths = {len(part) for part in leaves(parts)}
   if len(lengths) != 1:
-    raise ValueError('All arrays of `data` must have the same number of examples. '
-                     f'Received: lengths={lengths}. (Several inputs are a tuple or a dict; a '
-                     'list is one array.)')
-  return Source(lengths[0], map_structure(lambda part: part.specs, parts),
+    raise ValueError('All arrays of `data` must have the same number of examples. Received: '
+                     f'{len(leaves(parts))} arrays of {len(lengths)} different lengths. (Several '
+                     'inputs are a tuple or a dict; a list is one array.)')
+  return Source(lengths.pop(), map_structure(lambda part: part.specs, parts),
                 lambda indices: map_structure(lambda part: part.take(indices), parts),
                 all(part.at_hand for part in leaves(parts)))
 
@@ -177,7 +176,7 @@ def _of_batches(batches: Any) -> Source:
       expected = min(size, length - number * size)
       if _rows(batch) != expected:
         raise ValueError(f'`data` must have batches of one size, {size}, but for the last. '
-                         f'Received: {_rows(batch)} examples in batch {number}.')
+                         'Received: a batch of another size.')
       for place in np.flatnonzero(indices // size == number):
         row = indices[place] % size
         by_place[int(place)] = map_structure(lambda a: np.array(a[row], a.dtype), batch)
@@ -242,7 +241,7 @@ def _rows(batch: Any) -> int:
   sizes = {len(leaf) for leaf in leaves(batch)}
   if len(sizes) != 1:
     raise ValueError('All arrays of a batch of `data` must have the same number of examples. '
-                     f'Received: {sorted(sizes)}.')
+                     f'Received: arrays of {len(sizes)} different lengths.')
   return sizes.pop()
 
 
@@ -271,7 +270,7 @@ def _array(value: Any, axes: int = 1) -> np.ndarray:
     once = hasattr(value, '__next__')
     raise ValueError(f'{_NOT_ARRAYS}Received: a part of type {type(value).__name__}' + (
         ', which can be read only once, and in its order. Make a `tf.data.Dataset` of it, or '
-        'arrays.' if once else f', shape={array.shape}, dtype={array.dtype}.'))
+        'arrays.' if once else f', {array.ndim} axes, dtype={array.dtype}.'))
   return array
 
 

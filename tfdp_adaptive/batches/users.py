@@ -26,8 +26,8 @@ def checked(ids: Any, size: int) -> np.ndarray:
   ids = np.asarray(ids)
   if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
     raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
-                     f'example. Received: shape {ids.shape} of {ids.dtype} for {size} '
-                     'examples.')
+                     f'example. Received: {ids.ndim} axes of {ids.dtype}, or another number of '
+                     'ids than of examples.')
   if ids.dtype == object and not any(
       all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
     raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
@@ -147,13 +147,14 @@ def of(plan: terms_lib.Terms, examples: sources.Source, coins: coins_lib.Coins, 
       raise ValueError(
           'A plan that samples the examples of users needs to know whose each one is: '
           '`plan.batches(data, users=ids)`, with as many of a user as its sampling says. Received: '
-          f'users={users!r:.60}, examples_per_user={examples_per_user!r}.')
+          f'users of type {type(users).__name__}, examples_per_user={examples_per_user!r}.')
     return OwnedExamples(examples, users, plan.sampling.examples_per_user, coins)
   if plan.unit == 'user' and (users is None or examples_per_user is None):
     raise ValueError(
         'A plan with unit="user" needs to know whose each example is, and how many of a user a '
         'step may take: `plan.batches(data, users=ids, examples_per_user=m)`. Received: '
-        f'users={users!r}, examples_per_user={examples_per_user!r}. For clients that keep their '
+        f'users of type {type(users).__name__}, examples_per_user={examples_per_user!r}. For '
+        'clients that keep their '
         'data, use `plan.index_batches()` to choose users and train with `tfdp.federated`.')
   if plan.unit != 'user' and (users is not None or examples_per_user is not None):
     raise ValueError(

@@ -110,8 +110,8 @@ def adapt(
 def _numbers(data: Any) -> np.ndarray:
   records = np.asarray(data, np.float64)
   if records.ndim != 2 or 0 in records.shape:
-    raise ValueError('`data` must be [n, d] numbers for a Normalization. Received: shape '
-                     f'{records.shape}.')
+    raise ValueError('`data` must be [n, d] numbers for a Normalization. Received: '
+                     f'{records.ndim} axes, or none along one of them.')
   return np.where(np.isfinite(records).all(1, keepdims=True), records, 0.0)
 
 

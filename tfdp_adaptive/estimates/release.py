@@ -46,7 +46,7 @@ def plan(
     if population_size not in (None, count):
       raise ValueError(
           f'`population_size` must be the number of records under {adjacency}, or left out. '
-          f'Received: population_size={population_size} for {count} records.')
+          f'Received: population_size={population_size} for another number of records.')
     fields.update(batch_size=count, population_size=count, sampling=sampling.FixedOrder())
   if target_epsilon is not None:
     return plan_lib.PrivacyPlan.calibrate(target_epsilon=target_epsilon, **fields)
