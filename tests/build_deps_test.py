@@ -113,7 +113,7 @@ py_library(
 ) for path in glob(["tests/federated/*_test.py"])]
 '''
 # Top-level import name -> name of the distribution.
-OPTIONAL = ('flwr', 'ray')  # Extras: no lock of a stack has them.
+OPTIONAL = ('flwr', 'model_signing', 'ray')  # Extras: no lock of a stack has them.
 DISTRIBUTIONS = {
     'h5py': 'tensorflow',  # Which Keras reads its files with.
     'IPython': 'ipython',

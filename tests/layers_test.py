@@ -18,7 +18,7 @@ LAYERS = (
     ('noise', 'accounting', 'clipping'),
     ('batches', 'independence'),
     ('privacy',),
-    ('privatizer', 'advice'),
+    ('privatizer', 'advice', 'report'),
     ('private_rule',),
     ('keras', 'queries'),
     ('audit', 'estimates', 'tuning'),
@@ -31,6 +31,7 @@ NUMPY_ONLY = ('mechanisms', 'accounting')
 ONLY_IN = {  # A library -> the modules that may import it.
     'keras': ('tfdp_adaptive.compat',),
     'tensorflow_privacy': ('tfdp_adaptive.compat',),
+    'model_signing': ('tfdp_adaptive.report.signing',),
     'flwr': ('tfdp_adaptive.federated.flower',),
     'ray': ('tfdp_adaptive.federated.ray_engine',),
     'tensorflow_federated': ('tfdp_adaptive.federated.tff',),

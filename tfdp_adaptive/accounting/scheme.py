@@ -121,7 +121,7 @@ def public_order(seed: Optional[int], size: int) -> np.ndarray:
 
 def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.random.Generator]:
   """Returns one NumPy generator per step, derived from the coins of this pass."""
-  key = coins.of_pass()
+  key = coins.of_pass(start_step)
   return (np.random.default_rng([key, step]) for step in range(start_step, steps))
 
 

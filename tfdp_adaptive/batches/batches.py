@@ -15,6 +15,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import passes
@@ -42,6 +43,7 @@ class Batches(passes.Lazy):
     beside: Whether weights are `marks.Marked`, or carry the marks in digits of float64.
     signature: Nest of the specs of one record, `(x, y, sample_weight)` or `(x, sample_weight)`.
     most: The number of rows of every batch, if they are known.
+    log: Where digests of the records of every batch are written, or None.
   """
 
   plan: Any
@@ -54,6 +56,7 @@ class Batches(passes.Lazy):
   beside: bool = False
   signature: Any = None
   most: Optional[int] = None
+  log: Optional[digests.Log] = None
 
   def __post_init__(self) -> None:
     if self.signature is not None:  # A data set of the same records, which was checked.
@@ -94,7 +97,10 @@ class Batches(passes.Lazy):
 
   def notes(self) -> List[str]:
     """Returns sentences about the data for the statement."""
-    return self.records.source.notes()
+    commitment = self.coins.commitment(
+        self.first, None if self.plan.sampling.coins else self.records)
+    return [*self.records.source.notes(),
+            *([] if commitment is None else [digests.COMMITTED.format(commitment)])]
 
   def check(self, plan: Any, steps_done: int, steps: int, epochs: int) -> None:
     """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
@@ -150,6 +156,8 @@ class Batches(passes.Lazy):
   def _generate(self) -> Iterator[Any]:
     start = self.first
     for step, drawn in enumerate(self.draw(start), start):
+      if self.log is not None:
+        self.log.add(step, self.records, drawn)
       used = self.records.used(drawn)
       rows = self.share.rows(padding.rows_for(self.plan, len(used), self.pad_to))
       for first in self.share.firsts(rows):
@@ -181,7 +189,8 @@ def of_plan(
     plan: terms_lib.Terms, data: Any, *, users: Any = None,
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
-    coins: Any = None, changing: Optional[str] = None, strategy: Any = None) -> Any:
+    coins: Any = None, digests_to: Any = None, changing: Optional[str] = None,
+    strategy: Any = None) -> Any:
   """The remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero; a row of weight zero must not
@@ -216,7 +225,12 @@ def of_plan(
       (`MinSeparation`, `BallsInBins` with draws, groups under add_remove): a run that
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
       by another process. One file, one run. Other schemes without coins at every step, such
-      as `FixedOrder`, need none; with one, records in another order are refused.
+      as `FixedOrder`, need none; with one, records in another order are refused. With a file,
+      `fit` writes the digest of the coins into the ledger before the first step. Whoever is
+      shown the file later can draw all batches again.
+    digests_to: Path of a new file for digests of the records of every batch, which
+      `tfdp verify --opened COINS --digests FILE` compares with the coins. Needs `coins`. The
+      digests are keyed by the coins: without them, the file tells only the sizes of batches.
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
     changing: How a record may differ whenever it is read, where a source augments each record by
       itself. The statement repeats it. By default such a source is refused.
@@ -244,6 +258,7 @@ def of_plan(
   source = sources.Watched(sources.of(data), changing, counts=plan.unit != 'user')
   run = coins_lib.of(plan, coins)
   records = users_lib.of(plan, source, run, users, examples_per_user, record)
-  result = Batches(plan, records, run, start_step, pad_to)
+  log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
+  result = Batches(plan, records, run, start_step, pad_to, log=log)
   source.look()
   return result if strategy is None else workers.Distributed(strategy, result)

@@ -4,13 +4,17 @@
 If the steps of a record depend on each other, a run that resumes in another process needs the coins
 that it started with. They belong to ONE run, because two runs with the same coins do not compose. A
 new run therefore draws its own coins and never reads a file.
+
+A run with a file also commits to its coins: their digest is in the ledger before the first step. An
+auditor who is shown the file later can draw all batches again (`report.replay`). Batches that are
+drawn at every step then come from the file, too, with another key for every pass.
 """
 
 import hashlib
 import os
 import pathlib
 import secrets
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -50,6 +54,7 @@ class Coins:
     self._key: Optional[int] = None
     self._of_users: Optional[int] = None
     self._records: Optional[str] = None
+    self._starts: List[int] = []
 
   def key(self, start_step: int) -> int:
     """Returns the key of a run that starts at `start_step`; a run that starts at 0 draws one."""
@@ -59,14 +64,41 @@ class Coins:
       self._key = self._read(start_step) if start_step else self._begin()
     return self._key
 
-  def of_pass(self) -> int:
+  @property
+  def passes(self) -> int:
+    """Number of passes that have taken keys from the file."""
+    return len(self._starts)
+
+  def commitment(self, start_step: int, records: Any = None) -> Optional[str]:
+    """Returns the public digest of the key in the file, or None without a file.
+
+    Args:
+      start_step: The step at which the run starts or resumes.
+      records: See `in_order`; None if the order of records does not matter.
+    """
+    if self._path is None or self._plan.seed is not None:
+      return None
+    if self._key is None and self._path.exists():  # A run may resume, which is not known yet.
+      return digest(self._saved()['key'])
+    if self._key is None and records is not None:
+      self._records = records.fingerprint()
+    return digest(self.key(start_step))
+
+  def of_pass(self, start_step: int = 0) -> int:
     """Returns the key of one pass over the batches, for coins that are drawn at every step."""
-    return secrets.randbits(_BITS) if self._plan.seed is None else self._plan.seed
+    if self._plan.seed is not None:
+      return self._plan.seed
+    if self._path is None:
+      return secrets.randbits(_BITS)
+    key = self.key(start_step)
+    self._starts.append(start_step)
+    self._save(new=False)
+    return key_of_pass(key, self.passes)
 
   def of_users(self) -> int:
     """Returns the key that chooses the examples of users."""
     if self._of_users is None:
-      self._of_users = self.of_pass()
+      self._of_users = secrets.randbits(_BITS) if self._plan.seed is None else self._plan.seed
     return self._of_users
 
   def in_order(self, records: Any, start_step: int, drawn: Iterator[Any]) -> Iterator[Any]:
@@ -86,12 +118,10 @@ class Coins:
     yield from drawn
 
   def _begin(self) -> int:
-    key = secrets.randbits(_BITS)
+    self._key = key = secrets.randbits(_BITS)
     if self._path is not None:
-      record = {'format': _FORMAT, 'key': key, 'plan': marks.line(self._plan),
-                'records': self._records}
       try:
-        runfolder.save(self._path, (), record, new=not self._replace)
+        self._save(new=not self._replace)
       except FileExistsError:
         raise ValueError(
             'The file of `coins` exists, so another run has started with it, and the coins of two '
@@ -99,6 +129,12 @@ class Coins:
             'file, or remove this file if nothing of its run was or will be released. Received: '
             f'coins={str(self._path)!r}, start_step=0.') from None
     return key
+
+  def _save(self, new: bool) -> None:
+    assert self._path is not None
+    runfolder.save(self._path, (), {
+        'format': _FORMAT, 'key': self._key, 'plan': marks.line(self._plan),
+        'records': self._records, 'starts': self._starts}, new=new)
 
   def _read(self, start_step: int) -> int:
     if self._path is None:
@@ -108,12 +144,7 @@ class Coins:
           '`plan.batches(data, coins=PATH)`; or use adjacency="zero_out" with groups that are '
           f'public and fixed. Received: start_step={start_step}, coins=None.')
     wanted = f'The coins of a resumed run must be the file it began with: {self._path}. '
-    try:
-      _, saved = runfolder.load(self._path)
-    except (OSError, ValueError) as error:
-      raise ValueError(f'{wanted}Received: {error!r}.') from error
-    if saved.get('format') != _FORMAT:
-      raise ValueError(f'{wanted}Received: {saved.get("format")!r}.')
+    saved = self._saved(wanted)
     plan, records = tuple(saved['plan']), saved['records']
     if plan != marks.line(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
@@ -122,7 +153,12 @@ class Coins:
           'A run must resume with the same records in the same order. Otherwise records would take '
           f'part sooner than is accounted for. {wanted}Received: the file of a run on other '
           'records, or in another order.')
+    self._starts = list(saved.get('starts', ()))
     return saved['key']
+
+  def _saved(self, wanted: str = '') -> Dict[str, Any]:
+    assert self._path is not None
+    return opened(self._path, wanted)
 
 
 class Dealt(Coins):
@@ -145,7 +181,7 @@ class Dealt(Coins):
     assert self._key is not None  # The chief has needed it, too.
     return self._key
 
-  def of_pass(self) -> int:
+  def of_pass(self, start_step: int = 0) -> int:
     now, self.tag = self._pass, _tag(self._pass)
     if self._plan.seed is None:  # Later passes have others. A worker that makes more is found out.
       self._pass += 1
@@ -161,13 +197,35 @@ def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
   """
   next(draw())
   seed = kept._plan.seed
-  return {'key': kept._key if seed is None else seed, 'pass': kept.of_pass(),
+  return {'key': kept._key if seed is None else seed, 'pass': kept.of_pass(*kept._starts[-1:]),
           'of_users': kept.of_users()}
 
 
+def opened(path: pathlib.Path, wanted: str = '') -> Dict[str, Any]:
+  """Returns the content of a SECRET file of coins: `key`, `plan`, `records` and `starts`."""
+  try:
+    _, saved = runfolder.load(path)
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{wanted}Received: {error!r}.') from error
+  if saved.get('format') != _FORMAT:
+    raise ValueError(f'{wanted}Received: {saved.get("format")!r}.')
+  return saved
+
+
+def digest(key: int) -> str:
+  """Returns the public digest of a key. The key is too long to be guessed."""
+  return hashlib.sha256(f'tfdp_adaptive.commitment {key}'.encode()).hexdigest()
+
+
+def key_of_pass(key: int, number: int) -> int:
+  """Returns the key of the pass with this number, from 1 on."""
+  text = f'tfdp_adaptive.pass {key} {number}'
+  return int.from_bytes(hashlib.sha256(text.encode()).digest(), 'big')
+
+
 def _tag(key: int) -> int:
-  digest = hashlib.sha256(str(key).encode()).digest()
-  return 1 + int.from_bytes(digest, 'big') % (marks.TAGS - 1)
+  hashed = hashlib.sha256(str(key).encode()).digest()
+  return 1 + int.from_bytes(hashed, 'big') % (marks.TAGS - 1)
 
 
 def of(plan: Any, coins: Any) -> Coins:
@@ -187,7 +245,8 @@ def drawn(terms: terms_lib.Terms, size: Optional[int] = None, start_step: int = 
     raise ValueError('`size` must be given for a plan without a population size.')
   if terms.population_size not in (None, size):
     raise ValueError(
-        f'The plan is for population_size={terms.population_size} records, and the data has '
-        f'{size}. The sampling probability is a public constant of the plan: make the plan for '
-        'this data, or pass the data it was made for (a tf.data set must be unbatched).')
+        f'The plan is for population_size={terms.population_size} records. Received: data with '
+        'another number of records, which is not printed here (see `len(data)`). The sampling '
+        'probability is a public constant of the plan: make the plan for this data, or pass the '
+        'data it was made for (a tf.data set must be unbatched).')
   return terms.sampling.index_batches(terms, size, start_step, of(terms, coins))

@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('card', metavar='CARD', type=options.path, help='card.json of the card to check')
   add('--weights', type=options.path, metavar='FILE',
       help='the .keras, .weights.h5 or .npz file to compare with the card')
+  add('--public-key', type=options.path, metavar='KEY',
+      help='the public key (PEM) that the folder of the card must be signed with; needs the extra '
+           '`sign`')
+  add('--opened', type=options.path, metavar='COINS',
+      help='the SECRET file of coins of a run, to draw its batches again; needs --digests')
+  add('--digests', type=options.path, metavar='FILE',
+      help='the digests of the records of its batches, which the run wrote (digests_to=FILE)')
   add('--seconds', type=options.positive_int, default=_SECONDS, metavar='N',
       help='stop the check after N seconds (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
@@ -31,9 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
   from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import replay  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
+  if (arguments.opened is None) != (arguments.digests is None):
+    raise errors.UsageError('--opened and --digests go together.')
   with _limit(arguments.seconds), errors.usage():
     try:
-      findings = card_checks.check(card_json.read(arguments.card), arguments.weights)
+      card = card_json.read(arguments.card)
+      findings = card_checks.check(card, arguments.weights)
+      if arguments.public_key is not None:
+        findings.append(signing.check(arguments.card.absolute().parent, arguments.public_key))
+      if arguments.opened is not None:
+        findings += replay.check(card, arguments.opened, arguments.digests)
     except card_json.WrongCard as error:
       findings = [card_checks.Finding(card_checks.WRONG, str(error))]
   wrong = sum(one.kind == card_checks.WRONG for one in findings)

@@ -243,16 +243,23 @@ class PrivacyPlan(terms.Terms):
       self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
-      pad_to: Optional[int] = None, coins: Any = None,
-      changing: Optional[str] = None, strategy: Any = None) -> Any:
-    """Returns the run's padded batches as a `tf.data.Dataset`; see `batches.batches.of_plan`."""
+      pad_to: Optional[int] = None, coins: Any = None, digests_to: Any = None,
+      columns: Any = None, changing: Optional[str] = None, strategy: Any = None) -> Any:
+    """Returns the run's padded batches as a `tf.data.Dataset`; see `batches.batches.of_plan`.
+
+    If the rows of `data` are dicts, `columns` names what `fit` takes, such as
+    `('image', 'label')`.
+    """
     if more:
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
                        f'Received: {1 + len(more)} arguments, as for `fit`.')
     from tfdp_adaptive.batches import batches  # pylint: disable=g-import-not-at-top
+    from tfdp_adaptive.batches import columns as columns_lib  # pylint: disable=g-import-not-at-top
+    data = data if columns is None else columns_lib.chosen(data, columns)
     return batches.of_plan(
         self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
-        start_step=start_step, pad_to=pad_to, coins=coins, changing=changing, strategy=strategy)
+        start_step=start_step, pad_to=pad_to, coins=coins, digests_to=digests_to,
+        changing=changing, strategy=strategy)
 
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of the records of every batch, by which an auditor checks what ran.
+
+The file is SECRET, because it tells the sizes of batches. It is JSON Lines: a header, then one line
+for a batch. Digests are keyed by the coins of the run. Without the coins nobody can tell from a
+digest whether a record was used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from typing import Any, Dict, Iterator, List, Tuple
+
+import numpy as np
+
+from tfdp_adaptive import runfolder
+from tfdp_adaptive.batches import sources
+
+COMMITTED = 'The sampling seed was fixed before the first step. Its digest is {}.'
+_FORMAT, _VERSION = 'tfdp_adaptive.digests', 1
+
+
+class Log:
+  """Writes the digests of a run's batches, as they are drawn.
+
+  Args:
+    path: Path of the file; lines are added to a file of an earlier part of the run.
+    coins: The `Coins` of the run, which must be in a file.
+    plan: The plan of the run.
+    size: SECRET number of records.
+  """
+
+  def __init__(self, path: Any, coins: Any, plan: Any, size: int) -> None:
+    if not coins.in_file or plan.unit != 'example' or plan.seed is not None:
+      raise ValueError(
+          '`digests_to` needs the coins of a run in a file, by which its batches can be drawn '
+          'again: `plan.batches(data, coins=PATH, digests_to=FILE)`, with unit="example" and no '
+          f'seed. Received: coins in a file: {coins.in_file}, unit={plan.unit!r}, '
+          f'seed={plan.seed}.')
+    self._path, self._coins, self._size = pathlib.Path(path), coins, size
+
+  def add(self, step: int, records: Any, numbers: np.ndarray) -> None:
+    """Writes the line of a batch of records with these numbers."""
+    taken, _ = records.take(numbers, step)
+    line = {'pass': self._coins.passes, 'step': step,
+            'records': list(of_records(taken, self._coins.key(step)))}
+    if not self._path.exists():  # SECRET: it tells the sizes of the batches.
+      header = {'format': _FORMAT, 'version': _VERSION, 'size': self._size}
+      runfolder.create(self._path, (json.dumps(header) + '\n').encode())
+    with open(self._path, 'a', encoding='utf-8') as file:
+      file.write(json.dumps(line) + '\n')
+
+
+def of_records(taken: Any, key: int) -> Iterator[str]:
+  """Yields the digest of each record of a nest of arrays [n, ...]."""
+  secret = hashlib.sha256(f'tfdp_adaptive.records {key}'.encode()).digest()
+  for parts in zip(*sources.leaves(taken)):
+    digest = hashlib.blake2b(key=secret, digest_size=16)
+    for part in map(np.asarray, parts):
+      digest.update(repr((part.shape, part.dtype.str)).encode())
+      digest.update(repr(part.tolist()).encode() if part.dtype.kind in 'OSU' else part.tobytes())
+    yield digest.hexdigest()
+
+
+def read(path: pathlib.Path) -> Tuple[int, List[Dict[str, Any]]]:
+  """Returns the number of records, and the lines of all batches.
+
+  Raises:
+    ValueError: If it is no file of digests.
+  """
+  try:
+    header, *lines = map(json.loads, path.read_text(encoding='utf-8').splitlines())
+    if (header['format'], header['version']) != (_FORMAT, _VERSION):
+      raise ValueError('another format')
+    for line in lines:
+      if {key: type(value) for key, value in line.items()} != {
+          'pass': int, 'step': int, 'records': list} or not all(
+              isinstance(one, str) for one in line['records']):
+        raise ValueError('a line that is no batch')
+    return int(header['size']), lines
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f'{path} must be a file of digests, which `plan.batches(data, coins=PATH, '
+                     f'digests_to=FILE)` writes. Received: {str(error)[:80]}.') from error
