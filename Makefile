@@ -52,7 +52,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo wheel test test-federated test-current test-rest test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray
+.PHONY: help demo wheel test test-federated test-current test-rest test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-sign
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -166,6 +166,15 @@ build/ray/installed: requirements/ray.lock setup.py pyproject.toml
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# Signatures: the packages of build/sign follow those of the current stack.
+test-sign: build/sign/installed $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python -m pytest -q tests/report/signing_test.py $(TEST_FLAGS)
+
+build/sign/installed: requirements/sign.lock
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 build/docs-env/installed: requirements/docs.lock
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
@@ -250,7 +259,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs flower ray lint wheel peers-hub peers-jax peers-torch peers-pfl; do \
+	@set -e; for list in docs flower ray lint sign wheel peers-hub peers-jax peers-torch peers-pfl; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

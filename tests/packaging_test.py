@@ -53,8 +53,8 @@ def test_wheel_starts_the_command_and_names_what_it_needs(wheel):
   needed = re.findall(r'^Requires-Dist: ([\w-]+)[^;\n]*$', texts['METADATA'], re.M)
   assert set(needed) >= {'tensorflow', 'keras', 'dp-accounting', 'numpy', 'scipy', 'tqdm'}
   # Each of them resolves: what federated training needs does not, and is no extra.
-  assert set(re.findall(r'^Provides-Extra: (\w+)', texts['METADATA'], re.M)) == {
-      'completion', 'dev', 'flower', 'plots', 'ray'}
+  assert set(re.findall(r'^Provides-Extra: ([\w-]+)', texts['METADATA'], re.M)) == {
+      'completion', 'dev', 'flower', 'keras-hub', 'onnx', 'plots', 'ray', 'sign'}
   assert f'\nVersion: {version.__version__}\n' in texts['METADATA']
   assert 'Project-URL: Paper, https://arxiv.org/abs/2507.01129\n' in texts['METADATA']
   for minor in range(9, 14):

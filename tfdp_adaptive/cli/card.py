@@ -3,10 +3,13 @@
 
 import argparse
 import pathlib
-from typing import Any
+import shutil
+from typing import Any, List
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
+
+_FORMATS = ('tfdp', 'huggingface', 'registry')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('--words', action='append', default=[], metavar='ABOUT=TEXT',
       help='your own words for the card, such as "the data=one review a person"; may be '
            'repeated')
+  add('--format', choices=_FORMATS, default='tfdp',
+      help='tfdp: card.json, card.md and card.html; huggingface: README.md and card.json for a '
+           "model's folder on the Hub; registry: a draft for the registry of deployments "
+           '(default: %(default)s)')
+  add('--sign', type=options.path, metavar='KEY',
+      help='sign the folder of --out with this private key (PEM); needs the extra `sign`')
   add('--out', type=options.path, metavar='DIR',
       help='folder for card.json, card.md and card.html (default: print the Markdown)')
   add('--json', action='store_true', help='print the JSON')
@@ -25,13 +34,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
   from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import huggingface  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import registry  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
+  write, show = {'tfdp': (card_page.write, card_page.markdown),
+                 'huggingface': (huggingface.write, huggingface.readme),
+                 'registry': (registry.write, _registry)}[arguments.format]
+  if arguments.sign is not None and arguments.out is None:
+    raise errors.UsageError('--sign needs --out, the folder to sign.')
   card = load(arguments.source, arguments.words)
-  if arguments.out is not None:
+  with errors.usage():
+    if arguments.out is None:
+      print(card_json.to_json(card) if arguments.json else show(card), end='')
+      return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for path in card_page.write(card, arguments.out):
-      print(path)
-  else:
-    print(card_json.to_json(card) if arguments.json else card_page.markdown(card), end='')
+    paths = list(write(card, arguments.out))
+    if arguments.format == 'huggingface' or arguments.sign is not None:
+      paths += _with_weights(arguments.source, arguments.out)
+    if arguments.sign is not None:
+      paths.append(signing.sign(arguments.out, arguments.sign))
+  print(*paths, sep='\n')
+
+
+def _registry(card: Any) -> str:
+  from tfdp_adaptive.report import registry  # pylint: disable=import-outside-toplevel
+  return registry.to_yaml(registry.fields(card))
+
+
+def _with_weights(source: pathlib.Path, folder: pathlib.Path) -> List[pathlib.Path]:
+  """Copies weights that may be published; a .keras file may hold the optimizer's secrets."""
+  if not source.name.endswith('.weights.h5'):
+    return []
+  copy = folder / source.name
+  if not copy.exists() or not copy.samefile(source):
+    shutil.copyfile(source, copy)
+  return [copy]
 
 
 def load(path: pathlib.Path, words: Any = ()) -> Any:
