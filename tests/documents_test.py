@@ -17,6 +17,7 @@ from tfdp_adaptive.cli import main
 ROOT = pathlib.Path(__file__).parent.parent
 HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
 HAS_FLOWER = importlib.util.find_spec('flwr') is not None
+HAS_MLFLOW = importlib.util.find_spec('mlflow') is not None
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
 BLOCK = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.S | re.M)
 sys.path.append(str(ROOT / 'docs' / 'site'))  # Appended: `hooks` is a common name.
@@ -38,7 +39,8 @@ def test_examples_run_one_after_the_other(path, monkeypatch, tmp_path, capsys):
   monkeypatch.chdir(tmp_path)
   shared = {'__name__': 'page'}
   for block in blocks(path, 'python'):
-    if 'tensorflow_federated' in block and not HAS_TFF or 'flwr' in block and not HAS_FLOWER:
+    if 'tensorflow_federated' in block and not HAS_TFF or (
+        'flwr' in block and not HAS_FLOWER or 'import mlflow' in block and not HAS_MLFLOW):
       continue
     if block.startswith('# Keras 3') and not compat.KERAS_3:
       continue

@@ -25,14 +25,13 @@ ORDER = {
         'guides/batch_normalization.md', 'guides/users.md',
         'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
-        'guides/reports_compared.md', 'guides/check_a_claim.md',
+        'guides/reports_compared.md', 'guides/check_a_claim.md', 'guides/tracking.md',
         'guides/resume.md', 'guides/devices.md', 'guides/flower.md', 'guides/silos.md',
         'guides/ray.md',
         'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
         'callbacks.md'),
-    'Trust': ('pitfalls.md', 'independence.md', 'accounting.md', 'audit.md', 'faults.md',
-              'scale.md', 'state.md',
-              'architecture.md'),
+    'Trust': ('promise.md', 'pitfalls.md', 'independence.md', 'accounting.md', 'audit.md',
+              'faults.md', 'scale.md', 'state.md', 'architecture.md'),
 }
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
 # {page: (title, names of `tfdp`)}; what is not listed is on the page `tfdp`.

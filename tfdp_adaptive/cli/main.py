@@ -64,6 +64,9 @@ COMMANDS = {
         'which way each layer of a model is clipped, and what that costs',
         ('tfdp explain-clipping model.keras',
          'tfdp explain-clipping my_package.models:build --batch-size 256')),
+    'doctor': (
+        'versions, devices and the clipping of a model, for a report; reads no data',
+        ('tfdp doctor', 'tfdp doctor model.keras')),
     'mechanism': (
         'design correlated noise, beside the alternatives',
         ('tfdp mechanism --steps 1000 --design blt:4',

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The release script, and what is there for the day of publication."""
+
+import datetime
+import importlib.util
+import re
+
+import build_deps_test
+import pytest
+
+from tfdp_adaptive import version
+
+ROOT = build_deps_test.ROOT
+SPEC = importlib.util.spec_from_file_location('release', ROOT / '.ci' / 'release.py')
+release = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(release)
+
+ADDRESS = 'https://example.org/somebody/tfdp_adaptive'
+DOCUMENTS = [path for pattern in ('*.md', '*.cff', '*.toml', '.github/**/*.yml', '.github/**/*.md',
+                                  'docs/**/*.md', 'Dockerfile', 'tfdp_adaptive/*.py')
+             for path in ROOT.glob(pattern)]
+
+
+def text_of(path):
+  return (ROOT / path).read_text(encoding='utf-8')
+
+
+def test_the_address_is_in_one_constant_and_every_file_that_names_it_is_known():
+  assert len(DOCUMENTS) > 50
+  named = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS
+           if version.REPOSITORY in path.read_text(encoding='utf-8')}
+  assert named == set(release.PLACES)
+
+
+def test_the_address_is_written_everywhere():
+  for path in release.PLACES:
+    text = text_of(path) if version.REPOSITORY == release.UNKNOWN else release.UNKNOWN
+    changed = release.with_address(text, ADDRESS)
+    assert ADDRESS in changed and release.UNKNOWN not in changed and '<!-- colab' not in changed
+  line = f'# Repository = "{release.UNKNOWN}"'
+  assert release.with_address(line, ADDRESS) == f'Repository = "{ADDRESS}"'
+  link = release.with_address('See <!-- colab 1_first -->.', ADDRESS + '/')
+  assert '/github/somebody/tfdp_adaptive/blob/main/colabs/1_first.ipynb)' in link
+  with pytest.raises(SystemExit, match='must be https'):
+    release.with_address('', 'somewhere')
+
+
+def test_notebooks_of_links_exist():
+  found = re.findall(r'<!-- colab (\w+) -->|colabs/(\w+)\.ipynb', text_of('README.md'))
+  assert found
+  for names in found:
+    assert (ROOT / 'colabs' / f'{max(names)}.ipynb').is_file()
+
+
+def test_the_version_of_a_tag_is_in_every_place():
+  texts = release.read([release.VERSION, 'CITATION.cff'])
+  texts['CHANGELOG.md'] = '# Log\n\n## Unreleased\n\n### Added\n\n* A.\n\n## 0.2.0 (x)\n\n* B.\n'
+  changed = release.with_version(texts, 'v9.8.7', datetime.date(2030, 1, 2))
+  assert "__version__ = '9.8.7'" in changed[release.VERSION]
+  assert '\nversion: 9.8.7\n' in changed['CITATION.cff']
+  assert release.notes(changed['CHANGELOG.md'], '9.8.7') == '### Added\n\n* A.'
+  assert '## 9.8.7 (2030-01-02)\n' in changed['CHANGELOG.md']
+  for tag, log in (('9.8.7', texts['CHANGELOG.md']), ('v9.8', texts['CHANGELOG.md']),
+                   ('v9.8.7', '## Unreleased\n\n## 0.2.0\n\n* B.\n')):
+    with pytest.raises(SystemExit):
+      release.with_version({**texts, 'CHANGELOG.md': log}, tag, datetime.date(2030, 1, 2))
+
+
+def test_a_release_of_another_version_is_refused(monkeypatch):
+  monkeypatch.setattr(release, 'run', lambda *_, **__: pytest.fail('something was run'))
+  with pytest.raises(SystemExit, match='version of the tag'):
+    release.main(['build', 'v99.0.0'])
+
+
+def test_workflows_run_the_commands_of_this_checkout():
+  targets = set(re.findall(r'^([\w-]+):', text_of('Makefile'), re.M))
+  commands = [line.strip() for path in (ROOT / '.github' / 'workflows').glob('*.yml')
+              for line in re.findall(r'^\s+(?:- )?run: (.*)$', path.read_text(), re.M)]
+  assert '.ci/run' in commands
+  for command in commands:
+    words = command.split()
+    if words[0] == 'make':
+      assert words[1] in targets, command
+    elif '/' in words[0]:
+      assert (ROOT / words[0]).exists(), command
+  for path in (ROOT / '.github').rglob('*.yml'):
+    assert '\t' not in path.read_text() and '://' not in path.read_text(), path
+
+
+def test_the_image_installs_what_the_lock_files_say():
+  text = text_of('Dockerfile')
+  for name in re.findall(r'requirements/[\w.-]+', text):
+    assert (ROOT / name).is_file()
+  assert '--no-deps' in text and 'tfdp' in text and 'jupyter' in text and '://' not in text
+
