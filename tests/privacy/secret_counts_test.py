@@ -38,7 +38,8 @@ def texts(capfd, function):
     said.append('raised')
     while error is not None:
       said.append(str(error))
-      error = error.__cause__ or error.__context__
+      error = error.__cause__ or (
+          None if error.__suppress_context__ else error.__context__)
   finally:
     logging.getLogger().removeHandler(heard)
   return '\n'.join([*said, *(str(one.message) for one in warned), *capfd.readouterr()])
@@ -154,8 +155,7 @@ PUBLIC = {
     ('sources.py', 'len(lengths)'): 'number of different lengths, at most that of arrays',
     ('sources.py', 'len(sizes)'): 'number of different lengths, at most that of arrays',
     ('sources.py', 'size'): 'batch size that the user wrote',
-    ('sources.py', 'one.shape'): 'shape of one record',
-    ('sources.py', 'shape'): 'shape of one record',
+    ('sources.py', 'len(shape)'): 'number of axes',
     ('users.py', 'ids.ndim'): 'number of axes',
     ('users.py', 'ids.dtype'): 'type',
     ('users.py', 'sorted({type(one).__name__ for one in ids})'): 'types',

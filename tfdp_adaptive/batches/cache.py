@@ -141,8 +141,8 @@ def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
                    for i, array in enumerate(arrays)]
       if [list(array.shape[1:]) for array in arrays] != shapes:
         raise ValueError('`data` must have elements of one shape; pad them with `.map`, and '
-                         'unbatch a batched data set with `.unbatch()`. Received: '
-                         f'{[list(array.shape[1:]) for array in arrays]} after {shapes}.')
+                         'unbatch a batched data set with `.unbatch()`. Received: elements of '
+                         'different shapes.')
       for writer, array in zip(writers, arrays):
         writer.write(array)
       length += len(arrays[0])

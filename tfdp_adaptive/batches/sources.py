@@ -198,9 +198,10 @@ def stacked(records: list, specs: Any) -> Any:
   for one in records:
     try:
       tf.nest.assert_same_structure(specs, one)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
+      # The error of `tf.nest` prints the values of the record.
       raise ValueError('`data` must have elements of one structure. Received: an element of '
-                       f'{map_structure(np.shape, one)}.') from error
+                       'another structure than the first.') from None
     for column, value in zip(columns, tf.nest.flatten(one)):
       column.append(value)
   return tf.nest.pack_sequence_as(
@@ -214,12 +215,13 @@ def _column(arrays: List[Any], spec_of_one: tf.TensorSpec) -> np.ndarray:
     if one.shape != shape:
       raise ValueError(
           '`data` must have elements of one shape; pad them with `.map`, and unbatch a batched '
-          f'data set with `.unbatch()`. Received: shape {one.shape} after {shape}.')
+          'data set with `.unbatch()`. Received: elements of different shapes, with '
+          f'{one.ndim} and {len(shape)} axes.')
     if one.dtype != wanted and not (
         one.dtype.kind in 'SUO' if wanted is object else
         np.can_cast(one.dtype, wanted, 'same_kind')):
       raise ValueError('`data` must have elements of one dtype. Received: '
-                       f'{one.dtype} after {np.dtype(wanted)}.')
+                       f'{one.dtype.type.__name__} after {np.dtype(wanted).type.__name__}.')
   result = np.zeros((len(arrays),) + shape, wanted)
   for i, one in enumerate(arrays):
     result[i] = one if wanted is not object or shape else one.item()
