@@ -40,6 +40,7 @@ VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version
 SAY_VERSIONS = {  # They print or compare versions, but for the first, which branches on them.
     'tfdp_adaptive.compat', 'tfdp_adaptive.examples.report', 'tfdp_adaptive.privacy.card',
     'tfdp_adaptive', 'tfdp_adaptive.version', 'tfdp_adaptive.batches.workers',
+    'tfdp_adaptive.cli.doctor',
 }
 MODULES = build_deps_test.modules()
 

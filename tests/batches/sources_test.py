@@ -182,7 +182,7 @@ def test_a_cache_of_other_records_is_refused(tmp_path):
   cache_lib.Cache(of(np.arange(n)), folder)
   cache_lib.Cache(of(np.arange(n)).shuffle(n), folder)  # Of which every pass is another.
   for x in (np.arange(n)[::-1], np.roll(np.arange(n), 1), np.arange(7)):
-    with pytest.raises(ValueError, match='first .* records are others, or in another order'):
+    with pytest.raises(ValueError, match='first records are others, or in another order'):
       cache_lib.Cache(of(x), folder)
 
 
