@@ -28,7 +28,6 @@ from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.noise import streams
 
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
@@ -142,7 +141,6 @@ class Server:
                          quantile_clip=quantile_clip, private_metrics=private_metrics)
     _check(rule, plan, learning_rate)
     numbers = privatizer.settings(rule, plan)
-    streams.for_graphs(plan.mechanism)
     sides = _check_sides(rule, plan, quantile_clip, private_metrics)
     self._learning_rate = learning_rate
     self.specs = specs

@@ -13,7 +13,7 @@ import pytest
 NOISE = {
     'the rows of a mechanism, on flat vectors': {
         'noise.streams.independent_gaussian', 'noise.banded._recursion.advance',
-        'noise.discrete.stream.next_rows', 'noise.blt.buffered.advance',
+        'noise.blt.buffered.advance',
         'noise.regenerated._regenerated.advance.term', 'noise.tree.online.advance.draw'},
     'the noise of everything a rule sees': {'privatizer.Privatizer.release'},
     'sums for aggregators of other libraries': {
@@ -43,7 +43,7 @@ RECORDS = {
     'one record of a query, at its owner\'s': {
         'private_rule.PrivateRule.record', 'federated.server.Server.record'},
 }
-_NOISE_CALLS = {'standard_normal', 'discrete_gaussian', 'normal', 'vectors', 'stateless_normal',
+_NOISE_CALLS = {'standard_normal', 'normal', 'vectors', 'stateless_normal',
                 'random_normal', 'truncated_normal', 'laplace', 'gumbel', 'exponential', 'binomial',
                 'uniform'}
 _RECORD_CALLS = {'project_record', 'record_gradients', 'layered_gradients', 'jacobian', 'chunked',

@@ -21,7 +21,6 @@ PARTS: Dict[str, str] = {
     'noisy_adagrad': 'it was not compared with other rules on any task',
     'pasan': 'it was worse than DP-SGD on the one task that was measured',
     'pdp_sgd': 'it was worse than DP-Adam on every task that was measured',
-    'discrete noise': 'no model was trained with it, except in tests',
     'PoissonExamples': 'no model was trained with it, except in tests',
 }
 _OPEN: Set[str] = set()

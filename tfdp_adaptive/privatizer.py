@@ -23,7 +23,6 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.noise import discrete
 from tfdp_adaptive.noise import keys
 
 
@@ -77,8 +76,12 @@ def _check(arguments: Dict[str, Any]) -> None:
   checks.positive(**{name: arguments[name] for name in ('l2_norm_clip', 'batch_size')})
   checks.not_negative(noise_multiplier=arguments['noise_multiplier'])
   contract.check_adjacency(arguments['adjacency'])
-  mechanism = arguments['mechanism']
-  if mechanism is not None and not isinstance(mechanism, mechanisms.Mechanism):
+  if arguments['mechanism'] is not None:
+    check_mechanism(arguments['mechanism'])
+
+
+def check_mechanism(mechanism: Any) -> None:
+  if not isinstance(mechanism, mechanisms.Mechanism):
     raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
                      f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
 
@@ -128,18 +131,8 @@ class Privatizer:
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
     self._riders = tuple(self._rider_noise(ask) for ask in self._asks)
     self._check_range()
-    self._grid_steps: Optional[int] = None  # Per standard deviation.
-    if mechanism.rounding is None:
-      source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
-      self._noise = noise_lib.stream(mechanism, source)
-      return
-    if seed is not None:
-      raise ValueError('Noise of the operating system has no seed. Received: '
-                       f'seed={seed}, mechanism={mechanism!r}. Leave one of them out.')
-    assert isinstance(mechanism, independent.IndependentGaussian)
-    self._noise = discrete.stream(mechanism, self.noise_multiplier)
-    self._grid_steps = discrete.integer_stddev(
-        self.noise_multiplier, mechanism.rounding, trees.size(self._release_specs))
+    source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
+    self._noise = noise_lib.stream(mechanism, source)
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Returns the specs of the values to noise for an ask."""
@@ -223,8 +216,7 @@ class Privatizer:
       asked = share > 0
       allowed = is_open & asked
       spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
-      noised = functools.partial(_noised, row_variance=row_variance, asked=asked,
-                                 grid_steps=self._grid_steps)
+      noised = functools.partial(_noised, row_variance=row_variance, asked=asked)
       mean = self._mean(ask_sums.total, spec[0], allowed)
       if ask.second is None:
         std, value, value_std = (
@@ -260,16 +252,10 @@ class Privatizer:
 
 def _noised(
     value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, *,
-    row_variance: tf.Tensor, asked: tf.Tensor,
-    grid_steps: Optional[int]) -> Tuple[trees.Tree, tf.Tensor]:
+    row_variance: tf.Tensor, asked: tf.Tensor) -> Tuple[trees.Tree, tf.Tensor]:
   """`(value + noise, variance of the noise)`; nothing where not asked."""
   std = tf.cast(std, spread.dtype) * spread
-  if grid_steps is None:
-    total = _sum(value, row, std, asked)
-  else:
-    total = trees.map(lambda v, n: tf.where(
-        asked, discrete.add(v, n, std, grid_steps), tf.zeros_like(v)), value, row)
-  return total, tf.where(asked, tf.square(std) * row_variance, 0)
+  return _sum(value, row, std, asked), tf.where(asked, tf.square(std) * row_variance, 0)
 
 
 @trees.one_pass

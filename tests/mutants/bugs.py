@@ -28,7 +28,7 @@ _PROJECTION, _NUMBERS = 'clipping/projection_test.py', 'clipping/bookkeeping_num
 _ENGINE = 'clipping/bookkeeping_test.py clipping/bookkeeping_numbers_test.py'
 _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.py'
 _PHILOX = 'noise/noise_philox_test.py'
-_DISCRETE, _SENSITIVITY = 'noise/discrete_noise_test.py', 'mechanisms/sensitivity_test.py'
+_SENSITIVITY = 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
 _LAWS = 'accounting/law_contract_test.py'
 _LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
@@ -237,16 +237,6 @@ _BY_FILE = {
         ('buffers of other noise', 'theta * s + x for theta', 'theta * s + z for theta',
          'Noise of another matrix than the one that is accounted for.', _STREAMS),
     ],
-    'tfdp_adaptive/noise/discrete.py': [
-        ('tail cut at four sigma', '(size < 64 * sigma)', '(size < 4 * sigma)',
-         'Outcomes that one neighbour alone can have: delta of 6e-5.', _DISCRETE),
-        ('coins upside down', 'k % 2 == 1', 'k % 2 == 0', 'Another law altogether.', _DISCRETE),
-        ('zero twice', '~(negative & (size == 0)) & ', '', 'Zero has two ways to be drawn.',
-         _DISCRETE),
-        ('rounding of one number', 'math.ceil(noise_multiplier * math.sqrt(size) / rounding',
-         'math.ceil(noise_multiplier / rounding',
-         'Rounding moves D coordinates, sqrt(D) as far as one.', _DISCRETE),
-    ],
     'tfdp_adaptive/mechanisms/sensitivity.py': [
         ('coefficients that grow again', 'np.maximum.accumulate(np.abs(c)[::-1])[::-1]',
          'np.abs(c)', 'The equally spaced pattern is not the worst one.', _SENSITIVITY),
@@ -288,9 +278,6 @@ _BY_FILE = {
          'No noise would be accounted for as some.', _ACCOUNTING),
     ],
     'tfdp_adaptive/accounting/cost.py': [
-        ('rounding is free', 'return (1 + (mechanism.rounding or 0)) * max(', 'return max(',
-         'Discrete noise: rounding moves neighbours apart.',
-         'accounting/discrete_gaussian_test.py noise/discrete_noise_test.py'),
         ('past clean data once', 'steps * sum(noise**-2', 'sum(noise**-2',
          'A clean accumulator is released at every step.', _ACCOUNTING + ' keras/classes_test.py'),
         ('draws compose', 'if composed and isinstance(own, monte_carlo',

@@ -45,7 +45,7 @@ CONSTRUCTORS = {
     'Epochs': (sampling.Epochs, dict(epochs=2.5)),
     'Search': (tfdp.privacy.Search, dict(runs=10, shape=.5, score_noise=None)),
     'Workload': (mechanisms.Workload, dict(momentum=.5)),
-    'IndependentGaussian': (mechanisms.IndependentGaussian, dict(workload=None, rounding=.1)),
+    'IndependentGaussian': (mechanisms.IndependentGaussian, dict(workload=None)),
     'BandedToeplitz': (mechanisms.BandedToeplitz, dict(bands=2, steps=8, workload=None,
                                                        objective='mean')),
     'Banded': (mechanisms.Banded, dict(bands=2, steps=8, method='normalized', workload=None)),

@@ -25,7 +25,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import composition
-from tfdp_adaptive.accounting import discrete_gaussian
 from tfdp_adaptive.accounting import events
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import losses
@@ -78,8 +77,8 @@ def noise_stddev(plan: terms_lib.Terms) -> float:
 def sensitivity(
     mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
     fixed_order: bool = False) -> float:
-  """Returns the sensitivity of C as it runs, in either precision, with rounding to its grid."""
-  return (1 + (mechanism.rounding or 0)) * max(
+  """Returns the sensitivity of C as it runs, in either precision."""
+  return max(
       mechanism.rounded(dtype).sensitivity(
           min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
       for dtype in ('float64', 'float32'))
@@ -127,8 +126,6 @@ def _event_of_run(
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
-  kind = (dp_accounting.GaussianDpEvent if plan.mechanism.rounding is None else
-          discrete_gaussian.DiscreteGaussianDpEvent)
   amplified = plan.sampling.claims(plan)
   if amplified:
     own = plan.sampling.event(plan, steps, float(sigma))
@@ -139,7 +136,7 @@ def _event_of_run(
     amplified = own is None
   if not amplified:
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
-    return kind(float(doubled * sigma / total_sensitivity(plan, steps)))
+    return dp_accounting.GaussianDpEvent(float(doubled * sigma / total_sensitivity(plan, steps)))
   probability = plan.sampling.probability(plan)
   _, count = plan.sampling.participation(plan, steps)  # Of the releases that a record can be in.
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
@@ -148,7 +145,7 @@ def _event_of_run(
     sigma *= contract.record_distance(plan.adjacency)
   max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
   if max_batch_size is None:
-    step = kind(sigma)
+    step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(sigma)
     if probability < 1:
       step = dp_accounting.PoissonSampledDpEvent(float(probability), step)
   else:
@@ -252,15 +249,13 @@ def _check_drawn(accountant: str) -> None:
 
 def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
   """Whether nothing but Renyi divergences accounts for an event, whatever is asked for."""
-  return private_search.selects(dp_event) or discrete_gaussian.present(dp_event)
+  return private_search.selects(dp_event)
 
 
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
   if only_renyi(dp_event):  # What else there is has to be added to it.
     dp_event = events.replaced(dp_event, lambda one: getattr(one, 'unamplified', one))
-  orders = discrete_gaussian.ORDERS if discrete_gaussian.present(dp_event) else None
-  accountant = rdp.RdpAccountant(orders, neighboring_relation=neighbors)
-  dp_event = discrete_gaussian.as_continuous(dp_event)
+  accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
   if not accountant.supports(dp_event):
     raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
                      f'{neighbors.name}. Use accountant="pld".')

@@ -149,7 +149,7 @@ class BallsInBins(_Groups, _Drawn):
     if self.draws is None:
       proven = ('zero_out', 'add_remove')[:1 + scheme.independent(plan.mechanism)]
       return (plan.adjacency in proven and not plan.extra_releases and plan.search is None
-              and plan.mechanism.rounding is None and self.amplified_noise(plan.mechanism))
+              and self.amplified_noise(plan.mechanism))
     return self.amplified_noise(plan.mechanism)
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:

@@ -10,7 +10,6 @@ import dp_accounting
 import numpy as np
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
@@ -61,9 +60,6 @@ class RandomAllocation(scheme.Sampling):
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
     scheme.whole_bins(plan, self.cycle)
-
-  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return super().amplified_noise(mechanism) and mechanism.rounding is None
 
   def probability(self, plan: terms_lib.Terms) -> float:
     """Returns the probability that a record is in a batch of its group."""

@@ -111,7 +111,7 @@ def whole_bins(plan: terms_lib.Terms, cycle: int) -> None:
 
 def independent(mechanism: mechanisms.Mechanism) -> bool:
   """Whether noise is Gaussian and of its own at every step, all of one size."""
-  return isinstance(mechanism, mechanisms.IndependentGaussian) and mechanism.rounding is None
+  return isinstance(mechanism, mechanisms.IndependentGaussian)
 
 
 def public_order(seed: Optional[int], size: int) -> np.ndarray:

@@ -92,12 +92,10 @@ class Look(NamedTuple):
   Attributes:
     event: The DpEvent of its steps; None where dp_accounting has none for its sampling.
     sensitivity: The sensitivity of C over the patterns that were tried, a lower bound.
-    exact: Whether the event is the run's, and not only one that costs less.
   """
 
   event: Any
   sensitivity: Optional[float]
-  exact: bool = True
 
 
 class Answer(NamedTuple):
@@ -131,16 +129,15 @@ def answer(
   events = [one.event for one in found]
   if any(event is None for event in events):
     return Answer(None, 'dp_accounting has none for this sampling')
-  exact = all(one.exact for one in found)
   relation = _relation(entries)
   if any(entry.plan.search is not None for entry in entries):
     accountant = rdp.RdpAccountant(neighboring_relation=relation)
     for event in events:
       accountant.compose(event)
-    return Answer(float(accountant.get_epsilon(delta)), "dp_accounting's Renyi accountant", exact,
+    return Answer(float(accountant.get_epsilon(delta)), "dp_accounting's Renyi accountant", True,
                   _SETTLED, tuple(float(accountant.get_delta(e)) for e in epsilons))
   try:
-    return _by_losses(events, relation, delta, epsilons, exact)
+    return _by_losses(events, relation, delta, epsilons)
   except (ArithmeticError, MemoryError):  # An epsilon of many thousands.
     return Answer(None, 'the losses are too large for its grids')
 
@@ -154,8 +151,7 @@ def _same_bins(one: Any, two: Any) -> bool:
 
 
 def _by_losses(
-    events: List[Any], relation: Any, delta: float, epsilons: Sequence[float],
-    exact: bool) -> Answer:
+    events: List[Any], relation: Any, delta: float, epsilons: Sequence[float]) -> Answer:
   """Refines the grid until the upper bounds agree."""
   rough = rdp.RdpAccountant(neighboring_relation=_RELATION.ADD_OR_REMOVE_ONE)
   sigmas = [sigma for event in events for sigma in _multipliers(event)]
@@ -185,7 +181,7 @@ def _by_losses(
       break
     grid = max(least, grid / 8)
   return Answer(
-      value, "dp_accounting's privacy loss distributions", exact and delta >= SMALLEST_DELTA,
+      value, "dp_accounting's privacy loss distributions", delta >= SMALLEST_DELTA,
       min(1.0, max(_SETTLED, 2 * change)), tuple(float(accountant.get_delta(e)) for e in epsilons))
 
 
@@ -201,11 +197,10 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
   """
   kind, mechanism = type(plan.sampling).__name__, plan.mechanism
   sigma = float(plan.noise_multiplier)
-  rounding = 1 + (mechanism.rounding or 0)
   sampled = _sampled(plan, steps)
   draws = getattr(plan.sampling, 'draws', 0)
   bins = kind == 'BallsInBins' and draws is None and plan.adjacency != 'replace' and (
-      mechanism.rounding is None and not plan.extra_releases and plan.search is None)
+      not plan.extra_releases and plan.search is None)
   if kind == 'PoissonExamples':
     taken = np.arange(plan.sampling.examples_per_user + 1)
     size: Any = plan.population_size
@@ -215,7 +210,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
   elif (kind == 'RandomAllocation' or bins and mechanism.bands == 1) and not shared:
     return _secret(plan, steps)
   elif sampled is not None:
-    norm = rounding * float(np.linalg.norm(_column(mechanism, steps)))
+    norm = float(np.linalg.norm(_column(mechanism, steps)))
     noise = sigma / norm * (2 if plan.adjacency == 'replace' else 1)
     q, count = sampled
     step = dp_accounting.GaussianDpEvent(noise)
@@ -231,7 +226,6 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
     size = pattern_sensitivity(mechanism, steps, _APART[kind](plan))
     if size is None:
       return Look(None, None)
-    size *= rounding
     norm_found = math.sqrt(size**2 + steps * sum(r**-2 for r in plan.extra_releases))
     doubled = 2 if _relation_of(plan) is _RELATION.REPLACE_ONE else 1
     event = dp_accounting.GaussianDpEvent(doubled * sigma / norm_found)
@@ -244,7 +238,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
     if plan.search.runs > 1 or plan.search.shape == math.inf:
       event = dp_event_lib.RepeatAndSelectDpEvent(
           event, float(plan.search.runs), float(plan.search.shape))
-  return Look(event, norm_found, mechanism.rounding is None)
+  return Look(event, norm_found)
 
 
 def _secret(plan: terms_lib.Terms, steps: int) -> Look:

@@ -76,10 +76,6 @@ def claims_of(
     name: str, said: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
     steps: Optional[int], plan: Any = None) -> Claims:
   """Returns the claim of an object that says its noise multiplier, batch size and adjacency."""
-  if mechanism is not None and mechanism.rounding is not None:
-    raise ValueError('An audit compares releases that have the same noise, and that of the '
-                     f'operating system would be another each time. Received: mechanism='
-                     f'{mechanism!r}. Audit the same optimizer without `rounding`.')
   return Claims(
       name=name, noise_multiplier=float(said.noise_multiplier), batch_size=float(said.batch_size),
       adjacency=said.adjacency, mechanism=mechanism or independent.IndependentGaussian(),

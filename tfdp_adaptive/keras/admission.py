@@ -224,18 +224,6 @@ def loss_weights(value: Any) -> Any:
   return value
 
 
-def on_host(optimizer: Any, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-  """`compile`'s arguments, without XLA where noise comes from the operating system."""
-  mechanism = getattr(optimizer, 'mechanism', None)
-  if getattr(mechanism, 'rounding', None) is None:
-    return kwargs
-  if kwargs.get('jit_compile') not in (None, False, 'auto'):
-    raise ValueError('Noise of the operating system is drawn in Python, which XLA cannot compile. '
-                     f'Received: jit_compile={kwargs["jit_compile"]} with {mechanism!r}. Use '
-                     'jit_compile=False, or IndependentGaussian() without `rounding`.')
-  return {**kwargs, 'jit_compile': False}
-
-
 def refuse_ragged(*data: Any) -> None:
   """Raises ValueError for examples of different lengths."""
   kinds = (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)

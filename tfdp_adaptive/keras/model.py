@@ -84,7 +84,6 @@ class DPModel(_Mixin):
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
-    kwargs = admission.on_host(optimizer, kwargs)
     refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
     AUDITED.discard(self)

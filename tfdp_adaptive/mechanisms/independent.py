@@ -7,8 +7,6 @@ from typing import Dict, Mapping, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from tfdp_adaptive import checks
-from tfdp_adaptive import gate
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
@@ -21,25 +19,12 @@ class IndependentGaussian(families.ToeplitzMechanism):
 
   Args:
     workload: For errors.
-    rounding: None: normals in floating point. Else noise that needs no trust in floating point
-      nor in a generator that is not cryptographic: releases are rounded to a public grid, so
-      fine that this adds at most the share `rounding` (2**-7 is a good one) to what a record
-      moves them, which is accounted for; and noise on that grid is drawn exactly from the
-      discrete Gaussian, by the operating system's generator. For Keras on one replica,
-      without `jit_compile`; about two seconds per million parameters and step. Clipping and
-      the sum are computed in floating point as ever. Epsilon is then by Renyi divergences.
   """
 
   bands = 1
 
-  def __init__(
-      self, *, workload: workload_lib.Like = None, rounding: Optional[float] = None) -> None:
+  def __init__(self, *, workload: workload_lib.Like = None) -> None:
     super().__init__(workload=workload)
-    if rounding is not None:
-      gate.check('discrete noise')
-      checks.probability(rounding=rounding)
-      rounding = float(rounding)
-    self.rounding = rounding
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
     return {}

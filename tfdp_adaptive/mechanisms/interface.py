@@ -57,7 +57,6 @@ class Mechanism(frozen.Frozen, abc.ABC):
   bands: Optional[int] = None
   dtype: str = 'float64'
   reason: str = ''
-  rounding: Optional[float] = None  # Share that rounding to a grid adds to the sensitivity.
   cached: bool = False  # Whether a design takes long enough to be kept on disk.
   _given_arrays: Optional[Dict[str, np.ndarray]] = None
   _unrounded: Any = None  # The mechanism that a rounded one was made of.

@@ -83,20 +83,8 @@ def independent_gaussian(
     mechanism: independent.IndependentGaussian,
     key_source: keys.Source = keys.from_system) -> Noise:
   """Returns Z itself, without history; r_t = 1."""
-  for_graphs(mechanism)
   return build(mechanism, key_source, 0,
                lambda key, row, history, flat: (vectors(key, flat), history))
-
-
-def for_graphs(mechanism: mechanisms.Mechanism) -> None:
-  """Refuses a mechanism that needs Python, and so the system's generator, in every step."""
-  if not isinstance(mechanism, mechanisms.Mechanism):
-    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
-                     f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
-  if mechanism.rounding is not None:
-    raise ValueError('Noise on a grid, from the operating system, is for Keras optimizers: queries '
-                     'run where there is no Python. Received: '
-                     f'mechanism={mechanism!r}. Leave out `rounding`.')
 
 
 def require_streams(kinds: Iterable[type]) -> None:

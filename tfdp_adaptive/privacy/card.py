@@ -293,7 +293,6 @@ def _parts(plans: Iterable[Any], entries: Iterable[Any], trust: str) -> Iterable
   for plan in plans:
     names |= {type(plan.sampling).__name__, type(plan.mechanism).__name__}
     names |= {'Search'} if plan.search is not None else set()
-    names |= {'discrete noise'} if plan.mechanism.rounding is not None else set()
   return [Part(name, gate.state_of(name)) for name in sorted(map(clean, names))]
 
 

@@ -134,8 +134,8 @@ def _total(card: card_lib.Card) -> Iterator[Finding]:
   else:
     yield Finding(VERIFIED, f'The runs together have {told}.')
     if not answer.exact:
-      yield Finding(UNKNOWN, 'How far epsilon is above that of less private terms, with noise '
-                             'that is not rounded, or at a larger delta, was not computed again.')
+      yield Finding(UNKNOWN, 'How far epsilon is above that of less private terms at a larger '
+                             'delta was not computed again.')
   for (point, delta), found in zip(card.profile, answer.deltas):
     if delta < found * (1 - max(0.03, 10 * answer.tolerance)) - second_accountant.SMALLEST_DELTA:
       yield Finding(WRONG, f'At epsilon {point:.4g} the terms do not give delta {delta:.4g}; '

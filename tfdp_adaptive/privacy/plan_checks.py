@@ -84,12 +84,6 @@ def accountable(plan: terms_lib.Terms) -> None:
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
   claims = plan.sampling.claims(plan)
   without_renyi = claims and (plan.adjacency == 'replace' or not plan.sampling.renyi)
-  if plan.mechanism.rounding is not None and (plan.extra_releases or without_renyi):
-    raise ValueError(
-        'Noise on a grid is accounted for by Renyi divergences, of Poisson sampling under '
-        'zero_out or add_remove, or of batches that claim no amplification, and without '
-        f'`extra_releases`. Received: mechanism={plan.mechanism!r}, sampling={plan.sampling!r}, '
-        f'adjacency={plan.adjacency!r}, extra_releases={plan.extra_releases}.')
   if plan.search is not None:
     if not isinstance(plan.search, private_search.Search):
       raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '

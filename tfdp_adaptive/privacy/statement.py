@@ -203,10 +203,6 @@ def _mechanism(run: card_lib.Run) -> str:
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
            f'{plan.steps} steps planned.')
-  if plan.mechanism.rounding is not None:
-    text += (' Releases are rounded to a public grid, which adds at most the share '
-             f'{plan.mechanism.rounding:g} to what a record moves them and is accounted for, and '
-             'noise on it is drawn exactly, from the discrete Gaussian.')
   text += ''.join(f' {detail}' for detail in run.details)
   if run.entry.rule:
     text += f' Update rule: {run.entry.rule}, by post-processing of the noised releases.'
@@ -255,12 +251,11 @@ def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
     return text + (
         f'{method}, of {event}.{luck} Amplification by sampling is claimed; it holds '
         'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
-  kind = '' if plan.mechanism.rounding is None else 'discrete '
   several = cost.fixed_order(plan) and run.max_participations > 1
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
-      f'{method}, of one {kind}Gaussian mechanism{" in each run" if selects else ""}. '
+      f'{method}, of one Gaussian mechanism{" in each run" if selects else ""}. '
       f'A record takes part at most {run.max_participations} times, '
       f'{"a multiple of" if several else "at least"} {run.min_sep} steps apart: sensitivity '
       f'{run.sensitivity:.6g} clip norms, effective noise multiplier '
@@ -269,15 +264,9 @@ def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
 
 def caveats(card: card_lib.Card) -> str:
   """Attacks that are outside of the guarantee."""
-  if card.plans and all(plan.mechanism.rounding is not None for plan in card.plans):
-    text = ('noise comes from the operating system\'s generator and is added in integers; '
-            'records are clipped and summed in floating point, and coins of sampling come from a '
-            'PCG64 generator keyed by the system, which is not cryptographic. Attacks on these '
-            'two are outside the guarantee.')
-  else:
-    text = ('noise and coins come from Philox and PCG64 generators keyed by the '
-            'operating system\'s entropy; they are not cryptographic, and noise is added in '
-            'floating point. Attacks on either are outside the guarantee.')
+  text = ('noise and coins come from Philox and PCG64 generators keyed by the '
+          'operating system\'s entropy; they are not cryptographic, and noise is added in '
+          'floating point. Attacks on either are outside the guarantee.')
   if any(run.seeded for run in card.runs):
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')

@@ -12,12 +12,12 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 
 
@@ -64,7 +64,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = None,
       cumulative: bool = False, seed: Optional[int] = None) -> None:
     trees.check_specs(record_specs=record_specs)
-    streams.for_graphs(mechanism)
+    privatizer.check_mechanism(mechanism)
     checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
     self._specs = trees.map(trees.wide_spec, record_specs)

@@ -21,7 +21,6 @@ from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.mechanisms import independent
-from tfdp_adaptive.noise import streams
 from tfdp_adaptive.queries import sums
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ class RuleQuery(sums.SumAggregationDPQuery):
       _check_participations(rule, max_participations)
     self._specs = specs
     self._mechanism = numbers['mechanism'] or independent.IndependentGaussian()
-    streams.for_graphs(self._mechanism)
     self._private = private_rule.PrivateRule(
         rule, specs, **numbers, seed=seed, allow_non_private=allow_non_private)
 
