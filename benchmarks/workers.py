@@ -70,7 +70,8 @@ def child(kind, size, private, steps, devices=0, budget=None):
       noise_multiplier=1.0, target_delta=1e-6, sampling=tfdp.sampling.FixedOrder())
   with strategy.scope():
     model = (tfdp.DPSequential if private else keras.Sequential)(stacks[kind]())
-    model.compile(tfdp.DPAdam(plan=plan, memory_budget=budget) if private else
+    performance = tfdp.Performance(memory_budget=budget)
+    model.compile(tfdp.DPAdam(plan=plan, performance=performance) if private else
                   keras.optimizers.Adam(),
                   loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
   data = (np.random.default_rng(0).normal(size=(ROWS, 784)).astype(np.float32),

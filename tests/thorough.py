@@ -239,7 +239,6 @@ _BY_REASON = {
         'keras/classes_test.py::test_public_data_as_function_and_data_set': (),
         'keras/diagnostics_test.py::test_numbers_of_a_step': ('!materialized-1',),
         'keras/explain_test.py::test_after_training_open_axes_are_those_that_were_trained_on': (),
-        'keras/face_test.py::test_old_and_new_spellings_take_the_same_steps': (),
         'keras/features_test.py::test_learning_rate_schedule_weight_decay_and_constraints': (),
         'keras/features_test.py::'
         'test_make_private_shares_weights_and_takes_every_kind_of_model': (),

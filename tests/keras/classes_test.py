@@ -152,18 +152,6 @@ def base_tensors(tree):
   return tf.nest.map_structure(tf.convert_to_tensor, tree)
 
 
-def test_iterates_are_averaged():
-  model = _model(_optimizer('DPSGD', average_iterates=True))
-  iterates = []
-  for _ in range(4):
-    model.train_on_batch(X, Y)
-    iterates.append(model.get_weights()[0])
-  model.optimizer.finalize_variable_values(model.trainable_variables)
-  np.testing.assert_allclose(model.get_weights()[0], np.mean(iterates, 0), rtol=1e-5)
-  with pytest.raises(ValueError, match='two averages'):
-    _optimizer('DPSGD', average_iterates=True, use_ema=True)
-
-
 def test_constraint_sets_hold():
   model = _model(_optimizer('PAGAN', learning_rate=100.0))
   model.fit(X, Y, batch_size=B, epochs=3, verbose=0)

@@ -140,7 +140,7 @@ _, both = private(mirrored)
 both.fit(plan.batches((x, y)), verbose=0)
 same(both, alone)
 assert both.ledger == alone.ledger and both.optimizer.steps_done == 5
-_, chunked = private(mirrored, memory_budget=600)
+_, chunked = private(mirrored, performance=tfdp.Performance(memory_budget=600))
 chunked.fit(plan.batches((x, y)), verbose=0)
 same(chunked, alone)
 

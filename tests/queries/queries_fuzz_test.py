@@ -23,12 +23,12 @@ ODD = st.one_of(
         tf.TensorSpec([2]), tf.TensorSpec([None]), tf.TensorSpec([2], tf.int32), {'a': SPECS[0]},
         tf.constant(1.0), tfdp.rules.dp_adam(), mechanisms.IndependentGaussian()]),
     st.integers(-3, 5), st.floats())
-BASIC = dict(l2_norm_clip=1.0, noise_multiplier=1.0, adjacency='zero_out', clipping='hard',
+BASIC = dict(l2_norm_clip=1.0, noise_multiplier=1.0, adjacency='zero_out', clipping=None,
              seed=None)
 KINDS = {
     'RuleQuery': (queries.RuleQuery, dict(
         BASIC, rule=tfdp.rules.dp_adam(), specs=SPECS, plan=None, batch_size=10, mechanism=None,
-        quantile_clip=None, slack_clip=None, steps=None, allow_non_private=False,
+        steps=None, allow_non_private=False,
         max_participations=None)),
     'MechanismSumQuery': (queries.MechanismSumQuery, dict(
         BASIC, record_specs=SPECS, mechanism=mechanisms.IndependentGaussian(), cumulative=False)),

@@ -177,14 +177,6 @@ def test_normalizer_keeps_its_digits_near_one():
       1 - 0.9**3, rel=1e-14)
 
 
-def test_average_of_iterates():
-  points = np.random.default_rng(0).normal(size=(6, 5))
-  mean = loop.split(np.zeros(5))
-  for k, x in enumerate(points):
-    mean = rules.average_iterates(mean, tf.constant(k + 1, tf.int64), loop.split(x))
-    np.testing.assert_allclose(loop.join(mean), points[:k + 1].mean(axis=0))
-
-
 @pytest.mark.parametrize('steps, expected', [(1, 0.6827), (2, 0.632), (10, 0.555)])
 def test_negative_fraction_of_pure_noise(steps, expected):
   """Section 3: a coordinate without gradient; P(chi^2_1 < 1) at the first step."""

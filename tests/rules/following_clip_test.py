@@ -118,10 +118,6 @@ REFUSED = [
     (lambda: rules.quantile_clip(rules.dp_sgd(), 1.0), 'quantile'),
     (lambda: rules.quantile_clip(rules.dp_sgd(), bounds=(2.0, 3.0)), 'bounds'),
     (lambda: QUANTILE.rider.noise(1.0, 10), 'more than half'),
-    (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64, quantile_clip=0.5,
-                        slack_clip=0.5), 'Choose one'),
-    (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=64,
-                        quantile_clip='half'), 'dictionary'),
     (lambda: tfdp.clipping.Quantile(1.0), 'quantile'),
     (lambda: tfdp.clipping.Slack(0.5, tfdp.clipping.AutoS()), 'brought up|follow'),
     (lambda: tfdp.clipping.Quantile(0.5, tfdp.clipping.Slack()), 'inside it')]

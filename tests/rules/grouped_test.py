@@ -214,8 +214,6 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
     (lambda: rules.grouped(rules.quantile_clip(rules.dp_adam_ime()), (0, 1)), 'every coordinate'),
     (lambda: rules.quantile_clip(rules.grouped(rules.slack_clip(rules.dp_sgd(), 2), (0, 1))),
      'one unit'),
-    (lambda: tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, groups='layers'),
-     '`groups` must be'),
     (lambda: tfdp.clipping.Groups('layers'), '`groups` must be'),
     (lambda: tfdp.clipping.PerLayer(split='half'), 'split'),
     (lambda: tfdp.DPAdamIME(

@@ -29,7 +29,7 @@ def test_the_noise_matters(case):
 
 def test_every_factory_has_a_line():
   from tfdp_adaptive import rules  # pylint: disable=g-import-not-at-top
-  helpers = {'average_iterates', 'negative_fraction', 'pagan_ellipsoid', 'pasan_ellipsoid',
+  helpers = {'negative_fraction', 'pagan_ellipsoid', 'pasan_ellipsoid',
              'dp2', 'slack_buckets'}
   elsewhere = {'quantile_clip', 'slack_clip', 'with_clipping'}  # Wrappers that leave updates alone.
   factories = {name for name in vars(rules)

@@ -7,14 +7,12 @@ All of them have the privacy of `Hard()` at the same noise.
 import dataclasses
 import numbers
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type
-import warnings
 
 from tfdp_adaptive import contract
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import groups as groups_lib
 from tfdp_adaptive.rules import record_weights
 
-_REPLACED = ('quantile_clip', 'slack_clip', 'groups')  # Arguments of optimizers, by `clipping`.
 _PLAIN = contract.Rule(  # Arguments are tried on it.
     lambda specs: (), lambda state, public: (), lambda *_: ((), ()), elementwise=True)
 
@@ -148,8 +146,7 @@ class Quantile(_Following):
 
   def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> contract.Rule:
-    return following_clip.chosen(
-        self.weights.rule(rule), self._arguments(), None, batch_size, noise_multiplier)
+    return following_clip.quantile_clip(self.weights.rule(rule), **self._arguments())
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -160,8 +157,11 @@ class Slack(_Following):
 
   def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> contract.Rule:
-    return following_clip.chosen(
-        self.weights.rule(rule), None, self._arguments(), batch_size, noise_multiplier)
+    buckets = 1
+    if batch_size and noise_multiplier is not None:
+      buckets = following_clip.slack_buckets(batch_size, noise_multiplier)
+    return following_clip.slack_clip(
+        self.weights.rule(rule), **{'buckets': buckets, **self._arguments()})
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -233,7 +233,6 @@ class PerVariable(_Named):
 
 _KINDS: Dict[str, Any] = {one.__name__: one for one in (
     Hard, AutoV, AutoS, PSAC, Tanh, PNorm, Quantile, Slack, Groups, PerLayer, PerVariable)}
-_WEIGHTED = {one._kind: one for one in _KINDS.values() if issubclass(one, _Weighted)}
 
 
 def _check(choice: Any, name: str, kinds: Any) -> None:
@@ -262,37 +261,21 @@ def from_config(config: Mapping[str, Any]) -> Clipping:
                      f'Received: clipping={config!r}.') from error
 
 
-def chosen(clipping: Any, given: Dict[str, Any], depth: int) -> Clipping:
-  """Returns the value of an optimizer's argument `clipping`, also in its spelling before 0.2.
-
-  Args:
-    clipping: A `Clipping`, its config, or what was written before.
-    given: Other arguments, from which those that `clipping` replaced are taken away.
-    depth: The number of calls between this function and the user's code, for the warning.
-  """
-  old = {name: given.pop(name) for name in _REPLACED if name in given}
-  old = {name: value for name, value in old.items() if value is not None}
+def chosen(clipping: Any) -> Clipping:
+  """Returns the value of an optimizer's argument `clipping`: a `Clipping`, its config or None."""
   if isinstance(clipping, dict):
     clipping = from_config(clipping)
-  if clipping is None and not old:
+  if clipping is None:
     return Hard()
-  if isinstance(clipping, Clipping):
-    if old:
-      raise ValueError('`clipping` says all about clipping, so old arguments must be left out. '
-                       f'Received: clipping={clipping!r} and {old}.')
-    return clipping
-  value = _as_before('hard' if clipping is None else clipping, **old)
-  old.update({} if clipping is None else {'clipping': clipping})
-  warnings.warn(
-      f'{", ".join(f"`{name}={one!r}`" for name, one in old.items())} is deprecated. '
-      f'Write `clipping={value!r}`.', DeprecationWarning, stacklevel=depth + 2)
-  return value
+  if not isinstance(clipping, Clipping):
+    raise ValueError('`clipping` must be a way of clipping, such as tfdp.clipping.Hard(). '
+                     f'Received: clipping={clipping!r}.')
+  return clipping
 
 
-def for_query(
-    clipping: Any, depth: int, kinds: Any = (_Weighted, _Following), **given: Any) -> Clipping:
+def for_query(clipping: Any, kinds: Any = (_Weighted, _Following)) -> Clipping:
   """`chosen` for a query, which knows no layers."""
-  value = chosen(clipping, given, depth + 1)
+  value = chosen(clipping)
   if not isinstance(value, kinds):
     raise ValueError('`clipping` of a query must not follow the records where it sums alone, and '
                      'groups are of its rule: `tfdp.rules.grouped(rule, groups)`. '
@@ -300,28 +283,7 @@ def for_query(
   return value
 
 
-def weight(clipping: Any, depth: int) -> contract.Weight:
+def weight(clipping: Any) -> contract.Weight:
   """Returns the weight function of a query that only sums; see `for_query`."""
-  value: Any = for_query(clipping, depth + 1, _Weighted)
+  value: Any = for_query(clipping, _Weighted)
   return value.weight
-
-
-def _as_before(
-    clipping: Any, quantile_clip: Any = None, slack_clip: Any = None, groups: Any = None
-    ) -> Clipping:
-  weight = record_weights.weight(clipping)
-  constants = [] if record_weights.KINDS[weight.kind] is None else [weight.constant]
-  value = _WEIGHTED[weight.kind](*constants)
-  following_clip.chosen(_PLAIN, quantile_clip, slack_clip, None, None)  # Or it refuses.
-  for kind, of in ((Quantile, quantile_clip), (Slack, slack_clip)):
-    if of is not None:
-      value = kind(weights=value, **(of if isinstance(of, dict) else {'quantile': of}))
-  if groups is None:
-    return value
-  named, rest = groups, {}
-  if isinstance(groups, dict):
-    rest = dict(groups)
-    named = rest.pop('groups', None)
-  if isinstance(named, str) and named in ('layer', 'variable'):
-    return (PerLayer if named == 'layer' else PerVariable)(within=value, **rest)
-  return Groups(named, value, **rest)

@@ -4,7 +4,6 @@
 import dataclasses
 import inspect
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
-import warnings
 
 import tensorflow as tf
 
@@ -13,9 +12,6 @@ from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
 
-# What was an argument of its own before 0.2; fixed as all others are.
-SPEED = ('engine', 'memory_budget', 'accumulation_steps')
-_OLD = ('quantile_clip', 'slack_clip', 'groups', *SPEED)
 # Arguments of Keras that would break sensitivity or do something else than they say.
 _REFUSED = {
     'clipnorm': 'Use `l2_norm_clip`.', 'clipvalue': 'Use `l2_norm_clip`.',
@@ -66,36 +62,21 @@ class Performance:
           f'`engine` must be one of {engines.ENGINES}. Received: engine={self.engine!r}.')
 
 
-def performance(value: Any, given: Dict[str, Any], depth: int) -> Performance:
-  """The value of the argument `performance`, which may be spelled as it was before 0.2.
-
-  Args:
-    value: A `Performance`, its config or None.
-    given: Other arguments, from which those that it replaced are taken away.
-    depth: Functions between this one and whoever wrote it, for the warning.
-  """
-  old = {name: given.pop(name) for name in SPEED if name in given}
-  if isinstance(value, dict) and set(value) <= set(SPEED):
+def performance(value: Any) -> Performance:
+  """Returns the value of the argument `performance`: a `Performance`, its config or None."""
+  if isinstance(value, dict):
     value = Performance(**value)
-  if not isinstance(value, (Performance, type(None))) or value is not None and old:
+  if not isinstance(value, (Performance, type(None))):
     raise ValueError('`performance` must be a `tfdp.Performance`, which says all of engine, memory '
-                     f'and chunks, or None. Received: performance={value!r}, {old}.')
-  if old:
-    value = Performance(**old)
-    warnings.warn(f'{sorted(old)} are deprecated. Write `performance=tfdp.{value!r}`.',
-                  DeprecationWarning, stacklevel=depth + 2)
+                     f'and chunks, or None. Received: performance={value!r}.')
   return value or Performance()
 
 
-def check_averages(
-    rule: contract.Rule, average_iterates: bool, kwargs: Dict[str, Any]) -> None:
-  """Refuses averages that exclude one another."""
+def check_moving_average(rule: contract.Rule, kwargs: Dict[str, Any]) -> None:
+  """Raises for a moving average of iterates that a rule projects."""
   if kwargs.get('use_ema') and rule.project is not None:
     raise ValueError('`use_ema` cannot be combined with a rule that projects onto a constraint '
                      f'set. Received: use_ema=True, rule={rule.name}.')
-  if kwargs.get('use_ema') and average_iterates:
-    raise ValueError('`average_iterates` and `use_ema` are two averages. Choose one. '
-                     'Received: average_iterates=True, use_ema=True.')
 
 
 def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optional[str]) -> None:
@@ -134,7 +115,7 @@ def fixed(optimizer_class: Any) -> FrozenSet[str]:
   classes = optimizer_class.__mro__
   ours = next(i for i, one in enumerate(classes)
               if one.__module__.partition('.')[0] == __name__.partition('.')[0])
-  names = {*_REFUSED, *_OLD, *parameters(optimizer_class), *parameters(classes[ours])}
+  names = {*_REFUSED, *parameters(optimizer_class), *parameters(classes[ours])}
   for one in classes[:ours]:
     names -= set(parameters(one.__init__) if '__init__' in vars(one) else ())
   return frozenset(names - {'args', 'kwargs', 'rule', 'learning_rate', 'name', 'public_data'})

@@ -53,7 +53,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     private = {k: v for k, v in self._hidden.private.items() if k != 'steps'}  # Of the plan.
     config.update(private, clipping=self.clipping.get_config(),
                   performance=dataclasses.asdict(self.performance),
-                  average_iterates=self.average_iterates, own_sampler=self.own_sampler,
+                  own_sampler=self.own_sampler,
                   diagnostics=self.diagnostics)
     if self.plan is not None:
       config['plan'] = self.plan.to_json()

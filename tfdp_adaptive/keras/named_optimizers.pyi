@@ -25,7 +25,6 @@ class _Undecayed(TypedDict, total=False):
   clipping: Optional[choices.Clipping]
   performance: Optional[arguments.Performance]
   public_data: Any
-  average_iterates: bool
   own_sampler: Optional[str]
   diagnostics: bool
   seed: Optional[int]

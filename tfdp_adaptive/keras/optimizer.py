@@ -30,7 +30,6 @@ from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
-from tfdp_adaptive.rules import moments as rules_moments
 
 _DIGEST, _RUN = 'digest', 'run'  # Of the state, and whose it is, in files.
 
@@ -67,8 +66,6 @@ class DPOptimizer(compat.GlobalOptimizer):
       function that returns such a batch. It is not saved with the optimizer; set
       `optimizer.public_data` after loading. It must really be public: a part of the
       private data is not.
-    average_iterates: Also keep the mean of all iterates; `finalize_variable_values`
-      puts it into the model.
     own_sampler: With a plan whose batches you choose yourself: how records are chosen, in
       a sentence. Nothing checks it; the statement repeats it as your word. By default
       a step under a plan takes the batch that the plan drew for it, and no other.
@@ -101,33 +98,28 @@ class DPOptimizer(compat.GlobalOptimizer):
       mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
       clipping: Optional[choices.Clipping] = None,
       performance: Optional[arguments.Performance] = None,
-      public_data: Any = None, average_iterates: bool = False, own_sampler: Optional[str] = None,
+      public_data: Any = None, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
       name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
     contract.check_rule(rule)
-    # Constructors of subclasses, which call this one.
-    depth = sum('__init__' in vars(one) for one in type(self).__mro__[
-        :type(self).__mro__.index(DPOptimizer)])
-    clipping = choices.chosen(clipping, kwargs, depth + 1)
-    performance = arguments.performance(performance, kwargs, depth + 1)
+    clipping, performance = choices.chosen(clipping), arguments.performance(performance)
     given: Any = dict(batch_size=batch_size, noise_multiplier=noise_multiplier)
     rule = clipping.rule(rule, **{
         name: getattr(plan, name, value) for name, value in given.items()})
-    arguments.check_averages(rule, average_iterates, kwargs)
+    arguments.check_moving_average(rule, kwargs)
     compat.init_optimizer(self, learning_rate, name or type(self).__name__, **kwargs)
     private = privatizer_lib.settings(
         rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency, **given)
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    self._hidden = _Hidden(private=private, rule_config=None, average=None, public_data=None)
+    self._hidden = _Hidden(private=private, rule_config=None, public_data=None)
     self.plan = plan
     for setting in set(private) - {'steps'}:
       setattr(self, setting, private[setting])
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
     self.clipping, self.performance = clipping, performance
-    self.average_iterates = average_iterates
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics
     self.public_data = public_data
@@ -233,8 +225,6 @@ class DPOptimizer(compat.GlobalOptimizer):
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
                      else self._add_state(t)), initial)
       self.run.begin(private, state, var_list)
-      if self.average_iterates:
-        self._hidden.average = [self._add_state(tf.convert_to_tensor(v)) for v in var_list]
     compat.mark_built(self)
 
   def check_variables(self, variables: Sequence[Any]) -> None:
@@ -291,7 +281,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     Args:
       variables: The trainable variables.
       direction: A list like them.
-      state: The state after the step, for projections and the average of iterates.
+      state: The state after the step, for projections.
     """
     with self._allow_apply():
       compat.apply_direction(
@@ -300,19 +290,6 @@ class DPOptimizer(compat.GlobalOptimizer):
       projected = self.rule.project(state.rule, [tf.convert_to_tensor(v) for v in variables])
       for variable, value in zip(variables, projected):
         variable.assign(tf.cast(value, variable.dtype))
-    if self.average_iterates:
-      averages = rules_moments.average_iterates(
-          [tf.convert_to_tensor(v) for v in self._hidden.average], state.privatizer.noise.row,
-          [tf.convert_to_tensor(v) for v in variables])
-      for average, value in zip(self._hidden.average, averages):
-        average.assign(value)
-
-  def finalize_variable_values(self, var_list: Any) -> None:
-    """Puts the averaged iterate into the variables, if one is kept."""
-    super().finalize_variable_values(var_list)
-    if self._hidden.average is not None:
-      for variable, average in zip(var_list, self._hidden.average):
-        variable.assign(tf.convert_to_tensor(average))
 
   # What Keras would do with gradients of its own.
 
@@ -392,5 +369,5 @@ class DPOptimizer(compat.GlobalOptimizer):
 class _Hidden(types.SimpleNamespace):
   """Hides its attributes from Keras' and TensorFlow's automatic tracking.
 
-  Tracked, dictionaries and lists would be wrapped, and the average would be in checkpoints twice.
+  Tracked, dictionaries and lists would be wrapped.
   """

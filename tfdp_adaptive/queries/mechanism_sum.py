@@ -79,7 +79,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
                        f'float32. Received: l2_norm_clip={l2_norm_clip}, standard deviation '
                        f'{stddev}. Scale the records, and the clip norm with them.')
     self._cumulative = cumulative
-    self._weight = choices.weight(clipping, 1)
+    self._weight = choices.weight(clipping)
     self._noise = noise_lib.stream(
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 

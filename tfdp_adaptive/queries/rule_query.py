@@ -71,7 +71,6 @@ class RuleQuery(sums.SumAggregationDPQuery):
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()`,
       `Quantile(0.5)`, `Slack()` and the like.
-    quantile_clip, slack_clip: Deprecated spellings of `clipping`.
     steps: Number of rounds accounted for; None for no limit.
     seed: For tests only: fixed noise protects nobody.
     allow_non_private: Accept a rule that releases a statistic without noise.
@@ -84,15 +83,13 @@ class RuleQuery(sums.SumAggregationDPQuery):
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = None,
-      quantile_clip: Any = None, slack_clip: Any = None, steps: Optional[int] = None,
-      seed: Optional[int] = None, allow_non_private: bool = False,
+      steps: Optional[int] = None, seed: Optional[int] = None, allow_non_private: bool = False,
       max_participations: Optional[int] = None) -> None:
     check_rule(rule)
     trees.check_specs(specs=specs)
     given: Any = dict(batch_size=batch_size, noise_multiplier=noise_multiplier)
-    rule = choices.for_query(
-        clipping, 1, quantile_clip=quantile_clip, slack_clip=slack_clip).rule(rule, **{
-            name: getattr(plan, name, value) for name, value in given.items()})
+    rule = choices.for_query(clipping).rule(rule, **{
+        name: getattr(plan, name, value) for name, value in given.items()})
     numbers = privatizer.settings(
         rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency,
         steps=steps, **given)

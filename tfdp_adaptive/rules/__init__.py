@@ -26,7 +26,6 @@ from tfdp_adaptive.rules.independent_moments import dp_adam_jme as dp_adam_jme
 from tfdp_adaptive.rules.kfc import dp_kfc as dp_kfc
 from tfdp_adaptive.rules.kronecker import dp_shampoo as dp_shampoo
 from tfdp_adaptive.rules.kronecker import dp_soap as dp_soap
-from tfdp_adaptive.rules.moments import average_iterates as average_iterates
 from tfdp_adaptive.rules.moments import negative_fraction as negative_fraction
 from tfdp_adaptive.rules.muon import dp_muon as dp_muon
 from tfdp_adaptive.rules.muon import muon as muon

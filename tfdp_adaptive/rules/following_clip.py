@@ -140,33 +140,6 @@ def slack_buckets(batch_size: float, noise_multiplier: float) -> int:
   return min(64, max(1, math.floor((batch_size / (5.152 * noise_multiplier))**(2 / 3))))
 
 
-def chosen(rule: contract.Rule, quantile: Any, slack: Any, batch_size: Optional[float],
-           noise_multiplier: Optional[float]) -> contract.Rule:
-  """The rule of an adapter's arguments `quantile_clip` and `slack_clip`.
-
-  Args:
-    rule: The rule itself.
-    quantile, slack: None; a number, the quantile; or a mapping of the arguments of the
-      functions of these names. Not both.
-    batch_size, noise_multiplier: For the number of buckets, unless it is given.
-  """
-  if quantile is not None and slack is not None:
-    raise ValueError('`quantile_clip` and `slack_clip` both choose the clip norm. Choose one. '
-                     f'Received: quantile_clip={quantile!r}, slack_clip={slack!r}.')
-  for name, value, make in (('quantile_clip', quantile, quantile_clip),
-                            ('slack_clip', slack, slack_clip)):
-    if value is None:
-      continue
-    if not (checks.is_number(value) or isinstance(value, dict)):
-      raise ValueError(f'`{name}` must be None, a quantile, or a dictionary of the arguments of '
-                       f'`tfdp.rules.{name}`. Received: {name}={value!r}.')
-    arguments = dict(value) if isinstance(value, dict) else {'quantile': value}
-    if make is slack_clip and batch_size and noise_multiplier is not None:
-      arguments.setdefault('buckets', slack_buckets(batch_size, noise_multiplier))
-    return make(rule, **{'buckets': 1, **arguments} if make is slack_clip else arguments)
-  return rule
-
-
 def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
                quantile: float, learning_rate: float, bounds: Tuple[float, float],
                name: str) -> contract.Rule:

@@ -149,9 +149,6 @@ def divide(first: trees.Tree, root: trees.Tree) -> trees.Tree:
   return trees.map(tf.math.divide_no_nan, first, root)
 
 
-def average_iterates(average: trees.Tree, step: tf.Tensor, iterate: trees.Tree) -> trees.Tree:
-  """Returns the mean of iterates 1 to `step`, from the mean of iterates 1 to `step - 1`."""
-  return trees.map(lambda a, x: a + (x - a) / tf.cast(step, x.dtype), average, iterate)
 
 
 def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:

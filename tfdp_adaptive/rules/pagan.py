@@ -35,7 +35,7 @@ def pasan(
 
   Records are projected onto `sum_j a_j g_j^2 <= l2_norm_clip^2`: the clip norm
   is 1 where A holds the bound, as `tfdp.rules.pasan_ellipsoid` makes it. The paper's
-  output is the average of the iterates (`average_iterates`).
+  output is the average of the iterates, which you can take over weights that you save.
 
   Args:
     ellipsoid: None (a ball), or a > 0: a number or one array per variable, in
