@@ -88,8 +88,6 @@ _BY_REASON = {
     PARTS: {
         'cli/compare_test.py::test_epsilon_is_what_the_noise_gives': (),
         'cli/federated_command_test.py::test_the_demo_has_both_parts_in_one_table': (),
-        'cli/train_command_test.py::test_a_full_disk_loses_nothing': (),
-        'cli/train_command_test.py::test_users_are_protected_by_their_examples': (),
         'faults/kill_test.py::test_fit_with_backups_survives_kills': (),
         'keras/distribute_test.py::'
         'test_a_plan_takes_the_steps_of_one_device_in_fit_and_in_a_loop': (),
@@ -150,12 +148,6 @@ _BY_REASON = {
         'cli/robust_command_test.py::test_an_interrupt_at_any_moment_ends_in_one_line': (),
         'cli/robust_command_test.py::test_help_and_wrong_arguments_do_not_wait_for_libraries': (),
         'cli/robust_command_test.py::test_output_that_cannot_be_written': (),
-        'cli/train_command_test.py::test_a_hostile_state_runs_no_code': (),
-        'cli/train_command_test.py::test_another_run_does_not_go_on_from_this_one': (),
-        'cli/train_command_test.py::test_no_byte_of_a_saved_state_may_change': (),
-        'cli/train_command_test.py::test_steps_that_were_saved_or_shown_are_not_taken_again': (),
-        'cli/train_command_test.py::'
-        'test_the_saved_model_is_the_one_reported_and_holds_no_secret': (),
         'cli/white_box_command_test.py::test_json_without_a_guarantee': (),
         'clipping/bookkeeping_forward_test.py::test_expressions_of_models_that_draw': (),
         'clipping/bookkeeping_forward_test.py::test_results': (

@@ -30,22 +30,18 @@ PATHS = st.sampled_from(['', '.', '/', '/dev/null', '/dev/zero', '/nonexistent/f
                          'empty', 'binary', 'blank', 'one', 'short.jsonl', 'broken.gz', 'broken.xz',
                          'deep.json', 'no\0ne', '\udcff', 'n' * 300, 'words', 'twice', 'client'])
 KINDS = {
-    **dict.fromkeys(('steps', 'batch-size', 'save-every', 'vocabulary-size', 'runs', 'shape',
-                     'score-noise', 'rounds', 'clients-per-round', 'canaries', 'confidence'),
-                    NUMBERS),
-    'grid': st.one_of(st.text(max_size=8), NUMBERS.map('learning_rate={},1'.format)),
+    **dict.fromkeys(('steps', 'batch-size', 'vocabulary-size', 'rounds', 'clients-per-round',
+                     'canaries', 'confidence'), NUMBERS),
     'epsilon': NUMBERS, 'delta': NUMBERS, 'data': PATHS, 'vocabulary': PATHS, 'out': PATHS,
     'methods': st.text(max_size=8), 'method': st.text(max_size=8), 'set': st.one_of(
         st.text(max_size=8), NUMBERS.map('learning_rate={}'.format))}
-_TRAINED = ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'set', 'method']
 USED = {
-    'train': [*_TRAINED, 'steps', 'batch-size', 'save-every', 'vocabulary-size'],
-    'tune': [*_TRAINED, 'steps', 'batch-size', 'runs', 'shape', 'score-noise', 'grid'],
-    'audit': ['epsilon', 'delta', 'data', 'vocabulary', 'method', 'steps', 'batch-size', 'canaries',
-              'confidence'],
+    'audit': ['epsilon', 'delta', 'data', 'vocabulary', 'method', 'set', 'steps', 'batch-size',
+              'canaries', 'confidence'],
     'federated': ['epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods', 'rounds',
                   'clients-per-round'],
-    'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'out', 'methods']}
+    'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'vocabulary-size',
+                'out', 'methods']}
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 24))  # Of each; `TFDP_FUZZ=1000` looks for more.
 
 
@@ -139,7 +135,7 @@ def test_privacy_answers_or_refuses(data):
     ('file/below', '--out must be a folder'), ('/proc/nowhere', 'that files can be written to'),
     ('/dev/full', '--out must be a folder'), ('n' * 300, 'File name too long')])
 @pytest.mark.parametrize('command', [
-    'train', 'compare', 'federated', 'demo', 'mechanism --steps 99999999999'])
+    'compare', 'federated', 'demo', 'mechanism --steps 99999999999'])
 def test_the_folder_is_checked_before_any_work(
     command, out, message, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
@@ -177,7 +173,7 @@ def test_output_that_cannot_be_written(tmp_path):
 def test_an_interrupt_at_any_moment_ends_in_one_line(tmp_path):
   """While libraries load, text is read, or noise is found."""
   script = ('import sys; from tfdp_adaptive.cli import main; print("ready", flush=True)\n'
-            f'sys.exit(main.main(["train", "--out", {str(tmp_path / "out")!r}]))')
+            f'sys.exit(main.main(["compare", "--out", {str(tmp_path / "out")!r}]))')
   for seconds in (.01, .5, 2., 5.):
     victim = subprocess.Popen([sys.executable, '-c', script], env=environment(), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -205,8 +201,8 @@ def test_help_and_wrong_arguments_do_not_wait_for_libraries(broken):
             f'for name in {sorted(set(main.COMMANDS) - computing)}: run(name, "--help")\n'
             'assert "scipy" not in sys.modules\n'
             f'for name in {computing}: run(name, "--help")\n'
-            'run("--version"); run("train", "--epsilon", "0")\n'
-            f'run("train", "--data", {str(broken / "empty")!r}, "--out", {str(broken)!r})\n'
+            'run("--version"); run("compare", "--epsilon", "0")\n'
+            f'run("compare", "--data", {str(broken / "empty")!r}, "--out", {str(broken)!r})\n'
             'import tensorflow as tf; assert tf.constant(1).numpy() == 1\n')
   done = subprocess.run([sys.executable, '-c', script], env=environment(), check=False, text=True,
                         capture_output=True)
@@ -266,12 +262,12 @@ def test_an_interrupt_while_a_library_loads_waits_for_its_end(tmp_path, monkeypa
 def test_warnings_of_the_library_are_notes(capsys):
   with warnings.catch_warnings():
     warnings.simplefilter('always')
-    with main._notes('tfdp train'):
+    with main._notes('tfdp compare'):
       warnings.warn('Try less.', errors.Caution, stacklevel=2)
       warnings.warn('Of others.', stacklevel=2)
     warnings.warn('After it.', errors.Caution, stacklevel=2)
   lines = capsys.readouterr().err.splitlines()
-  assert lines[0] == 'tfdp train: note: Try less.' and 'note' not in ''.join(lines[1:])
+  assert lines[0] == 'tfdp compare: note: Try less.' and 'note' not in ''.join(lines[1:])
 
 
 @pytest.mark.parametrize('command', sorted(main.COMMANDS))
@@ -285,21 +281,21 @@ def test_unknown_options_are_named_by_their_command(command, capsys):
 
 def test_a_misspelled_option_names_the_one_that_was_meant(capsys):
   with pytest.raises(SystemExit):
-    main.main(['train', '--epsilonn', '3'])
+    main.main(['compare', '--epsilonn', '3'])
   assert capsys.readouterr().err == (
-      'tfdp train: error: unrecognized arguments: --epsilonn 3. Did you mean --epsilon? '
-      '(see tfdp train --help)\n')
+      'tfdp compare: error: unrecognized arguments: --epsilonn 3. Did you mean --epsilon? '
+      '(see tfdp compare --help)\n')
 
 
 @pytest.mark.parametrize('name', ['DPAdamSTP', 'dp_adam_stp', 'dp-adam-stp', 'DP_ADAM_STP'])
 def test_methods_are_found_however_they_are_spelled(name):
-  words = ['train', '--method', name]
+  words = ['audit', '--method', name]
   assert main.parser(words).parse_args(words).method == 'dp_adam_stp'
   assert text_options.chosen(name, ['dp_adam', 'dp_adam_stp']) == ['dp_adam_stp']
 
 
 @pytest.mark.parametrize('words, close', [
-    (['trian'], 'train'), (['train', '--method', 'dp_adm_stp'], 'dp_adam_stp'),
+    (['comapre'], 'compare'), (['audit', '--method', 'dp_adm_stp'], 'dp_adam_stp'),
     (['compare', '--methods', 'dp_sgd,dp_adma'], 'dp_adam'), (['Mechanisms'], 'mechanism')])
 def test_what_was_meant_is_said_in_one_line(words, close, capsys):
   try:

@@ -8,7 +8,6 @@ import random
 import time
 
 import ledger
-import numpy as np
 import nursery
 import pytest
 
@@ -18,8 +17,7 @@ VICTIM = pathlib.Path(ledger.__file__)
 @pytest.fixture(scope='module')
 def mother():
   with nursery.Nursery(
-      'tensorflow', 'tfdp_adaptive.cli.main', 'tfdp_adaptive.examples.training',
-      'tfdp_adaptive.keras.callbacks') as one:
+      'tensorflow', 'tfdp_adaptive.keras.callbacks', 'tfdp_adaptive.keras.private') as one:
     yield one
 
 
@@ -41,35 +39,13 @@ def live_some_time(seconds, mother, path, *arguments):
   return mother.status, output.read_text()
 
 
-def text(folder):
-  """200 sentences of 20 clients and a vocabulary; the arguments that name them."""
-  rng = np.random.default_rng(0)
-  (folder / 'text.jsonl').write_text('\n'.join(
-      json.dumps({'client': i % 20, 'text': f'The {rng.choice(["cat", "dog"])} sees and runs.'})
-      for i in range(200)), encoding='utf-8')
-  (folder / 'words.txt').write_text('the\ncat\ndog\nsees\nand\nruns', encoding='utf-8')
-  return ['train', '--data', folder / 'text.jsonl', '--vocabulary', folder / 'words.txt',
-          '--batch-size', '32', '--method', 'dp_adam', '--out', folder / 'out']
-
-
 def test_fit_with_backups_survives_kills(mother, tmp_path):
   path = tmp_path / 'ledger'
-  assert live(mother, path, 25, 'fit', tmp_path, 40)[0] == -9
-  status, said = live(mother, path, 0, 'fit', tmp_path, 40)
+  assert live(mother, path, 25, tmp_path, 40)[0] == -9
+  status, said = live(mother, path, 0, tmp_path, 40)
   assert status == 0, said
   runs, again = ledger.judge(path, 40)
   assert runs == 2 and again < 5  # A backup is made after every epoch of four steps.
-
-
-def test_train_survives_kills_and_keeps_its_curve(mother, tmp_path):
-  path, command = tmp_path / 'ledger', [*text(tmp_path), '--steps', '23', '--save-every', '2']
-  assert live(mother, path, 21, *command)[0] == -9
-  status, said = live(mother, path, 0, *command)
-  assert status == 0, said
-  runs, again = ledger.judge(path, 23)
-  assert runs == 2 and again < 3
-  row = json.loads((tmp_path / 'out' / 'results.json').read_text(encoding='utf-8'))['rows'][1]
-  assert [point[0] for point in row['curve']] == [0, 3, 6, 9, 12, 15, 18, 21, 23]
 
 
 @pytest.mark.pitfall(
@@ -77,12 +53,10 @@ def test_train_survives_kills_and_keeps_its_curve(mother, tmp_path):
     severity='critical', stops='state is saved before anything of a step is shown; proven '
                                'by a ledger')
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['train', 'fit'])
-def test_kills_at_any_moment(kind, mother, tmp_path):
+def test_kills_at_any_moment(mother, tmp_path):
   kills = int(os.environ.get('TFDP_KILLS', 25))
   rng, path, steps = random.Random(), tmp_path / 'ledger', 80 * kills
-  command = ['fit', tmp_path, steps] if kind == 'fit' else [
-      *text(tmp_path), '--steps', steps, '--save-every', 1]
+  command = [tmp_path, steps]
   killed = 0
   for _ in range(kills):
     status, said = live_some_time(rng.expovariate(1 / .05), mother, path, *command)
@@ -93,7 +67,7 @@ def test_kills_at_any_moment(kind, mother, tmp_path):
     status, said = live(mother, path, 0, *command)
   assert status == 0, said
   runs, again = ledger.judge(path, steps)
-  nursery.tally(kind, kills=killed, runs=runs, steps=steps, taken_again=again)
+  nursery.tally('fit', kills=killed, runs=runs, steps=steps, taken_again=again)
   assert runs > min(5, kills - 1) and again > 0
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which noise protected which batch, outliving kills, and judges the record.
 
-Run as a script it is the victim: `ledger.py LEDGER LIFE train ...` runs `tfdp train ...`,
-`ledger.py LEDGER LIFE fit FOLDER STEPS` runs `fit` with BackupAndRestore, and both end
-by `kill -9` when they have written so many lines (0: never).
+Run as a script it is the victim: `ledger.py LEDGER LIFE FOLDER STEPS` runs `fit` with
+BackupAndRestore, and ends by `kill -9` when it has written so many lines (0: never).
 """
 
 import collections
@@ -90,28 +89,6 @@ def judge(path, steps):
   return len(runs), len(taken) - steps
 
 
-def train(ledger, arguments):
-  """`tfdp train`, watched; its public text is a sentence."""
-  from tfdp_adaptive.cli import main
-  from tfdp_adaptive.examples import corpus
-  from tfdp_adaptive.examples import training
-  public = corpus.Corpus('a sentence', [corpus.Sentence('', ('the', 'cat', 'sees'))], True)
-  corpus.standard_library = lambda: public
-  models, fit_, begin = [], training.fit, training.Recorder.begin_step
-
-  def remember(model, *arguments):
-    models.append(model)
-    return fit_(model, *arguments)
-
-  def record(self):
-    ledger.step(models[-1])
-    begin(self)
-
-  training.fit = remember
-  training.Recorder.begin_step = record
-  return main.main(['train', *arguments])
-
-
 def fit(ledger, folder, steps):
   """`fit` with backups, and the batches of what is left of the plan."""
   import tensorflow as tf
@@ -140,5 +117,4 @@ if __name__ == '__main__':
   from tfdp_adaptive.accounting import sampling
   record_of = Ledger(sys.argv[1], int(sys.argv[2]))
   record_of.watch(sampling.Poisson)
-  sys.exit(train(record_of, sys.argv[4:]) if sys.argv[3] == 'train'
-           else fit(record_of, sys.argv[4], int(sys.argv[5])))
+  sys.exit(fit(record_of, sys.argv[3], int(sys.argv[4])))

@@ -15,7 +15,6 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import coins
 from tfdp_adaptive.compat import keras
-from tfdp_adaptive.examples import training
 
 PLAN = tfdp.PrivacyPlan(
     batch_size=2, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
@@ -73,18 +72,10 @@ def simulate(folder):
     run.save({'a': tf.constant([1.0])}, {'rounds': 1})
 
 
-def train(folder):
-  """What `tfdp train` keeps besides a backup of `fit`."""
-  recorder = training.Recorder(1, lambda: (1.0, 0.5), 'train', kept=folder / 'curve')
-  recorder.begin(0)
-  recorder.close()
-
-
 WRITERS = {
     'replace': lambda folder: runfolder.replace(folder / 'file', b'content'),
     'create': lambda folder: runfolder.create(folder / 'file', b'content'),
     'coins': lambda folder: coins.Coins(PLAN, folder / 'coins').key(0),
-    'train': train,
     'fit': back_up, 'tune': search, 'federated': simulate}
 
 
@@ -126,6 +117,9 @@ def saved(tmp_path_factory):
   return path, path.read_bytes()
 
 
+@pytest.mark.pitfall(
+    'A saved state was damaged.',
+    severity='critical', stops='refused: a digest over all of it')
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.booleans())
 def test_every_change_is_seen(saved, place, bit, cut):
   path, whole = saved
@@ -136,6 +130,9 @@ def test_every_change_is_seen(saved, place, bit, cut):
     runfolder.load(path)
 
 
+@pytest.mark.pitfall(
+    'The disk is full in the middle of a run.',
+    severity='medium', stops='an error in one line; what was saved before stays')
 @pytest.mark.parametrize('place', ['open', 'write', 'replace'])
 def test_a_full_disk_leaves_what_was_there(place, tmp_path, monkeypatch):
   path = tmp_path / 'state'
@@ -159,6 +156,9 @@ def test_a_file_that_is_there_is_not_created(tmp_path):
   assert (tmp_path / 'coins').read_bytes() == b'first'
 
 
+@pytest.mark.pitfall(
+    'Two runs go on from one state, with the same noise.',
+    severity='critical', stops='a lock')
 def test_one_process_at_a_time(tmp_path):
   first = runfolder.Lock(tmp_path)
   with pytest.raises(runfolder.Held):

@@ -607,15 +607,6 @@ _BY_FILE = {
         ('uphill', 'variable.assign_sub(tf.cast(rate', 'variable.assign_add(tf.cast(rate',
          'The sign of every step.', 'keras/formulas_test.py'),
     ],
-    'examples/training.py': [
-        ('shown and trained again', 'if self._curve and self._curve[-1][0] > done:', 'if False:',
-         'Without their backup, steps whose loss was shown are taken again, with other noise.',
-         'cli/train_command_test.py'),
-        ('shown before it is saved', 'callbacks=[*backups, callback])',
-         'callbacks=[callback, *backups])',
-         'After a kill, a step whose loss was shown is taken again, with other noise.',
-         'cli/train_command_test.py'),
-    ],
     'tfdp_adaptive/runfolder.py': [
         ('damage unseen', 'buffer.write(hashlib.sha256(buffer.getbuffer()).digest())',
          'buffer.write(hashlib.sha256(b"").digest())',

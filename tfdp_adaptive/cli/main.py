@@ -21,7 +21,6 @@ import warnings
 from tfdp_adaptive import errors
 from tfdp_adaptive import gate
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.cli import progress
 
 # A module of this package each, with `add_arguments(parser)` and `run(arguments)`; it is
 # imported when it is asked for, so that help does not wait: (summary, examples).
@@ -36,14 +35,6 @@ COMMANDS = {
     'federated': (
         'train over users with TensorFlow Federated and compare',
         ('tfdp federated --data posts.jsonl --rounds 100 --out runs/users',)),
-    'train': (
-        'train one private model and save it with its privacy statement',
-        ('tfdp train --method dp_adam_stp --data posts.jsonl --out runs/mine',
-         'tfdp train --epsilon 2 --set learning_rate=0.2 --out runs/mine')),
-    'tune': (
-        'choose settings privately: many runs, the best one released, one epsilon for all',
-        ('tfdp tune --method dp_adam_stp --runs 10 --epsilon 4 --out runs/tuned',
-         'tfdp tune --grid learning_rate=0.05,0.15,0.5 --shape 0 --json')),
     'audit': (
         'measure how much privacy is lost at least, by an attack or by looking at every step',
         ('tfdp audit --method dp_adam_stp',
@@ -73,7 +64,6 @@ COMMANDS = {
          'tfdp mechanism --steps 2000 --min-sep 400 --max-participations 5 '
          '--design banded-toeplitz:64 --json')),
 }
-LONG = ('demo', 'compare', 'federated', 'train', 'tune', 'audit')  # These train.
 _SLOW = 'tensorflow'  # Seconds to import.
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
@@ -95,9 +85,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
       options.check_folder(arguments.out)
-    heard = (progress.shown(command) if arguments.command in LONG
-             else contextlib.nullcontext())
-    with heard, _notes(command), gate.loading():  # Who types a part's name has asked for it.
+    with _notes(command), gate.loading():  # Who types a part's name has asked for it.
       status = arguments.run(arguments) or 0
     sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
     return status
