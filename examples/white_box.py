@@ -7,26 +7,14 @@ from typing import Any, Dict, Optional
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
+from tfdp_adaptive import optimizers
 
 from . import compare
 from . import settings as settings_lib
 
 CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
-_DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0)
-_STP = dict(scale_epsilon=0.1)
-# Every class: the arguments that it cannot do without.
 METHODS: Dict[str, Dict[str, Any]] = {
-    **dict.fromkeys((
-        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi', 'DPMuon', 'DPAdamBC',
-        'DPAdaGradBC', 'DPRMSpropBC', 'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME',
-        'SideInformationAdam', 'AdaDPS', 'DPKFC', 'PASAN'), {}),
-    **dict.fromkeys(('DPShampoo', 'DPSOAP'), dict(refresh_every=2)),
-    **dict.fromkeys(('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP'), _STP),
-    **dict.fromkeys(('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi'), _DELAYED),
-    'PAGAN': dict(ellipsoid=4.0), 'PDADPMD': dict(steps=STEPS), 'PDPSGD': dict(dimension=8),
-    'NoisyAdaGrad': dict(diagonal=True),
-    'NonPrivateNoiselessAdam': dict(allow_non_private=True),
-}
+    name: dict(row.audit) for name, row in optimizers.OPTIMIZERS.items()}
 # What the clip norm of every class may follow.
 FOLLOWED = {'quantile_clip': 'Quantile', 'slack_clip': 'Slack'}
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.

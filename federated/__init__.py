@@ -7,8 +7,6 @@ Names are imported when they are first used, since some need libraries of their 
 import importlib
 from typing import Any, List, TYPE_CHECKING
 
-import tfdp_adaptive
-
 if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from tfdp_adaptive.estimates import vocabulary as vocabulary
 
@@ -30,7 +28,14 @@ if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from .users import Users as Users
 
 
-_EXPORTS = tfdp_adaptive._listed(__spec__)
+_EXPORTS = {name: f'{__name__}.{module}' for module, names in {
+    'engines': ('PrivateFedAvg',), 'evaluation': ('evaluator',),
+    'processes': ('build_private_fed_avg', 'build_private_fed_sgd'),
+    'rounds': ('ClientsFailedError', 'WorkerLostError'),
+    'server': ('ModelWeights', 'PrivateMetrics', 'QuantileClip'),
+    'simulation': ('simulate', 'Simulation'), 'storage': ('SavedRunError',), 'users': ('Users',),
+    'workers': ('check_address', 'Workers')}.items() for name in names}
+_EXPORTS.update(flower=__name__, tasks=__name__, vocabulary='tfdp_adaptive.estimates')
 
 
 def __getattr__(name: str) -> Any:
@@ -44,4 +49,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> List[str]:
-  return sorted((*globals(), *_EXPORTS))
+  return sorted(_EXPORTS)

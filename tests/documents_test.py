@@ -142,7 +142,8 @@ def test_every_optimizer_is_on_the_page_of_its_family():
   import hooks  # pylint: disable=g-import-not-at-top
 
   import tfdp_adaptive as tfdp  # pylint: disable=g-import-not-at-top
-  named = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
+  from tfdp_adaptive import optimizers  # pylint: disable=g-import-not-at-top
+  named = set(optimizers.OPTIMIZERS)
   families = [names for page, (_, names) in hooks.PAGES.items()
               if page.startswith('optimizers/') and page != 'optimizers/common']
   assert {name for names in families for name in names} == named
@@ -162,7 +163,7 @@ def test_methods_that_the_reference_shows_exist():
 
 def _exports():
   import tfdp_adaptive as tfdp  # pylint: disable=g-import-not-at-top
-  return tfdp._EXPORTS.keys()
+  return tfdp.__all__
 
 
 def _documented(where):

@@ -11,7 +11,7 @@ import pytest
 # The layers from the lowest up: a component (a package, or a file beside them) may import
 # components of lower layers only, and none of its own.
 LAYERS = (
-    ('version', 'errors', 'checks', 'compat', 'runfolder', 'trees'),
+    ('version', 'errors', 'checks', 'compat', 'optimizers', 'runfolder', 'trees'),
     ('contract', 'gate', 'terms'),
     ('geometry',),
     ('mechanisms', 'rules'),

@@ -11,6 +11,8 @@ import pathlib
 import re
 import textwrap
 
+from tfdp_adaptive import optimizers
+
 PACKAGE = pathlib.Path(__file__).parent.parent / 'tfdp_adaptive'
 ADAPTER = PACKAGE / 'keras'
 STUB = ADAPTER / 'named_optimizers.pyi'
@@ -55,15 +57,6 @@ def parameters(function):
   return texts
 
 
-def classes():
-  """(name, factory's name, defaults of the class) in their order."""
-  for node in ast.parse((ADAPTER / 'named_optimizers.py').read_text(encoding='utf-8')).body:
-    if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith('_class('):
-      name, factory = node.value.args
-      yield name.value, factory.attr, {
-          word.arg: ast.unparse(word.value) for word in node.value.keywords}
-
-
 def typed_dict(name, base, types):
   return '\n'.join([f'class {name}({base}, total=False):', *(
       f'  {key}: {kind}' for key, kind in types.items())])
@@ -88,10 +81,10 @@ def stub():
   common = {name: text.partition(': ')[2].partition(' = ')[0] for name, text in own.items()}
   parts = [typed_dict('_Undecayed', 'TypedDict', {**common, **KERAS}),
            typed_dict('_Common', '_Undecayed', WEIGHT_DECAY), BASE]
-  for name, factory, defaults in classes():
+  for name, row in optimizers.OPTIMIZERS.items():
     extra = {each: f'{each}: Optional[float] = {default}'
-             for each, default in defaults.items()}
-    mine = {**parameters(factories[factory]), **extra}
+             for each, default in row.defaults.items()}
+    mine = {**parameters(factories[row.rule]), **extra}
     shared = '_Undecayed' if 'weight_decay' in mine else '_Common'
     mine = {key: text for key, text in mine.items() if key not in common}
     texts = ['self', rate, *['*'] * bool(mine), *mine.values(),
@@ -126,8 +119,7 @@ def test_the_stub_shows_the_arguments_that_there_are():
   nodes = {node.name: node for node in ast.parse(stub()).body if isinstance(node, ast.ClassDef)}
   constructors = {name: node.body[0].args for name, node in nodes.items()
                   if ast.unparse(node.bases[0]) == 'NamedOptimizer'}
-  public = {name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers')}
-  assert set(constructors) == public and len(public) > 20
+  assert set(constructors) == set(optimizers.OPTIMIZERS) and len(constructors) > 20
   for name, arguments in constructors.items():
     shown = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs]
     shown += keys(ast.unparse(arguments.kwarg.annotation.slice), nodes)

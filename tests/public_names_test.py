@@ -3,6 +3,7 @@
 
 import importlib.util
 import inspect
+import pathlib
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import optimizers
 
 
 def test_importing_the_library_waits_for_no_other():
@@ -36,11 +38,17 @@ def test_a_new_process_loads_models_without_naming_their_classes(tmp_path):
 
 
 def test_every_public_name_is_there_and_documented():
-  assert len(tfdp.__all__) > 30
+  assert len(tfdp.__all__) > 30 and dir(tfdp) == sorted(tfdp.__all__)
   for name in tfdp.__all__:
     value = getattr(tfdp, name)
-    assert name in dir(tfdp)
     assert isinstance(value, str) or value.__doc__, f'tfdp.{name} has no docstring.'
+
+
+def test_editors_know_the_public_names():
+  stub = pathlib.Path(tfdp.__file__).with_suffix('.pyi').read_text(encoding='utf-8')
+  told = re.findall(r' as (\w+)$', stub, re.M)
+  assert len(told) == len(set(told))
+  assert {*told, *optimizers.OPTIMIZERS} == {*dir(tfdp), 'queries'}
 
 
 def test_names_that_are_not_there():
@@ -58,10 +66,7 @@ def test_parts_that_need_more_say_what(name, needs):
       getattr(tfdp, name)
 
 
-NAMED = sorted(name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers'))
-
-
-@pytest.mark.parametrize('name', NAMED)
+@pytest.mark.parametrize('name', sorted(optimizers.OPTIMIZERS))
 def test_named_optimizers_show_every_argument(name):
   kind = getattr(tfdp, name)
   shown = inspect.signature(kind).parameters

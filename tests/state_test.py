@@ -12,6 +12,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import optimizers
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling
 
@@ -19,9 +20,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'state.md'
 QUERIES = ROOT / 'tfdp_adaptive' / 'queries' / '__init__.py'  # Not importable everywhere.
 GATED = {  # How each part is made.
-    'dp_adagrad_ime': rules.dp_adagrad_ime, 'dp_adam_ime': rules.dp_adam_ime,
-    'dp_adam_jme': rules.dp_adam_jme, 'dp_muon': rules.dp_muon, 'dp_shampoo': rules.dp_shampoo,
-    'pasan': rules.pasan,
+    **{row.rule: getattr(rules, row.rule) for row in optimizers.OPTIMIZERS.values() if row.missing},
     'noisy_adagrad': lambda: rules.noisy_adagrad(1, diagonal=True),
     'pdp_sgd': lambda: rules.pdp_sgd(2),
     'PoissonExamples': lambda: sampling.PoissonExamples(examples_per_user=2)}
@@ -43,7 +42,7 @@ def rows():
 
 
 def public_parts():
-  yield from (name for name, where in tfdp._EXPORTS.items() if where.endswith('named_optimizers'))
+  yield from optimizers.OPTIMIZERS
   for name, value in vars(rules).items():
     if inspect.isfunction(value) and name != 'non_private_noiseless_adam' and (
         inspect.signature(value).return_annotation in (contract.Rule, 'contract.Rule')):

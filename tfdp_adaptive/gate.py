@@ -9,18 +9,12 @@ import re
 from typing import Any, Callable, Dict, Set, TypeVar
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import optimizers
 
 _Factory = TypeVar('_Factory', bound=Callable[..., Any])
 # Name -> what is missing. A rule and its Keras class have the name of the rule's factory.
 PARTS: Dict[str, str] = {
-    'dp_adagrad_ime': 'on a logistic regression post-processing with its floor was as good',
-    'dp_adam_ime': 'it was worse than dp_adam on every task that was measured',
-    'dp_adam_jme': 'it was level with dp_adam on one task and worse on two',
-    'dp_muon': 'it was level with dp_adam where it was measured, and takes four times as long',
-    'dp_shampoo': 'it helped on synthetic inputs only',
-    'noisy_adagrad': 'it was not compared with other rules on any task',
-    'pasan': 'it was worse than DP-SGD on the one task that was measured',
-    'pdp_sgd': 'it was worse than DP-Adam on every task that was measured',
+    **{row.rule: row.missing for row in optimizers.OPTIMIZERS.values() if row.missing},
     'PoissonExamples': 'no model was trained with it, except in tests',
 }
 _OPEN: Set[str] = set()

@@ -13,6 +13,8 @@ import shutil
 import diagram
 import notebooks
 
+from tfdp_adaptive import optimizers
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
 ORDER = {
@@ -43,18 +45,9 @@ PAGES = {
         'validate_model', 'explain_clipping')),
     'callbacks': ('Callbacks and diagnostics', ('callbacks', 'diagnostics')),
     'optimizers/common': ('Arguments of every optimizer', ('DPOptimizer',)),
-    'optimizers/plain': ('SGD, Adam, AdaGrad, RMSProp, Yogi', (
-        'DPSGD', 'DPAdam', 'DPAdamW', 'DPAdaGrad', 'DPRMSprop', 'DPYogi')),
-    'optimizers/bias_corrected': ('Bias correction', ('DPAdamBC', 'DPAdaGradBC', 'DPRMSpropBC')),
-    'optimizers/scale_then_privatize': ('Scale, then privatize', (
-        'DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP')),
-    'optimizers/moments': ('Second moments with noise of their own', (
-        'DPAdamIME', 'DPAdaGradIME', 'DPAdamJME', 'NoisyAdaGrad')),
-    'optimizers/delayed': ('Delayed preconditioners', ('DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi')),
-    'optimizers/public': ('With public data or public bounds', (
-        'AdaDPS', 'SideInformationAdam', 'PDPSGD', 'PDADPMD', 'PASAN', 'PAGAN')),
-    'optimizers/matrices': ('For weight matrices', ('DPShampoo', 'DPSOAP', 'DPKFC', 'DPMuon')),
-    'optimizers/noiseless': ('Without a guarantee', ('NonPrivateNoiselessAdam',)),
+    **{f'optimizers/{family}': (title, tuple(
+        name for name, row in optimizers.OPTIMIZERS.items() if row.family == family))
+       for family, title in optimizers.FAMILIES.items()},
 }
 # What classes show of themselves; their other methods are for Keras and for the library.
 MEMBERS = {
@@ -120,9 +113,8 @@ def _lazy(package):
 
 def _classes():
   """`{rule: Keras class}` of the named optimizers."""
-  source = (ROOT / 'tfdp_adaptive' / 'keras' / 'named_optimizers.py').read_text(encoding='utf-8')
-  made = re.findall(r"^(\w+) = _class\('\w+', rules\.(\w+)", source, re.M)
-  return {rule: name for name, rule in reversed(made)}  # The first, where a rule has two.
+  made = [(row.rule, name) for name, row in optimizers.OPTIMIZERS.items()]
+  return dict(reversed(made))  # The first, where a rule has two.
 
 
 def names():

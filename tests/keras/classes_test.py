@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import optimizers
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import named_optimizers
 
@@ -22,9 +23,8 @@ DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0,
                relative_adaptive_learning_rate=0.5)
 
 CLASSES = {
-    'DPSGD': dict(momentum=0.5), 'DPAdam': {}, 'DPAdamW': {},
-    'DPMuon': dict(edge=True), 'DPAdaGrad': {}, 'DPRMSprop': {}, 'DPYogi': {},
-    'DPAdamBC': {}, 'DPAdaGradBC': {}, 'DPRMSpropBC': {}, 'DPAdamIME': {}, 'DPAdaGradIME': {},
+    **dict.fromkeys(optimizers.OPTIMIZERS, {}),
+    'DPSGD': dict(momentum=0.5), 'DPMuon': dict(edge=True),
     'DPAdamJME': dict(adjacency='replace'), 'DPAdamSTP': dict(scale_epsilon=0.1),
     'DPAdaGradSTP': dict(scale_epsilon=0.1), 'DPRMSpropSTP': dict(scale_epsilon=0.1),
     'DPShampoo': dict(refresh_every=2), 'DPSOAP': dict(refresh_every=2),

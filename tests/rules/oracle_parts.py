@@ -6,7 +6,18 @@ The files named `oracles_...` have every algorithm once more, each a function
 algorithms.
 """
 
+from typing import Any, Callable, NamedTuple
+
 import numpy as np
+
+
+class Case(NamedTuple):
+  name: str
+  rule: Callable[[], Any]
+  oracle: Callable[..., Any]  # problem -> iterates
+  setting: dict = {}  # Of the problem.
+  tolerance: float = 1e-8
+  noticed: float = 0.01  # Relative change of the noise that changes iterates; signs need more.
 
 
 def clip(v, bound):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line per rule. It alone drives the oracle and the contract tests."""
+"""One line per rule. It alone drives the oracle and the contract tests.
 
-from typing import Any, Callable, NamedTuple
+A line may also stand beside its oracle, in `CASES` of an oracle module.
+"""
 
 import numpy as np
 import oracle_parts as parts
@@ -13,6 +14,7 @@ import oracles_wrapped as wrapped
 
 from tfdp_adaptive import rules
 
+Case = parts.Case
 BASIS = np.linalg.qr(np.random.default_rng(7).normal(size=(5, 3)))[0]
 EYE = np.eye(5)
 ELLIPSOID = np.array([4.0, 1.0, 0.25, 9.0, 0.5])
@@ -21,15 +23,6 @@ MOMENT = np.array([1.0, 0.1, 2.0, 0.5, 0.3])
 MOMENT_TREE = [MOMENT[:2], MOMENT[2:].reshape(1, 3)]
 BOX = (-0.4, 0.5)
 ROOT2 = np.sqrt(2)
-
-
-class Case(NamedTuple):
-  name: str
-  rule: Callable[[], Any]
-  oracle: Callable[..., Any]  # problem -> iterates
-  setting: dict = {}  # Of the problem.
-  tolerance: float = 1e-8
-  noticed: float = 0.01  # Relative change of the noise that changes iterates; signs need more.
 
 
 def into_box(h, y):
@@ -45,6 +38,8 @@ def into_ball(h, y):
 _IME = dict(std1=ROOT2 / 4, std2=ROOT2 * 7 / 16)
 
 RULES = (
+    *(case for module in (convex, matrix, moments, public, wrapped)
+      for case in getattr(module, 'CASES', ())),
     Case('dp_sgd', rules.dp_sgd, moments.sgd()),
     Case('dp_sgd-replace', rules.dp_sgd, moments.sgd(), dict(adjacency='replace')),
     Case('dp_sgd-momentum', lambda: rules.dp_sgd(0.8), moments.sgd(0.8)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines one Keras class per rule. The rule's factory documents its arguments and source.
+"""Makes the Keras classes of `optimizers.OPTIMIZERS`. A rule's factory documents its arguments.
 
 Every class takes the arguments of its factory and those of `DPOptimizer`.
 """
@@ -14,6 +14,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import optimizers
 from tfdp_adaptive import rules
 from tfdp_adaptive.keras import arguments
 from tfdp_adaptive.keras import optimizer as optimizer_lib
@@ -78,47 +79,13 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
       return super().from_config(config, custom_objects=custom_objects)
 
 
-def _class(name: str, factory: Callable[..., contract.Rule], **defaults: Any) -> Any:
-  """Returns the class of a rule.
-
-  Args:
-    name: The name of the class.
-    factory: Makes the rule.
-    **defaults: Of the class, for arguments of Keras' optimizers.
-  """
+def _class(name: str, factory: Callable[..., contract.Rule], defaults: Mapping[str, Any]) -> Any:
+  """Returns the class of a rule."""
   return compat.serializable(type(name, (NamedOptimizer,), {
       'factory': staticmethod(factory), 'defaults': defaults, '__module__': __name__,
       '__doc__': signatures.docstring(
           factory, optimizer_lib.DPOptimizer, defaults, factories=vars(rules))}))
 
 
-DPSGD = _class('DPSGD', rules.dp_sgd)
-DPAdam = _class('DPAdam', rules.dp_adam)
-DPAdamW = _class('DPAdamW', rules.dp_adam, weight_decay=0.004)
-DPAdaGrad = _class('DPAdaGrad', rules.dp_adagrad)
-DPRMSprop = _class('DPRMSprop', rules.dp_rmsprop)
-DPYogi = _class('DPYogi', rules.dp_yogi)
-DPMuon = _class('DPMuon', rules.dp_muon)
-DPAdamBC = _class('DPAdamBC', rules.dp_adam_bc)
-DPAdaGradBC = _class('DPAdaGradBC', rules.dp_adagrad_bc)
-DPRMSpropBC = _class('DPRMSpropBC', rules.dp_rmsprop_bc)
-DPAdamIME = _class('DPAdamIME', rules.dp_adam_ime)
-DPAdaGradIME = _class('DPAdaGradIME', rules.dp_adagrad_ime)
-DPAdamSTP = _class('DPAdamSTP', rules.scale_then_privatize)
-DPAdaGradSTP = _class('DPAdaGradSTP', rules.dp_adagrad_stp)
-DPRMSpropSTP = _class('DPRMSpropSTP', rules.dp_rmsprop_stp)
-DPShampoo = _class('DPShampoo', rules.dp_shampoo)
-DPSOAP = _class('DPSOAP', rules.dp_soap)
-DPKFC = _class('DPKFC', rules.dp_kfc)
-DPAdamJME = _class('DPAdamJME', rules.dp_adam_jme)
-SideInformationAdam = _class('SideInformationAdam', rules.side_information_adam)
-AdaDPS = _class('AdaDPS', rules.adadps)
-PDADPMD = _class('PDADPMD', rules.pda_dpmd)
-PDPSGD = _class('PDPSGD', rules.pdp_sgd)
-PASAN = _class('PASAN', rules.pasan)
-PAGAN = _class('PAGAN', rules.pagan)
-NoisyAdaGrad = _class('NoisyAdaGrad', rules.noisy_adagrad)
-NonPrivateNoiselessAdam = _class('NonPrivateNoiselessAdam', rules.non_private_noiseless_adam)
-DP2RMSprop = _class('DP2RMSprop', rules.dp2_rmsprop)
-DP2AdaGrad = _class('DP2AdaGrad', rules.dp2_adagrad)
-DP2Yogi = _class('DP2Yogi', rules.dp2_yogi)
+globals().update({name: _class(name, getattr(rules, row.rule), row.defaults)
+                  for name, row in optimizers.OPTIMIZERS.items()})
