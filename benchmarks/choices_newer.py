@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
+from tfdp_adaptive import weights
 
 EPSILON = 1.0
 TASKS = 'diamonds', 'fine_tuned', 'skewed'
@@ -59,7 +60,7 @@ METHODS: Dict[str, Newer] = {
     'slack, DP-SGD': Newer(lambda a: rules.slack_clip(sgd(a), rules.slack_buckets(
         a.task.batch_size, a.plan.noise_multiplier)), 10),
     'per layer, DP-SGD': Newer(lambda a: rules.grouped(sgd(a), list(range(a.variables))), 10),
-    'AUTO-S, DP-SGD': Newer(lambda a: rules.with_clipping(sgd(a), 'auto_s'), 10),
+    'AUTO-S, DP-SGD': Newer(lambda a: rules.with_clipping(sgd(a), weights.AutoS()), 10),
     'DP-Shampoo': Newer(lambda a: rules.dp_shampoo(epsilon=a.floor), 1),
     'DP-SOAP': Newer(lambda a: rules.dp_soap(epsilon=a.floor), 1),
     'DP-Muon': Newer(lambda a: rules.dp_muon(epsilon=a.floor), 1),

@@ -16,7 +16,7 @@ PACKAGES = ('tfdp_adaptive', *PLACED)
 FEDERATED, EXAMPLES = PLACED
 TFF = 'tensorflow-federated'
 INIT = 'package'  # The target of `tfdp_adaptive/__init__.py` and what it imports at once.
-INIT_MODULES = ('__init__', 'version')
+INIT_MODULES = ('__init__', 'optimizers', 'version')
 DATA = ('css', 'json')  # Files that a package reads.
 HEADER = '''"""One target per package; `tests/build_deps_test.py` checks or writes their deps."""
 

@@ -12,7 +12,8 @@ import pytest
 # components of lower layers only, and none of its own.
 LAYERS = (
     ('version', 'errors', 'checks', 'compat', 'optimizers', 'runfolder', 'trees'),
-    ('contract', 'gate', 'terms'),
+    ('terms', 'weights'),
+    ('contract', 'gate'),
     ('geometry',),
     ('mechanisms', 'rules'),
     ('noise', 'accounting', 'clipping'),

@@ -7,13 +7,14 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer
+from tfdp_adaptive import terms
 from tfdp_adaptive.rules import statistics
 
 SIZE, CLIP, SIGMA, B = 4000, 2.0, 1.5, 8.0
 FACTOR, STD = 1.25, 3.0  # Of the rider: of the other noise, and on the sum of its numbers.
 
 
-@pytest.mark.parametrize('adjacency', contract.ADJACENCIES)
+@pytest.mark.parametrize('adjacency', terms.ADJACENCIES)
 def test_all_three_have_the_noise_that_is_accounted_for(adjacency):
   """A record moves mean, square and numbers together: each has its noise, doubled under replace."""
   statistic = statistics.square_of_mean()

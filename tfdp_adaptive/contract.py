@@ -33,18 +33,16 @@ dtype of the specs it was built from.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
-from tfdp_adaptive import checks
+import tensorflow as tf
 
-if TYPE_CHECKING:  # The privacy layer reads adjacencies without waiting for TensorFlow.
-  import tensorflow as tf
-
-  from tfdp_adaptive.trees import Scalar
-  from tfdp_adaptive.trees import Tree
+from tfdp_adaptive import terms
+from tfdp_adaptive import weights
+from tfdp_adaptive.trees import Scalar
+from tfdp_adaptive.trees import Tree
 
 Stddevs = Tuple['Scalar', 'Scalar']  # On the mean, and on what is released besides.
-ADJACENCIES = ('add_remove', 'zero_out', 'replace')
 
 
 class Statistic(NamedTuple):
@@ -82,18 +80,6 @@ class Statistic(NamedTuple):
   relative_noise: float = 1.0
 
 
-class Weight(NamedTuple):
-  """The weight of a record as a function of its norm; see `clipping.projection`. Static."""
-
-  kind: str = 'hard'
-  constant: float = 0.0  # Of the kinds that have one.
-
-  @property
-  def may_grow(self) -> bool:
-    """Whether records may come out longer than they were: weights above one."""
-    return self.kind in ('auto_v', 'auto_s', 'psac')
-
-
 class Rider(NamedTuple):
   """Some numbers f(n) of every record's norm n that ride on an ask's noise. Static.
 
@@ -127,7 +113,7 @@ class Ask(NamedTuple):
 
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
-  weight: Weight = Weight()  # Of the projection 'rescale'.
+  weight: weights.Weight = weights.Hard()  # Of the projection 'rescale'.
   rider: Optional[Rider] = None
   groups: Tuple[int, ...] = ()  # Of each leaf, from 0: clipped by themselves; () is one group.
 
@@ -279,28 +265,14 @@ def check_rider(ask: Ask) -> None:
       ask.weight.may_grow or ask.second is not None):
     raise ValueError(
         'Slack is what a clipped record leaves of its clip norm. Rules that scale records up '
-        "('auto_v', 'auto_s', 'psac') or release a second statistic leave none. Use "
-        "clipping='hard', 'tanh' or 'p_norm', or follow a quantile. "
-        f'Received: clipping={ask.weight.kind!r}, second={ask.second is not None}.')
-
-
-def check_adjacency(adjacency: str) -> None:
-  checks.one_of(ADJACENCIES, adjacency=adjacency)
-
-
-def record_distance(adjacency: str) -> float:
-  """Returns the largest distance of clipped sums of two neighbors, in clip norms.
-
-  One where a record comes, goes or is blanked, two where another takes its place. This
-  is the only place that knows; noise and accounting both count in units of it.
-  """
-  check_adjacency(adjacency)
-  return 2.0 if adjacency == 'replace' else 1.0
+        '(AutoV, AutoS, PSAC) or release a second statistic leave none. Use Hard, Tanh or PNorm, '
+        f'or follow a quantile. Received: clipping={ask.weight!r}, '
+        f'second={ask.second is not None}.')
 
 
 def mean_sensitivity(clip_norm: Scalar, batch_size: float, adjacency: str) -> Scalar:
   """L2 sensitivity of the mean (sum over B) of records of norm at most `clip_norm`."""
-  return record_distance(adjacency) * clip_norm / batch_size
+  return terms.record_distance(adjacency) * clip_norm / batch_size
 
 
 def check_rule(rule: Any) -> None:

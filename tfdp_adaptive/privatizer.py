@@ -21,6 +21,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import terms
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
@@ -75,7 +76,7 @@ def settings(
 def _check(arguments: Dict[str, Any]) -> None:
   checks.positive(**{name: arguments[name] for name in ('l2_norm_clip', 'batch_size')})
   checks.not_negative(noise_multiplier=arguments['noise_multiplier'])
-  contract.check_adjacency(arguments['adjacency'])
+  terms.check_adjacency(arguments['adjacency'])
   if arguments['mechanism'] is not None:
     check_mechanism(arguments['mechanism'])
 
@@ -146,7 +147,7 @@ class Privatizer:
     if ask.rider is None:
       return 1.0, 0.0
     factor, std = ask.rider.noise(self.noise_multiplier, self.batch_size)
-    distance = contract.record_distance(self.adjacency)
+    distance = terms.record_distance(self.adjacency)
     return factor, (distance * std / self.noise_multiplier / self.batch_size
                     if self.noise_multiplier else 0.0)
 

@@ -10,6 +10,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional, Tuple, Union
 
+from tfdp_adaptive import checks
+
+ADJACENCIES = ('add_remove', 'zero_out', 'replace')
+
+
+def check_adjacency(adjacency: str) -> None:
+  checks.one_of(ADJACENCIES, adjacency=adjacency)
+
+
+def record_distance(adjacency: str) -> float:
+  """Returns the largest distance of clipped sums of two neighbors, in clip norms.
+
+  One where a record comes, goes or is blanked, two where another takes its place. This
+  is the only place that knows; noise and accounting both count in units of it.
+  """
+  check_adjacency(adjacency)
+  return 2.0 if adjacency == 'replace' else 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Terms:

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import rules
+from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.rules import record_weights
 
 keras = compat.keras
 
@@ -31,7 +31,7 @@ def test_every_engine_is_the_definition(engine):
   geometry = contract.Groups(tf.constant([0.5, 2.0, 1.0]), tf.sqrt(tf.constant([0.2, 0.5, 0.3])))
   ime = rules.dp_adam_ime(square_then_average=True).asks[0]
   asks = (contract.Ask(groups=groups), contract.Ask(),
-          contract.Ask(groups=groups, weight=record_weights.weight('auto_s')),
+          contract.Ask(groups=groups, weight=weights.AutoS()),
           ime._replace(groups=(0, 0, 1, 1, 1)))
   two = contract.Groups(tf.constant([0.5, 2.0]), tf.sqrt(tf.constant([0.2, 0.8])))
   scaled = contract.Query(scale=oracle.geometry(model), groups=geometry)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import weights
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.clipping import bookkeeping
@@ -19,19 +20,18 @@ from tfdp_adaptive.rules import record_weights
 
 keras = compat.keras
 FORMULAS = {  # w(n) at clip norm zeta.
-    'hard': lambda n, zeta: min(1, zeta / n),
-    'auto_v': lambda n, zeta: zeta / n if n > 1e-12 else 0,
-    ('auto_s', 0.05): lambda n, zeta: zeta / (n + 0.05),
-    'psac': lambda n, zeta: zeta / (n + 0.1 / (n + 0.1)),
-    'tanh': lambda n, zeta: zeta * np.tanh(n / zeta) / n,
-    ('p_norm', 3.0): lambda n, zeta: zeta / (n**3 + zeta**3)**(1 / 3)}
-KINDS = tuple(map(record_weights.weight, FORMULAS))
+    weights.Hard(): lambda n, zeta: min(1, zeta / n),
+    weights.AutoV(): lambda n, zeta: zeta / n if n > 1e-12 else 0,
+    weights.AutoS(0.05): lambda n, zeta: zeta / (n + 0.05),
+    weights.PSAC(): lambda n, zeta: zeta / (n + 0.1 / (n + 0.1)),
+    weights.Tanh(): lambda n, zeta: zeta * np.tanh(n / zeta) / n,
+    weights.PNorm(3.0): lambda n, zeta: zeta / (n**3 + zeta**3)**(1 / 3)}
+KINDS = tuple(FORMULAS)
 SIZES = (1e-45, 1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 0.1, 1.0, 1e6, 1e12, 1e19, 3e38)
 
 
 def length(weight, n, zeta=1.0):
-  return projection.weighted_norm(
-      record_weights.weight(weight), tf.constant(n, tf.float64), zeta).numpy()
+  return weight.norm(tf.constant(n, tf.float64), zeta).numpy()
 
 
 @pytest.mark.parametrize('clipping', FORMULAS, ids=str)
@@ -40,26 +40,25 @@ def test_the_weight_is_the_formula(clipping):
   for n in (1e-9, 1e-3, 0.3, 1.0, 7.0, 1e9):
     for zeta in (0.02, 1.0, 30.0):
       np.testing.assert_allclose(length(clipping, n, zeta), n * formula(n, zeta), rtol=1e-9)
-      factor = projection.weight_of(
-          record_weights.weight(clipping), tf.constant(n, tf.float64), zeta)
+      factor = clipping.factor(tf.constant(n, tf.float64), zeta)
       np.testing.assert_allclose(factor, formula(n, zeta), rtol=1e-9)
-      assert formula(n, zeta) <= 1 + 1e-9 or record_weights.weight(clipping).may_grow
+      assert formula(n, zeta) <= 1 + 1e-9 or clipping.may_grow
 
 
 def test_limits():
   n = np.array([0.01, 0.4, 3.0])
-  np.testing.assert_allclose(length('auto_s', 1e4 * n), 1, rtol=1e-3)  # n >> gamma: auto_v.
-  np.testing.assert_allclose(length(('auto_s', 1e-12), n), length('auto_v', n), rtol=1e-9)
+  np.testing.assert_allclose(length(weights.AutoS(), 1e4 * n), 1, rtol=1e-3)  # n >> gamma: auto_v.
+  np.testing.assert_allclose(length(weights.AutoS(1e-12), n), length(weights.AutoV(), n), rtol=1e-9)
   # gamma -> infinity at zeta = gamma is the sum that nothing clips.
-  np.testing.assert_allclose(length(('auto_s', 1e9), n, 1e9), n, rtol=1e-8)
-  np.testing.assert_allclose(length(('p_norm', 1.0), n, 0.3), length(('auto_s', 0.3), n, 0.3))
-  np.testing.assert_allclose(length(('p_norm', 400.0), n), length('hard', n), rtol=1e-2)
+  np.testing.assert_allclose(length(weights.AutoS(1e9), n, 1e9), n, rtol=1e-8)
+  np.testing.assert_allclose(length(weights.PNorm(1.0), n, 0.3), length(weights.AutoS(0.3), n, 0.3))
+  np.testing.assert_allclose(length(weights.PNorm(400.0), n), length(weights.Hard(), n), rtol=1e-2)
 
 
 @pytest.mark.parametrize('r, largest', [(0.01, 5.263), (0.1, 1.878)])
 def test_the_largest_weight_of_psac(r, largest):
   n = np.geomspace(1e-6, 1e3, 200_001)
-  w = length(('psac', r), n, 2.0) / n
+  w = length(weights.PSAC(r), n, 2.0) / n
   assert w.max() / 2.0 == pytest.approx(largest, abs=1e-3)
   assert n[w.argmax()] == pytest.approx(np.sqrt(r) - r, rel=1e-3)
   assert w[0] == pytest.approx(2.0, rel=1e-3) and np.all(np.diff(n * w) > 0)
@@ -140,26 +139,30 @@ def test_steps_that_cancel_are_not_brought_up(scaled):
   loss = lambda y, outputs, sample_weight: tf.reduce_sum(outputs * y, [1, 2])
   batch = interface.Batch(x, errors, (), tf.constant([True, False, False]))
   scale = [tf.fill([d, p], 3.0)] if scaled else ()
-  asks = tuple(contract.Ask(weight=record_weights.weight(kind))
-               for kind in ('auto_v', ('auto_s', 1e-12), ('psac', 1e-12)))
+  asks = tuple(contract.Ask(weight=weight) for weight in (
+      weights.AutoV(), weights.AutoS(1e-12), weights.PSAC(1e-12)))
   request = interface.Request(asks, (contract.Query(scale=scale),) * 3, (1.0,) * 3)
   for one in bookkeeping.engine(model, loss, batch, request).sums:
     assert np.linalg.norm(one.total[0]) <= 1.05
 
 
-@pytest.mark.parametrize('clipping', ['soft', ('auto_s', 0.0), ('tanh', 1.0), ('p_norm', 0.5),
-                                      ('psac', 0.1, 0.2), (), {'auto_s': 1.0}, 2.0])
-def test_what_is_no_weight_is_refused(clipping):
-  with pytest.raises(ValueError, match='clipping'):
-    tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping=clipping)
+@pytest.mark.parametrize('make', [
+    lambda: weights.AutoS(0.0), lambda: weights.PNorm(0.5), lambda: weights.PSAC(float('nan')),
+    *(lambda clipping=clipping: tfdp.DPSGD(
+        l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping=clipping)
+      for clipping in ('hard', ('auto_s', 0.05), (), {'auto_s': 1.0}, 2.0)),
+    lambda: record_weights.with_clipping(tfdp.rules.dp_sgd(), 'auto_s')])
+def test_what_is_no_weight_is_refused(make):
+  with pytest.raises(ValueError, match='clipping|gamma|`r`|`p`'):
+    make()
 
 
 def test_projections_have_no_weight():
-  with pytest.raises(ValueError, match="must be 'hard' for pagan"):
+  with pytest.raises(ValueError, match=r"must be Hard\(\) for pagan"):
     tfdp.PAGAN(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4,
                clipping=tfdp.clipping.Tanh())
   assert record_weights.with_clipping(
-      tfdp.rules.pagan(projection='rescale'), 'tanh').asks[0].weight.kind == 'tanh'
+      tfdp.rules.pagan(projection='rescale'), weights.Tanh()).asks[0].weight == weights.Tanh()
 
 
 def trained(optimizer, path):
@@ -188,7 +191,7 @@ def test_training_is_the_formula_and_is_saved(tmp_path):
     norms = np.linalg.norm(records, axis=1, keepdims=True)
     w = w - 0.2 * np.sum(0.6 / (norms + 0.5) * records, 0) / 4
   np.testing.assert_allclose(model.get_weights()[0][:, 0], w, rtol=1e-5)
-  assert model.optimizer.rule.asks[0].weight == ('auto_s', 0.5)
+  assert model.optimizer.rule.asks[0].weight == weights.AutoS(0.5)
   assert list(model.optimizer.get_config()['clipping']) == ['kind', 'gamma']
 
 

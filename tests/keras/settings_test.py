@@ -82,6 +82,6 @@ def test_training_and_copies_need_no_assignment():
   model.compile(_made(), 'mse')
   model.fit(x, x[:, :1], batch_size=4, verbose=0)
   again = tfdp.DPAdam.from_config(model.optimizer.get_config())
-  with pytest.raises(AttributeError, match='`engine` of'):
-    again.engine = 'loop'
+  with pytest.raises(AttributeError, match='`performance` of'):
+    again.performance = tfdp.Performance('loop')
   assert tf.math.is_finite(tf.reduce_sum(model.get_weights()[0]))

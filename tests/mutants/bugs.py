@@ -40,11 +40,21 @@ _EVERYWHERE = 'keras/ledger_everywhere_test.py'
 _SILO = 'federated/silo_test.py'
 
 _BY_FILE = {
-    'tfdp_adaptive/contract.py': [
+    'tfdp_adaptive/terms.py': [
         ('replace counts once', "return 2.0 if adjacency == 'replace' else 1.0", 'return 1.0',
          'Under replace two records differ: half the noise that is accounted for.', _PRIVATIZER),
+    ],
+    'tfdp_adaptive/weights.py': [
+        ('automatic clipping upside down', '1 / (1 + tf.constant(self.gamma, norm.dtype) / norm)',
+         '1 / (1 + norm / tf.constant(self.gamma, norm.dtype))',
+         'Long records would count least.', 'clipping/record_weights_test.py'),
+        ('short records brought up',
+         'inside = tf.minimum(tf.ones_like(norm), like(clip_norm, norm) / safe)',
+         'inside = like(clip_norm, norm) / safe', 'Hard clipping would normalize.', _ENGINE),
+    ],
+    'tfdp_adaptive/contract.py': [
         ('mean sensitivity without adjacency',
-         'return record_distance(adjacency) * clip_norm / batch_size',
+         'return terms.record_distance(adjacency) * clip_norm / batch_size',
          'return clip_norm / batch_size', 'Half the noise under replace.', _PRIVATIZER),
         ('riders where there is no room', 'ask.rider is not None and ask.rider.shrinks and (',
          'ask.rider is not None and not ask.rider.shrinks and (',
@@ -127,12 +137,6 @@ _BY_FILE = {
         ('ellipsoid left by rounding', 'clip(u * safe / (1 + lam * a), clip_norm)',
          'u * safe / (1 + lam * a)', 'Sixteen steps of Newton need not reach the root.',
          _PROJECTION),
-        ('automatic clipping upside down', 'relative = 1 / (1 + constant / norm)',
-         'relative = 1 / (1 + norm / constant)', 'Long records would count least.',
-         'clipping/record_weights_test.py'),
-        ('short records brought up',
-         'inside = tf.minimum(tf.ones_like(norm), _like(clip_norm, norm) / safe)',
-         'inside = _like(clip_norm, norm) / safe', 'Hard clipping would normalize.', _ENGINE),
         ('clip norms of groups add up to more',
          'whole = tf.maximum(tf.norm(relative), tf.ones([], relative.dtype))',
          'whole = tf.ones([], relative.dtype)', 'A rule could ask for more than one clip norm.',

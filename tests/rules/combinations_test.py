@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
+from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import projection
 
 STEPS, SIGMA, ZETA, B, RATE = 5, 0.6, 1.2, 4.0, 0.1
@@ -36,8 +37,8 @@ BASES = {
     'parted': lambda: rules.partition([
         (first, rules.dp_sgd(0.5)), (rest, rules.dp_adam_bc(0.8, 0.9, FLOOR))])}
 WRAPPERS = {
-    'auto_s': lambda rule: rules.with_clipping(rule, 'auto_s'),
-    'tanh': lambda rule: rules.with_clipping(rule, 'tanh'),
+    'auto_s': lambda rule: rules.with_clipping(rule, weights.AutoS()),
+    'tanh': lambda rule: rules.with_clipping(rule, weights.Tanh()),
     'quantile': lambda rule: rules.quantile_clip(rule, QUANTILE, MOVE, STD),
     'slack': lambda rule: rules.slack_clip(rule, 2, QUANTILE, MOVE),
     'grouped': lambda rule: rules.grouped(rule, (0, 1), norms=NORMS)}

@@ -61,8 +61,8 @@ def test_a_weight_above_one_takes_the_slack_twice():
   """Joint norms of 1.31 and 1.23, by which the noise would be too small: refused."""
   n = np.linspace(0, 1, 20_001)
   f = np.sum(numbers(slack(300), n, 1.0)**2, 1)
-  for clipping, w, joint in (('auto_s', 1 / (n + 0.01), 1.31),
-                             (('psac', 0.01), 1 / (n + 0.01 / (n + 0.01)), 1.23)):
+  for clipping, w, joint in ((tfdp.clipping.AutoS(), 1 / (n + 0.01), 1.31),
+                             (tfdp.clipping.PSAC(0.01), 1 / (n + 0.01 / (n + 0.01)), 1.23)):
     assert np.sqrt(np.max((n * w)**2 + f)) == pytest.approx(joint, abs=0.01)
     with pytest.raises(ValueError, match='Slack is what'):
       rules.slack_clip(rules.with_clipping(rules.dp_sgd(), clipping), 1)

@@ -11,6 +11,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
+from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.rules import kfc
 from tfdp_adaptive.rules import kronecker
@@ -240,7 +241,7 @@ def test_a_look_at_public_data_that_is_not_finite_is_as_if_there_was_none():
 
 @pytest.mark.parametrize('wrap', [
     rules.quantile_clip, lambda rule: rules.slack_clip(rule, 2),
-    lambda rule: rules.grouped(rule, (0,)), lambda rule: rules.with_clipping(rule, 'auto_s'),
+    lambda rule: rules.grouped(rule, (0,)), lambda rule: rules.with_clipping(rule, weights.AutoS()),
     lambda rule: rules.partition([(lambda spec: True, rule)])])
 def test_wrappers_do_not_say_when_public_factors_are_due_of_another_state(wrap):
   try:

@@ -14,6 +14,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
 from tfdp_adaptive import rules
+from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.noise import keys
 
@@ -33,7 +34,7 @@ def rest(spec):
     lambda: rules.scale_then_privatize(0.8, 0.9, scale_epsilon=0.2),
     lambda: rules.dp_adam_ime(0.8, 0.9, 0.05), lambda: rules.pagan(box=(-0.4, 0.5)),
     lambda: rules.adadps(epsilon=0.1), lambda: rules.dp_adam_bc(epsilon=0.05),
-    lambda: rules.with_clipping(rules.dp_adam(), 'auto_s'),
+    lambda: rules.with_clipping(rules.dp_adam(), weights.AutoS()),
     lambda: rules.partition([(rest, rules.dp_rmsprop(0.8))])], ids=lambda make: make().name)
 def test_the_partition_of_a_rule_with_itself_is_the_rule(make):
   rule, problem = make(), loop.Problem(clip=2.0)
@@ -86,7 +87,7 @@ REFUSED = [
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.dp_adam_ime())]), 'same'),
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.pagan())]), 'same'),
     (lambda: rules.partition([(first, rules.dp_sgd()), (rest, rules.with_clipping(
-        rules.dp_sgd(), 'auto_s'))]), 'Apply `with_clipping` to the partition'),
+        rules.dp_sgd(), weights.AutoS()))]), 'Apply `with_clipping` to the partition'),
     (lambda: rules.partition([(rest, rules.noisy_adagrad(2, diagonal=True))]), 'of one step'),
     (lambda: rules.partition([(first, rules.adadps()), (rest, rules.pdp_sgd(2))]), 'public'),
     (lambda: rules.partition([(first, rules.dp_sgd())]).init(loop.SPECS), 'for every variable'),

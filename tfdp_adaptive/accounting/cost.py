@@ -21,7 +21,6 @@ from dp_accounting import rdp
 from scipy import optimize
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import composition
@@ -70,7 +69,7 @@ def fixed_order(plan: terms_lib.Terms) -> bool:
 def noise_stddev(plan: terms_lib.Terms) -> float:
   """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
   return (plan.noise_multiplier * plan.l2_norm_clip
-          * contract.record_distance(plan.adjacency))
+          * terms_lib.record_distance(plan.adjacency))
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,7 +141,7 @@ def _event_of_run(
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
     # This relation counts noise in clip norms and doubles the sensitivity itself.
-    sigma *= contract.record_distance(plan.adjacency)
+    sigma *= terms_lib.record_distance(plan.adjacency)
   max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
   if max_batch_size is None:
     step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(sigma)

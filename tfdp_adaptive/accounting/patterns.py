@@ -12,7 +12,6 @@ import dp_accounting
 import numpy as np
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
@@ -61,7 +60,7 @@ class _Drawn(scheme.Sampling):
 
   @property
   def adjacencies(self) -> Tuple[str, ...]:  # type: ignore[override]
-    return ('zero_out',) if self.draws else contract.ADJACENCIES
+    return ('zero_out',) if self.draws else terms_lib.ADJACENCIES
 
   @property
   def amplified(self) -> bool:  # type: ignore[override]

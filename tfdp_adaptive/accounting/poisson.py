@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Iterator, Optional, Tuple
 import numpy as np
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import scheme
 
@@ -24,7 +23,7 @@ class Poisson(scheme.Sampling):
       needs a public population size; give it where that size is private.
   """
 
-  adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
+  adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
   amplified: ClassVar = True
   coins: ClassVar = True
   amplifies: ClassVar = (

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Iterator, Optional, Tuple
 import dp_accounting
 import numpy as np
 
-from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 
@@ -31,7 +30,7 @@ class Sampling(abc.ABC):
     renyi: Whether Renyi divergences of its amplification are known.
   """
 
-  adjacencies: ClassVar[Tuple[str, ...]] = contract.ADJACENCIES
+  adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
   amplified: ClassVar[bool] = False
   coins: ClassVar[bool] = False
   fixed_order: ClassVar[bool] = False

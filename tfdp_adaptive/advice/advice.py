@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional, Tuple
 from scipy import stats
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
+from tfdp_adaptive import terms
 
 _LARGEST = 1e30  # Of what is squared and multiplied.
 STABLE = 0.9  # Largest noise-to-signal factor at which scale-then-privatize is advised.
@@ -97,13 +97,13 @@ def advise(
       checks.is_number(gradient_norm) and 0 < gradient_norm <= 1):
     raise ValueError('`gradient_norm` is a share of the clip norm and must be in (0, 1]. '
                      f'Received: gradient_norm={gradient_norm!r}.')
-  contract.check_adjacency(adjacency)
+  terms.check_adjacency(adjacency)
   sizes = dict(batch_size=batch_size, noise_multiplier=noise_multiplier, parameters=parameters,
                l2_norm_clip=l2_norm_clip, epsilon=epsilon or 1.0)
   if not all(1 / _LARGEST <= size <= _LARGEST for size in sizes.values()):
     raise ValueError(f'Sizes must be between {1 / _LARGEST:g} and {_LARGEST:g}. '
                      f'Received: {sizes}.')
-  sigma = noise_multiplier * contract.record_distance(adjacency)
+  sigma = noise_multiplier * terms.record_distance(adjacency)
   root_phi = l2_norm_clip * sigma / batch_size
   c = ((1 - beta_2) / (1 + beta_2))**0.25
   agreeing = (batch_size / (c * sigma))**2

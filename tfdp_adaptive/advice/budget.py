@@ -14,7 +14,7 @@ import math
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
+from tfdp_adaptive import terms
 from tfdp_adaptive.privacy import plan as plan_lib
 
 LEAST_STEPS = 100
@@ -130,7 +130,7 @@ def batch_and_steps(
     plan = plan_lib.PrivacyPlan.calibrate(
         population_size=population_size, batch_size=batch_size, steps=steps, l2_norm_clip=1.0,
         target_epsilon=target_epsilon, target_delta=target_delta, **fields)
-    noise = plan.noise_multiplier * contract.record_distance(plan.adjacency) / batch_size
+    noise = plan.noise_multiplier * terms.record_distance(plan.adjacency) / batch_size
     rows.append(Choice(batch_size, steps, plan.noise_multiplier,
                        noise * math.sqrt(parameters) / signal, noise * math.sqrt(steps),
                        batch_size * steps / population_size))

@@ -10,8 +10,8 @@ from typing import Any, Dict, Iterator, NamedTuple, Tuple
 import numpy as np
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import contract
 from tfdp_adaptive import rules
+from tfdp_adaptive import terms
 from tfdp_adaptive.advice import advice
 from tfdp_adaptive.advice import trial
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -27,7 +27,7 @@ Range = Tuple[float, float]
 
 def floor(plan: plan_lib.PrivacyPlan) -> float:
   """Returns the noise per coordinate of a mean over the clip norm, before it is correlated."""
-  return plan.noise_multiplier * contract.record_distance(plan.adjacency) / plan.batch_size
+  return plan.noise_multiplier * terms.record_distance(plan.adjacency) / plan.batch_size
 
 
 def _stddevs(plan: plan_lib.PrivacyPlan) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import terms
 from tfdp_adaptive.privacy import plan as plan_lib
 
 _STEPS = 400  # Of a simulation at most.
@@ -96,7 +97,7 @@ def course(plan: plan_lib.PrivacyPlan) -> Course:
   steps = min(plan.steps, _STEPS)
   batch_size = plan.batch_size * plan.steps / steps
   ratio = plan.mechanism.rmse(plan.steps) / plan.mechanism.rmse(steps)
-  noise = plan.noise_multiplier * contract.record_distance(plan.adjacency) * ratio
+  noise = plan.noise_multiplier * terms.record_distance(plan.adjacency) * ratio
   return Course(batch_size, noise / batch_size, plan.mechanism.materialize_inverse(steps))
 
 

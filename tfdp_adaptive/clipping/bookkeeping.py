@@ -202,8 +202,7 @@ def _weights(
   weights = []
   for part, norm in zip(parts, norms):
     scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
-    factor = projection.weight_of(
-        asks[part.ask].weight, norm * scale, tf.cast(part.clip, norm.dtype))
+    factor = asks[part.ask].weight.factor(norm * scale, tf.cast(part.clip, norm.dtype))
     weights.append(tf.where(finite[part.ask], factor * scale, tf.zeros_like(norm)))
   return weights
 

@@ -11,106 +11,17 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type
 from tfdp_adaptive import contract
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import groups as groups_lib
-from tfdp_adaptive.rules import record_weights
+from tfdp_adaptive.weights import AutoS
+from tfdp_adaptive.weights import AutoV
+from tfdp_adaptive.weights import Clipping
+from tfdp_adaptive.weights import Hard
+from tfdp_adaptive.weights import PNorm
+from tfdp_adaptive.weights import PSAC
+from tfdp_adaptive.weights import Tanh
+from tfdp_adaptive.weights import Weight
 
 _PLAIN = contract.Rule(  # Arguments are tried on it.
     lambda specs: (), lambda state, public: (), lambda *_: ((), ()), elementwise=True)
-
-
-class Clipping:
-  """A clipping method; see its subclasses."""
-
-  def __repr__(self) -> str:
-    """Returns the call that creates this value, without default arguments."""
-    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
-    said = [(one.name, getattr(self, one.name)) for one in fields
-            if getattr(self, one.name) != one.default]
-    return f'tfdp.clipping.{type(self).__name__}({", ".join(f"{n}={v!r}" for n, v in said)})'
-
-  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
-           noise_multiplier: Optional[float] = None) -> contract.Rule:
-    """Returns the rule with this clipping. Groups are added once variables are known."""
-    raise NotImplementedError
-
-  def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:
-    """Returns the same rule on gradients clipped in groups of these variables."""
-    del variables
-    return rule
-
-  def get_config(self) -> Dict[str, Any]:
-    """Something that JSON can hold, see `of`."""
-    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
-    values = {one.name: getattr(self, one.name) for one in fields}
-    return {'kind': type(self).__name__, **{
-        name: value.get_config() if isinstance(value, Clipping) else value
-        for name, value in values.items() if value is not None}}
-
-
-class _Weighted(Clipping):
-  """Weights records by a function of their norm, as `tfdp_adaptive.clipping.projection` says."""
-
-  _kind = ''
-
-  def __post_init__(self) -> None:
-    self.weight  # pylint: disable=pointless-statement  # noqa: B018  # Or it refuses.
-
-  @property
-  def _as_before(self) -> Tuple[Any, ...]:
-    return (self._kind, *dataclasses.astuple(self))  # type: ignore[call-overload]
-
-  @property
-  def weight(self) -> contract.Weight:
-    """The weight of a record."""
-    return record_weights.weight(self._as_before)
-
-  def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
-           noise_multiplier: Optional[float] = None) -> contract.Rule:
-    return record_weights.chosen(rule, self._as_before)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Hard(_Weighted):
-  """Records above the clip norm are scaled down to it."""
-
-  _kind = 'hard'
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class AutoV(_Weighted):
-  """Every record is scaled to the clip norm."""
-
-  _kind = 'auto_v'
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class AutoS(_Weighted):
-  """A norm n becomes C n / (n + gamma), for the clip norm C."""
-
-  gamma: float = 0.01
-  _kind = 'auto_s'
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class PSAC(_Weighted):
-  """A norm n becomes C / (1 + r / (n (n + r))), for the clip norm C."""
-
-  r: float = 0.1
-  _kind = 'psac'
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Tanh(_Weighted):
-  """A norm n becomes C tanh(n / C), for the clip norm C."""
-
-  _kind = 'tanh'
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class PNorm(_Weighted):
-  """A norm n becomes (n^-p + C^-p)^(-1/p), for the clip norm C."""
-
-  p: float = 2.0
-  _kind = 'p_norm'
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -123,7 +34,7 @@ class _Following(Clipping):
   bounds: Optional[Tuple[float, float]] = None
 
   def __post_init__(self) -> None:
-    _check(self, 'weights', _Weighted)
+    _check(self, 'weights', Weight)
     if self.bounds is not None:
       object.__setattr__(self, 'bounds', tuple(self.bounds))
     self.rule(_PLAIN)
@@ -181,7 +92,7 @@ class Groups(Clipping):
   norms: Optional[Tuple[float, ...]] = None
 
   def __post_init__(self) -> None:
-    _check(self, 'within', (_Weighted, _Following))
+    _check(self, 'within', (Weight, _Following))
     if self.norms is not None:
       object.__setattr__(self, 'norms', tuple(float(norm) for norm in self.norms))
     whole = isinstance(self.groups, (list, tuple)) and all(
@@ -273,7 +184,7 @@ def chosen(clipping: Any) -> Clipping:
   return clipping
 
 
-def for_query(clipping: Any, kinds: Any = (_Weighted, _Following)) -> Clipping:
+def for_query(clipping: Any, kinds: Any = (Weight, _Following)) -> Clipping:
   """`chosen` for a query, which knows no layers."""
   value = chosen(clipping)
   if not isinstance(value, kinds):
@@ -281,9 +192,3 @@ def for_query(clipping: Any, kinds: Any = (_Weighted, _Following)) -> Clipping:
                      'groups are of its rule: `tfdp.rules.grouped(rule, groups)`. '
                      f'Received: clipping={value!r}.')
   return value
-
-
-def weight(clipping: Any) -> contract.Weight:
-  """Returns the weight function of a query that only sums; see `for_query`."""
-  value: Any = for_query(clipping, _Weighted)
-  return value.weight

@@ -1,19 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines clipping: maps one record's gradient to its clipped contribution.
 
-A record of norm n is multiplied by a weight w(n) with n w(n) <= zeta, the clip norm:
-
-    hard     min(1, zeta / n)                       the usual clipping
-    auto_v   zeta / n, 0 where n <= 1e-12           AUTO-V, arXiv:2206.07136
-    auto_s   zeta / (n + gamma), gamma .01          AUTO-S of the same; NSGD, arXiv:2206.13033
-    psac     zeta / (n + r / (n + r)), r .1         PSAC, arXiv:2212.00328
-    tanh     zeta tanh(n / zeta) / n                smooth clipping
-    p_norm   zeta / (n^p + zeta^p)^(1/p), p 2       p = 1: auto_s at gamma = zeta; p = inf: hard
-
-The sum over records moves by at most zeta for each of these weights, so noise and accounting are
-those of hard clipping. Computed norms are never below the truth by more than rounding. n, gamma and
-r are in units of the scaled gradient. auto_v, auto_s and psac scale short records up: set zeta to
-one, and tune the learning rate instead.
+`weights` has the functions that weight a record by its norm n. Computed norms are never below the
+truth by more than rounding.
 
 Variables may be clipped in groups. Group k of a record has at most the norm c_k, and the squares of
 all c_k add up to at most zeta^2.
@@ -26,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
+from tfdp_adaptive import weights
 from tfdp_adaptive.rules import groups as rules_groups
 
 
@@ -51,24 +41,22 @@ def is_finite(tree: trees.Tree) -> tf.Tensor:
 
 def clip(
     tree: trees.Tree, clip_norm: trees.Scalar,
-    weight: contract.Weight = contract.Weight()) -> trees.Tree:
+    weight: weights.Weight = weights.Hard()) -> trees.Tree:
   """`v * w(||v||)` of one record, by default `w = min(1, clip_norm / ||v||)`; see `weights`.
 
   Zero if any of it is not finite: NaN never takes the pass-through branch, and huge
   finite records are brought down through their peak, so no intermediate overflows
-  (architecture, 5.4).
   """
   ratio, peak = norm_and_peak(tree)
   safe = tf.where(peak > 0, peak, tf.ones_like(peak))
   finite = is_finite(tree) & tf.math.is_finite(ratio)
   norm = ratio * safe  # May overflow to inf, which is rightly not below the clip norm.
-  hard = weight.kind == 'hard'
   inside = norm <= clip_norm
-  size = clip_norm if hard else weighted_norm(weight, norm, clip_norm)
+  size = clip_norm if weight.passes else weight.norm(norm, clip_norm)
 
   def leaf(v: tf.Tensor) -> tf.Tensor:
     clipped = (v / safe) * (size / tf.maximum(ratio, 1))
-    clipped = tf.where(inside, v, clipped) if hard else clipped
+    clipped = tf.where(inside, v, clipped) if weight.passes else clipped
     return tf.where(finite, clipped, tf.zeros_like(v))
 
   return trees.map(leaf, tree)
@@ -76,7 +64,7 @@ def clip(
 
 def clip_alone(
     tree: trees.Tree, clip_norm: trees.Scalar,
-    weight: contract.Weight = contract.Weight()) -> Tuple[trees.Tree, tf.Tensor]:
+    weight: weights.Weight = weights.Hard()) -> Tuple[trees.Tree, tf.Tensor]:
   """`(clip(tree, clip_norm, weight), its norm)`, in two passes where the norm is ordinary.
 
   For a record by itself: inside `tf.vectorized_map` both ways would be gone.
@@ -87,7 +75,7 @@ def clip_alone(
   clip_norm = tf.cast(clip_norm, norm.dtype)
 
   def quickly() -> Tuple[trees.Tree, tf.Tensor]:
-    factor = weight_of(weight, norm, clip_norm)
+    factor = weight.factor(norm, clip_norm)
     return trees.map(lambda v: factor * v, tree), norm
 
   def carefully() -> Tuple[trees.Tree, tf.Tensor]:
@@ -96,7 +84,7 @@ def clip_alone(
 
   # Squares that underflow add up to less than any such clip norm, or norm.
   ordinary = clip_norm > 1e-12
-  if weight.kind != 'hard':
+  if not weight.passes:
     ordinary &= norm > 1e-12
   return tf.cond(tf.math.is_finite(norm) & ordinary, quickly, carefully)
 
@@ -153,8 +141,8 @@ def riding(
     clips: Any) -> tf.Tensor:
   """The rider's values for norms [...] of records, and `norms` and `clips` of their groups."""
   if not rider.of_groups:
-    return rider.of_norm(norm, _like(clip_norm, norm))
-  return rider.of_norm(tf.stack(norms, -1), tf.stack([_like(one, norm) for one in clips]))
+    return rider.of_norm(norm, weights.like(clip_norm, norm))
+  return rider.of_norm(tf.stack(norms, -1), tf.stack([weights.like(one, norm) for one in clips]))
 
 
 def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
@@ -169,7 +157,7 @@ def _by_part(
   # TFF may hand on what is absent as another empty nest.
   scaled = geometry.rescale(gradient, query.scale) if tf.nest.flatten(query.scale) else gradient
   leaves = tf.nest.flatten(scaled)
-  return [(part._replace(clip=_like(part.clip, leaves[part.leaves[0]])),
+  return [(part._replace(clip=weights.like(part.clip, leaves[part.leaves[0]])),
            [leaves[i] if trees.absent(part.scale) else
             tf.cast(part.scale, leaves[i].dtype) * leaves[i] for i in part.leaves])
           for part in parts((ask,), (query,), (clip_norm,), len(leaves))]
@@ -218,53 +206,6 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
   _, lam = tf.while_loop(
       lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], x.dtype)))
   return trees.unflatten(clip(u * safe / (1 + lam * a), clip_norm), gradient)
-
-
-SHORTEST = 1e-12  # Of auto_v: below it, directions are rounding.
-
-
-def weighted_norm(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
-  """n w(n), the norm of the weighted record, for n from 0 to infinity; never above `clip_norm`.
-
-  Args:
-    weight: `contract.Weight`.
-    norm: n, [...] floating.
-    clip_norm: zeta, [].
-  """
-  zeta = _like(clip_norm, norm)
-  ones, constant = tf.ones_like(norm), tf.constant(weight.constant, norm.dtype)
-  if weight.kind == 'hard':
-    relative = tf.minimum(ones, norm / zeta)
-  elif weight.kind == 'auto_v':
-    relative = tf.where(norm > SHORTEST, ones, tf.zeros_like(norm))
-  elif weight.kind == 'auto_s':
-    relative = 1 / (1 + constant / norm)
-  elif weight.kind == 'psac':
-    relative = 1 / (1 + constant / norm / (norm + constant))
-  elif weight.kind == 'tanh':
-    relative = tf.tanh(norm / zeta)
-  else:  # By ratios to the larger: powers of either may leave the range.
-    top = tf.maximum(norm, zeta)
-    powers = tf.pow(norm / top, constant) + tf.pow(zeta / top, constant)
-    relative = tf.where(tf.math.is_finite(norm), norm / top / tf.pow(powers, 1 / constant), ones)
-  # A clip norm of zero keeps nothing, whatever the quotients are.
-  return tf.where(zeta > 0, zeta * tf.minimum(relative, ones), tf.zeros_like(norm))
-
-
-def weight_of(weight: contract.Weight, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
-  """Returns w(n) for finite norms. At zero it is one or zero."""
-  positive = norm > 0
-  safe = tf.where(positive, norm, tf.ones_like(norm))
-  if weight.kind == 'hard':
-    inside = tf.minimum(tf.ones_like(norm), _like(clip_norm, norm) / safe)
-    return tf.where(positive, inside, tf.ones_like(norm))
-  return tf.where(positive, weighted_norm(weight, norm, clip_norm) / safe, tf.zeros_like(norm))
-
-
-def _like(clip_norm: trees.Scalar, norm: tf.Tensor) -> tf.Tensor:
-  """A number goes into float64 without a detour."""
-  return tf.cast(clip_norm, norm.dtype) if tf.is_tensor(clip_norm) else tf.constant(
-      clip_norm, norm.dtype)
 
 
 class Part(NamedTuple):

@@ -3,8 +3,8 @@
 
 from typing import Any, Optional
 
-from tfdp_adaptive import contract
 from tfdp_adaptive import errors
+from tfdp_adaptive import terms
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.keras import attached
 from tfdp_adaptive.privacy import ledger
@@ -33,7 +33,7 @@ def plan(
         f'target_epsilon={target_epsilon!r}.')
   fields.update(
       adjacency=adjacency, steps=1,
-      l2_norm_clip=sensitivity / contract.record_distance(adjacency))
+      l2_norm_clip=sensitivity / terms.record_distance(adjacency))
   if adjacency == 'add_remove':
     if population_size is None:
       raise ValueError(

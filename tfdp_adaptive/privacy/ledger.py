@@ -12,18 +12,20 @@ import dataclasses
 import json
 import math
 import secrets
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, TYPE_CHECKING, Union
 
 import dp_accounting
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
 _RELATION = dp_accounting.NeighboringRelation

@@ -10,7 +10,6 @@ from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Unio
 import numpy as np
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms
@@ -25,6 +24,8 @@ from tfdp_adaptive.privacy import statement as statement_lib
 
 if TYPE_CHECKING:
   import dp_accounting
+
+  from tfdp_adaptive import contract
 
 UNITS = ('example', 'user')
 _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
@@ -96,7 +97,7 @@ class PrivacyPlan(terms.Terms):
     object.__setattr__(self, 'noise_multiplier', float(self.noise_multiplier))
     checks.probability(target_delta=self.target_delta)
     checks.one_of(UNITS, unit=self.unit)
-    contract.check_adjacency(self.adjacency)
+    terms.check_adjacency(self.adjacency)
     if not isinstance(self.sampling, sampling_lib.Sampling):
       raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
                        f'`tfdp.sampling.Poisson()`. Received: sampling={self.sampling!r}.')

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, TYPE_CHECKING
 import warnings
 
 import dp_accounting
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.batches import marks
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
 
 
 def population(plan: terms_lib.Terms) -> None:

@@ -9,14 +9,16 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 from __future__ import annotations
 
 import decimal
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple, TYPE_CHECKING
 
-from tfdp_adaptive import contract
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import plan_checks
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import contract
 
 UNITS = {'example': 'one training example', 'user': 'one user, with all their data'}
 _ADJACENCY = {
@@ -212,7 +214,7 @@ def _mechanism(run: card_lib.Run) -> str:
 def details(rule: contract.Rule) -> List[str]:
   """Sentences about how a rule clips, where that is not the usual way."""
   found = []
-  weights = sorted({str(tuple(ask.weight)) for ask in rule.asks if ask.weight.kind != 'hard'})
+  weights = sorted({repr(ask.weight) for ask in rule.asks if not ask.weight.passes})
   if weights:
     found.append(f'A record is weighted by a function of its norm, {", ".join(weights)}, '
                  'which leaves it at most the clip norm.')

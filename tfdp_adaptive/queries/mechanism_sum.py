@@ -14,6 +14,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
+from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.mechanisms import independent
@@ -79,7 +80,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
                        f'float32. Received: l2_norm_clip={l2_norm_clip}, standard deviation '
                        f'{stddev}. Scale the records, and the clip norm with them.')
     self._cumulative = cumulative
-    self._weight = choices.weight(clipping)
+    self._weight: Any = choices.for_query(clipping, weights.Weight)
     self._noise = noise_lib.stream(
         mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
 

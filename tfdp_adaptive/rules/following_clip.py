@@ -101,8 +101,8 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
   controller is ours: that of the paper compares a fraction with zeta.
 
   Args:
-    rule: As for `quantile_clip`; its records must not be brought up (no 'auto_v',
-      'auto_s', 'psac').
+    rule: As for `quantile_clip`; its records must not be brought up (no `AutoV`,
+      `AutoS`, `PSAC`).
     buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
     quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).
     learning_rate: The learning rate of log zeta, >= 0.

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import terms
 from tfdp_adaptive import trees
 
 
@@ -81,7 +82,7 @@ def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
   checks.positive(relative_lambda=relative_lambda)
 
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
-    contract.check_adjacency(adjacency)
+    terms.check_adjacency(adjacency)
     joint = (joint_sensitivity(2.0, relative_lambda) if adjacency == 'replace'
              else math.sqrt(1 + relative_lambda)) / batch_size
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that weight a record by its norm, one class per kind.
+
+A record of norm n has the norm `norm(n, zeta)` afterwards, which never exceeds the clip norm zeta.
+So the sum over records moves by at most zeta for each kind, and noise and accounting are those of
+hard clipping. n, gamma and r are in units of the scaled gradient. AutoV, AutoS and PSAC scale short
+records up: set zeta to one, and tune the learning rate instead.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Dict, Optional, Sequence
+
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import trees
+
+SHORTEST = 1e-12  # Of AutoV: below it, directions are rounding.
+
+
+class Clipping:
+  """A clipping method; see its subclasses."""
+
+  def __repr__(self) -> str:
+    """Returns the call that creates this value, without default arguments."""
+    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+    said = [(one.name, getattr(self, one.name)) for one in fields
+            if getattr(self, one.name) != one.default]
+    return f'tfdp.clipping.{type(self).__name__}({", ".join(f"{n}={v!r}" for n, v in said)})'
+
+  def rule(self, rule: Any, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> Any:
+    """Returns the rule with this clipping. Groups are added once variables are known."""
+    raise NotImplementedError
+
+  def grouped(self, rule: Any, variables: Sequence[Any]) -> Any:
+    """Returns the same rule on gradients clipped in groups of these variables."""
+    del variables
+    return rule
+
+  def get_config(self) -> Dict[str, Any]:
+    """Returns a value that JSON can hold, see `choices.from_config`."""
+    fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+    values = {one.name: getattr(self, one.name) for one in fields}
+    return {'kind': type(self).__name__, **{
+        name: value.get_config() if isinstance(value, Clipping) else value
+        for name, value in values.items() if value is not None}}
+
+
+class Weight(Clipping):
+  """A weight of records by their norm.
+
+  Attributes:
+    may_grow: Whether records may come out longer than they were.
+    passes: Whether records within the clip norm stay as they are, bit by bit.
+  """
+
+  may_grow: ClassVar[bool] = False
+  passes: ClassVar[bool] = False
+
+  def __post_init__(self) -> None:
+    checks.positive(**{one.name: getattr(self, one.name)
+                       for one in dataclasses.fields(self)})  # type: ignore[arg-type]
+
+  def rule(self, rule: Any, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> Any:
+    if any(ask.projection != 'rescale' for ask in rule.asks):
+      raise ValueError(
+          f'`clipping` must be Hard() for {rule.name}, whose records are projected, not rescaled '
+          f"(projection='euclidean'). Received: clipping={self!r}.")
+    return rule._replace(asks=tuple(ask._replace(weight=self) for ask in rule.asks))
+
+  def norm(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+    """Returns the norm of the weighted record, for norms [...] from 0 to infinity."""
+    zeta = like(clip_norm, norm)
+    relative = tf.minimum(self._relative(norm, zeta), tf.ones_like(norm))
+    # A clip norm of zero keeps nothing, whatever the quotients are.
+    return tf.where(zeta > 0, zeta * relative, tf.zeros_like(norm))
+
+  def factor(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+    """Returns the weight itself, for finite norms; zero at zero."""
+    positive = norm > 0
+    safe = tf.where(positive, norm, tf.ones_like(norm))
+    return tf.where(positive, self.norm(norm, clip_norm) / safe, tf.zeros_like(norm))
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    """Returns the norm over zeta of the weighted record."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Hard(Weight):
+  """Records above the clip norm are scaled down to it."""
+
+  passes: ClassVar[bool] = True
+
+  def rule(self, rule: Any, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> Any:
+    return rule
+
+  def factor(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
+    positive = norm > 0
+    safe = tf.where(positive, norm, tf.ones_like(norm))
+    inside = tf.minimum(tf.ones_like(norm), like(clip_norm, norm) / safe)
+    return tf.where(positive, inside, tf.ones_like(norm))
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    return norm / zeta
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AutoV(Weight):
+  """Every record is scaled to the clip norm (AUTO-V, arXiv:2206.07136)."""
+
+  may_grow: ClassVar[bool] = True
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    return tf.where(norm > SHORTEST, tf.ones_like(norm), tf.zeros_like(norm))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AutoS(Weight):
+  """A norm n becomes C n / (n + gamma), for the clip norm C (AUTO-S, arXiv:2206.07136)."""
+
+  gamma: float = 0.01
+  may_grow: ClassVar[bool] = True
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    return 1 / (1 + tf.constant(self.gamma, norm.dtype) / norm)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PSAC(Weight):
+  """A norm n becomes C / (1 + r / (n (n + r))), for the clip norm C (arXiv:2212.00328)."""
+
+  r: float = 0.1
+  may_grow: ClassVar[bool] = True
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    r = tf.constant(self.r, norm.dtype)
+    return 1 / (1 + r / norm / (norm + r))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tanh(Weight):
+  """A norm n becomes C tanh(n / C), for the clip norm C."""
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    return tf.tanh(norm / zeta)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PNorm(Weight):
+  """A norm n becomes (n^-p + C^-p)^(-1/p), for the clip norm C and p >= 1."""
+
+  p: float = 2.0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.p < 1:
+      raise ValueError(f'`p` of a way of clipping must be at least 1. Received: p={self.p}.')
+
+  def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
+    top, p = tf.maximum(norm, zeta), tf.constant(self.p, norm.dtype)
+    powers = tf.pow(norm / top, p) + tf.pow(zeta / top, p)  # Powers of either may leave the range.
+    relative = norm / top / tf.pow(powers, 1 / p)
+    return tf.where(tf.math.is_finite(norm), relative, tf.ones_like(norm))
+
+
+def like(number: trees.Scalar, tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a number in the dtype of a tensor; a Python float is not rounded before."""
+  return tf.cast(number, tensor.dtype) if tf.is_tensor(number) else tf.constant(
+      number, tensor.dtype)
