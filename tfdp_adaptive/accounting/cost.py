@@ -142,7 +142,7 @@ def _event_of_run(
   if relation(plan) is _RELATION.REPLACE_ONE:
     # This relation counts noise in clip norms and doubles the sensitivity itself.
     sigma *= terms_lib.record_distance(plan.adjacency)
-  max_batch_size = getattr(plan.sampling, 'max_batch_size', None)
+  max_batch_size = plan.sampling.max_batch_size
   if max_batch_size is None:
     step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(sigma)
     if probability < 1:
@@ -158,7 +158,7 @@ def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
   if plan.sampling.claims(plan):
     if plan.adjacency == 'replace':
       return _RELATION.REPLACE_ONE
-    if plan.adjacency == 'zero_out' and hasattr(plan.sampling, 'max_batch_size'):
+    if plan.adjacency == 'zero_out' and plan.sampling.max_batch_size is not None:
       return _RELATION.REPLACE_SPECIAL
   # Zero-out has the values of add-or-remove for (sampled) Gaussians, which is
   # the relation that every dp-accounting version reads alike.

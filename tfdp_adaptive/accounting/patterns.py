@@ -127,6 +127,7 @@ class BallsInBins(_Groups, _Drawn):
   """
 
   fixed_order: ClassVar = True
+  pattern: ClassVar = 'gaps'
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries; leave out `draws` '
                          'for any other.')
   cycle: int = 1
@@ -157,6 +158,13 @@ class BallsInBins(_Groups, _Drawn):
   def probability(self, plan: terms_lib.Terms) -> float:
     del plan
     return 1 / self.cycle
+
+  def free_probability(self, plan: terms_lib.Terms) -> float:
+    del plan
+    return 1.0
+
+  def largest_batch(self, plan: terms_lib.Terms) -> Optional[int]:
+    return None if self._secret(plan) else -(-scheme.population(plan) // self.cycle)
 
   def event(self, plan: terms_lib.Terms, steps: int,
             noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -205,6 +213,7 @@ class MinSeparation(_Drawn):
       100 ns per draw and step: a million draws of a thousand steps, minutes.
   """
 
+  pattern: ClassVar = 'gaps'
   amplifies: ClassVar = ('noise of a Toeplitz strategy without negative entries and with at most '
                          '`min_sep` bands; use draws=0 for any other.')
   min_sep: int = 1
@@ -296,6 +305,9 @@ class FixedOrder(scheme.Sampling):
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
     checks.whole(batch_size=plan.batch_size)
+
+  def largest_batch(self, plan: terms_lib.Terms) -> int:
+    return int(plan.batch_size)
 
   def batches_per_epoch(self, plan: terms_lib.Terms) -> int:
     return -(-scheme.population(plan) // int(plan.batch_size))

@@ -49,7 +49,7 @@ class Epochs:
   def in_steps(self, batch_size: float, population_size: Optional[int],
                sampling: Sampling = Poisson()) -> int:
     """Returns the number of steps. A fixed order ends its epochs with a smaller batch."""
-    q = getattr(sampling, 'sampling_probability', None)
+    q = sampling.sampling_probability
     if population_size is not None:
       one_epoch = population_size / batch_size
     elif q is not None:

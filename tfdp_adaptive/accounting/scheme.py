@@ -28,6 +28,13 @@ class Sampling(abc.ABC):
     amplifies: For which noise, in words.
     by_example: Whether single examples are drawn and clipped where the unit is a user.
     renyi: Whether Renyi divergences of its amplification are known.
+    pattern: How batches are random: 'steps' (each by itself, within a record's turn), 'gaps' (a
+      random first step, then random gaps) or 'rounds' (one step in every round).
+    cycle: The number of steps after which it is a record's turn again.
+    max_batch_size: The size to which larger batches are cut, if any.
+    examples_per_user: The most examples of a user in a step.
+    sampling_probability: The probability of a record, if it was given.
+    draws: The number of draws that bound the privacy loss; 0 or None if nothing is drawn.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
@@ -37,6 +44,11 @@ class Sampling(abc.ABC):
   amplifies: ClassVar[str] = 'none'
   renyi: ClassVar[bool] = True
   by_example: ClassVar[bool] = False
+  pattern: ClassVar[str] = 'steps'
+  # These are fields of the schemes that have them.
+  cycle = examples_per_user = 1
+  max_batch_size = draws = None  # type: Optional[int]
+  sampling_probability = None  # type: Optional[float]
 
   def check(self, plan: terms_lib.Terms) -> None:
     """Raises unless `plan`'s population and batch size fit this scheme."""
@@ -50,6 +62,11 @@ class Sampling(abc.ABC):
     """Returns the probability that a record is in a batch of its turn, if it is always the same."""
     del plan
     return None
+
+  def largest_batch(self, plan: terms_lib.Terms) -> Optional[int]:
+    """Returns the most records of a batch, or None if that is random."""
+    del plan
+    return self.max_batch_size
 
   @abc.abstractmethod
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,

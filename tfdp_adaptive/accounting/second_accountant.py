@@ -198,7 +198,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
   kind, mechanism = type(plan.sampling).__name__, plan.mechanism
   sigma = float(plan.noise_multiplier)
   sampled = _sampled(plan, steps)
-  draws = getattr(plan.sampling, 'draws', 0)
+  draws = plan.sampling.draws
   bins = kind == 'BallsInBins' and draws is None and plan.adjacency != 'replace' and (
       not plan.extra_releases and plan.search is None)
   if kind == 'PoissonExamples':

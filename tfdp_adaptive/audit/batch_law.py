@@ -15,8 +15,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 from scipy import stats
 
-from tfdp_adaptive.accounting import sampling
-
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -54,9 +52,8 @@ def check(
   broken = _structure(plan, batches, population)
   if broken is not None or not plan.amplified:
     return Law(1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
-  coins = (_waiting if hasattr(plan.sampling, 'draws') else
-           _rounds if isinstance(plan.sampling, sampling.RandomAllocation) else _coins)
-  tests = list(coins(plan, batches, population))
+  test = {'steps': _coins, 'gaps': _waiting, 'rounds': _rounds}[plan.sampling.pattern]
+  tests = list(test(plan, batches, population))
   p_value, what = min((min(1.0, len(tests) * p), what) for what, p in tests)
   return Law(p_value, what, len(batches))
 
@@ -75,7 +72,7 @@ def _structure(
   """Returns a sentence about the refuted claim, or None."""
   least, most = plan.participation(min(plan.steps, len(batches)))
   last, times = np.full(population, -plan.steps - 1), np.zeros(population, int)
-  largest = getattr(plan.sampling, 'max_batch_size', population)
+  largest = plan.sampling.max_batch_size or population
   for step, batch in enumerate(batches):
     if len(batch) and not 0 <= batch.min() <= batch.max() < population:
       return f'step {step} has records that are not in the population'
@@ -102,9 +99,9 @@ def _coins(
     plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray],
     population: int) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of tests of independent coins."""
-  cycle = getattr(plan.sampling, 'cycle', 1)
+  cycle = plan.sampling.cycle
   probability = plan.sampling.probability(plan)  # Of a record in its turn.
-  cut = getattr(plan.sampling, 'max_batch_size', None)
+  cut = plan.sampling.max_batch_size
   sizes = [len(batch) for batch in batches]
   if _group_size(plan, 0, population) is None:
     trials = population * len(batches)
@@ -131,7 +128,7 @@ def _coins(
 
 def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optional[int]:
   """Returns the number of records of step `step`, or None if it is random."""
-  cycle = getattr(plan.sampling, 'cycle', 1)
+  cycle = plan.sampling.cycle
   if cycle > 1 and plan.adjacency == 'add_remove':
     return None
   return (population - step % cycle + cycle - 1) // cycle
@@ -182,9 +179,8 @@ def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
   those that never did, and of those that are free again. Each test combines the steps' p-values by
   Fisher's method, which is exact or errs towards no alarm.
   """
-  bins = hasattr(plan.sampling, 'cycle')
-  least = plan.sampling.cycle if bins else plan.sampling.min_sep
-  free = 1.0 if bins else plan.sampling.free_probability(plan)
+  least, _ = plan.sampling.participation(plan, plan.steps)
+  free = plan.sampling.free_probability(plan)
   first = _first_step(least, free, len(batches))
   left = 1 - np.concatenate([[0.0], np.cumsum(first)])
   last = np.full(population, -1)

@@ -38,7 +38,7 @@ def run(
     batches: Record indices of every step, if they do not come from the plan.
   """
   rng = np.random.default_rng(seed)
-  most = getattr(plan.sampling, 'examples_per_user', 1)  # Examples of a canary, all alike.
+  most = plan.sampling.examples_per_user  # Examples of a canary, all alike.
   population = plan.population_size or count * most
   users = population // most
   count = min(count, users, subject.size)

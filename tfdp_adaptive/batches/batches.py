@@ -66,7 +66,7 @@ class Batches(passes.Lazy):
     self.draw(self.first)  # Fails here, not in a tf.data thread, as reading records does.
     self.signature = tf.nest.map_structure(
         sources.spec, self._unmarked(np.zeros([0], np.int64), 1, self.first))
-    self.most = padding.largest(self.plan) if self.pad_to is None else None
+    self.most = self.plan.sampling.largest_batch(self.plan) if self.pad_to is None else None
 
   @property
   def first(self) -> int:

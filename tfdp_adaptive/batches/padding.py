@@ -54,7 +54,7 @@ def is_pair(data: Any) -> bool:
 
 def rows_for(plan: terms_lib.Terms, count: int, pad_to: Optional[int]) -> int:
   """Returns the padded number of rows of a batch of `count` records, at least 1."""
-  most, expected = largest(plan), math.ceil(plan.batch_size)
+  most, expected = plan.sampling.largest_batch(plan), math.ceil(plan.batch_size)
   if pad_to is not None:
     first = step = pad_to
   elif most is not None:
@@ -66,13 +66,3 @@ def rows_for(plan: terms_lib.Terms, count: int, pad_to: Optional[int]) -> int:
     deviation = math.sqrt(plan.batch_size)
     first, step = math.ceil(plan.batch_size + deviation), math.ceil(3 * deviation)
   return int(first + step * max(0, math.ceil((count - first) / step)))
-
-
-def largest(plan: terms_lib.Terms) -> Optional[int]:
-  """Returns the rows of the largest batch, or None if sampling determines it."""
-  most = getattr(plan.sampling, 'max_batch_size', None)
-  if most is None and plan.sampling.fixed_order and not plan.sampling.claims(plan) and (
-      plan.adjacency != 'add_remove'):
-    cycle = getattr(plan.sampling, 'cycle', None)
-    most = plan.batch_size if cycle is None else -(-(plan.population_size or 0) // cycle)
-  return None if most is None else int(most)

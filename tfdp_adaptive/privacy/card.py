@@ -212,7 +212,7 @@ def _claims(card: Card, ledger: Any, plots: bool, looks: Optional[stopping.Looks
     return dataclasses.replace(
         card, epsilon=epsilon, planned_epsilon=max(epsilon, planned),
         mu=meaning.gaussian_mu(epsilon, card.delta), profile=((epsilon, card.delta),))
-  drawn = any(getattr(plan.sampling, 'draws', 0) for plan in card.plans)  # Each point: minutes.
+  drawn = any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
             for steps in _marks(card)] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)

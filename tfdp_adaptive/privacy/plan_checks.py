@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def population(plan: terms_lib.Terms) -> None:
   """Checks that a plan does not publish a private number of records."""
-  q = getattr(plan.sampling, 'sampling_probability', None)
+  q = plan.sampling.sampling_probability
   if plan.population_size is None:
     if q is not None:
       _delta(plan, plan.batch_size / q, 'about N')
@@ -99,7 +99,7 @@ def accountable(plan: terms_lib.Terms) -> None:
           f'adjacency={plan.adjacency!r}, sampling={plan.sampling!r}.')
   if claims and plan.adjacency == 'replace':
     cost.needs_current_library('Poisson sampling under replace adjacency')
-  if hasattr(plan.sampling, 'max_batch_size'):
+  if plan.sampling.max_batch_size is not None:
     cost.needs_current_library('TruncatedPoisson')
 
 
