@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of either Keras: calls, vectorization, recurrent masks, vocabularies."""
+
+from typing import Any, Callable, Iterable, List, Tuple
+
+import tensorflow as tf
+
+from tfdp_adaptive.compat import stack
+
+
+def initializers(layer: stack.Layer) -> List[Any]:
+  """Returns the objects from which a layer creates its weights."""
+  return [value for name, value in vars(layer).items() if name.endswith('initializer')]
+
+
+def is_layer(value: Any) -> bool:
+  return isinstance(value, stack.keras.layers.Layer)
+
+
+def trained_variables(layer: stack.Layer) -> List[stack.Variable]:
+  """Returns the variables that are trained, also inside a frozen layer (Keras 3)."""
+  return [v for v in layer.weights if v.trainable] if stack.KERAS_3 else layer.trainable_variables
+
+
+def words_of(layer: stack.Layer, data: Any) -> List[List[str]]:
+  """The words that a `TextVectorization` or `StringLookup` looks up, of each record of `data`."""
+  texts = tf.convert_to_tensor(data, tf.string)
+  words = layer._preprocess(texts) if hasattr(layer, '_lookup_layer') else texts
+  rows = words.to_list() if isinstance(words, tf.RaggedTensor) else words.numpy().tolist()
+  rows = [row if isinstance(row, list) else [row] for row in rows]
+  flat = [tf.nest.flatten(row) for row in rows]
+  return [[word.decode('utf-8', 'replace') for word in row if word] for row in flat]
+
+
+def autographed(layer: stack.Layer, function: Callable[..., Any]) -> Callable[..., Any]:
+  """`function`, the layer's `call`, as Keras would run it in a graph."""
+  own = not type(layer).__module__.startswith('keras.')
+  if stack.KERAS_3 or not own or tf.executing_eagerly():
+    return function
+  autograph = tf.__internal__.autograph
+  return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def with_captures(concrete: Any) -> Callable[..., List[tf.Tensor]]:
+  """A concrete function of its inputs and captures, in this order."""
+  count = len(concrete.inputs) - len(concrete.captured_inputs)
+  return lambda *values: tf.nest.flatten(
+      concrete._call_flat(list(values[:count]), list(values[count:])))
+
+
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Keeps AutoGraph from rewriting `function`, but not the layers that it calls."""
+  function.autograph_info__ = None  # type: ignore[attr-defined]
+  return function
+
+
+# Part of the name of operations that must not go through `tf.vectorized_map`, or ''.
+# TF 2.21's products of batches of matrices (oneDNN) write beyond their memory where an
+# axis of size one is broadcast, which is what batches of one example become: wrong
+# numbers or a crash (tensorflow issue 117700).
+UNSAFE_WHEN_VECTORIZED = 'BatchMatMul' if stack.KERAS_3 else ''
+
+
+def vectorizes_safely(operations: Iterable[str]) -> bool:
+  """Whether a function of these kinds of operations may go through `tf.vectorized_map`."""
+  unsafe = UNSAFE_WHEN_VECTORIZED
+  return not (unsafe and any(unsafe in name for name in operations))
+
+
+def vectorizes_wrongly(layer: stack.Layer) -> bool:
+  """Whether `tf.vectorized_map` over examples goes wrong in a layer.
+
+  On Keras 3 attention crashes the process (TF 2.21), and dropout would draw one mask
+  for all examples.
+  """
+  return stack.KERAS_3 and bool(
+      'Attention' in type(layer).__name__ or getattr(layer, '_seed_generators', None))
+
+
+def depthwise_kernel(layer: stack.Layer) -> stack.Variable:
+  """The kernel of a depthwise convolution."""
+  return layer.kernel if stack.KERAS_3 else layer.depthwise_kernel
+
+
+# What the `call` of recurrent layers takes after the inputs, in order.
+RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if stack.KERAS_3 else
+                       ('mask', 'training', 'initial_state'))
+# Whether TimeDistributed joins the time axis with the batch; else it calls its layer per step.
+TIME_DISTRIBUTED_FOLDS = not stack.KERAS_3
+
+
+def recurrent_dropout_mask(
+    cell: stack.Layer, like: tf.Tensor, rate: float, training: Any) -> tf.Tensor:
+  """A mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
+  ones = tf.ones_like(like)
+  if stack.KERAS_3:
+    return stack.keras.random.dropout(ones, rate, seed=cell.seed_generator)
+  del training
+  return cell._random_generator.dropout(ones, rate)
+
+
+def recurrent_mask_getter(
+    kind: str, masks: List[tf.Tensor], sequence: bool) -> Tuple[str, Callable[..., Any]]:
+  """Name and body of the method by which recurrent layers get their masks.
+
+  Args:
+    kind: 'dropout' or 'recurrent_dropout'.
+    masks: [n, width] masks, one for all gates or one for each.
+    sequence: Whether they will multiply a sequence [n, T, width].
+  """
+  masks = [mask[:, tf.newaxis] if sequence else mask for mask in masks]
+  if stack.KERAS_3:
+    return f'get_{kind}_mask', lambda *_, **__: masks[0] if len(masks) == 1 else masks
+
+  def getter(inputs: Any, training: Any, count: int = 1) -> Any:
+    del inputs, training
+    return masks[0] if count == 1 else (masks * count)[:count]
+
+  return f'get_{kind}_mask_for_cell', getter

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of either Keras: layers, variables, losses, structure, clones."""
+
+import functools
+import importlib
+from typing import Any, Callable, List
+
+import tensorflow as tf
+
+from tfdp_adaptive.compat import stack
+
+
+def losses_named(*names: str) -> List[Any]:
+  """Returns the losses that the installed Keras has."""
+  return [getattr(stack.keras.losses, name) for name in names if hasattr(stack.keras.losses, name)]
+
+
+def weight_regularization(model: stack.Model) -> List[tf.Tensor]:
+  """Losses that depend on the weights alone, as a list of scalars."""
+  if stack.KERAS_3:
+    return [v.regularizer(v) for v in model.trainable_variables if v.regularizer is not None]
+  return [tf.cast(tf.reduce_sum(loss()), tf.float32) for layer in model._flatten_layers()
+          for loss in layer._callable_losses if layer.trainable]
+
+
+def penalties(model: stack.Model) -> List[Callable[..., Any]]:
+  """The functions that `weight_regularization` calls."""
+  if stack.KERAS_3:
+    return [v.regularizer for v in model.trainable_variables if v.regularizer is not None]
+  return [loss for layer in model._flatten_layers() for loss in layer._callable_losses]
+
+
+def is_variable(value: Any) -> bool:
+  return isinstance(value, (tf.Variable, getattr(stack.keras, 'Variable', tf.Variable)))
+
+
+def has_data_losses(model: stack.Model) -> bool:
+  """Whether the last call of the model added losses that depend on the data."""
+  if stack.KERAS_3:
+    return any(layer._get_own_losses() for layer in model._flatten_layers())
+  return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
+
+
+def leaf_layers(model: stack.Model) -> List[stack.Layer]:
+  """Every layer that has no layers inside, nested models included, once."""
+  layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}
+  return [l for l in layers.values()
+          if not list(l._flatten_layers(include_self=False, recursive=True))]
+
+
+def loss_tracker(model: stack.Model, outputs: Any) -> Any:
+  """The metric that `fit` shows as `loss`."""
+  if not stack.KERAS_3 and not model.compiled_loss.built:
+    model.compiled_loss.build(outputs)
+  return next(metric for metric in model.metrics if metric.name == 'loss')
+
+
+def is_model(value: Any) -> bool:
+  return isinstance(value, stack.keras.Model)
+
+
+def all_layers(model: Any) -> List[Any]:
+  """A model or layer, and every layer inside."""
+  return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def built_variables(model: Any) -> List[stack.Variable]:
+  """Returns the existing variables of a model or layer, without vocabularies."""
+  return list({id(v): v for layer in all_layers(model) if layer.built
+               for v in layer.variables if hasattr(v, 'assign')}.values())
+
+
+def sequential_layers(model: stack.Model) -> List[Any]:
+  """The layers of a Sequential, with its input: before an `Embedding`, Keras 2 makes another."""
+  return model.layers if stack.KERAS_3 or not model.inputs else list(model._self_tracked_trackables)
+
+
+def input_structure(model: stack.Model) -> Any:
+  """The nest of a functional model's symbolic inputs, or None."""
+  return getattr(model, '_inputs_struct' if stack.KERAS_3 else '_nested_inputs', None)
+
+
+def input_specs(model: stack.Model) -> Any:
+  """Returns a nest of the specs of a model's inputs, or None if the model does not tell them."""
+  inputs = getattr(model, 'inputs', None) if model.built else None
+  if not inputs:
+    return None
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+  structure = input_structure(model)
+  if structure is not None and len(tf.nest.flatten(structure)) == len(specs):
+    return tf.nest.pack_sequence_as(structure, specs)
+  return specs[0] if len(specs) == 1 else specs
+
+
+def output_structure(model: stack.Model) -> Any:
+  """The nest of a functional model's symbolic outputs, or None."""
+  return getattr(model, '_outputs_struct' if stack.KERAS_3 else '_nested_outputs', None)
+
+
+def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
+  """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
+  if stack.KERAS_3 and not isinstance(model, stack.keras.Sequential):
+    return stack.keras.models.clone_model(model, clone_function=clone, call_function=call)
+  return stack.keras.models.clone_model(model, clone_function=clone)
+
+
+def on_clones(made: Callable[[stack.Model, stack.Model], stack.Model]) -> None:
+  """Has every copy that Keras makes of a Sequential, whose class it forgets, pass by a caller.
+
+  Args:
+    made: `(model, copy) -> ` the copy that `keras.models.clone_model` returns.
+  """
+  lib: Any = importlib.import_module(f'{stack.PRIVATE}.models.cloning')
+  own = lib._clone_sequential_model
+  lib._clone_sequential_model = functools.wraps(own)(
+      lambda model, *args, **kwargs: made(model, own(model, *args, **kwargs)))
+
+
+def output_names(model: stack.Model) -> Any:
+  """Names of a functional model's outputs in order; None where they have keys, or none."""
+  keyed = isinstance(output_structure(model), dict)
+  return None if keyed else getattr(model, 'output_names', None)
+
+
+def raw_variable(variable: stack.Variable) -> tf.Variable:
+  """The `tf.Variable` of a model's variable."""
+  return variable._value if stack.KERAS_3 and hasattr(variable, '_value') else variable
+
+
+def seeds(model: stack.Model) -> List[tf.Variable]:
+  """Returns the seeds of a model's layers."""
+  return [raw_variable(v) for v in model.variables if 'seed_generator_state' in v.name]
+
+
+def variable_key(variable: stack.Variable) -> int:
+  """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
+  raw = raw_variable(variable)
+  return id(getattr(raw, 'handle', raw))  # Tables of words, among Keras 2's weights, have none.
+
+
+def describe(variable: stack.Variable) -> str:
+  name = getattr(variable, 'path', None) or variable.name
+  return f'variable {name!r} of shape {tuple(variable.shape)}'
+
+
+def overrides(model: stack.Model, method: str) -> bool:
+  """Whether a model has a method of its own, wherever it comes from, in place of Keras'."""
+  bound = getattr(model, method)
+  return getattr(bound, '__func__', bound) is not getattr(stack.keras.Model, method)
