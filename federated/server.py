@@ -5,11 +5,11 @@
     record(broadcast, update, metrics) -> the answer of one client, bounded
     step(state, sum of the answers) -> next state, released numbers
 
-Besides the update, an answer may hold some metrics, and whether it was clipped, which moves the
-clip norm. Everything that a round releases is ONE Gaussian mechanism of the plan's noise multiplier
-sigma. A part with share s of the budget gets noise of `sigma / sqrt(s)` times its own sensitivity.
-The shares add up to one. The joint vector, with each part in units of its own noise, therefore
-changes by at most 1 / sigma.
+Besides the update, an answer may hold some metrics, and whether it was clipped, if the clip norm
+follows a quantile. Everything that a round releases is ONE Gaussian mechanism of the plan's noise
+multiplier sigma. A part with share s of the budget gets noise of `sigma / sqrt(s)` times its own
+sensitivity. The shares add up to one. The joint vector, with each part in units of its own noise,
+therefore changes by at most 1 / sigma.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
+from tfdp_adaptive import rules
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import projection
 
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
@@ -37,10 +36,10 @@ _plain = tf.autograph.experimental.do_not_convert
 class QuantileClip(NamedTuple):
   """A clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
 
-  After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with the noisy fraction
-  of clients whose update was within the clip norm. The clip norm starts at the plan's
-  `l2_norm_clip`, and the noise stays proportional to it. With correlated noise the privacy is
-  exact, and the cancellation of the noise is approximate.
+  It is `tfdp.rules.quantile_clip` around the server's rule, with its noise given as a share of the
+  budget. After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with the noisy
+  fraction of clients whose update was within the clip norm. The clip norm starts at the plan's
+  `l2_norm_clip`, and the noise stays proportional to it.
 
   Attributes:
     quantile: Fraction of the updates that should not be clipped, in (0, 1).
@@ -83,20 +82,12 @@ class ModelWeights(NamedTuple):
         variable.assign(value)
 
 
-class ClipState(NamedTuple):
-  """State of a clip norm that moves. It is SECRET."""
-
-  privatizer: privatizer.State  # Of the fraction within the clip norm.
-  factor: tf.Tensor  # [], of the plan's clip norm.
-
-
 class State(NamedTuple):
   """State of the server. It is SECRET, except for the weights."""
 
   global_model_weights: Any  # `ModelWeights`.
   round: tf.Tensor  # [] int64, rounds done.
   query: private_rule.State
-  clip: Any = ()  # `ClipState`, or ().
   metrics: Any = ()  # `privatizer.State` of the metrics.
 
 
@@ -104,7 +95,6 @@ class Answer(NamedTuple):
   """The SECRET answer of a client, or a sum of answers."""
 
   sums: Any  # One `contract.Sums` per ask.
-  within: Any = ()  # [1] float32: 1 if the update was within the clip norm, or -1.
   metrics: Any = ()  # [1 + metrics] float32 in the unit ball.
 
 
@@ -141,10 +131,10 @@ class Server:
                          quantile_clip=quantile_clip, private_metrics=private_metrics)
     _check(rule, plan, learning_rate)
     numbers = privatizer.settings(rule, plan)
-    sides = _check_sides(rule, plan, quantile_clip, private_metrics)
+    share = 1 - _check_sides(plan, quantile_clip, private_metrics)
     self._learning_rate = learning_rate
     self.specs = specs
-    self._quantile_clip: Any = quantile_clip  # Read where there is one.
+    self._quantile_clip = quantile_clip
     self.private_metrics: Any = private_metrics
 
     def noise(share: float, l2_norm_clip: float, offset: int) -> Dict[str, Any]:
@@ -153,31 +143,19 @@ class Server:
                   seed=None if seed is None else seed + offset)
 
     self._private = private_rule.PrivateRule(
-        rule, specs,
-        **noise(1 - sum(side.share for side in sides), plan.l2_norm_clip, 0))
-    self._within, self._metrics = (
-        side and privatizer.Privatizer(
-            (contract.Ask(),), tf.TensorSpec([size]), **noise(side.share, 1.0, offset))
-        for side, size, offset in (
-            (quantile_clip, 1, 10**9), (private_metrics, _size(private_metrics), 2 * 10**9)))
+        _adaptive(rule, quantile_clip, plan), specs, **noise(share, plan.l2_norm_clip, 0))
+    self._metrics = private_metrics and privatizer.Privatizer(
+        (contract.Ask(),), tf.TensorSpec([_size(private_metrics)]),
+        **noise(private_metrics.share, 1.0, 2 * 10**9))
 
   @_plain
   def init(self, weights: Any) -> State:
     return State(weights, tf.zeros([], tf.int64), self._private.init(),
-                 ClipState(self._within.init(), tf.ones([])) if self._within else (),
                  self._metrics.init() if self._metrics else ())
-
-  def _request(self, state: State) -> interface.Request:
-    request = self._private.ask(state.query)
-    if not self._within:
-      return request
-    return self._private.request(tuple(
-        query._replace(relative_clip=query.relative_clip * state.clip.factor)
-        for query in request.queries))
 
   @_plain
   def broadcast(self, state: State) -> private_rule.Broadcast:
-    return self._private.broadcast(self._request(state))
+    return self._private.broadcast(self._private.ask(state.query))
 
   @_plain
   def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
@@ -189,13 +167,7 @@ class Server:
     tf.nest.assert_same_structure(update, self.specs)
     update = trees.map(lambda u, s: trees.shaped(tf.cast(u, s.dtype), s.shape), update,
                        self._private.specs)
-    within = ()
-    if self._within:
-      (ask,), (query,) = self._private.rule.asks, self._private.queries(broadcast, update)
-      norm = projection.scaled_norm(ask, query, update)
-      # A norm that is not finite is not within the clip norm.
-      within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])
-    return Answer(self._private.record(broadcast, update), within, metrics)
+    return Answer(self._private.record(broadcast, update), metrics)
 
   @_plain
   def bounded_metrics(self, values: Any) -> tf.Tensor:
@@ -211,7 +183,7 @@ class Server:
 
   def zero(self) -> Answer:
     """Returns the sum over no clients."""
-    return Answer(self._private.zero_sums(), tf.zeros([1]) if self._within else (),
+    return Answer(self._private.zero_sums(),
                   tf.zeros([_size(self.private_metrics)]) if self._metrics else ())
 
   @_plain
@@ -221,28 +193,24 @@ class Server:
     Returns:
       The next state, and {name: [] float32} of the other released numbers.
     """
-    request = self._request(state)
+    request = self._private.ask(state.query)
     direction, query = self._private.answer(state.query, request, total.sums)
-    released, clip, metrics = collections.OrderedDict(), (), ()
-    if self._within:
-      mean, noise = _release(self._within, state.clip.privatizer, total.within)
-      fraction = tf.clip_by_value((mean[0] + 1) / 2, 0.0, 1.0)
+    released, metrics = collections.OrderedDict(), ()
+    if self._quantile_clip is not None:
       released['l2_norm_clip'] = request.clips[0]
-      released['fraction_within_clip'] = fraction
-      clip = ClipState(noise, state.clip.factor * tf.exp(
-          -self._quantile_clip.learning_rate * (fraction - self._quantile_clip.quantile)))
+      released['fraction_within_clip'] = tf.clip_by_value(query.rule.estimate[0], 0.0, 1.0)
     if self._metrics:
-      mean, metrics = _release(self._metrics, state.metrics, total.metrics)
-      released.update(self._metric_means(mean))
+      (release,), metrics = self._metrics.release(
+          state.metrics, (contract.Query(),), (contract.Sums(total.metrics),))
+      released.update(self._metric_means(release.mean))
     weights = state.global_model_weights
     rate = self._learning_rate(state.round) if callable(
         self._learning_rate) else self._learning_rate
     trainable = trees.map(
         lambda w, d: w - tf.cast(rate, w.dtype) * tf.cast(d, w.dtype), weights.trainable, direction)
-    if self.rule.project is not None:
-      trainable = self.rule.project(query.rule, trainable)
-    return State(weights._replace(trainable=trainable), state.round + 1,
-                 query, clip, metrics), released
+    if self._private.rule.project is not None:
+      trainable = self._private.rule.project(query.rule, trainable)
+    return State(weights._replace(trainable=trainable), state.round + 1, query, metrics), released
 
   def _metric_means(self, mean: tf.Tensor) -> Iterator[Tuple[str, tf.Tensor]]:
     clients = mean[0] * math.sqrt(len(self.private_metrics.ranges) + 1) * self.plan.batch_size
@@ -270,10 +238,20 @@ def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Any) -
     checks.positive(server_learning_rate=learning_rate)
 
 
+def _adaptive(rule: contract.Rule, quantile_clip: Optional[QuantileClip],
+              plan: privacy.PrivacyPlan) -> contract.Rule:
+  """Returns the rule with a clip norm that follows a quantile, if that is asked for."""
+  if quantile_clip is None:
+    return rule
+  stddev = plan.noise_multiplier / (2 * math.sqrt(quantile_clip.share))
+  return rules.quantile_clip(
+      rule, quantile_clip.quantile, quantile_clip.learning_rate, stddev or None)
+
+
 def _check_sides(
-    rule: contract.Rule, plan: privacy.PrivacyPlan, quantile_clip: Optional[QuantileClip],
-    private_metrics: Optional[PrivateMetrics]) -> List[Any]:
-  """Returns those of the two that are given."""
+    plan: privacy.PrivacyPlan, quantile_clip: Optional[QuantileClip],
+    private_metrics: Optional[PrivateMetrics]) -> float:
+  """Returns the share of the budget that the metrics take."""
   sides: List[Any] = []
   for side, kind in ((quantile_clip, QuantileClip), (private_metrics, PrivateMetrics)):
     if side is not None:
@@ -289,15 +267,10 @@ def _check_sides(
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
         'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')
-  if quantile_clip is not None:
-    if len(rule.asks) != 1:
-      raise ValueError(f'`quantile_clip` needs a rule with one query per round, and {rule.name} '
-                       f'has {len(rule.asks)}.')
-    checks.probability(quantile=quantile_clip.quantile)
-    checks.not_negative(learning_rate=quantile_clip.learning_rate)
-  if private_metrics is not None:
-    _check_ranges(private_metrics.ranges)
-  return sides
+  if private_metrics is None:
+    return 0.0
+  _check_ranges(private_metrics.ranges)
+  return private_metrics.share
 
 
 def _check_ranges(ranges: Any) -> None:
@@ -314,11 +287,6 @@ def _check_ranges(ranges: Any) -> None:
   if taken:
     raise ValueError('`private_metrics` must leave the names of what else is released, '
                      f'{list(RELEASED_NAMES)}. Received: {taken}; rename the metrics.')
-
-
-def _release(noiser: privatizer.Privatizer, state: Any, total: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-  (release,), state = noiser.release(state, (contract.Query(),), (contract.Sums(total),))
-  return release.mean, state
 
 
 def _size(private_metrics: Optional[PrivateMetrics]) -> int:

@@ -181,7 +181,7 @@ def _client_sums(
         tff.federated_map(record, (tff.federated_broadcast(broadcast), output.result)))
     metrics = output.measurements.train
     return tff.federated_zip(server_lib.Sums(
-        server_lib.Answer(sums.sums, sums.within, metrics.private), metrics.not_private))
+        server_lib.Answer(sums.sums, metrics.private), metrics.not_private))
 
   return client_sums
 

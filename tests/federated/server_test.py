@@ -108,9 +108,9 @@ def test_one_client_moves_the_joint_release_by_one_at_most():
     metrics = server.bounded_metrics({'loss': loss, 'accuracy': accuracy})
     for size in (0.0, 1e-3, 1e3, 1e30, np.inf, np.nan):
       answer = server.record(broadcast, update_of(size * np.arange(1.0, 5.0)), metrics)
-      total = np.concatenate([np.ravel(x) for x in tf.nest.flatten(answer.sums)])
+      total = np.concatenate([np.ravel(x) for x in tf.nest.flatten(answer.sums[0].total)])
       moves.append(0.7 * np.sum((total / float(broadcast.clips[0]))**2)
-                   + 0.1 * np.sum(answer.within.numpy()**2)
+                   + 0.1 * np.sum((2 * answer.sums[0].rider.numpy())**2)
                    + 0.2 * np.sum(answer.metrics.numpy()**2))
   assert max(moves) <= 1 + 1e-5
   assert max(moves) > 0.99  # The bound is met.
@@ -169,8 +169,10 @@ def test_refusals():
   with pytest.raises(
       ValueError, match='needs dp-accounting 0.6.0' if old else 'one clipped sum per round'):
     make_server(quantile_clip=CLIP, adjacency='replace')
-  with pytest.raises(ValueError, match='one query per round'):
+  with pytest.raises(ValueError, match='one question per step'):
     make_server(rules.dp_sgd()._replace(asks=(rules.Ask(), rules.Ask())), quantile_clip=CLIP)
+  with pytest.raises(ValueError, match='fixed clip norm'):  # Both would move it.
+    make_server(rules.quantile_clip(rules.dp_sgd()), quantile_clip=CLIP)
   for name in server_lib.RELEASED_NAMES:
     with pytest.raises(ValueError, match='must leave the names'):
       make_server(private_metrics=tfdp.federated.PrivateMetrics({name: (0.0, 1.0)}))

@@ -698,7 +698,8 @@ _BY_FILE = {
         ('sides for nothing', 'noise_multiplier=plan.noise_multiplier / math.sqrt(share)',
          'noise_multiplier=plan.noise_multiplier', 'Metrics would cost privacy on top.',
          _SERVER),
-        ('the whole budget for the weights', '1 - sum(side.share for side in sides)', '1.0',
+        ('the whole budget for the weights',
+         '1 - _check_sides(plan, quantile_clip, private_metrics)', '1.0',
          'More than the plan allows.', _SERVER),
         ('metrics of any length', 'return tf.stack(parts) / math.sqrt(len(parts))',
          'return tf.stack(parts)', 'Twice the sensitivity with three metrics.', _SERVER),
@@ -706,9 +707,6 @@ _BY_FILE = {
          'value, 0.0))', 'A client could report any number.', _SERVER),
         ('uphill at the server', 'lambda w, d: w - tf.cast(rate, w.dtype)',
          'lambda w, d: w + tf.cast(rate, w.dtype)', 'The sign of every round.', _SERVER),
-        ('clients without a norm', 'within = tf.where(norm <= broadcast.clips[0], [1.0], [-1.0])',
-         'within = tf.where(norm > broadcast.clips[0], [1.0], [-1.0])',
-         'The clip norm runs away from its quantile.', _SERVER),
     ],
 }
 MUTANTS = tuple(Mutant(name, file, *rest) for file, some in _BY_FILE.items()
