@@ -33,8 +33,8 @@ _EXPORTS = {name: f'{__name__}.{module}' for module, names in {
     'processes': ('build_private_fed_avg', 'build_private_fed_sgd'),
     'rounds': ('ClientsFailedError', 'WorkerLostError'),
     'server': ('ModelWeights', 'PrivateMetrics', 'QuantileClip'),
-    'simulation': ('simulate', 'Simulation'), 'storage': ('SavedRunError',), 'users': ('Users',),
-    'workers': ('check_address', 'Workers')}.items() for name in names}
+    'silo': ('Silo',), 'simulation': ('simulate', 'Simulation'), 'storage': ('SavedRunError',),
+    'users': ('Users',)}.items() for name in names}
 _EXPORTS.update(flower=__name__, tasks=__name__, vocabulary='tfdp_adaptive.estimates')
 
 

@@ -51,6 +51,12 @@ def test_editors_know_the_public_names():
   assert {*told, *optimizers.OPTIMIZERS} == {*dir(tfdp), 'queries'}
 
 
+def test_editors_know_the_names_of_federated():
+  federated = pathlib.Path(tfdp.federated.__file__)
+  told = re.findall(r'^  from .* as (\w+)$', federated.read_text(encoding='utf-8'), re.M)
+  assert sorted(told) == dir(tfdp.federated)
+
+
 def test_names_that_are_not_there():
   with pytest.raises(AttributeError, match='has no attribute .nothing.'):
     tfdp.nothing  # pylint: disable=pointless-statement  # noqa: B018
