@@ -95,7 +95,6 @@ _BY_REASON = {
         'cli/audit_command_test.py::test_an_audit_that_can_prove_nothing_says_so': (),
         'cli/audit_command_test.py::test_training_without_noise_is_refuted': (),
         'cli/compare_test.py::test_every_method_is_in_the_table': (),
-        'faults/kill_test.py::test_train_survives_kills_and_keeps_its_curve': (),
         'federated/resume_test.py::test_kill_9': (),
         'keras/distribute_test.py::test_what_mixes_examples_is_refused_before_replicas_see_it': (),
         'keras/multi_worker_kill_test.py::test_a_killed_run_goes_on_and_uses_no_noise_twice': (),
