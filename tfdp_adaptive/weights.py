@@ -62,6 +62,11 @@ class Weight(Clipping):
     checks.positive(**{one.name: getattr(self, one.name)
                        for one in dataclasses.fields(self)})  # type: ignore[arg-type]
 
+  def __str__(self) -> str:
+    """Returns the kind with all of its constants, for statements."""
+    constants: Any = dataclasses.asdict(self)  # type: ignore[call-overload]
+    return f'{type(self).__name__}({", ".join(f"{n}={v:g}" for n, v in constants.items())})'
+
   def rule(self, rule: Any, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> Any:
     if any(ask.projection != 'rescale' for ask in rule.asks):

@@ -215,7 +215,7 @@ def test_the_statement_says_how_records_are_weighted():
   weighted, hard = (tfdp.DPSGD(plan=plan, clipping=kind)
                     for kind in (tfdp.clipping.PSAC(), tfdp.clipping.Hard()))
   assert weighted.epsilon() == hard.epsilon()
-  assert "('psac', 0.1)" in weighted.statement() and 'weighted by' not in hard.statement()
+  assert 'PSAC(r=0.1)' in weighted.statement() and 'weighted by' not in hard.statement()
 
 
 STP = dict(scale_epsilon=0.1)

@@ -214,7 +214,7 @@ def _mechanism(run: card_lib.Run) -> str:
 def details(rule: contract.Rule) -> List[str]:
   """Sentences about how a rule clips, where that is not the usual way."""
   found = []
-  weights = sorted({repr(ask.weight) for ask in rule.asks if not ask.weight.passes})
+  weights = sorted({str(ask.weight) for ask in rule.asks if not ask.weight.passes})
   if weights:
     found.append(f'A record is weighted by a function of its norm, {", ".join(weights)}, '
                  'which leaves it at most the clip norm.')
