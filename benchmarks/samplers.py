@@ -65,7 +65,7 @@ def main():
       show(f'formula of jax_privacy: {other.mechanism.bands} bands', other)
       for memory in (32, steps):
         ours = choice.choose_plan(plain, memory=memory)
-        cycle = getattr(ours.sampling, 'cycle', '')
+        cycle = ours.sampling.cycle
         name = f'{type(ours.sampling).__name__} {cycle}, {type(ours.mechanism).__name__}'
         show(f'choose_plan, memory {memory}: {name}', dataclasses.replace(ours))
 

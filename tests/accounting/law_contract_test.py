@@ -111,7 +111,7 @@ def patterns(number):
   taken = np.zeros((RECORDS, STEPS), np.int64)
   for step, batch in enumerate(plan.index_batches()):
     taken[batch, step] = 1
-  secret = plan.amplified and plan.sampling.most_bands == 1 or hasattr(plan.sampling, 'draws')
+  secret = plan.amplified and plan.sampling.most_bands == 1 or plan.sampling.pattern == 'gaps'
   if plan.unit == 'user':
     taken = taken.reshape(-1, plan.sampling.examples_per_user, STEPS).sum(axis=1)
   if secret and plan.amplified:
@@ -185,10 +185,10 @@ def test_more_noise_costs_less_and_more_steps_more(law):
 @laws
 def test_amplification_is_worth_something_and_a_larger_share_costs_more(law):
   plan = law.plan()
-  whole = plan.mechanism.sensitivity(min_sep=1, max_participations=STEPS) * getattr(
-      law.scheme, 'examples_per_user', 1)  # Of a record that is in every batch.
+  whole = plan.mechanism.sensitivity(min_sep=1, max_participations=STEPS) * (
+      law.scheme.examples_per_user)  # Of a record that is in every batch.
   assert plan.epsilon() < gaussian.epsilon(plan.noise_multiplier / whole, plan.target_delta)
-  if hasattr(law.scheme, 'sampling_probability'):
+  if law.scheme.coins:
     more = law.plan(batch_size=1.05 * plan.batch_size)
     assert more.epsilon() > plan.epsilon()
 
@@ -206,7 +206,7 @@ def test_a_second_accountant_says_the_same(law):
   plan = law.plan(target_delta=1e-4)
   answer = second_accountant.answer((ledger.Entry(plan, plan.steps),), 1e-4)
   if answer.epsilon is None:  # Bounds of this library alone, which have no other.
-    assert hasattr(law.scheme, 'draws') and plan.mechanism.bands != 1
+    assert law.scheme.pattern == 'gaps' and plan.mechanism.bands != 1
     return
   assert plan.epsilon() >= answer.epsilon * (1 - answer.tolerance)
   if answer.exact:
@@ -235,11 +235,11 @@ def test_batches_follow_the_law_of_the_audit_which_knows_them_from_others(law):
   plan = law.plan(steps=23, **({} if 'mechanism' not in law.changes else {
       'mechanism': mechanisms.IndependentGaussian()
       if law.scheme.amplified and law.scheme.most_bands == 1 else
-      mechanisms.BandedToeplitz(min(2, getattr(law.scheme, 'most_bands', 2)), 23)}))
+      mechanisms.BandedToeplitz(min(2, law.scheme.most_bands), 23)}))
   batches = list(plan.index_batches())
   assert batch_law.check(plan, batches).p_value > 1e-6
-  cycle = getattr(plan.sampling, 'cycle', 1)
-  if plan.amplified and not hasattr(plan.sampling, 'draws'):  # The same batches again and again.
+  cycle = plan.sampling.cycle
+  if plan.amplified and plan.sampling.pattern != 'gaps':  # The same batches again and again.
     assert batch_law.check(plan, batches[:cycle] * (23 // cycle)).p_value < 1e-6
   for batch in batches:
     assert len(set(batch.tolist())) == len(batch)
@@ -252,8 +252,8 @@ def test_frequencies_are_those_of_the_expected_batch(law):
   for chances, rows in patterns(LAWS.index(law)):
     assert np.all(np.abs(chances.sum() - 1) < 1e-12) and len(rows) == len(np.unique(rows, axis=0))
   weighted = [chances @ rows for chances, rows in patterns(LAWS.index(law))]
-  if plan.amplified and not getattr(law.scheme, 'cycle', 1) > 1:
-    of_user = getattr(law.scheme, 'examples_per_user', 1)
+  if plan.amplified and not law.scheme.cycle > 1:
+    of_user = law.scheme.examples_per_user
     rate = of_user * plan.batch_size / plan.population_size
     error = math.sqrt(rate / RECORDS)
     np.testing.assert_allclose(np.mean(weighted, axis=0), rate, atol=6 * error)

@@ -46,7 +46,7 @@ def test_the_rate_is_not_rounded(scheme):
   """What is drawn, divided by and accounted for is B / N to the last digit: here 1 / 299."""
   plan = make_plan(scheme, population_size=2990, batch_size=10, steps=4000,
                    population_is_public=True)
-  cycle = getattr(scheme, 'cycle', 1)
+  cycle = scheme.cycle
   assert scheme.probability(plan) == pytest.approx(cycle * 10 / 2990, rel=1e-14)
   total = sum(map(len, plan.index_batches()))
   law = stats.binom(2990 * 4000 // cycle, cycle / 299)
@@ -112,7 +112,7 @@ def participation_counts(plan, runs):
 def test_the_rate_is_the_accounted_one_and_a_wrong_one_would_show(scheme):
   plan = make_plan(scheme, steps=200, seed=None)
   counts, sizes, total = participation_counts(plan, 20)
-  draws = total * 200 // getattr(scheme, 'cycle', 1)
+  draws = total * 200 // scheme.cycle
 
   def p_value(probability):
     z = (counts.sum() - draws * probability) / np.sqrt(draws * probability * (1 - probability))
@@ -122,7 +122,7 @@ def test_the_rate_is_the_accounted_one_and_a_wrong_one_would_show(scheme):
   assert p_value(q) > 1e-6
   assert p_value(q * 0.95) < 1e-6 and p_value(q * 1.05) < 1e-6
   # The sizes spread like independent coins, not like fixed-size batches.
-  group = 200 // getattr(scheme, 'cycle', 1)
+  group = 200 // scheme.cycle
   variance = group * q * (1 - q)
   assert abs(np.var(sizes) / variance - 1) < 6 * np.sqrt(2 / total)
   # All records alike.

@@ -57,7 +57,7 @@ def test_what_a_model_is_fed_is_looked_at(bug):
 def test_other_coins_are_caught_too(scheme):
   plan = plan_of(**SCHEMES[scheme])
   batches = drawn(plan)
-  cycle = getattr(plan.sampling, 'cycle', 1)
+  cycle = plan.sampling.cycle
   assert batch_law.check(plan, [batches[t % cycle] for t in range(24)]).p_value < 1e-6
   if scheme == 'cyclic':
     assert batch_law.check(plan, drawn(plan_of())).p_value == 0  # Poisson leaves the groups.
