@@ -35,6 +35,7 @@ NOISE = {
 RECORDS = {
     'engines and their parts': {
         'clipping.engines.chunked.run', 'clipping.engines.chunked.run.chunk',
+        'clipping.views.repeated.run',
         'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
         'clipping.engines.record_gradients', 'clipping.materialized.layered.body',
         'clipping.materialized._project'},

@@ -24,7 +24,7 @@ ORDER = {
     'Guides': (
         'guides/installing.md', 'guides/training.md', 'guides/epsilon.md',
         'guides/troubleshooting.md', 'guides/clipping.md', 'layers.md',
-        'guides/batch_normalization.md', 'guides/users.md',
+        'guides/batch_normalization.md', 'guides/views.md', 'guides/users.md',
         'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/reports_compared.md', 'guides/check_a_claim.md', 'guides/tracking.md',

@@ -31,6 +31,7 @@ _PHILOX = 'noise/noise_philox_test.py'
 _SENSITIVITY = 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
 _LAWS = 'accounting/law_contract_test.py'
+_VIEWS = 'keras/views_test.py'
 _LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
 _ORACLE, _SUM = 'rules/rules_oracle_test.py', 'queries/mechanism_sum_test.py'
 _SERVER, _ROUNDS = 'federated/server_test.py', 'federated/rounds_test.py'
@@ -420,6 +421,22 @@ _BY_FILE = {
         ('two draws in one step', '(low > 0) & (low % MOST_ROWS == 0)', '(low > 0)',
          'Rows may have been left out by all.', 'keras/replicas_test.py'),
     ],
+    'tfdp_adaptive/batches/views.py': [
+        ('a view counts like an example', 'w / np.float32(self.count)', 'w',
+         'A record is the mean of its views, and a user that of its examples.', _VIEWS),
+        ('views of any shape', 'value.shape == place.shape[1:] and (', 'True or (',
+         'NumPy would spread a single number over an example.', _VIEWS),
+    ],
+    'tfdp_adaptive/clipping/views.py': [
+        ('sums over views', 'lambda w: repeat(w) / views', 'lambda w: repeat(w)',
+         'A record is the mean of its views.', _VIEWS),
+        ('views as records', 'x=x, y=y, examples=examples,', 'x=x, y=y,',
+         'Each view would be clipped by itself, or the step would fail.', _VIEWS),
+    ],
+    'tfdp_adaptive/independence/disclosures.py': [
+        ('other examples in a view', 'in (*found.arrays, *found.variables) if', 'in () if',
+         'Mixing examples breaks the guarantee.', _VIEWS),
+    ],
     'tfdp_adaptive/batches/users.py': [
         ('always the first examples', 'own = coins.permutation(own)[:self._most]',
          'own = own[:self._most]', 'The rest of a user would never be used.',
@@ -446,6 +463,8 @@ _BY_FILE = {
         ('how many records there are', "f'{len(leaves(parts))} arrays of {len(lengths)} different",
          "f'{sorted(lengths)} arrays of different", 'The number of records may be private.',
          'privacy/secret_counts_test.py'),
+        ('data that never change are said to', 'if changing is not None and source.at_hand:',
+         'if False:', 'The statement would say it.', _VIEWS),
         ('a source that gives others', 'elif known != digest:', 'elif False:',
          'One record may stand in the place of many.', 'keras/ways_out_test.py'),
     ],

@@ -21,6 +21,7 @@ from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import passes
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users as users_lib
+from tfdp_adaptive.batches import views as views_lib
 from tfdp_adaptive.batches import workers
 
 # The part of an expected batch to whose multiples `fit` pads. What convolutions prepare for each
@@ -39,6 +40,7 @@ class Batches(passes.Lazy):
     start_step: The step of the first batch, or a function that returns it when a pass begins.
     pad_to: Rows are padded to a multiple of it; None for the sizes of `padding.rows_for`.
     class_weight: Public weights of the labels, or None.
+    views: The views of every example, along the second axis of all parts of a batch; or None.
     share: The replicas whose rows are given, one batch for each.
     beside: Whether weights are `marks.Marked`, or carry the marks in digits of float64.
     signature: Nest of the specs of one record, `(x, y, sample_weight)` or `(x, sample_weight)`.
@@ -52,6 +54,7 @@ class Batches(passes.Lazy):
   start_step: Union[int, Callable[[], int]] = 0
   pad_to: Optional[int] = None
   class_weight: Optional[Mapping[int, float]] = None
+  views: Optional[views_lib.Views] = None
   share: workers.Share = workers.Share()
   beside: bool = False
   signature: Any = None
@@ -65,7 +68,7 @@ class Batches(passes.Lazy):
       checks.whole(pad_to=self.pad_to)
     self.draw(self.first)  # Fails here, not in a tf.data thread, as reading records does.
     self.signature = tf.nest.map_structure(
-        sources.spec, self._unmarked(np.zeros([0], np.int64), 1, self.first))
+        sources.spec, self._unmarked(np.arange(0 if self.views is None else 1), 1, self.first))
     self.most = self.plan.sampling.largest_batch(self.plan) if self.pad_to is None else None
 
   @property
@@ -81,7 +84,7 @@ class Batches(passes.Lazy):
   @property
   def specs(self) -> Tuple[Any, ...]:
     """Nests of the specs of a batch of examples: `(x, y, sample_weight)`."""
-    axes = 1 if self.plan.whole_users else 0
+    axes = 0 if self.views is None and not self.plan.whole_users else 1
     return tf.nest.map_structure(
         lambda s: tf.TensorSpec([None, *s.shape[axes:]], s.dtype), self.signature)
 
@@ -100,7 +103,8 @@ class Batches(passes.Lazy):
     commitment = self.coins.commitment(
         self.first, None if self.plan.sampling.coins else self.records)
     return [*self.records.source.notes(),
-            *([] if commitment is None else [digests.COMMITTED.format(commitment)])]
+            *([] if commitment is None else [digests.COMMITTED.format(commitment)]),
+            *([] if self.views is None else self.views.notes())]
 
   def check(self, plan: Any, steps_done: int, steps: int, epochs: int) -> None:
     """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
@@ -140,7 +144,9 @@ class Batches(passes.Lazy):
 
   def make(self) -> tf.data.Dataset:
     *data, weight = self.signature
-    if self.beside:
+    if self.views is not None:
+      weight = marks.Marked(weight, tf.TensorSpec([self.views.count], tf.int32))
+    elif self.beside:
       weight = marks.Marked(weight, tf.TensorSpec([], tf.int32))
     else:
       weight = tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, tf.float64), weight)
@@ -167,15 +173,18 @@ class Batches(passes.Lazy):
     """Returns records, padded to `rows` of them, whose marks begin with the row `first`."""
     *data, weight = self._unmarked(indices, rows, step)
     numbers = marks.of_rows(self.plan, step, rows, first, self.coins.tag)
+    if self.views is not None:
+      return (*data, marks.Marked(weight, self.views.repeated(numbers, 1)))
     if self.beside:
       return (*data, marks.Marked(weight, numbers))
     return (*data, sources.map_structure(lambda w: marks.write(w, numbers), weight))
 
   def _unmarked(self, indices: np.ndarray, rows: int, step: int) -> Tuple[Any, ...]:
     taken, used = self.records.take(indices, step)
-    return padding.weighted(
-        sources.map_structure(lambda a: padding.padded(a, rows), taken),
-        padding.padded(used, rows), self.class_weight)
+    batch = padding.weighted(taken, used, self.class_weight)
+    if self.views is not None:
+      batch = self.views.of(batch, used.ndim)
+    return sources.map_structure(lambda a: padding.padded(a, rows), batch)
 
 
 NOT_OF_THE_PLAN = (
@@ -190,21 +199,20 @@ def of_plan(
     examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
     coins: Any = None, digests_to: Any = None, changing: Optional[str] = None,
-    strategy: Any = None) -> Any:
+    augment: Optional[Callable[..., Any]] = None, views: int = 1, strategy: Any = None) -> Any:
   """The remaining batches of a run, in one pass.
 
-  Batches are padded with empty rows of weight zero; a row of weight zero must not
-  contribute to the sum of clipped gradients. No record is ever dropped to fit: that
-  would not be what was accounted for. An empty batch is a normal batch of empty rows.
+  Batches are padded with empty rows of weight zero, which must not contribute to the sum of
+  clipped gradients. No record is dropped. An empty batch is a normal batch of empty rows.
 
   Args:
     plan: A `PrivacyPlan`.
     data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or nested
       tuples and dicts of arrays whose leading axis is the example. In the place of an
       array may stand a memory map or file that is indexed alike, a source with
-      `__len__` and `__getitem__` that gives such records, or a Keras `Sequence`
-      (`PyDataset`) that gives batches of them: no more of it is read than a batch
-      needs. Or a finite, unbatched `tf.data.Dataset` of records, see `cache`.
+      `__len__` and `__getitem__` that gives such records, or a Keras `Sequence` (`PyDataset`) that
+      gives batches of them, of which a batch reads what it needs. Or a finite, unbatched
+      `tf.data.Dataset` of records, see `cache`.
     users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
       [users, examples_per_user, ...], and a user is one record. With `PoissonExamples`
       batches are of examples, and ids may be [n, owners], -1 for none.
@@ -234,6 +242,10 @@ def of_plan(
     class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
     changing: How a record may differ whenever it is read, where a source augments each record by
       itself. The statement repeats it. By default such a source is refused.
+    augment: A function of NumPy or TensorFlow that takes one example, `(x, y)` or x alone, and
+      returns a random view of it, of the same shapes and types. It is called anew whenever the
+      example is read.
+    views: The number of views of an example in a step. The mean of their gradients is clipped once.
     strategy: For a loop of your own on the replicas of a `tf.distribute.Strategy`: iterate over
       the result inside its scope, on every worker, and give each element to `strategy.run`.
       `fit` does it by itself.
@@ -259,6 +271,7 @@ def of_plan(
   run = coins_lib.of(plan, coins)
   records = users_lib.of(plan, source, run, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
-  result = Batches(plan, records, run, start_step, pad_to, log=log)
+  result = Batches(plan, records, run, start_step, pad_to, log=log,
+                   views=views_lib.of(source, augment, views))
   source.look()
   return result if strategy is None else workers.Distributed(strategy, result)

@@ -55,7 +55,8 @@ class Marked(NamedTuple):
 
   Attributes:
     weight: Nest of float32 weights [n, ...].
-    mark: [n] int32, or None for a batch without marks.
+    mark: [n] int32, or None for a batch without marks. If it has K views of every example in a
+      row along the second axis of all tensors, [n, K] int32, each mark K times.
   """
 
   weight: Any

@@ -34,6 +34,8 @@ class Source:
     at_hand: Whether records may be read besides those of the batches, at no cost.
   """
 
+  views: Optional[int] = None  # Along the first axis of each input, where those are stored.
+
   def __init__(self, length: int, specs: Any, read: Callable[[np.ndarray], Any],
                at_hand: bool = False) -> None:
     self.specs, self.at_hand = specs, at_hand
@@ -301,7 +303,14 @@ class Watched(Source):
       raise ValueError('`changing` must say in words how a record differs whenever it is read. '
                        f'Received: changing={changing!r}.')
     super().__init__(len(source), source.specs, source.take, source.at_hand)
+    if changing is not None and source.at_hand:
+      raise ValueError(
+          '`changing` is for a source that is read anew at every step. Received: '
+          f'changing={changing!r} and data that are read once, a `tf.data.Dataset` or arrays: '
+          'their records never change. Give the function that changes one record: '
+          '`plan.batches(data, augment=f)`; or a source with `__len__` and `__getitem__`.')
     self._changing, self._counts = changing, counts
+    self.views = source.views
     self._digests: Dict[int, bytes] = {}
 
   def look(self) -> None:

@@ -25,6 +25,18 @@ def check(model: compat.Model, population_size: Optional[int]) -> None:
         'that are no weights. Give the layer public data of another length, or leave it out.')
 
 
+def check_alone(augment: Callable[..., Any]) -> None:
+  """Raises `PrivacyError` for a function of one example that holds arrays, perhaps of others."""
+  found = captured.find(augment)
+  shapes = [np.shape(one) for one in (*found.arrays, *found.variables) if np.ndim(one)]
+  if shapes:
+    raise errors.PrivacyError(
+        '`augment` must make a view of an example of this example alone. Received: a function that '
+        f'holds arrays of shapes {shapes}, which may be other examples. Write settings as numbers '
+        'of Python. If the arrays are public, make the views in a source of your own that is read '
+        'anew, and say so: `plan.batches(source, changing="how")`.')
+
+
 def sentences(
     model: compat.Model, numbers: Sequence[float] = (),
     covered: Callable[[Any], bool] = lambda layer: False) -> Iterator[str]:

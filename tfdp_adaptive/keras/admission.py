@@ -34,20 +34,30 @@ _DRAWN = (
     "`own_sampler='how records were chosen'`; the statement then says it too.")
 
 
-def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any]:
-  """The batch of `(x, y, sample_weight)`, and the marks of its rows or None.
+def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any, int]:
+  """Returns `(batch, mark, views)` of `(x, y, sample_weight)`.
 
-  Examples whose weights are all zero are masked.
-  Under a plan for users a record is a user, and all tensors are [users, examples, ...].
+  Examples whose weights are all zero are masked. Under a plan for users a record is a user, and all
+  tensors are [users, examples, ...]. If a plan drew several views of every example, all tensors are
+  [examples, views, ...] or [users, examples * views, ...].
+
+  Args:
+    data: A batch.
+    plan: The plan, or None.
+
+  Returns:
+    The batch, the marks of its rows or None, and the number of views of every example in it.
   """
   # Eager steps of `train_on_batch` get arrays from Keras 3.
   data = tf.nest.map_structure(
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
   sample_weight, mark = marks.split(sample_weight)
-  users = plan is not None and plan.whole_users
+  several, views = plan is not None and plan.whole_users, 1
+  if mark is not None and mark.shape.rank == 2:
+    mark, views, several = mark[:, 0], mark.shape[1], True
   first = tf.convert_to_tensor(tf.nest.flatten(x)[0])
-  if users:
+  if several:
     leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
               if t is not None]
     most = {t.shape[1] if t.shape.rank is not None and t.shape.rank > 1 else None for t in leaves}
@@ -58,13 +68,13 @@ def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any]:
           '`plan.batches(data, users=ids, examples_per_user=m)`.')
   if sample_weight is None:
     size = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
-    if not users:
-      return interface.Batch(x, y, (), tf.ones([size], tf.bool)), None
+    if not several:
+      return interface.Batch(x, y, (), tf.ones([size], tf.bool)), None, 1
     sample_weight = tf.ones([size, first.shape[1]])
-  if not users:
-    return interface.Batch(x, y, sample_weight, _used(sample_weight)), mark
+  if not several:
+    return interface.Batch(x, y, sample_weight, _used(sample_weight)), mark, 1
   examples = tf.ensure_shape(_used(sample_weight, 2), first.shape[:2])
-  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), mark
+  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), mark, views
 
 
 def _used(weights: Any, axes: int = 1) -> tf.Tensor:

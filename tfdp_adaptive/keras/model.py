@@ -11,6 +11,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import batches as batches_lib
@@ -61,11 +62,12 @@ class DPModel(_Mixin):
   and those that do not read it are warned of.
   """
 
+  example_views = 1  # Of every example in a step, see `compile`.
   leaves_out_penalties = False  # As an audit does, which knows what else a release may hold.
 
   def compile(
       self, optimizer: Any = None, loss: Any = None, *args: Any,
-      public_penalty: Optional[str] = None, **kwargs: Any) -> None:
+      public_penalty: Optional[str] = None, views: int = 1, **kwargs: Any) -> None:
     """Compiles the model with a `tfdp` optimizer. Metrics do not count padded examples.
 
     Args:
@@ -75,8 +77,12 @@ class DPModel(_Mixin):
       public_penalty: Where the arrays come from that a loss, regularizer, constraint or
         learning-rate schedule holds, if they are public. Such arrays are refused by default. The
         statement repeats the text.
+      views: The number of views of every example in a step. The model's own random layers draw anew
+        for each. The mean of the gradients is clipped once, so that the guarantee, noise and plan
+        are those of one view.
       **kwargs: As in Keras.
     """
+    checks.whole(views=views)
     kwargs = admission.by_name(keras.Model.compile, 3, args, kwargs)
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
     loss_weights = admission.loss_weights(kwargs.pop('loss_weights', None))
@@ -87,7 +93,7 @@ class DPModel(_Mixin):
     refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
     AUDITED.discard(self)
-    self._public_penalty = public_penalty
+    self._public_penalty, self.example_views = public_penalty, views
     step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
@@ -158,6 +164,10 @@ class DPModel(_Mixin):
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
     return run_lib.card(self, audits, words, looks=looks)
+
+  def get_compile_config(self) -> Any:
+    config = super().get_compile_config()
+    return {**config, 'views': self.example_views} if config and self.example_views > 1 else config
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
     self.compile(**keras.saving.deserialize_keras_object(config))

@@ -138,16 +138,15 @@ class DPTask(DPFunctional):
 
   def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """Preprocesses a batch of records: examples, or users with several examples."""
-    plan = self.optimizer.plan
-    sample_weight, mark = marks.split(sample_weight)
-    if plan is None or not plan.whole_users:
-      batch = self._preprocess(x, y, sample_weight)
-    else:
-      records, _ = admission.unpack((x, y, sample_weight), plan)
+    plan, (weight, mark) = self.optimizer.plan, marks.split(sample_weight)
+    if plan is not None and plan.whole_users or mark is not None and mark.shape.rank == 2:
+      records, _, _ = admission.unpack((x, y, marks.Marked(weight, mark)), plan)
       examples, _ = interface.joined(records)
       batch = tf.nest.map_structure(
           lambda t: None if t is None else interface.divided(t, records),
           self._preprocess(examples.x, examples.y, examples.sample_weight))
+    else:
+      batch = self._preprocess(x, y, weight)
     return batch if mark is None else (*batch[:2], marks.Marked(batch[2], mark))
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None

@@ -22,10 +22,13 @@ from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.clipping import views as views_lib
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 
+_VIEWS = ('The gradient of an example is the mean over {} views of it, and is clipped once. The '
+          'guarantee is for the example with all of its views.')
 _ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
 
 
@@ -40,8 +43,8 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
     Logs by name; exact numbers of private data.
   """
   optimizer = model.optimizer
-  batch, mark = admission.unpack(data, optimizer.plan)
-  loss = model.prepare_step(interface.joined(batch)[0].x)
+  batch, mark, views = admission.unpack(data, optimizer.plan)
+  loss = model.prepare_step(interface.joined(views_lib.of(batch, model.example_views))[0].x)
   variables = model.trainable_variables
   optimizer.check_variables(variables)
   public = None
@@ -49,9 +52,11 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
     public = functools.partial(
         public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
   state, request, public = query(optimizer, variables, batch.x, public)
-  if not trees.absent(batch.examples):
+  if optimizer.plan is not None and optimizer.plan.whole_users:
     optimizer.run.examples_per_user = max(
-        optimizer.run.examples_per_user, batch.examples.shape[1])
+        optimizer.run.examples_per_user, batch.examples.shape[1] // views)
+  if views * model.example_views > 1:
+    optimizer.run.note(_VIEWS.format(views * model.example_views))
   batch, noise = admission.admit(optimizer, batch, mark, state.privatizer.noise)
   state = state._replace(privatizer=state.privatizer._replace(noise=noise))
   clipped = clip(model, loss, batch, request)
@@ -85,7 +90,8 @@ def clip(
     request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
   speed = model.optimizer.performance
-  engine = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
+  engine = views_lib.repeated(engines.choose(
+      speed.engine, model, request.asks, interface.joined(batch)[0].x), model.example_views)
   rows = None
   if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)

@@ -245,7 +245,8 @@ class PrivacyPlan(terms.Terms):
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
       pad_to: Optional[int] = None, coins: Any = None, digests_to: Any = None,
-      columns: Any = None, changing: Optional[str] = None, strategy: Any = None) -> Any:
+      columns: Any = None, changing: Optional[str] = None,
+      augment: Optional[Callable[..., Any]] = None, views: int = 1, strategy: Any = None) -> Any:
     """Returns the run's padded batches as a `tf.data.Dataset`; see `batches.batches.of_plan`.
 
     If the rows of `data` are dicts, `columns` names what `fit` takes, such as
@@ -256,11 +257,15 @@ class PrivacyPlan(terms.Terms):
                        f'Received: {1 + len(more)} arguments, as for `fit`.')
     from tfdp_adaptive.batches import batches  # pylint: disable=g-import-not-at-top
     from tfdp_adaptive.batches import columns as columns_lib  # pylint: disable=g-import-not-at-top
-    data = data if columns is None else columns_lib.chosen(data, columns)
-    return batches.of_plan(
-        self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
-        start_step=start_step, pad_to=pad_to, coins=coins, digests_to=digests_to,
-        changing=changing, strategy=strategy)
+    from tfdp_adaptive.independence import disclosures  # pylint: disable=g-import-not-at-top
+    made = batches.of_plan(
+        self, data if columns is None else columns_lib.chosen(data, columns), users=users,
+        examples_per_user=examples_per_user, record=record, cache=cache, start_step=start_step,
+        pad_to=pad_to, coins=coins, digests_to=digests_to, changing=changing, augment=augment,
+        views=views, strategy=strategy)
+    if augment is not None:  # It has been called by now, and would hold what it keeps.
+      disclosures.check_alone(augment)
+    return made
 
   def statement(
       self, *, steps: Optional[int] = None, rule: Optional[contract.Rule] = None,

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several views of every example in a batch, drawn anew whenever the example is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive.batches import sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+  """The views of an example, over which its gradient is averaged before it is clipped.
+
+  Attributes:
+    count: K, the number of views.
+    augment: A function that returns one view of one example; None if the inputs that are read hold
+      the views of an example along their first axis.
+  """
+
+  count: int
+  augment: Optional[Callable[..., Any]] = None
+
+  def notes(self) -> List[str]:
+    """Returns sentences for the statement."""
+    if self.augment is None:
+      return []
+    name = getattr(self.augment, '__name__', type(self.augment).__name__)
+    return [f'Views of an example are drawn by `{name}`. The guarantee holds if it reads nothing '
+            'but this example.']
+
+  def of(self, batch: Tuple[Any, ...], axes: int) -> Tuple[Any, ...]:
+    """Returns a batch with all views, and weights that add up to those of the examples.
+
+    Args:
+      batch: `(x, y, sample_weight)` or `(x, sample_weight)`, nests of arrays [examples, ...] or
+        [users, examples, ...].
+      axes: Which of the two, 1 or 2.
+
+    Returns:
+      Nests of arrays [examples, views, ...] or [users, examples * views, ...].
+    """
+    data, weight = batch[:-1], batch[-1]
+    drawn = self._drawn(data, axes) if self.augment is not None else (
+        data[0], *self.repeated(data[1:], axes))
+    weights = sources.map_structure(lambda w: w / np.float32(self.count), weight)
+    views = (*drawn, self.repeated(weights, axes))
+    if axes == 1:
+      return views
+    return sources.map_structure(
+        lambda a: a.reshape((a.shape[0], a.shape[1] * self.count) + a.shape[3:]), views)
+
+  def repeated(self, part: Any, axes: int) -> Any:
+    """Returns arrays [examples, ...] as [examples, views, ...]."""
+    return sources.map_structure(
+        lambda a: np.repeat(np.expand_dims(a, axes), self.count, axis=axes), part)
+
+  def _drawn(self, data: Tuple[Any, ...], axes: int) -> Tuple[Any, ...]:
+    shape = sources.leaves(data)[0].shape[:axes]
+    flat = sources.map_structure(lambda a: a.reshape((-1,) + a.shape[axes:]), data)
+    drawn = sources.map_structure(
+        lambda a: np.zeros(a.shape[:1] + (self.count,) + a.shape[1:], a.dtype), flat)
+    for example in range(len(sources.leaves(flat)[0])):
+      for view in range(self.count):
+        self._draw(sources.map_structure(lambda a, i=example: a[i], flat),
+                   sources.map_structure(lambda a, i=example, k=view: a[i, k:k + 1], drawn))
+    return sources.map_structure(lambda a: a.reshape(shape + a.shape[1:]), drawn)
+
+  def _draw(self, example: Tuple[Any, ...], places: Tuple[Any, ...]) -> None:
+    """Writes one view of an example into its places, arrays [1, ...]."""
+    assert self.augment is not None
+    pair = len(example) > 1
+    one, there = (example, places) if pair else (example[0], places[0])
+    view = self.augment(*one) if pair and _takes_two(self.augment) else self.augment(one)
+    view = tuple(view) if pair and isinstance(view, list) else view
+    try:
+      tf.nest.assert_same_structure(one, view)
+      values = [np.asarray(value) for value in tf.nest.flatten(view)]
+      fits = all(value.shape == place.shape[1:] and (
+          value.dtype.kind in 'OSU' if place.dtype == object else
+          np.can_cast(value.dtype, place.dtype, 'same_kind'))
+                 for value, place in zip(values, tf.nest.flatten(there)))
+    except (TypeError, ValueError):
+      fits = False
+    if not fits:
+      told = [tf.nest.map_structure(lambda a: (np.shape(a), np.asarray(a).dtype.name), nest)
+              for nest in (view, one)]
+      raise ValueError(
+          '`augment` must return one view of the example that it is given, of the same structure, '
+          f'shapes and types. Received: {told[0]} for {told[1]}. Change sizes and types of all '
+          'examples before `plan.batches`.')
+    for value, place in zip(values, tf.nest.flatten(there)):
+      place[0] = value if value.shape or place.dtype != object else value.item()
+
+
+def of(source: sources.Source, augment: Any, views: int) -> Optional[Views]:
+  """Returns the views that `plan.batches(data, augment=..., views=...)` asks for, or None."""
+  checks.whole(views=views)
+  if augment is not None and not callable(augment):
+    raise ValueError('`augment` must be a function that returns one view of one example. '
+                     f'Received: augment={augment!r}.')
+  if source.views is not None:
+    if augment is not None or views not in (1, source.views):
+      raise ValueError(f'The features hold {source.views} views of each example. Received: '
+                       f'augment={augment!r}, views={views}. Leave both out, or compute other '
+                       'features.')
+    return Views(source.views)
+  if augment is None and views > 1:
+    raise ValueError(
+        f'`views` needs a function that draws them. Received: views={views}, augment=None. Use '
+        '`plan.batches(data, augment=f, views=K)`; or, if layers of the model draw them, '
+        '`model.compile(..., views=K)`.')
+  return None if augment is None else Views(views, augment)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+  """Whether a function takes inputs and targets as two arguments, not as one tuple."""
+  try:
+    taken = inspect.signature(function).parameters.values()
+  except (TypeError, ValueError):
+    return False
+  return 2 == sum(p.default is p.empty and p.kind in (
+      p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
