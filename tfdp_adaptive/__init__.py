@@ -23,8 +23,8 @@ from tfdp_adaptive.version import __version__
 if not os.path.isdir(os.path.join(__path__[0], 'federated')):
   __path__.append(os.path.dirname(__path__[0]))
 
-_SUBPACKAGES = ('advice', 'audit', 'clipping', 'estimates', 'federated', 'heads', 'mechanisms',
-                'privacy', 'queries', 'rules')
+_SUBPACKAGES = ('advice', 'audit', 'clipping', 'estimates', 'federated', 'heads', 'layers',
+                'mechanisms', 'privacy', 'queries', 'rules')
 # {module: the public names that it defines}; `__init__.pyi` tells editors their types.
 _EXPORTS = {name: module for module, names in {
     'accounting': ('sampling',),
@@ -33,6 +33,7 @@ _EXPORTS = {name: module for module, names in {
     'advice.recommendation': ('recommend',),
     'clipping.explain': ('explain_clipping',),
     'errors': ('Caution', 'PrivacyError'),
+    'frozen_features': ('features', 'join'),
     'gate': ('experimental',),
     'independence.validation': ('validate_model',),
     'keras': ('callbacks', 'diagnostics'),
@@ -42,6 +43,7 @@ _EXPORTS = {name: module for module, names in {
     'keras.named_optimizers': tuple(optimizers.OPTIMIZERS),
     'keras.optimizer': ('DPOptimizer',),
     'keras.private': ('DPFunctional', 'DPSequential', 'DPWrapper', 'make_private'),
+    'keras.trained': ('train_only',),
     'privacy.ledger': ('Ledger',),
     'privacy.plan': ('PrivacyPlan',),
     'tuning': ('tune',),

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.batches import windows
 
 _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
                'source of records: an object with `__len__` and `__getitem__`. ')
@@ -32,13 +33,15 @@ class Source:
     specs: Nest of the shapes and dtypes of one record.
     read: `indices -> nest of arrays [len(indices), ...]`; arrays of text have the dtype `object`.
     at_hand: Whether records may be read besides those of the batches, at no cost.
+    entries: Ledger entries of what the records were computed by, as features are by their base.
   """
 
   views: Optional[int] = None  # Along the first axis of each input, where those are stored.
+  base: Optional[str] = None  # Digest of the base whose features the records are.
 
   def __init__(self, length: int, specs: Any, read: Callable[[np.ndarray], Any],
-               at_hand: bool = False) -> None:
-    self.specs, self.at_hand = specs, at_hand
+               at_hand: bool = False, entries: Sequence[Any] = ()) -> None:
+    self.specs, self.at_hand, self.entries = specs, at_hand, tuple(entries)
     self._length, self._read = length, read
 
   def __len__(self) -> int:
@@ -125,9 +128,12 @@ def _of_parts(parts: Any) -> Source:
     raise ValueError('All arrays of `data` must have the same number of examples. Received: '
                      f'{len(leaves(parts))} arrays of {len(lengths)} different lengths. (Several '
                      'inputs are a tuple or a dict; a list is one array.)')
-  return Source(lengths.pop(), map_structure(lambda part: part.specs, parts),
-                lambda indices: map_structure(lambda part: part.take(indices), parts),
-                all(part.at_hand for part in leaves(parts)))
+  found = Source(lengths.pop(), map_structure(lambda part: part.specs, parts),
+                 lambda indices: map_structure(lambda part: part.take(indices), parts),
+                 all(part.at_hand for part in leaves(parts)),
+                 [entry for part in leaves(parts) for entry in part.entries])
+  found.base = next((part.base for part in leaves(parts) if part.base), None)
+  return found
 
 
 def _of_array(array: Any) -> Source:
@@ -302,16 +308,18 @@ class Watched(Source):
     if changing is not None and not (isinstance(changing, str) and changing):
       raise ValueError('`changing` must say in words how a record differs whenever it is read. '
                        f'Received: changing={changing!r}.')
-    super().__init__(len(source), source.specs, source.take, source.at_hand)
+    super().__init__(len(source), source.specs, source.take, source.at_hand, source.entries)
     if changing is not None and source.at_hand:
       raise ValueError(
           '`changing` is for a source that is read anew at every step. Received: '
           f'changing={changing!r} and data that are read once, a `tf.data.Dataset` or arrays: '
           'their records never change. Give the function that changes one record: '
           '`plan.batches(data, augment=f)`; or a source with `__len__` and `__getitem__`.')
+    self.base = source.base
     self._changing, self._counts = changing, counts
     self.views = source.views
     self._digests: Dict[int, bytes] = {}
+    self._overlaps = False
 
   def look(self) -> None:
     """Warns about copies among some records, before the first batch."""
@@ -320,8 +328,12 @@ class Watched(Source):
       self.take(np.unique(np.concatenate([
           np.arange(min(_SAMPLED, count)),
           np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
+      if self._counts:
+        self._overlaps = windows.overlapping(leaves(self.take(np.arange(min(_SAMPLED, count)))))
     if self.many:
       warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
+    if self._overlaps:
+      warnings.warn(f'{windows.WARNING} {windows.FIX}', errors.Caution, stacklevel=4)
 
   @property
   def many(self) -> bool:
@@ -331,7 +343,7 @@ class Watched(Source):
     return self._counts and copies > max(_FEW, SHARE * read)
 
   def notes(self) -> List[str]:
-    said = [_WARNING] if self.many else []
+    said = [_WARNING] * self.many + [windows.WARNING] * self._overlaps
     if self._changing is not None:
       said.append('Records change from reading to reading. Whoever trained the model says of it: '
                   f'{self._changing!r}. The guarantee holds if each is changed by itself alone.')

@@ -81,10 +81,11 @@ def engine(
   _check_asks(asks)
   variables = model.trainable_variables
   scales = [_per_variable(query.scale, variables) for query in queries]
-  if len(asks) == 1 or not geometry.is_kronecker(scales):
-    per_variable, outputs, losses = factors_of(model, loss, batch, scales[0])
+  together = len(asks) == 1 or not geometry.is_kronecker(scales)
+  per_variable, outputs, losses = factors_of(model, loss, batch, scales[0] if together else ())
+  interface.name_silent(model, per_variable)
+  if together:
     return _clipped(variables, per_variable, outputs, losses, batch.mask, request, scales)
-  per_variable, outputs, losses = factors_of(model, loss, batch)
   answers = [
       _clipped(variables, [_into(factor, leaf) for factor, leaf in zip(per_variable, scale)],
                outputs, losses, batch.mask, interface.Request(*[(one,) for one in of_ask]), [scale])
@@ -179,7 +180,8 @@ def terms(
         tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, of_taps)])
     with tf.control_dependencies(tf.nest.flatten(of_taps)):
       for key, factor in tracing.factors_of(record, flags, of_taps):
-        parts.setdefault(key, []).append(factor)
+        if factor is not None:
+          parts.setdefault(key, []).append(factor)
   per_variable = {}
   for key, several in parts.items():
     with tf.control_dependencies(protocol.tensors(tuple(several))):

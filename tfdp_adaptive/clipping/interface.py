@@ -9,11 +9,15 @@ removed: `projection.project_record` is the definition, and engines are faster w
 to the same numbers.
 """
 
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, MutableMapping, NamedTuple, Sequence, Set, Tuple
+import warnings
+import weakref
 
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive import trees
 
 
@@ -98,6 +102,24 @@ def of_records(losses: tf.Tensor, batch: Batch) -> tf.Tensor:
 
 Loss = Callable[..., tf.Tensor]  # `(y, outputs, sample_weight) -> [n]`.
 Engine = Callable[..., Clipped]  # `(model, loss, batch, request) -> Clipped`.
+
+
+# Model -> keys of its variables that were named.
+_SILENT: MutableMapping[Any, Set[Any]] = weakref.WeakKeyDictionary()
+
+
+def name_silent(model: Any, gradients: Sequence[Any]) -> None:
+  """Warns, once, of trainable variables whose gradient or factor is None."""
+  named = _SILENT.setdefault(model, set())
+  new = [v for v, gradient in zip(model.trainable_variables, gradients)
+         if gradient is None and compat.variable_key(v) not in named]
+  named.update(map(compat.variable_key, new))
+  if new:
+    warnings.warn(
+        f'No gradient of the loss reaches {len(new)} of the weights that train, such as '
+        f'{", ".join(map(compat.describe, new[:3]))}: they are behind `stop_gradient`, or unused. '
+        'A private step adds noise to them nevertheless. Freeze them, by `trainable=False` or '
+        '`tfdp.train_only`.', errors.Caution, stacklevel=2)
 
 
 def add_sums(left: Any, right: Any) -> Any:

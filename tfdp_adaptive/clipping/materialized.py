@@ -94,9 +94,14 @@ def dense_gradients(
 
   Keras 3 variables cannot be passed to TensorFlow's own `unconnected_gradients`.
   """
+  return dense(tape.gradient(target, variables), variables)
+
+
+def dense(gradients: Sequence[Any], variables: Sequence[compat.Variable]) -> List[tf.Tensor]:
+  """Returns gradients as dense tensors of float32 at least; zeros in place of None."""
   return [
       tf.zeros(v.shape, trees.widen(tf.convert_to_tensor(v)).dtype) if g is None else trees.widen(g)
-      for g, v in zip(tape.gradient(target, variables), variables)]
+      for g, v in zip(gradients, variables)]
 
 
 def _gradient(
@@ -106,7 +111,9 @@ def _gradient(
   with tf.GradientTape() as tape:
     outputs = model(x, training=True)
     value = loss(y, outputs, sample_weight)
-  return dense_gradients(tape, value, model.trainable_variables), outputs, value
+  gradients = tape.gradient(value, model.trainable_variables)
+  interface.name_silent(model, gradients)
+  return dense(gradients, model.trainable_variables), outputs, value
 
 
 # At most this many bytes of gradients, of one example at least, are formed at once.
@@ -122,6 +129,7 @@ def layered(
   the gradients of some examples at a time.
   """
   per_variable, outputs, losses = bookkeeping.factors_of(model, loss, batch)
+  interface.name_silent(model, per_variable)
   specs = _specs(model)
   # One vector per record: what is done to records is then traced once, not per variable.
   # Groups are of variables, though, and so are matrices on either side of one.

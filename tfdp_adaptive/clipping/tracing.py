@@ -104,14 +104,15 @@ def units(model: compat.Model) -> List[Unit]:
 
 
 def factors_of(
-    record: Record, batched: Any, cotangents: Any) -> Iterator[Tuple[Any, protocol.Factor]]:
-  """Yields `(variable key, factor)` for every variable of a recorded call."""
+    record: Record, batched: Any,
+    cotangents: Any) -> Iterator[Tuple[Any, Optional[protocol.Factor]]]:
+  """Yields `(variable key, factor)` for every variable of a call; None where nothing reaches."""
   owned = {compat.variable_key(v) for v in record.unit.variables}
   call = record.call._replace(batched=batched)
   for variable, factor in record.unit.kind.gradients(record.unit.layer, call, cotangents):
     key = compat.variable_key(variable)
     if key in owned:
-      yield key, factor if call.times == 1 else factor.folded(call.times)
+      yield key, factor if call.times == 1 or factor is None else factor.folded(call.times)
 
 
 def probe(model: compat.Model, x: Any) -> Proof:
@@ -304,7 +305,7 @@ def _recording() -> bool:
 
 
 # Layers wrapped at present, by id: [number of recorders, whether the instance
-# had a `call` of its own, that call]. Replicas of a strategy trace in threads
+# had a `call` (`quantized_call`) of its own, that call]. Replicas of a strategy trace in threads
 # that take turns, so wrappers are shared and ask their thread for its recorder:
 # between calls of layers any other thread may call the model or record it, too.
 # Inside of them it may not: some kinds change attributes of a layer for its call.
@@ -318,10 +319,11 @@ def _tapped(layers: Sequence[compat.Layer], recorder: Recorder) -> Iterator[None
   previous, wrapped = getattr(_LOCAL, 'recorder', None), []
   try:
     for layer in layers:
+      name = compat.called(layer)
       entry = _WRAPPED.setdefault(
-          id(layer), [0, 'call' in layer.__dict__, layer.__dict__.get('call')])
+          id(layer), [0, name in layer.__dict__, layer.__dict__.get(name)])
       if not entry[0]:
-        layer.__dict__['call'] = _wrapper(layer, layer.call)
+        layer.__dict__[name] = _wrapper(layer, getattr(layer, name))
       entry[0] += 1
       wrapped.append(layer)
     _LOCAL.recorder = recorder
@@ -334,9 +336,9 @@ def _tapped(layers: Sequence[compat.Layer], recorder: Recorder) -> Iterator[None
       if not entry[0]:
         del _WRAPPED[id(layer)]
         if entry[1]:
-          layer.__dict__['call'] = entry[2]
+          layer.__dict__[compat.called(layer)] = entry[2]
         else:
-          del layer.__dict__['call']
+          del layer.__dict__[compat.called(layer)]
 
 
 def _wrapper(layer: compat.Layer, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,11 +17,6 @@ def is_layer(value: Any) -> bool:
   return isinstance(value, stack.keras.layers.Layer)
 
 
-def trained_variables(layer: stack.Layer) -> List[stack.Variable]:
-  """Returns the variables that are trained, also inside a frozen layer (Keras 3)."""
-  return [v for v in layer.weights if v.trainable] if stack.KERAS_3 else layer.trainable_variables
-
-
 def words_of(layer: stack.Layer, data: Any) -> List[List[str]]:
   """The words that a `TextVectorization` or `StringLookup` looks up, of each record of `data`."""
   texts = tf.convert_to_tensor(data, tf.string)

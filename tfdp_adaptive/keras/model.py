@@ -44,6 +44,7 @@ _USE_SILO = (
     'For a client that trains in several rounds, use `tfdp.federated.Silo(folder, plan=plan)`, '
     'which counts the steps of all rounds. If no private record was used for them, ignore this.')
 
+_FROZEN = 'tfdp_frozen'  # In a compile config.
 _Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
 
 
@@ -165,13 +166,27 @@ class DPModel(_Mixin):
     """
     return run_lib.card(self, audits, words, looks=looks)
 
+  @property
+  def trainable_weights(self) -> List[Any]:
+    return compat.unfrozen(super().trainable_weights)
+
+  @property
+  def trainable_variables(self) -> List[Any]:
+    return compat.unfrozen(super().trainable_variables)
+
   def get_compile_config(self) -> Any:
+    """Returns the config, as in Keras, with views and the places of weights that were frozen."""
     config = super().get_compile_config()
-    return {**config, 'views': self.example_views} if config and self.example_views > 1 else config
+    own = {'views': self.example_views if self.example_views > 1 else None,
+           _FROZEN: [i for i, v in enumerate(self.weights) if compat.is_frozen(v)]}
+    return config and {**config, **{name: value for name, value in own.items() if value}}
 
   def compile_from_config(self, config: Dict[str, Any]) -> None:
+    config = {**config}
+    for place in config.pop(_FROZEN, ()):
+      compat.freeze(self.weights[place])
     self.compile(**keras.saving.deserialize_keras_object(config))
-    if self.built:
+    if self.built and self.trainable_variables:  # A frozen one has none.
       self.optimizer.build(self.trainable_variables)
 
   def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +203,10 @@ class DPModel(_Mixin):
     x = admission.check_fit(self.optimizer, x, y, kwargs, tight=not (
         self.jit_compile or self.run_eagerly or replicas > 1))
     admission.refuse_ragged(x, y)
-    notes = x.notes if isinstance(x, batches_lib.Batches) else list
+    drawn = isinstance(x, batches_lib.Batches)
+    if drawn:
+      self.optimizer.run.reads(x.records.source)
+    notes = x.notes if drawn else list
     if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
       kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
     kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))

@@ -7,7 +7,7 @@ counted once, wherever its weights are.
 """
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 import warnings
 
 import tensorflow as tf
@@ -50,6 +50,7 @@ class Run(attached.State):
     examples_per_user: The most that a step took of one user, where users are records.
     notes: Sentences for the statement.
     read: Entries of what was computed from the data beforehand and is read in its steps.
+    bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
     l2_norm_clip: The clip norm that is used, where that is not the plan's.
   """
@@ -66,7 +67,8 @@ class Run(attached.State):
     self.records: Optional[str] = None
     self.examples_per_user = 0
     self.notes: Dict[str, None] = dict.fromkeys([_SEED] * seeded)
-    self.read: Dict[str, ledger_lib.Entry] = {}
+    self.read: Dict[Any, ledger_lib.Entry] = {}
+    self.bases: Set[str] = set()
     self.stopped: Optional[int] = None
     self._id, self._foreign = ledger_lib.new_run(), False
     self._resumed: Tuple[Tuple[str, int], ...] = ()
@@ -78,9 +80,10 @@ class Run(attached.State):
       self.models.append(model)
 
   def reads(self, data: Any) -> None:
-    """Counts the cost of data that have a `ledger`, such as frozen features, with the weights."""
-    entries_of = getattr(getattr(data, 'ledger', None), 'entries', ())
-    self.read.update((entry.run, entry) for entry in entries_of)
+    """Counts the cost of data that have `entries`, such as frozen features, with the weights."""
+    self.read.update((entry.run or id(entry), entry) for entry in getattr(data, 'entries', ()))
+    if getattr(data, 'base', None):
+      self.bases.add(data.base)
 
   def note(self, sentence: str) -> None:
     """Adds a sentence to the statement, once."""

@@ -58,6 +58,7 @@ def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
   arguments = (call.args, call.kwargs)
   flat = tf.nest.flatten(arguments)
   batched = [t for t, each in zip(flat, call.batched) if each]
+  reached: List[bool] = []
 
   def example(inputs: Any) -> List[tf.Tensor]:
     own, drawn, cotangent = inputs
@@ -71,13 +72,16 @@ def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
         outputs = _floats(layer(*args, **kwargs))
     cotangent = tf.nest.map_structure(
         lambda e, o: tf.cast(e[tf.newaxis], o.dtype), cotangent, outputs)
-    by_variable = tape.gradient(outputs, variables, output_gradients=cotangent,
-                                unconnected_gradients='zero')
-    return [tf.cast(tf.convert_to_tensor(g), trees.wide(g.dtype)) for g in by_variable]
+    by_variable = tape.gradient(outputs, variables, output_gradients=cotangent)
+    reached[:] = [g is not None for g in by_variable]
+    by_variable = [tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+                   for g, v in zip(by_variable, variables)]
+    return [tf.cast(g, trees.wide(g.dtype)) for g in by_variable]
 
   by_variable = _each(example, (batched, call.saved, cotangents), layer)
-  for variable, gradient in zip(trained, by_variable):
-    yield variable, factors.explicit(tf.ensure_shape(gradient, [None] + list(variable.shape)))
+  for variable, gradient, is_reached in zip(trained, by_variable, reached):
+    yield variable, factors.explicit(tf.ensure_shape(
+        gradient, [None] + list(variable.shape))) if is_reached else None
 
 
 KIND = registry.Kind(gradients, tap, whole=True)
