@@ -102,6 +102,8 @@ To give such a layer a fast route, see [Your own layer](guides/own_layer.md).
 
 Layers of KerasHub consist of these layers. Its own layers with weights have routes, too: {hub}.
 A subclass of a layer has the layer's route if it does not change what the layer computes.
+Integer `Dense`, `EinsumDense` and `Embedding` layers, as `quantize('int8')` makes them, have these
+routes, with or without LoRA. `tfdp.layers.WSConv2D` has the route *explicit*.
 """
 
 

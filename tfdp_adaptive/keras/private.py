@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
 from tfdp_adaptive.batches import marks
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation

@@ -227,7 +227,7 @@ def channels_last(layer: compat.Layer, x: tf.Tensor) -> tf.Tensor:
   return x
 
 
-def _why(layer: compat.Layer) -> str:
+def why(layer: compat.Layer) -> str:
   return 'LoRA' if getattr(layer, 'lora_enabled', False) else ''
 
 
@@ -237,7 +237,7 @@ def _bias(layer: compat.Layer, cotangents: tf.Tensor) -> registry.Factors:
 
 
 @registry.register(
-    layers.Conv1D, layers.Conv2D, layers.Conv3D, tap=registry.at_activation, why=_why)
+    layers.Conv1D, layers.Conv2D, layers.Conv3D, tap=registry.at_activation, why=why)
 def convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
@@ -255,7 +255,7 @@ def convolution(
 
 @registry.register(
     layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose,
-    tap=registry.at_activation, why=_why)
+    tap=registry.at_activation, why=why)
 def transposed_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """A convolution's gradient, in which inputs and cotangents have changed places."""
@@ -274,7 +274,7 @@ def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explici
 
 
 @registry.register(
-    layers.DepthwiseConv1D, layers.DepthwiseConv2D, tap=registry.at_activation, why=_why)
+    layers.DepthwiseConv1D, layers.DepthwiseConv2D, tap=registry.at_activation, why=why)
 def depthwise_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
@@ -284,7 +284,7 @@ def depthwise_convolution(
 
 
 @registry.register(
-    layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=_why)
+    layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=why)
 def separable_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """A depthwise convolution, then a matrix at every point."""

@@ -39,7 +39,9 @@ def lora_scale(layer: compat.Layer) -> Optional[float]:
 
 
 def quantized(layer: compat.Layer) -> str:
-  return 'quantized' if getattr(layer, 'quantization_mode', None) else ''
+  """Why a quantized layer has no rule; integers do not train, and need no factor."""
+  mode = getattr(layer, 'quantization_mode', None)
+  return 'its scales follow the data' if mode == 'float8' else ''
 
 
 @registry.register(compat.keras.layers.Dense, tap=registry.at_activation, why=quantized)
@@ -79,9 +81,9 @@ def _product(
   """The factors of a layer that multiplies by its kernel, by the labels of all axes."""
   inputs, cotangents = (tf.cast(x, trees.wide(x.dtype)) for x in (call.inputs, cotangents))
   scale = lora_scale(layer)
-  if scale is None:
+  if scale is None and not getattr(layer, 'quantization_mode', None):
     yield layer.kernel, _factor(inputs, left, cotangents, right, kernel, layer.kernel.shape)
-  else:  # kernel + scale * a b, multiplied along the kernel's last axis
+  elif scale is not None:  # kernel + scale * a b, multiplied along the kernel's last axis
     yield from _lora(layer, scale, inputs, left, cotangents, right, kernel)
   if layer.bias is not None:
     yield layer.bias, summed_to(cotangents, tuple(layer.bias.shape))

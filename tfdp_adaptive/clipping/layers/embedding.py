@@ -50,6 +50,8 @@ if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
     if layer.logit_soft_cap is not None:
       outputs = dense.sequence(call.outputs) / layer.logit_soft_cap
       flat *= 1 - tf.square(outputs)
+    if getattr(layer, 'quantization_mode', None):
+      return
     if layer.tie_weights:
       yield layer.embeddings, factors.Outer(flat, inputs, tuple(layer.embeddings.shape))
     else:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that private models train well with and Keras does not have."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping.layers import convolution
+from tfdp_adaptive.clipping.layers import registry
+
+_Conv2D: Any = compat.keras.layers.Conv2D
+
+
+@compat.serializable
+class WSConv2D(_Conv2D):
+  """`keras.layers.Conv2D` whose filters are standardized: weight standardization.
+
+  A filter w of N numbers acts as `gain * (w - mean(w)) / sqrt(N var(w) + epsilon)`, with a trained
+  gain per filter. Beside GroupNormalization it takes the place of BatchNormalization, which mixes
+  the examples of a batch (De et al., arXiv:2204.13650). Its clipping rule forms the gradients of
+  all examples together.
+
+  Args:
+    *args: Those of `keras.layers.Conv2D`.
+    epsilon: Added under the root, > 0.
+    **kwargs: Those of `keras.layers.Conv2D`.
+
+  Examples:
+    >>> WSConv2D(8, 3, padding='same')(np.ones([2, 5, 5, 1], np.float32)).shape[1:]
+    TensorShape([5, 5, 8])
+  """
+
+  def __init__(self, *args: Any, epsilon: float = 1e-4, **kwargs: Any) -> None:
+    checks.positive(epsilon=epsilon)
+    super().__init__(*args, **kwargs)
+    self.epsilon = epsilon
+
+  def build(self, input_shape: Any) -> None:
+    super().build(input_shape)
+    if getattr(self, 'gain', None) is None:
+      self.gain = self.add_weight(name='gain', shape=(self.filters,), initializer='ones')
+
+  def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+    kernel = tf.convert_to_tensor(kernel)
+    unit, _ = standardized(kernel, self.epsilon)
+    return super().convolution_op(inputs, unit * tf.cast(self.gain, kernel.dtype))
+
+  # Those of a convolution know of kernel and bias alone.
+  save_own_variables = compat.keras.layers.Layer.save_own_variables
+  load_own_variables = compat.keras.layers.Layer.load_own_variables
+
+  def get_config(self) -> Any:
+    return {**super().get_config(), 'epsilon': self.epsilon}
+
+
+def standardized(kernel: tf.Tensor, epsilon: float) -> Any:
+  """Returns `(u, r)`: filters of mean zero and norm one, and by what they were multiplied."""
+  axes = list(range(kernel.shape.rank - 1))
+  centered = kernel - tf.reduce_mean(kernel, axes, keepdims=True)
+  root = tf.math.rsqrt(tf.reduce_sum(tf.square(centered), axes, keepdims=True) + epsilon)
+  return centered * root, root
+
+
+@registry.register(WSConv2D, tap=registry.at_activation, why=convolution.why)
+def _ws_conv2d(
+    layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+  """The gradient g by the standardized filter gives that by w: gain r (g - mean(g) - u <u, g>)."""
+  (_, inner), *others = convolution.convolution(layer, call, cotangents)
+  g = inner.explicit().gradient()
+  unit, root = standardized(tf.cast(tf.convert_to_tensor(layer.kernel), g.dtype), layer.epsilon)
+  axes = list(range(1, g.shape.rank - 1))
+  along = tf.reduce_sum(g * unit, axes, keepdims=True)
+  gain = tf.cast(tf.convert_to_tensor(layer.gain), g.dtype)
+  mean = tf.reduce_sum(g, axes, keepdims=True) / float(np.prod(layer.kernel.shape[:-1]))
+  yield layer.kernel, factors.explicit(gain * root * (g - mean - unit * along))
+  yield layer.gain, factors.explicit(tf.squeeze(along, axes))
+  yield from others
