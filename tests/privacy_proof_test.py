@@ -27,6 +27,8 @@ NOISE = {
     'which records take part': {'accounting.scheme.bernoulli'},
     'the dropout of a client, which is its own': {'federated.in_process._draw_anew'},
     'made-up inputs, which are public': {'examples.synthetic.pink_noise'},
+    'made-up inputs and errors of a layer that is checked': {
+        'clipping.comparison._candidates', 'clipping.comparison._gradients'},
     'the draws of an accountant': {
         'accounting.monte_carlo.BallsInBinsDpEvent.losses',
         'accounting.monte_carlo.MinSeparationDpEvent._chunk'},

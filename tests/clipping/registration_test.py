@@ -128,7 +128,7 @@ def test_a_subclass_that_inherits_all_that_computes_is_its_parent():
 
 
 def test_public_names():
-  rules = {'register', 'explicit', 'Outer', 'Rows', 'Unsupported'}
+  rules = {'check', 'register', 'explicit', 'Outer', 'Rows', 'Unsupported'}
   ways = {'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack', 'Groups',
           'PerLayer', 'PerVariable'}
   assert rules | ways == set(tfdp.clipping.__all__)

@@ -18,7 +18,7 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    'register': 'layers.registry', 'Unsupported': 'layers.registry',
+    'check': 'comparison', 'register': 'layers.registry', 'Unsupported': 'layers.registry',
     'explicit': 'factors', 'Outer': 'factors', 'Rows': 'rows',
     **dict.fromkeys((
         'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack', 'Groups',

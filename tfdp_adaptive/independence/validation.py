@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive.clipping import comparison
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
 from tfdp_adaptive.independence import independence
@@ -101,6 +102,7 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
   examples = _accepted(model, x)
   _check_inference(model, examples)
+  comparison.registered(model, _rows(examples, 0, independence.SIZE))
   _SEEN[model] = independence.check(
       model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
   _PASSED.add(model)
@@ -221,7 +223,9 @@ def _refuse_data_losses(model: compat.Model) -> None:
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
-        'Put them into the compiled `loss`.')
+        'Put them into the compiled `loss` of an example. If it needs inner values, as a '
+        'variational autoencoder does, join them to the output: '
+        '`Concatenate()([decoded, mean, log_variance])`.')
 
 
 def _rows(x: Any, start: Any, stop: Any) -> Any:
