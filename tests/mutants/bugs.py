@@ -61,6 +61,18 @@ _BY_FILE = {
          'ask.rider is not None and not ask.rider.shrinks and (',
          'Slack that a rule has given away is used twice.', _RIDER),
     ],
+    'tfdp_adaptive/features.py': [
+        ('features without the history of their base', 'rest.at_hand, entries)', 'rest.at_hand)',
+         'What the base lost is missing in the ledger of the head.', 'frozen_features_test.py'),
+        ('bases that train', '  if trained:\n    raise errors', '  if False:\n    raise errors',
+         'Features of weights that move are those of no model.', 'frozen_features_test.py'),
+        ('bases that mix records', '  validation.validate_model(checked, specs)\n', '',
+         'A record is in the features of others.', 'frozen_features_test.py'),
+    ],
+    'tfdp_adaptive/clipping/comparison.py': [
+        ('wrong rules pass', 'if difference <= _TOLERANCE', 'if True or difference <= _TOLERANCE',
+         'Examples are clipped by a wrong norm.', 'clipping/check_test.py'),
+    ],
     'tfdp_adaptive/estimates/moments.py': [
         ('features are not clipped', 'np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))',
          '1.0', 'One record moves the moments by any amount.', _MOMENTS),

@@ -14,7 +14,6 @@ or less for shorter records. It is largest at s = -1 and t = b^2 / (2 a^2), or t
 less. Where features and targets are not negative, t and s are not, and it is at most sqrt(2).
 """
 
-import contextlib
 import dataclasses
 import math
 from typing import Any, Iterator, Optional, Tuple
@@ -83,6 +82,10 @@ class PublicInputs:
   x: np.ndarray
   y: np.ndarray
   ledger: ledger_lib.Ledger
+
+  @property
+  def entries(self) -> Tuple[ledger_lib.Entry, ...]:
+    return self.ledger.entries
 
   def __call__(self) -> Tuple[np.ndarray, np.ndarray]:
     return self.x, self.y
@@ -153,15 +156,14 @@ def second_moments(
       target_epsilon=target_epsilon, target_delta=target_delta, population_size=population_size,
       adjacency=adjacency, unit=unit, seed=seed)
   records = _records(inputs, targets, bound, constant, target_bound, nonnegative)
-  shown = len(source) if plan.population_size is not None else None
-  square, cross = _sums(records, shown)
+  square, cross = _sums(records, len(source))
   std = plan.noise_stddev
   rng = np.random.default_rng(seed)
   square, cross = _noised(square, cross, std * norm**2 / a, std * norm * target_bound / (b or 1),
                           rng)
   note = ('Second moments of features, clipped to norm '
           f'{bound:g}, were released once, before training; their cost is one of the runs.')
-  entries = (*getattr(features, 'ledger', ledger_lib.Ledger()).entries,
+  entries = (*source.entries,
              release.entry(plan, 'estimates.second_moments', note))
   return SecondMoments(
       square, None if targets is None else cross, std * norm**2 / (a * math.sqrt(2)),
@@ -232,21 +234,17 @@ def _clipped(rows: np.ndarray, bound: float) -> np.ndarray:
   return rows * np.minimum(1.0, (bound / peak) / np.maximum(norm, 1.0))
 
 
-def _sums(
-    records: Iterator[Tuple[np.ndarray, Any]], count: Optional[int]) -> Tuple[Any, Any]:
-  """Returns the sums of x x', averaged over views, and of x y'. A private count is not shown."""
+def _sums(records: Iterator[Tuple[np.ndarray, Any]], count: int) -> Tuple[Any, Any]:
+  """Returns the sums of x x', averaged over views, and of x y'."""
   square: Any = 0.0
   cross: Any = 0.0
-  shown = contextlib.nullcontext() if count is None else progress.bar(
-      'second moments', total=-(-count // _ROWS))
-  with shown as bar:
+  with progress.share('second moments', total=count) as bar:
     for x, y in records:
       rows = x.reshape(-1, x.shape[2])
       square = square + rows.T @ rows / x.shape[1]
       if y is not None:
         cross = cross + x.mean(1).T @ y
-      if bar is not None:
-        bar.update()
+      bar.update(len(x))
   return square, cross
 
 

@@ -50,7 +50,7 @@ def plan(
     fields.update(batch_size=count, population_size=count, sampling=sampling.FixedOrder())
   if target_epsilon is not None:
     return plan_lib.PrivacyPlan.calibrate(target_epsilon=target_epsilon, **fields)
-  found = plan_lib.PrivacyPlan(noise_multiplier=noise_multiplier, **fields)
+  found = plan_lib.PrivacyPlan(**fields, noise_multiplier=noise_multiplier)  # type: ignore[arg-type]
   if not found.noise_multiplier:
     raise errors.PrivacyError('An estimate without noise publishes exact statistics of the data. '
                               'Received: noise_multiplier=0. Give a positive number.')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of designs that take more than a moment."""
+"""Progress of work that takes more than a moment."""
 
 from typing import Any, Optional
 
@@ -10,3 +10,9 @@ def bar(description: str, total: Optional[int] = None) -> Any:
   """A bar on a terminal, after a second; nothing in a log file."""
   return tqdm.tqdm(desc=description, total=total, unit='iteration', delay=1.0, leave=False,
                    disable=None)
+
+
+def share(description: str, total: int) -> Any:
+  """A bar that shows the share that is done, and not `total`, which may be private."""
+  return tqdm.tqdm(desc=description, total=total, delay=1.0, leave=False, disable=None,
+                   bar_format='{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}')
