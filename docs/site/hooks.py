@@ -29,8 +29,8 @@ ORDER = {
         'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
         'guides/reports_compared.md', 'guides/check_a_claim.md', 'guides/tracking.md',
         'guides/resume.md', 'guides/devices.md', 'guides/flower.md', 'guides/silos.md',
-        'guides/ray.md',
-        'guides/lora.md', 'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
+        'guides/ray.md', 'guides/features.md', 'guides/lora.md', 'guides/generative.md',
+        'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
         'callbacks.md'),
     'Trust': ('promise.md', 'pitfalls.md', 'independence.md', 'accounting.md', 'audit.md',
               'faults.md', 'scale.md', 'state.md', 'architecture.md'),
@@ -42,7 +42,7 @@ PAGES = {
              ('PrivacyPlan', 'Ledger', 'sampling', 'PrivacyError', 'Caution')),
     'models': ('Models', (
         'make_private', 'DPModel', 'DPSequential', 'DPFunctional', 'DPWrapper', 'fix_model',
-        'validate_model', 'explain_clipping')),
+        'validate_model', 'explain_clipping', 'train_only', 'features', 'join')),
     'callbacks': ('Callbacks and diagnostics', ('callbacks', 'diagnostics')),
     'optimizers/common': ('Arguments of every optimizer', ('DPOptimizer',)),
     **{f'optimizers/{family}': (title, tuple(
