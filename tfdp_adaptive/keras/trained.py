@@ -14,7 +14,8 @@ def train_only(model: compat.Model, what: Union[str, Callable[[Any], bool]]) -> 
   Frozen weights do not move, have no state in the optimizer and no part in an example's norm. Fewer
   trained weights mean less noise. Weights that are frozen already stay frozen; a second call
   chooses again among all others. Call it before `compile`. The choice is saved with a compiled
-  private model; after other ways of loading, make it again.
+  private model; after other ways of loading, make it again. With Keras 2, private models alone know
+  of it.
 
   Args:
     model: A built model, private or to be made private.
