@@ -22,7 +22,7 @@ LAYERS = (
     ('privatizer', 'advice', 'report'),
     ('private_rule',),
     ('keras', 'queries'),
-    ('audit', 'estimates', 'features', 'tuning'),
+    ('audit', 'estimates', 'frozen_features', 'tuning'),
     ('federated', 'heads'),
     ('examples',),
     ('cli',),

@@ -61,7 +61,7 @@ _BY_FILE = {
          'ask.rider is not None and not ask.rider.shrinks and (',
          'Slack that a rule has given away is used twice.', _RIDER),
     ],
-    'tfdp_adaptive/features.py': [
+    'tfdp_adaptive/frozen_features.py': [
         ('features without the history of their base', 'rest.at_hand, entries)', 'rest.at_hand)',
          'What the base lost is missing in the ledger of the head.', 'frozen_features_test.py'),
         ('bases that train', '  if trained:\n    raise errors', '  if False:\n    raise errors',
