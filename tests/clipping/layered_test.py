@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import errors
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
