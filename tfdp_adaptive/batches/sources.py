@@ -132,6 +132,7 @@ def _of_parts(parts: Any) -> Source:
                  lambda indices: map_structure(lambda part: part.take(indices), parts),
                  all(part.at_hand for part in leaves(parts)),
                  [entry for part in leaves(parts) for entry in part.entries])
+  found.views = next((part.views for part in leaves(parts) if part.views), None)
   found.base = next((part.base for part in leaves(parts) if part.base), None)
   return found
 
