@@ -1,6 +1,8 @@
 # make demo    install what this Python can have into .venv and run the main job
 # make test    install what is missing and run the tests that find different bugs, on both stacks
 # make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=900: for 15 minutes a stack)
+# make test-flower    run the tests of Flower with real processes, in an environment of their own
+# make test-ray    run the tests of Ray with two nodes on this machine, in an environment of their own
 # make test-changed    run the tests of what was changed since SINCE, and of what imports it
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
