@@ -23,6 +23,7 @@ from . import rounds
 
 try:
   import ray
+  from ray.util import scheduling_strategies
 except ImportError as error:
   raise ModuleNotFoundError(
       "`workers='ray'` needs Ray, on Python 3.10 to 3.13. Install it with "
@@ -90,10 +91,11 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
   try:
     content = ray.put(ray.cloudpickle.dumps((process.recipe, users)))
     # No CPUs: an actor of a machine that is lost finds a place on another.
-    make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1,
-                      scheduling_strategy='SPREAD')(_Actor)
-    count = remote.actors or max(1, int(ray.cluster_resources().get('CPU', 1)))
-    actors = [make.remote(content) for _ in range(count)]
+    make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1)(_Actor)
+    nodes = _nodes()
+    actors = [make.options(scheduling_strategy=scheduling_strategies.NodeAffinitySchedulingStrategy(
+        nodes[number % len(nodes)], soft=True)).remote(content)
+              for number in range(remote.actors or len(nodes))]
     _check_data(actors, users)
     yield engines.Engine([functools.partial(_train, process, actor) for actor in actors],
                          lambda client: client, _calls, (CallLostError,))
@@ -102,6 +104,13 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
       ray.kill(actor)
     if begun:
       ray.shutdown()
+
+
+def _nodes() -> List[str]:
+  """Returns the ids of the machines, once for each CPU, in turns."""
+  cpus = {node['NodeID']: max(1, int(node['Resources'].get('CPU', 0)))
+          for node in ray.nodes() if node['Alive']}
+  return [node for turn in range(max(cpus.values())) for node in cpus if turn < cpus[node]]
 
 
 def _train(process: Any, actor: Any, weights: Any, broadcast: Any, clients: List[Any]) -> _Sums:
