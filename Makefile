@@ -3,6 +3,7 @@
 # make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=900: for 15 minutes a stack)
 # make test-flower    run the tests of Flower with real processes, in an environment of their own
 # make test-ray    run the tests of Ray with two nodes on this machine, in an environment of their own
+# make test-peers    run Keras' own tests on private models: passed, refused in words, or different
 # make test-changed    run the tests of what was changed since SINCE, and of what imports it
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
@@ -54,7 +55,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo wheel test test-federated test-current test-rest test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-sign
+.PHONY: help demo wheel test test-federated test-current test-rest test-peers test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-sign
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -67,6 +68,9 @@ test: test-federated test-current
 
 test-rest:
 	$(MAKE) PART=rest test
+
+test-peers: $(CURRENT)/installed
+	$(RUN) $(CURRENT)/bin/python tests/peers/run.py
 
 ifneq ($(HAS_TFF),)
 test-federated: $(FULL)/installed

@@ -192,6 +192,18 @@ def may_be_secret() -> bool:
   return getattr(_files, 'what', None) != WEIGHTS
 
 
+def in_checkpoint() -> None:
+  """Records that the checkpoint of TensorFlow being written holds the state of an optimizer."""
+  _files.checkpoint = True
+
+
+def was_in_checkpoint() -> bool:
+  """Whether `in_checkpoint` was called since this was asked last."""
+  found = getattr(_files, 'checkpoint', False)
+  _files.checkpoint = False
+  return found
+
+
 def tell(what: str, readable: str) -> None:
   """Warns once per process who can read a SECRET file. A backup's folder is its owner's."""
   if readable not in _told and getattr(_files, 'what', None) != STATE:

@@ -153,7 +153,7 @@ def test_every_engine():
   scale = oracle.kronecker(model)
   expected = sums(model, scale)
   for name in ('layered', 'materialized'):
-    got = sums(model, scale, engines._ENGINES[name])
+    got = sums(model, scale, engines.ENGINE[name])
     oracle.assert_close(got.sums, expected.sums, 1e-9)
     np.testing.assert_allclose(got.norms[0], expected.norms[0])
 

@@ -212,6 +212,84 @@ def test_losses_that_keep_something_of_the_data_are_refused(n):
   np.testing.assert_allclose(fixed(VALUES[:n], tf.constant(VALUES[:n] + 1)), np.ones(n), rtol=1e-5)
 
 
+class Scaled(keras.losses.Loss):
+  """Reduces by code of its own, and calls its base."""
+
+  def __call__(self, y, p, sample_weight=None):
+    return 10.0 * super().__call__(y, p, sample_weight)
+
+  def call(self, y, p):
+    return tf.reduce_mean(tf.square(p - tf.cast(y, p.dtype)), -1)
+
+
+class Whole(keras.losses.Loss):
+  """Has no unreduced form at all."""
+
+  def __call__(self, y, p, sample_weight=None):
+    return tf.reduce_mean(tf.abs(p - tf.cast(y, p.dtype)))
+
+
+class Weighted(keras.losses.Loss):
+  """Leaves out a class of its own choice, by a mask on its values."""
+
+  def call(self, y, p):
+    y = tf.cast(y, tf.int32)
+    values = tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
+    values._keras_mask = y != 1
+    return values
+
+
+def _ignoring():
+  return keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('weighted', [False, True])
+@pytest.mark.parametrize('make', [Scaled, Whole, Weighted, _ignoring])
+def test_a_loss_object_is_what_keras_computes_of_one_example(make, weighted, masked):
+  """Whatever it defines: `__call__`, `call`, or a mask on its values; and its gradient."""
+  loss = make()
+  labels = make in (Weighted, _ignoring)
+  outputs = SEQUENCES if labels else RNG.normal(size=(N, T)).astype('float32')
+  y = CASES['sequence'][1] if labels else RNG.normal(size=(N, T)).astype('float32')
+  weight = np.linspace(0, 2, N).astype('float32') if weighted else None
+  mask = np.arange(T) < np.array([[3], [1], [2], [3], [2]]) if masked else None
+
+  def run(function):
+    p = tf.constant(outputs)
+    with tf.GradientTape() as tape:
+      tape.watch(p)
+      values = function(p)
+    return np.array(values), np.array(tf.convert_to_tensor(tape.gradient(values, p)))
+
+  def ours(p):
+    p = tf.identity(p)
+    if masked and labels:
+      p._keras_mask = tf.constant(mask)
+    return losses.ExampleLoss(loss)(tf.constant(y), p, () if weight is None else weight)
+
+  def of_keras(p):
+    values = []
+    for i in range(N):
+      one = tf.identity(p[i:i + 1])
+      if masked and labels:
+        one._keras_mask = tf.constant(mask[i:i + 1])
+      values.append(loss(y[i:i + 1], one, **(
+          {} if weight is None else {'sample_weight': weight[i:i + 1]})))
+    return tf.stack(values)
+
+  expected = run(of_keras)
+  if make is Whole and weighted:
+    expected[0][0], expected[1][0] = 0, 0  # A weight of zero is padding, whatever a loss reads.
+  for got, want in zip(run(ours), expected):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_one_loss_in_a_list_is_the_loss_of_its_output():
+  one = losses.ExampleLoss({'a': ['mse']}, output_names=['a'])
+  np.testing.assert_allclose(one(0 * VALUES, tf.constant(VALUES)), np.mean(VALUES**2, 1), rtol=1e-5)
+
+
 def test_scalar_losses_are_refused():
   with pytest.raises(ValueError, match='one value per example'):
     losses.ExampleLoss(lambda y, p: tf.reduce_mean(p - y))(VALUES, tf.constant(VALUES))

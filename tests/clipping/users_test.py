@@ -76,7 +76,7 @@ def test_sums_are_those_of_users_one_by_one(engine, make, record):
   scale = oracle.geometry(model)
   plain, scaled = (oracle.request(oracle.median_norm(records[:3], s), s) for s in ((), scale))
   request = interface.Request(*[a + b for a, b in zip(plain, scaled)])
-  run = engines._ENGINES[engine]
+  run = engines.ENGINE[engine]
   runs = [run] if make is mixed else [run, engines.chunked(run, rows=3)]
   expected = oracle.by_definition(model, records, batch.mask, request)
   for run in runs:

@@ -170,4 +170,4 @@ class Positions(layers.Layer):
 def test_open_axes_are_as_long_as_the_model_takes(most, kernel, length):
   inputs = keras.Input([None, 3])
   model = keras.Model(inputs, layers.Conv1D(2, kernel)(Positions(most)(inputs)))
-  assert validation._accepted(model, compat.input_specs(model)).shape[1:] == (length, 3)
+  assert validation.accepted(model, compat.input_specs(model)).shape[1:] == (length, 3)

@@ -366,7 +366,11 @@ def test_checkpoints_with_an_optimizer_say_that_they_are_secret(tmp_path, caplog
   assert not [record for record in caplog.records if 'stores python values' in record.getMessage()
               or 'SECRET' in record.getMessage()]
   tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / 'optimizer'))
-  assert 'os.umask(0o077)' in caplog.text and 'SECRET' in caplog.text
+  assert 'mode 600' in caplog.text and 'SECRET' in caplog.text
+  modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob('optimizer.*')}
+  assert len(modes) > 1 and set(modes.values()) == {0o600}
+  saved = tf.train.Checkpoint(optimizer=model.optimizer).save(str(tmp_path / 'numbered'))
+  assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.glob('numbered-1.*')), saved
 
 
 def test_a_model_without_weights_has_a_statement():

@@ -83,6 +83,19 @@ _BY_FILE = {
          'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
          _MOMENTS),
     ],
+    'tfdp_adaptive/keras/agreement.py': [
+        ('every engine is right', 'if all(_near(*pair, rounding) for pair in zip(got, expected)):',
+         'if True:', 'A registered rule of the wrong size clips nothing.',
+         'keras/semantics_test.py'),
+        ('norms need not be those of sums', 'if abs(norm - np.linalg.norm(total)) > 0.01 * norm',
+         'if norm < 0', 'Examples are clipped by another norm than their own.',
+         'keras/semantics_test.py'),
+    ],
+    'tfdp_adaptive/keras/logs.py': [
+        ('padding counts in metrics', 'padded = None if trees.absent(batch.sample_weight) else',
+         'padded = None if True else', 'Rows of padding are counted as examples.',
+         'keras/semantics_test.py'),
+    ],
     'tfdp_adaptive/independence/captured.py': [
         ('integers are settings', 'return isinstance(one, numbers.Number) and not',
          'return isinstance(one, float) and not',

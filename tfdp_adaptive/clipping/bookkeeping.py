@@ -38,6 +38,7 @@ register = registry.register
 Unsupported = registry.Unsupported
 # Model -> {input signature: batched arguments}.
 _PROVEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
+_DISTRUSTED: MutableMapping[Any, str] = weakref.WeakKeyDictionary()  # Model -> why.
 
 
 def supports(
@@ -52,12 +53,19 @@ def supports(
   Returns:
     `(True, '')`, or False and the reason.
   """
+  if model in _DISTRUSTED:
+    return False, _DISTRUSTED[model]
   try:
     _check_asks(asks)
     tracing.units(model) if x is None else prove(model, x)
   except Unsupported as error:
     return False, str(error)
   return True, ''
+
+
+def distrust(model: compat.Model, reason: str) -> None:
+  """Has `supports` refuse a model whose gradients were found to be wrong."""
+  _DISTRUSTED[model] = reason
 
 
 def engine(
@@ -92,7 +100,7 @@ def engine(
       for scale, *of_ask in zip(scales, *request)]
   return interface.Clipped(
       tuple(answer.sums[0] for answer in answers), outputs, losses,
-      tuple(answer.norms[0] for answer in answers))
+      tuple(answer.norms[0] for answer in answers), interface.masks(outputs))
 
 
 def _into(factor: Optional[protocol.Factor], scale: Any) -> Optional[protocol.Factor]:
@@ -132,7 +140,7 @@ def _clipped(
       for i, ((total, squares), ask, norm, clip, own) in enumerate(zip(
           _sums(per_bundle, asks, of_asks, scales, parts, weights, sizes), asks, norms, clips,
           by_group)))
-  return interface.Clipped(sums, outputs, losses, tuple(norms))
+  return interface.Clipped(sums, outputs, losses, tuple(norms), interface.masks(outputs))
 
 
 def factors_of(

@@ -23,7 +23,7 @@ from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import registry
 
 ENGINES = ('auto', 'bookkeeping', 'layered', 'materialized', 'loop')
-_ENGINES = {
+ENGINE = {
     'bookkeeping': bookkeeping.engine, 'layered': materialized.layered,
     'materialized': materialized.vectorized, 'loop': materialized.looped}
 
@@ -65,7 +65,7 @@ def choose(
         f'Gradients of single examples are formed {how}, which takes more time and memory than '
         f'book-keeping: {reason} See tfdp.explain_clipping(model).', errors.Caution,
         stacklevel=2)
-  return guarded(_ENGINES[decided])
+  return guarded(ENGINE[decided])
 
 
 def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
@@ -76,9 +76,13 @@ def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) 
 
 
 def _must_loop(model: compat.Model) -> bool:
-  """Whether vectorizing examples goes wrong: recurrent layers have no vectorized gradient."""
+  """Whether vectorizing examples goes wrong.
+
+  Recurrent layers have no vectorized gradient, and CPUs no convolution of volumes in groups.
+  """
   return any(
       isinstance(layer, compat.keras.layers.RNN) or compat.vectorizes_wrongly(layer)
+      or getattr(layer, 'groups', 1) > 1 and len(getattr(layer, 'kernel_size', ())) == 3
       for layer in model._flatten_layers())
 
 
@@ -166,7 +170,8 @@ def chunked(
 
     first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
     per_example = lambda clipped: (
-        clipped.losses, clipped.norms, clipped.outputs if keep_outputs else ())
+        clipped.losses, clipped.norms, *(
+            (clipped.outputs, clipped.masks) if keep_outputs else ((), ())))
     none = trees.map(lambda t: t[:0], first.outputs)
     flat = tf.nest.flatten(per_example(first))
     arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
@@ -180,8 +185,8 @@ def chunked(
     _, sums, arrays = tf.while_loop(
         lambda index, *_: index < chunks, body, (tf.constant(1), first.sums, arrays),
         parallel_iterations=1, maximum_iterations=chunks - 1)
-    losses, norms, outputs = tf.nest.pack_sequence_as(
+    losses, norms, outputs, masks = tf.nest.pack_sequence_as(
         per_example(first), [array.concat()[:size] for array in arrays])
-    return interface.Clipped(sums, outputs if keep_outputs else none, losses, norms)
+    return interface.Clipped(sums, outputs if keep_outputs else none, losses, norms, masks)
 
   return run

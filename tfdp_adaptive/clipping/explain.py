@@ -131,6 +131,10 @@ def _size(variable: compat.Variable) -> int:
 def _inputs(
     model: compat.Model, x: Any, batch_size: Optional[int], optimizer: Any) -> Tuple[Any, int]:
   """Specs of the inputs of a batch, and its size."""
+  if isinstance(x, (list, tuple)) and x and all(isinstance(one, str) for one in x):
+    x = tf.constant(x)
+    if hasattr(model, 'preprocess_samples'):  # A task of KerasHub.
+      x = compat.keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x))[0]
   seen = x is None
   x = engines.SEEN.get(model) if seen else x
   size = None if seen else tf.nest.flatten(x)[0].shape[0]

@@ -62,6 +62,13 @@ class Clipped(NamedTuple):
   outputs: Any  # Nest of predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
   losses: tf.Tensor  # [n] loss of every record; 0 for padding.
   norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
+  masks: Any = ()  # Per flat output its mask, or (); for metrics.
+
+
+def masks(outputs: Any) -> Tuple[Any, ...]:
+  """Returns what Keras masks of each flat output: a tensor, or () for nothing."""
+  found = [getattr(t, '_keras_mask', None) for t in tf.nest.flatten(outputs)]
+  return tuple(() if mask is None else mask for mask in found)
 
 
 def joined(batch: Batch) -> Tuple[Batch, int]:
@@ -90,7 +97,10 @@ def divided(tree: Any, batch: Batch) -> Any:
 
   def divide(tensor: tf.Tensor) -> tf.Tensor:
     shape = tf.concat([[-1, times], tf.shape(tensor)[1:]], 0)
-    return tf.ensure_shape(tf.reshape(tensor, shape), [n, times] + tensor.shape[1:].as_list())
+    result = tf.ensure_shape(tf.reshape(tensor, shape), [n, times] + tensor.shape[1:].as_list())
+    if getattr(tensor, '_keras_mask', None) is not None:
+      result._keras_mask = divide(tensor._keras_mask)
+    return result
 
   return trees.map(divide, tree)
 

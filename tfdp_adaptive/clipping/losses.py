@@ -8,7 +8,7 @@ that is not known to keep examples apart is given one example at a time.
 """
 
 import re
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -32,6 +32,15 @@ _DENSE = _named(
     'categorical_focal_crossentropy', 'CategoricalFocalCrossentropy')
 
 
+class Part(NamedTuple):
+  """The loss of one output."""
+
+  names: Tuple[str, ...]  # Of the output.
+  values: tf.Tensor  # [n].
+  weight: Any  # None, or the scalar by which the values are multiplied.
+  adds: bool  # Whether the loss of a batch is the sum of its examples' losses, not the mean.
+
+
 class ExampleLoss:
   """`(y, outputs, sample_weight) -> [n]` for the arguments of `compile`.
 
@@ -52,28 +61,43 @@ class ExampleLoss:
     if self._names:  # Else they are known when there are outputs.
       _spread(loss, [(name,) for name in self._names], 'loss')
     for one in loss.values() if isinstance(loss, dict) else _listed(loss):
-      _check(one)
+      _check(_only(one))
 
   def __call__(self, y: Any, outputs: Any, sample_weight: Any = ()) -> tf.Tensor:
-    names = self._names_of(outputs)
-    outputs = tf.nest.flatten(outputs)
-    losses, targets = _spread(self._loss, names, 'loss'), _spread(y, names, 'y', once=True)
-    if not len(losses) == len(outputs) == len(targets):
-      raise ValueError('`loss` and `y` must have one entry per model output. Received: '
-                       f'{len(losses)} losses, {len(targets)} targets, {len(outputs)} outputs.')
-    weights = _spread(self._weights, names, 'loss_weights')
-    sample_weights = _spread(
-        None if _absent(sample_weight) else sample_weight, names, 'sample_weight')
     total = 0.0
-    for one, weight, target, output, sw in zip(losses, weights, targets, outputs, sample_weights):
+    for one in self.each(y, outputs, sample_weight):
+      total += one.values if one.weight is None else one.weight * one.values
+    return total
+
+  @property
+  def adds(self) -> bool:
+    """Whether the only loss of a batch is the sum of its examples' losses, not the mean."""
+    losses = self._loss.values() if isinstance(self._loss, dict) else _listed(self._loss)
+    return [_reduction(_only(one)) for one in losses if one is not None] == ['sum']
+
+  def weights(self, outputs: Any, sample_weight: Any) -> List[Any]:
+    """Returns the sample weights of each flat output, None where there are none."""
+    return _spread(None if _absent(sample_weight) else sample_weight, self._names_of(outputs),
+                   'sample_weight')
+
+  def each(self, y: Any, outputs: Any, sample_weight: Any = ()) -> Iterator[Part]:
+    """Yields the loss of every output that has one."""
+    names = self._names_of(outputs)
+    flat = tf.nest.flatten(outputs)
+    losses, targets = _spread(self._loss, names, 'loss'), _spread(y, names, 'y', once=True)
+    if not len(losses) == len(flat) == len(targets):
+      raise ValueError('`loss` and `y` must have one entry per model output. Received: '
+                       f'{len(losses)} losses, {len(targets)} targets, {len(flat)} outputs.')
+    weights = _spread(self._weights, names, 'loss_weights')
+    for name, one, weight, target, output, sw in zip(
+        names, losses, weights, targets, flat, self.weights(outputs, sample_weight)):
       if one is not None:
         if target is None:
           raise ValueError(
               'Every example needs a target. Received: none. Feed pairs such as `(x, y)`, or '
               '`(x, x)` for a model that reproduces its input.')
-        values = _example_values(one, target, output, sw)
-        total += values if weight is None else weight * values
-    return total
+        yield Part(name, _example_values(one, target, output, sw), weight,
+                   _reduction(one) == 'sum')
 
   def _names_of(self, outputs: Any) -> List[Tuple[str, ...]]:
     """Returns the names of each flat output: its key, and the name in the model."""
@@ -96,13 +120,16 @@ def _example_values(
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # As Keras does: [n] targets for [n, 1] outputs.
+  if isinstance(loss, compat.keras.losses.Loss) and not _keeps_apart(loss, target, output):
+    return _by_keras(loss, target, output, mask, sample_weight)
   target, outside = _classes_in_range(loss, target, output)
-  values = _unreduced(loss, target, output)
+  values, valid = _unreduced(loss, target, output)
   weights = tf.ones_like(values)
   count = tf.ones_like(values)
-  if mask is not None:
-    count = _align(tf.cast(mask, values.dtype), values)
-    weights *= count
+  for some in (mask, valid):
+    if some is not None:
+      count *= _align(tf.cast(some, values.dtype), values)
+  weights *= count
   if sample_weight is not None:
     weights *= _align(tf.cast(sample_weight, values.dtype), values)
   axes = list(range(1, values.shape.rank))
@@ -115,17 +142,48 @@ def _example_values(
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
 
 
-def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-  """Returns the loss [n, ...] of each example, computed from that example alone."""
+def _by_keras(
+    loss: Any, target: tf.Tensor, output: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
+  """Returns the losses [n] that Keras computes of batches of one example."""
+  more = {'mask': mask, 'weight': sample_weight}
+  more = {name: tf.convert_to_tensor(one) for name, one in more.items() if one is not None}
+
+  def alone(record: Any) -> tf.Tensor:
+    target, output, *rest = [tf.expand_dims(t, 0) for t in record]
+    given = dict(zip(more, rest))
+    if 'mask' in given:
+      output._keras_mask = given['mask']
+    value = compat.loss_of_batch(loss, target, output, given.get('weight'))
+    return tf.reduce_mean(tf.cast(value, record[1].dtype))
+
+  _refuse_state(loss, alone, target, output, *more.values())
+  if not compat.has_own_call(loss):  # Which may be a scalar, as Keras asks of it.
+    _unreduced_shape(loss, loss.call(target, output), output)
+  values = _one_by_one(alone, target, output, *more.values(), scalar=True)
+  if sample_weight is None:
+    return values
+  used = tf.not_equal(more['weight'], 0)
+  used = tf.reduce_any(used, list(range(1, used.shape.rank)))
+  return tf.where(used, values, tf.zeros_like(values))
+
+
+def _unreduced_shape(loss: Any, values: tf.Tensor, output: tf.Tensor) -> None:
+  """Refuses a loss that has reduced the batch."""
+  if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
+    raise _not_per_example(loss, values, output)
+
+
+def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, Any]:
+  """Returns the loss [n, ...] of each example by itself, and its mask if it has one."""
   function = getattr(loss, 'call', loss)
   known = _keeps_apart(loss, target, output)
   if not known:
-    _refuse_state(loss, function, target, output)
-  values = tf.cast(function(target, output), output.dtype)
-  if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
-    raise _not_per_example(loss, values, output)
+    _refuse_state(loss, lambda record: function(*[t[tf.newaxis] for t in record]), target, output)
+  raw = function(target, output)
+  values = tf.cast(raw, output.dtype)
+  _unreduced_shape(loss, values, output)
   if known or output.shape[0] == 1:
-    return values
+    return values, getattr(raw, '_keras_mask', None)
   # Of static sizes nothing reads `values`, and graphs leave its computation out.
   sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
@@ -137,10 +195,11 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(
         tf.reshape(tf.cast(value, output.dtype), sizes), values.shape[1:])
 
-  return _one_by_one(alone, target, output, scalar=not values.shape.rank - 1)
+  return _one_by_one(alone, target, output, scalar=not values.shape.rank - 1), None
 
 
-def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: bool) -> Any:
+def _one_by_one(
+    alone: Callable[..., Any], target: Any, output: Any, *more: Any, scalar: bool) -> Any:
   """`alone` of every record, its gradient taken inside the map as well.
 
   Outside, TensorFlow would differentiate how the map picks its records, which costs more
@@ -156,7 +215,7 @@ def _one_by_one(alone: Callable[..., Any], target: Any, output: Any, scalar: boo
   @tf.custom_gradient
   def run(output: Any) -> Any:
     if scalar:
-      values, gradients = mapping.vectorized(value_and_gradient, (target, output))
+      values, gradients = mapping.vectorized(value_and_gradient, (target, output, *more))
     else:
       values = mapping.vectorized(alone, (target, output))
 
@@ -205,11 +264,9 @@ def _keeps_apart(loss: Any, target: tf.Tensor, output: tf.Tensor) -> bool:
       sparse and target.shape.rank == output.shape.rank - 1)
 
 
-def _refuse_state(
-    loss: Any, function: Callable[..., Any], target: tf.Tensor, output: tf.Tensor) -> None:
+def _refuse_state(loss: Any, alone: Callable[..., Any], *records: tf.Tensor) -> None:
   """Refuses a loss that writes variables: data would reach later steps around clip and noise."""
-  concrete = mapping.traced(
-      lambda record: function(*[t[tf.newaxis] for t in record]), (target, output))
+  concrete = mapping.traced(alone, records)
   for operation in mapping.operations(concrete):
     if re.match('Assign|ResourceScatter', operation):
       raise ValueError(
@@ -279,8 +336,13 @@ def _spread(
     value = tf.nest.flatten(value)
   else:
     value = _listed(value)
-  value = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in value]
+  value = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in map(_only, value)]
   return value * len(names) if len(value) == 1 and not once else value
+
+
+def _only(value: Any) -> Any:
+  """Returns the entry of a list of one, which Keras accepts for an output."""
+  return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 def _listed(value: Any) -> List[Any]:

@@ -78,14 +78,13 @@ def _engine(
       examples = trees.map(lambda t: t[tf.newaxis], examples)
     gradient, outputs, value = _gradient(model, loss, *examples)
     sums, norms = _project(request, gradient, keep)
+    masks = interface.masks(outputs)
     if single:
-      outputs = trees.map(lambda t: t[0], outputs)
-    return sums, outputs, tf.reduce_sum(value), norms
+      outputs, masks = trees.map(lambda t: t[0], (outputs, masks))
+    return sums, outputs, tf.reduce_sum(value), norms, masks
 
-  sums, outputs, losses, norms = map_examples(
-      record, (batch.x, batch.y, batch.sample_weight, batch.mask))
-  return interface.Clipped(
-      trees.map(lambda t: tf.reduce_sum(t, 0), sums), outputs, losses, norms)
+  sums, *rest = map_examples(record, (batch.x, batch.y, batch.sample_weight, batch.mask))
+  return interface.Clipped(trees.map(lambda t: tf.reduce_sum(t, 0), sums), *rest)
 
 
 def dense_gradients(
@@ -161,11 +160,12 @@ def layered(
       lambda i, *_: i < count, body, (tf.constant(0), sums, arrays), parallel_iterations=1,
       maximum_iterations=count)
   norms = tuple(tf.reshape(array.stack(), [-1])[:n] for array in arrays)
+  masks = interface.masks(outputs)
   if not join:
-    return interface.Clipped(sums, outputs, losses, norms)
+    return interface.Clipped(sums, outputs, losses, norms, masks)
   sums = tuple(one._replace(total=trees.unflatten(one.total, specs), square=() if trees.absent(
       one.square) else trees.unflatten(one.square, specs)) for one in sums)
-  return interface.Clipped(sums, outputs, losses, norms)
+  return interface.Clipped(sums, outputs, losses, norms, masks)
 
 
 def layered_gradients(

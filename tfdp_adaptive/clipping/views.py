@@ -29,8 +29,9 @@ def repeated(engine: interface.Engine, views: int) -> interface.Engine:
       request: interface.Request) -> interface.Clipped:
     clipped = engine(model, loss, of(batch, views), request)
     single = trees.absent(batch.examples)
-    return clipped._replace(outputs=trees.map(
-        lambda t: t[:, 0] if single else t[:, ::views], clipped.outputs))
+    outputs, masks = trees.map(
+        lambda t: t[:, 0] if single else t[:, ::views], (clipped.outputs, clipped.masks))
+    return clipped._replace(outputs=outputs, masks=masks)
 
   return run
 

@@ -3,10 +3,13 @@
 
 import contextlib
 import functools
+import glob
 import importlib
 import os
 import threading
 from typing import Any, Callable, Iterator
+
+import tensorflow as tf
 
 from tfdp_adaptive.compat import model as models
 from tfdp_adaptive.compat import stack
@@ -89,3 +92,22 @@ def on_files(
     around(module, 'save_weights', functools.partial(save_legacy, '.weights.h5'))
     module = importlib.import_module(f'{stack.PRIVATE}.saving.pickle_utils')
     around(module, 'serialize_model_as_bytecode', pickled)
+
+
+def on_checkpoints(secret: Callable[[], bool]) -> None:
+  """Makes files of `tf.train.Checkpoint` readable for their owner only.
+
+  Args:
+    secret: Whether the checkpoint that was just written must not be read by others.
+  """
+  own = tf.train.Checkpoint._write
+
+  @functools.wraps(own)
+  def write(checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+    path = own(checkpoint, *args, **kwargs)
+    if secret():
+      for file in glob.glob(f'{glob.escape(str(path))}.*'):
+        os.chmod(file, 0o600)
+    return path
+
+  tf.train.Checkpoint._write = write

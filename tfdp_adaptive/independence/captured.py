@@ -12,7 +12,7 @@ import functools
 import inspect
 import numbers
 import types
-from typing import Any, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -51,7 +51,8 @@ def find(*functions: Any) -> Captured:
     >>> len(found.arrays), found.numbers
     (1, [0.5])
   """
-  found, waiting, seen = Captured([], [], [], []), list(functions), {}
+  found, waiting = Captured([], [], [], []), list(functions)
+  seen: Dict[Any, Any] = {}
   while waiting:
     one = waiting.pop()
     # Python makes another object whenever a method is looked up.

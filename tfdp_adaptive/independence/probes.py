@@ -88,7 +88,8 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
 def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
   """Attributes of layers that are numbers, strings or booleans, by layer and name."""
   return {(id(layer), name): value for layer in model._flatten_layers()
-          for name, value in vars(layer).items() if type(value) in (bool, int, float, str)}
+          for name, value in vars(layer).items()
+          if type(value) in (bool, int, float, str) and name not in _OF_KERAS}
 
 
 def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
@@ -166,6 +167,7 @@ class Runner:
     return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])
 
 
+_OF_KERAS = {*vars(compat.keras.Sequential(name='unused')), 'stop_training'}
 _UNHELD = re.compile('Stateful(?!PartitionedCall)|RandomPoisson$|RandomCrop|Parameterized'
                      '|SampleDistortedBoundingBox|.*CandidateSampler')
 

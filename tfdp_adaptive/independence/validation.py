@@ -100,7 +100,7 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
     return
   first = tf.nest.flatten(x)[0]  # Of arrays, what trains may be batches of any size.
   static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
-  examples = _accepted(model, x)
+  examples = accepted(model, x)
   _check_inference(model, examples)
   comparison.registered(model, _rows(examples, 0, independence.SIZE))
   _SEEN[model] = independence.check(
@@ -183,8 +183,8 @@ def build(model: compat.Model, x: Any) -> None:
         raise
 
 
-def _accepted(model: compat.Model, x: Any) -> Any:
-  """Examples that the model accepts: words of its vocabulary, axes as long as it needs."""
+def accepted(model: compat.Model, x: Any) -> Any:
+  """Returns examples that the model accepts: words of its vocabulary, axes as long as it needs."""
   words = [layer.input_dim for layer in model._flatten_layers()
            if isinstance(layer, compat.keras.layers.Embedding)]
   failures = []

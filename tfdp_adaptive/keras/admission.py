@@ -34,7 +34,8 @@ _DRAWN = (
     "`own_sampler='how records were chosen'`; the statement then says it too.")
 
 
-def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any, int]:
+def unpack(data: Any, plan: Any = None,
+           outputs: Any = None) -> Tuple[interface.Batch, Any, int]:
   """Returns `(batch, mark, views)` of `(x, y, sample_weight)`.
 
   Examples whose weights are all zero are masked. Under a plan for users a record is a user, and all
@@ -44,6 +45,7 @@ def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any, int]:
   Args:
     data: A batch.
     plan: The plan, or None.
+    outputs: Names of the model's outputs, if it has several: weights may be of some of them.
 
   Returns:
     The batch, the marks of its rows or None, and the number of views of every example in it.
@@ -53,6 +55,9 @@ def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any, int]:
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
   sample_weight, mark = marks.split(sample_weight)
+  sample_weight = tf.nest.map_structure(
+      lambda t: tf.cast(t, tf.float32) if getattr(t, 'dtype', None) == tf.bool else t,
+      sample_weight)
   several, views = plan is not None and plan.whole_users, 1
   if mark is not None and mark.shape.rank == 2:
     mark, views, several = mark[:, 0], mark.shape[1], True
@@ -72,7 +77,10 @@ def unpack(data: Any, plan: Any = None) -> Tuple[interface.Batch, Any, int]:
       return interface.Batch(x, y, (), tf.ones([size], tf.bool)), None, 1
     sample_weight = tf.ones([size, first.shape[1]])
   if not several:
-    return interface.Batch(x, y, sample_weight, _used(sample_weight)), mark, 1
+    used = _used(sample_weight)
+    if plan is None and isinstance(sample_weight, dict) and set(sample_weight) < set(outputs or ()):
+      used = tf.ones_like(used)  # Outputs that are not named count each example.
+    return interface.Batch(x, y, sample_weight, used), mark, 1
   examples = tf.ensure_shape(_used(sample_weight, 2), first.shape[:2])
   return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), mark, views
 

@@ -21,6 +21,9 @@ _REFUSED = {
     'loss_scale_factor': 'Losses of single examples are not divided by the batch size, so they '
                          'need no scaling.',
     'lr': 'Use `learning_rate`.',
+    'num_microbatches': 'Leave it out: every example is clipped by itself.',
+    'amsgrad': 'Use `DPAdam` as it is; the maximum of second moments is not implemented.',
+    'centered': 'Use `DPRMSprop` as it is; a centered second moment is not implemented.',
     'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
              '`learning_rate`; or `weight_decay`.',
 }
@@ -103,7 +106,7 @@ def check_public(batch: Any) -> Any:
 def refuse(kwargs: Dict[str, Any]) -> None:
   """Refuses Keras arguments that would break the sensitivity or have another effect."""
   for key, fix in _REFUSED.items():
-    if kwargs.pop(key, None) is not None:
+    if kwargs.pop(key, None) not in (None, False):
       raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
 
 

@@ -62,3 +62,4 @@ def _legacy(saved: Any, wanted: str, *_: Any) -> None:
 
 
 compat.on_files(_writing, _read, _whole, _legacy)
+compat.on_checkpoints(runfolder.was_in_checkpoint)

@@ -5,6 +5,7 @@ from concurrent import futures
 import contextlib
 import gc
 import json
+import types
 from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
 import warnings
 import weakref
@@ -19,8 +20,10 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.independence import captured
+from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import agreement
 from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import optimizer as optimizer_lib
@@ -68,7 +71,8 @@ class DPModel(_Mixin):
 
   def compile(
       self, optimizer: Any = None, loss: Any = None, *args: Any,
-      public_penalty: Optional[str] = None, views: int = 1, **kwargs: Any) -> None:
+      public_penalty: Optional[str] = None, views: int = 1, compare_first_step: bool = True,
+      **kwargs: Any) -> None:
     """Compiles the model with a `tfdp` optimizer. Metrics do not count padded examples.
 
     Args:
@@ -81,6 +85,8 @@ class DPModel(_Mixin):
       views: The number of views of every example in a step. The model's own random layers draw anew
         for each. The mean of the gradients is clipped once, so that the guarantee, noise and plan
         are those of one view.
+      compare_first_step: Whether the first step begins with a comparison: loss and gradient of two
+        made-up examples must be those of the compiled loss and a plain tape.
       **kwargs: As in Keras.
     """
     checks.whole(views=views)
@@ -93,8 +99,10 @@ class DPModel(_Mixin):
                        f'Received: optimizer={optimizer!r}.')
     refuse_own(self, 'compute_loss')
     self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
+    self._compared: Any = types.SimpleNamespace(kinds=set())
     AUDITED.discard(self)
     self._public_penalty, self.example_views = public_penalty, views
+    self._compares = compare_first_step
     step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
@@ -102,9 +110,6 @@ class DPModel(_Mixin):
         captured.is_own, tf.nest.flatten((metrics, weighted_metrics))))
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
       admission.warn_of_padding(self, (metrics, weighted_metrics))
-    if weighted_metrics is None:
-      # Weighted, so that padding (weight zero) does not count.
-      metrics, weighted_metrics = None, metrics
     kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
@@ -114,6 +119,8 @@ class DPModel(_Mixin):
       self.optimizer.run.note(
           'A loss, penalty or schedule holds arrays that are public in the words of whoever '
           f'trained the model: {public_penalty!r}.')
+    if not compare_first_step:
+      self.optimizer.run.note('Gradients of examples were not compared with those of Keras.')
     self._warn_of_unknown_weights()
 
   def set_weights(self, weights: Any) -> None:
@@ -143,6 +150,8 @@ class DPModel(_Mixin):
     return json.dumps(config, **kwargs)
 
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+    if 'savedmodel' in (kwargs.get('save_type'), *args):
+      self.reset_metrics()  # Exact sums over private data, which Keras 2 would export.
     attached.track(self)  # Before TensorFlow asks what there is to save.
     return super()._trackable_children(*args, **kwargs)
 
@@ -223,7 +232,8 @@ class DPModel(_Mixin):
     callbacks.foresee(self, kwargs['callbacks'], notes())
     x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
     try:
-      return super().fit(x, y, **kwargs)
+      with errors.unwrapped(tf.errors.OpError):
+        return super().fit(x, y, **kwargs)
     finally:
       callbacks.look_back(self, kwargs['callbacks'], notes())
 
@@ -279,6 +289,20 @@ class DPModel(_Mixin):
     return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self))
 
   @tf.autograph.experimental.do_not_convert
+  def compare_step(self, loss: losses_lib.ExampleLoss, examples: Any) -> None:
+    """Compares loss and gradients with Keras' own, once per kind of batch; see `agreement`."""
+    specs = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
+        (examples.x, examples.y, examples.sample_weight))
+    if compat.has_replicas() or not self._compares or examples.y is None or (
+        str(specs) in self._compared.kinds):
+      return
+    self._compared.kinds.add(str(specs))
+    with futures.ThreadPoolExecutor(1) as thread:
+      thread.submit(agreement.check, self, loss, self._compiled_loss_arguments, specs,
+                    self.optimizer.rule.asks).result()
+
+  @tf.autograph.experimental.do_not_convert
   def _build_for(self, x: Any) -> None:
     """Makes the weights, eagerly, though a step is traced: others are not there yet (Keras 3)."""
     if compat.has_replicas() or tf.executing_eagerly():
@@ -296,13 +320,19 @@ class DPModel(_Mixin):
       validation.check_probed(self)
       return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
-    signature = str(specs)
+    # Code that asks an attribute of a layer is traced, or run, with its present value.
+    signature = str(specs) + str(hash(frozenset(probes.python_state(self).items())))
     validated: FrozenSet[str] = getattr(self, '_validated', frozenset())
     if signature not in validated:
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
         thread.submit(self._validate_eagerly, specs).result()
       self._validated = validated | {signature}
+      if self.optimizer.plan is None and self.optimizer.noise_multiplier and not validated:
+        errors.caution(
+            f'{self.optimizer.name} trains without a plan, so nothing is accounted for and '
+            '`ledger.epsilon()` is inf. Make a `tfdp.PrivacyPlan`, pass `plan=`, and train on '
+            '`plan.batches(data)`.')
 
   def _validate_eagerly(self, specs: Any) -> None:
     validation.validate_model(self, specs)
@@ -317,7 +347,14 @@ class DPModel(_Mixin):
 
   def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
-    return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics
+    several = [self._compiled_loss_arguments[0], compat.output_structure(self)]
+    return compat.overrides(self, 'compute_metrics') or self._compiled_with_metrics or any(
+        len(tf.nest.flatten(one)) > 1 for one in several)
+
+  def weight_penalty(self) -> Any:
+    """Returns the sum of the losses on the weights alone, which `fit` reports as part of `loss`."""
+    penalties = () if self.leaves_out_penalties else compat.weight_regularization(self)
+    return tf.add_n(list(penalties)) if penalties else 0.0
 
   def regularization_gradients(self) -> Optional[List[tf.Tensor]]:
     """Gradients of the weight-only losses, or None."""

@@ -204,6 +204,9 @@ class DPOptimizer(compat.GlobalOptimizer):
     """Creates the rule's and the privatizer's variables, once."""
     if self.run.state is not None:
       return
+    if not var_list:
+      raise ValueError('A model must have trainable weights. Received: none. Set `trainable=True` '
+                       'on a layer with weights before you compile the model.')
     empty = [getattr(v, 'path', v.name) for v in var_list if 0 in tuple(v.shape)]
     if empty:
       raise ValueError('Trainable weights must hold at least one number each. '

@@ -25,6 +25,9 @@ from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import model as model_lib
 
 keras: Any = compat.keras
+# Methods of Keras that a private model has from its own class.
+_DROPPED = ('compute_metrics', 'test_step', 'predict_step', 'fit', 'evaluate', 'train_on_batch',
+            'test_on_batch', 'predict_on_batch')
 
 
 @compat.serializable
@@ -48,6 +51,11 @@ class DPWrapper(model_lib.DPModel, keras.Model):
   @compat.unconverted
   def call(self, inputs: Any, training: Any = None) -> Any:
     return self.model(inputs, training=training)
+
+  def predict(self, *args: Any, **kwargs: Any) -> Any:
+    """Predicts as the model does, if its class has a `predict` of its own."""
+    predicts: Any = self.model if compat.overrides(self.model, 'predict') else super()
+    return predicts.predict(*args, **kwargs)
 
   def get_config(self) -> Dict[str, Any]:
     return {'model': keras.saving.serialize_keras_object(self.model), 'name': self.name}
@@ -198,9 +206,10 @@ def make_private(model: compat.Model) -> compat.Model:
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
   attached.track(model)
   model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
-  ignored = [method for method in ('compute_metrics', 'test_step', 'predict_step')
-             if compat.overrides(model, method)]
-  if ignored:
+  ignored = [method for method in _DROPPED if compat.overrides(model, method)]
+  wraps = compat.input_structure(model) is None and not isinstance(model, keras.Sequential)
+  ignored += ['predict'] * (compat.overrides(model, 'predict') and not wraps)
+  if ignored and not is_task(model):
     warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
                   'To keep them, derive your class from tfdp.DPModel and keras.Model.',
                   errors.Caution, stacklevel=2)
@@ -226,6 +235,14 @@ def _around(model: compat.Model) -> Any:
   return DPWrapper(model, name=model.name)
 
 
-# A copy of a private model is private.
-compat.on_clones(lambda model, copy: _around(copy) if isinstance(
-    model, model_lib.DPModel) else copy)
+def _private_copy(model: compat.Model, copy: compat.Model) -> compat.Model:
+  """Returns a private copy of a private model, compiled if Keras compiles the copy."""
+  if not isinstance(model, model_lib.DPModel):
+    return copy
+  private = _around(copy)
+  if getattr(copy, 'compiled', False):
+    private.compile_from_config(model.get_compile_config())
+  return private
+
+
+compat.on_clones(_private_copy)

@@ -208,8 +208,8 @@ class Run(attached.State):
     """Returns the same for a checkpoint of TensorFlow, which says what it holds."""
     if not tf.executing_eagerly():
       return b''  # A SavedModel.
-    runfolder.tell('A checkpoint of TensorFlow', 'TensorFlow lets others read it: set '
-               '`os.umask(0o077)` before, or write into a folder of your own alone (mode 700)')
+    runfolder.in_checkpoint()
+    runfolder.tell('A checkpoint of TensorFlow', 'Only its owner can read it (mode 600)')
     return self.line()
 
   def deserialize(self, string_value: bytes) -> None:

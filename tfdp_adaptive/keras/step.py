@@ -7,10 +7,9 @@ Nothing here draws noise or clips by itself: `clipping` clips, and `private_rule
 and updates the rule, which sees noisy sums only.
 """
 
-import contextlib
 import functools
 import math
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -24,7 +23,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.clipping import views as views_lib
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import diagnostics
+from tfdp_adaptive.keras import logs
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _VIEWS = ('The gradient of an example is the mean over {} views of it, and is clipped once. The '
@@ -43,8 +42,10 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
     Logs by name; exact numbers of private data.
   """
   optimizer = model.optimizer
-  batch, mark, views = admission.unpack(data, optimizer.plan)
-  loss = model.prepare_step(interface.joined(views_lib.of(batch, model.example_views))[0].x)
+  batch, mark, views = admission.unpack(data, optimizer.plan, compat.output_names(model))
+  examples = interface.joined(views_lib.of(batch, model.example_views))[0]
+  loss = model.prepare_step(examples.x)
+  model.compare_step(loss, examples)
   variables = model.trainable_variables
   optimizer.check_variables(variables)
   public = None
@@ -64,8 +65,9 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   direction, state = optimizer.private.answer(
       state, request, compat.sum_over_replicas(clipped.sums), public,
       model.regularization_gradients())
+  penalty = model.weight_penalty()  # Of the weights that the gradients are of.
   apply(optimizer, variables, direction, state)
-  return observe(model, batch, clipped, request)
+  return logs.observe(model, loss, batch, clipped, request, penalty)
 
 
 def query(
@@ -131,55 +133,3 @@ def apply(
   with tf.control_dependencies(tf.nest.flatten(direction)):
     optimizer.write_state(state)
     optimizer.move(variables, direction, state)
-
-
-def observe(
-    model: compat.Model, batch: interface.Batch, clipped: interface.Clipped,
-    request: interface.Request) -> Dict[str, tf.Tensor]:
-  """Loss, metrics and diagnostics: exact, NOT private."""
-  outputs, present = clipped.outputs, batch.mask
-  examples, _ = interface.joined(batch)
-  if not trees.absent(batch.examples):
-    outputs = interface.joined(batch._replace(x=outputs))[0].x
-    present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
-  if model.reads_outputs():
-    outputs = trees.map(lambda t: _blank(t, present), outputs)
-  count = tf.reduce_sum(tf.cast(batch.mask, clipped.losses.dtype))
-  mean = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), count)
-  # Keras would compare the lengths of losses and weights in every step.
-  compat.loss_tracker(model, outputs).update_state(mean, sample_weight=count)
-  # As in Keras, metrics get no weights where nothing is left out.
-  present = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
-  with _kept(model):
-    logs = dict(model.compute_metrics(
-        examples.x, _targets(examples.y, outputs), outputs, present) or {})
-  optimizer = model.optimizer
-  if optimizer.diagnostics:
-    logs.update(diagnostics.of_step(
-        clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
-  return logs
-
-
-@contextlib.contextmanager
-def _kept(model: compat.Model) -> Iterator[None]:
-  """Undoes whatever metrics that are not of Keras write into weights."""
-  metrics = {id(v) for metric in model.metrics for v in metric.variables}
-  own = compat.overrides(model, 'compute_metrics') or model.has_own_metrics
-  weights = [v for v in model.variables if id(v) not in metrics] if own else []
-  before = [tf.identity(v) for v in weights]
-  yield
-  for weight, value in zip(weights, before):
-    weight.assign(value)
-
-
-def _targets(y: Any, outputs: Any) -> Any:
-  """Adds an entry for outputs without a loss, because Keras 3 expects targets for all outputs."""
-  if not isinstance(y, dict) or not isinstance(outputs, dict):
-    return y
-  return {**{name: output for name, output in outputs.items() if name not in y}, **y}
-
-
-def _blank(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
-  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
-  return tf.where(mask, tensor, tf.zeros_like(tensor))

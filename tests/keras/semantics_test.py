@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a private model trains on and reports is what Keras computes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
+
+keras, L = compat.keras, compat.keras.layers
+RNG = np.random.default_rng(0)
+N = 8
+X = RNG.normal(size=(N, 4)).astype('float32')
+Y = RNG.normal(size=(N, 1)).astype('float32')
+TOKENS = np.array([[3, 1, 0, 0], [2, 0, 0, 0], [1, 1, 2, 3], [1, 2, 3, 0]] * 2)
+
+
+def still(**more):
+  """An optimizer that moves nothing, so that every epoch reports the same."""
+  return tfdp.DPSGD(0.0, l2_norm_clip=1e6, noise_multiplier=0.0, batch_size=N, **more)
+
+
+def dense():
+  return keras.Sequential([L.Input([4]), L.Dense(3, 'tanh', kernel_regularizer='l2'), L.Dense(1)])
+
+
+def tokens():
+  return keras.Sequential([L.Input([4], dtype='int32'), L.Embedding(4, 2, mask_zero=True),
+                           L.Dense(2)])
+
+
+def two_heads():
+  i = keras.Input([4])
+  return keras.Model(i, [L.Dense(1, name='a')(i), L.Dense(1, name='b')(i)])
+
+
+def named_heads():
+  i = keras.Input([4])
+  return keras.Model(i, {'a': L.Dense(1, name='a')(i), 'b': L.Dense(1, name='b')(i)})
+
+
+def mse(reduction):
+  names = {'sum': 'sum', 'mean': 'sum_over_batch_size'}
+  return keras.losses.MeanSquaredError(reduction=names[reduction])
+
+
+ENTROPY = lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+WEIGHT = np.linspace(0.5, 2, N).astype('float32')
+CASES = {
+    'penalty': (dense, (X, Y), dict(loss='mse', metrics=['mae'])),
+    'sum': (dense, (X, Y), dict(loss=lambda: mse('sum'))),
+    'masked': (tokens, (TOKENS, TOKENS % 2), dict(loss=ENTROPY, metrics=['accuracy'])),
+    'weighted': (dense, (X, Y, WEIGHT), dict(
+        loss='mse', metrics=['mae'], weighted_metrics=['mae', 'mse'])),
+    'booleans': (dense, (X, Y, np.ones(N, bool)), dict(loss='mse')),
+    'heads': (two_heads, (X, [Y, -Y]), dict(loss=['mse', 'mae'], loss_weights=[1.0, 3.0],
+                                            metrics=[['mae'], ['mse']])),
+    'one loss for two': (two_heads, (X, [Y, -Y]), dict(loss='mse')),
+    'names': (named_heads, (X, {'a': Y, 'b': -Y}), dict(
+        loss={'a': 'mse', 'b': 'mae'}, metrics={'b': ['mse']})),
+    'sums of heads': (two_heads, (X, [Y, -Y]), dict(loss=lambda: [mse('sum'), mse('mean')])),
+}
+
+
+def _arguments(arguments):
+  return {name: value() if name == 'loss' and callable(value) else value
+          for name, value in arguments.items()}
+
+
+def _dataset(parts):
+  return tf.data.Dataset.from_tensors(
+      tuple(tuple(p) if isinstance(p, list) else p for p in parts))
+
+
+@pytest.mark.both_stacks
+@pytest.mark.parametrize('name', list(CASES))
+def test_fit_and_evaluate_report_what_keras_reports(name):
+  make, parts, arguments = CASES[name]
+  plain = make()
+  private = tfdp.make_private(keras.models.clone_model(plain))
+  private.set_weights(plain.get_weights())
+  plain.compile(keras.optimizers.SGD(0.0), **_arguments(arguments))
+  private.compile(still(), **_arguments(arguments))
+  data = _dataset(parts)
+  expected = plain.fit(data, validation_data=data, verbose=0).history
+  got = private.fit(data, validation_data=data, verbose=0).history
+  assert set(got) == set(expected)
+  for key, value in expected.items():
+    if key == 'loss' and name == 'masked':
+      continue  # Keras divides by the tokens of the batch, a private loss by those of an example.
+    np.testing.assert_allclose(got[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_padding_of_a_plan_counts_in_no_metric():
+  """Whatever a padding row holds: metrics are those of the rows of the batch."""
+  plan = tfdp.PrivacyPlan(population_size=N, batch_size=4, steps=1, l2_norm_clip=1e6,
+                          noise_multiplier=1.0, target_delta=1e-3)
+  for make, x, y, loss in ((dense, X, Y, 'mse'), (tokens, TOKENS, TOKENS % 2, ENTROPY())):
+    private = tfdp.make_private(make())
+    metric = 'mae' if make is dense else 'accuracy'
+    private.compile(tfdp.DPSGD(0.0, plan=plan), loss, metrics=[metric], weighted_metrics=[metric])
+    (xs, ys, weights), = list(plan.batches((x, y), pad_to=N + 3))
+    there = np.asarray(weights) != 0
+    assert there.any() and not there.all()
+    logs = private.train_on_batch(xs, ys, sample_weight=weights, return_dict=True)
+    plain = keras.Sequential([L.Input(x.shape[1:], dtype=x.dtype), *private.layers])
+    plain.compile('sgd', loss, metrics=[metric])
+    want = plain.evaluate(np.asarray(xs)[there], np.asarray(ys)[there], verbose=0)
+    keys = [key for key in logs if metric in key]
+    assert keys
+    for key in [*keys, *['loss'] * (make is dense)]:
+      np.testing.assert_allclose(logs[key], want[key != 'loss'], rtol=1e-4, err_msg=key)
+
+
+def test_a_weight_for_one_of_two_outputs():
+  weight = (np.arange(N) % 2).astype('float32')
+  private = tfdp.make_private(named_heads())
+  private.compile(still(), {'a': 'mse', 'b': 'mse'}, compare_first_step=False)
+  y = {'a': Y, 'b': -Y}
+  before = [np.array(w) for w in private.get_weights()]
+  logs = private.train_on_batch(X, y, sample_weight={'a': weight, 'b': np.ones(N, 'float32')},
+                                return_dict=True)
+  a, b = (X @ before[2 * i] + before[2 * i + 1] for i in range(2))
+  want = np.mean(weight * ((a - Y)**2)[:, 0]) + np.mean((b + Y)**2)
+  np.testing.assert_allclose(logs['loss'], want, rtol=1e-5)
+
+
+class Critic(keras.Model):
+  """Scores, and the squared norm of their gradient by the input."""
+
+  def __init__(self):
+    super().__init__()
+    self.hidden, self.score = L.Dense(5, 'tanh'), L.Dense(1)
+
+  def call(self, z, training=None):
+    with tf.GradientTape() as tape:
+      tape.watch(z)
+      score = self.score(self.hidden(z))
+    slope = tape.gradient(score, z)
+    return tf.concat([score, tf.reduce_sum(slope**2, -1, keepdims=True)], -1)
+
+
+def penalty_only(y, output):
+  del y
+  return output[:, 1]
+
+
+@pytest.mark.both_stacks
+@pytest.mark.parametrize('jit', [False, True])
+def test_a_gradient_inside_call_is_that_of_a_tape(jit):
+  model = tfdp.make_private(Critic())
+  model(X[:2])
+  before = [np.array(v) for v in model.trainable_variables]
+  with tf.GradientTape() as tape:
+    value = tf.reduce_mean(penalty_only(None, model(tf.constant(X), training=True)))
+  want = [0 * w if g is None else np.array(g) for g, w in zip(
+      tape.gradient(value, [compat.raw_variable(v) for v in model.trainable_variables]), before)]
+  model.compile(tfdp.DPSGD(1.0, l2_norm_clip=1e6, noise_multiplier=0.0, batch_size=N),
+                penalty_only, jit_compile=jit)
+  model.train_on_batch(X, Y)
+  for old, new, gradient in zip(before, model.trainable_variables, want):
+    np.testing.assert_allclose(old - np.array(new), gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('factor', [0.0, 0.9, 1.1, 2.0])
+def test_a_registered_rule_that_is_wrong_is_refused(factor, own_layers):
+  del own_layers
+
+  class Scale(L.Layer):
+    def build(self, shape):
+      self.gamma = self.add_weight(shape=(shape[-1],), initializer='ones', name='gamma')
+      super().build(shape)
+
+    def call(self, x):
+      return x * tf.convert_to_tensor(self.gamma)
+
+  @tfdp.clipping.register(Scale)
+  def rule(layer, call, cotangents):
+    from tfdp_adaptive.clipping import factors  # pylint: disable=g-import-not-at-top
+    yield layer.gamma, factors.explicit(factor * cotangents * call.inputs)
+
+  del rule
+  model = tfdp.make_private(keras.Sequential([L.Input([4]), Scale(), L.Dense(1)]))
+  model.compile(still(performance=tfdp.Performance('bookkeeping')), 'mse')
+  with pytest.raises(tfdp.PrivacyError, match='a plain tape'):
+    model.train_on_batch(X, Y)
+  assert not model.optimizer.steps_done
+
+
+def test_the_comparison_is_off_by_name_and_said():
+  model = tfdp.make_private(dense())
+  model.compile(still(), 'mse', compare_first_step=False)
+  assert 'were not compared' in model.optimizer.statement()
+
+
+class Centre(L.Layer):
+  """Mixes examples once a Python attribute says so."""
+
+  on = False
+
+  def call(self, v, training=None):
+    return v - tf.reduce_mean(v, 0, keepdims=True) if self.on and training else v
+
+
+def test_a_layer_that_is_switched_is_validated_anew():
+  centre = Centre()
+  model = tfdp.make_private(keras.Sequential([L.Input([4]), centre, L.Dense(1)]))
+  model.compile(still(), 'mse', run_eagerly=True)
+  model.fit(X, Y, batch_size=N, verbose=0)
+  centre.on = True
+  with pytest.raises(tfdp.PrivacyError, match='mixes examples'):
+    model.fit(X, Y, batch_size=N, verbose=0)
+
+
+def test_a_predict_of_ones_own_is_kept_and_others_are_named():
+  class Mine(keras.Model):
+    def __init__(self):
+      super().__init__()
+      self.dense = L.Dense(1)
+
+    def call(self, x):
+      return self.dense(x)
+
+    def predict(self, *args, **kwargs):
+      return 'mine'
+
+  class Fits(Mine):
+    def fit(self, *args, **kwargs):
+      raise NotImplementedError
+
+  assert tfdp.make_private(Mine()).predict(X) == 'mine'
+  with pytest.warns(tfdp.Caution, match="not its .'fit'.") as seen:
+    tfdp.make_private(Fits())
+  assert seen[0].filename == __file__
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 compiles no copy')
+def test_a_copy_of_a_compiled_model_is_compiled():
+  model = tfdp.make_private(dense())
+  model.compile(still(), 'mse', metrics=['mae'])
+  copy = keras.models.clone_model(model)
+  assert isinstance(copy, tfdp.DPModel) and copy.compiled
+  assert len(copy.train_on_batch(X, Y)) == 2
+
+
+def test_training_without_a_plan_is_named_once():
+  model = tfdp.make_private(dense())
+  model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N), 'mse')
+  with pytest.warns(tfdp.Caution, match='trains without a plan') as seen:
+    model.fit(X, Y, batch_size=N, epochs=2, verbose=0)
+  mine = [one for one in seen if 'without a plan' in str(one.message)]
+  assert len(mine) == 1 and mine[0].filename == __file__
+
+
+def test_models_without_weights_and_arguments_of_others_are_refused_in_words():
+  frozen = dense()
+  frozen.trainable = False
+  model = tfdp.make_private(frozen)
+  model.compile(still(), 'mse')
+  with pytest.raises(ValueError, match='must have trainable weights'):
+    model.fit(X, Y, batch_size=N, verbose=0)
+  for name in ('num_microbatches', 'amsgrad', 'centered'):
+    with pytest.raises(ValueError, match=f'`{name}` cannot be used'):
+      tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N, **{name: 3})

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `compile` makes of losses and metrics in either Keras."""
+
+import contextlib
+import importlib
+from typing import Any, Callable, Dict, Iterator, List
+
+import tensorflow as tf
+
+from tfdp_adaptive.compat import stack
+
+
+def has_own_call(loss: Any) -> bool:
+  """Whether a loss object reduces batches by code of its own."""
+  return type(loss).__call__ is not stack.keras.losses.Loss.__call__
+
+
+def loss_of_batch(loss: Any, target: Any, output: Any, sample_weight: Any = None) -> tf.Tensor:
+  """Returns what Keras computes of a batch for a loss that was given to `compile`."""
+  if not stack.KERAS_3:
+    loss._allow_sum_over_batch_size = True  # As `compile` does, for strategies.
+  kwargs = {} if sample_weight is None else {'sample_weight': sample_weight}
+  return loss(target, output, **kwargs)
+
+
+def compiled_loss(loss: Any, loss_weights: Any, names: Any) -> Callable[..., tf.Tensor]:
+  """Returns Keras' own loss of a batch, `(y, outputs, sample_weight) -> scalar`."""
+  if stack.KERAS_3:
+    lib: Any = importlib.import_module(f'{stack.PRIVATE}.trainers.compile_utils')
+    return lib.CompileLoss(loss, loss_weights, output_names=names)
+  lib = importlib.import_module(f'{stack.PRIVATE}.engine.compile_utils')
+  return lib.LossesContainer(loss, loss_weights, output_names=names)
+
+
+def output_loss_trackers(model: stack.Model, y: Any, outputs: Any) -> Dict[str, Any]:
+  """The metrics that `fit` shows as the losses of several outputs, by the name of the output."""
+  with tf.init_scope():
+    if stack.KERAS_3:
+      compiled = model._compile_loss
+      if not compiled.built:
+        compiled.build(y, outputs)
+      found = compiled.metrics
+    else:
+      if not model.compiled_loss.built:
+        model.compiled_loss.build(outputs)
+      found = [metric for metric in model.compiled_loss._per_output_metrics if metric is not None]
+  return {metric.name[:-len('_loss')]: metric for metric in found}
+
+
+@contextlib.contextmanager
+def counting(model: stack.Model, y: Any, outputs: Any, weights: Any) -> Iterator[None]:
+  """Gives the unweighted metrics of `compile` weights of their own, in the structure of outputs."""
+  compiled = model._compile_metrics if stack.KERAS_3 else model.compiled_metrics
+  if compiled is None or weights is None:
+    yield
+    return
+  if stack.KERAS_3 and not compiled.built:
+    compiled.build(y, outputs)
+  if not stack.KERAS_3 and not compiled._built:
+    compiled.build(outputs, y)
+  swapped: List[Any] = []
+  unweighted = compiled._flat_metrics if stack.KERAS_3 else compiled._metrics
+  of_outputs = compiled._flatten_y(weights) if stack.KERAS_3 else tf.nest.flatten(weights)
+  for some, weight in zip(unweighted, of_outputs):
+    for metric in tf.nest.flatten(some):
+      if metric is not None:
+        swapped.append((vars(metric), vars(metric).get('update_state')))
+        own = metric.update_state
+        vars(metric)['update_state'] = (
+            lambda y, p, sample_weight=None, own=own, weight=weight: own(
+                y, p, sample_weight=weight))
+  try:
+    yield
+  finally:
+    for attributes, before in swapped:
+      del attributes['update_state']
+      if before is not None:
+        attributes['update_state'] = before
