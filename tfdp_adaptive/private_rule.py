@@ -11,6 +11,7 @@ a client, `broadcast` says what that takes, and `record` does it.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, NamedTuple, Tuple
 
 import tensorflow as tf
@@ -44,21 +45,31 @@ class PrivateRule:
   Args:
     rule: The `contract.Rule`.
     specs: Tree of `tf.TensorSpec` like the parameters.
-    one_pass: Whether to compile the update of an elementwise rule into one pass over the memory.
+    one_pass: Whether to compile noise and update of an elementwise rule into one pass over the
+      memory.
     **noise: Arguments of `privatizer.Privatizer`, such as `privatizer.settings` returns.
 
   Attributes:
     rule: The `contract.Rule`.
     privatizer: Adds the noise.
-    update: `rule.update`, compiled if that was asked for.
   """
 
   def __init__(
       self, rule: contract.Rule, specs: trees.Tree, one_pass: bool = False, **noise: Any) -> None:
     self.rule = rule
     self.privatizer = privatizer_lib.Privatizer(rule.asks, specs, **noise)
-    self.update: Callable[..., Any] = (
-        trees.one_pass(rule.update) if one_pass and rule.elementwise else rule.update)
+    self._one_pass = one_pass and rule.elementwise
+    # Statistics may compute with whole matrices.
+    together = self._one_pass and not any(ask.second for ask in rule.asks)
+    self._finish = trees.one_pass(self._finished) if together else self._finished
+    self._update = trees.one_pass(rule.update) if (
+        self._one_pass and not together) else rule.update
+
+  def watched(self, update: Callable[..., Any]) -> PrivateRule:
+    """Returns a copy that runs another update, not compiled, which may keep what it sees."""
+    other = copy.copy(self)
+    other._update, other._finish = update, other._finished
+    return other
 
   @property
   def specs(self) -> trees.Tree:
@@ -91,13 +102,23 @@ class PrivateRule:
     Returns:
       The direction to descend, and the next state.
     """
-    releases, noise = self.privatizer.release(state.privatizer, request.queries, sums)
-    if penalties is not None:
+    drawn, noise = self.privatizer.draw(state.privatizer.noise, sums)
+    direction, rule, secret = self._finish(
+        state.rule, state.privatizer.secret, request.queries, sums, drawn, public,
+        () if penalties is None else penalties)
+    return direction, State(rule, privatizer_lib.State(noise, secret))
+
+  def _finished(
+      self, rule: Any, secret: Any, queries: contract.Queries, sums: Tuple[contract.Sums, ...],
+      drawn: privatizer_lib.Drawn, public: trees.Tree,
+      penalties: Any) -> Tuple[trees.Tree, Any, Any]:
+    """Returns the direction and the next states of rule and statistics; arithmetic alone."""
+    releases, secret = self.privatizer.combine(secret, queries, sums, drawn)
+    if not trees.absent(penalties):
       releases = tuple(
           one._replace(mean=trees.map(tf.add, one.mean, geometry.rescale(penalties, query.scale)))
-          for one, query in zip(releases, request.queries))
-    direction, rule = self.update(state.rule, releases, public)
-    return direction, State(rule, noise)
+          for one, query in zip(releases, queries))
+    return (*self._update(rule, releases, public), secret)
 
   def broadcast(self, request: interface.Request) -> Broadcast:
     """Returns what a client needs to clip its record; public."""

@@ -34,6 +34,14 @@ class State(NamedTuple):
   secret: Any  # Clean state of the statistics, one entry per ask.
 
 
+class Drawn(NamedTuple):
+  """The noise of one step. It is SECRET."""
+
+  vectors: Any  # Unit noise, flat; see `noise.unflatten`.
+  variance: tf.Tensor  # [] of each of its elements.
+  is_open: tf.Tensor  # [] bool, whether the step is accounted for.
+
+
 def settings(
     rule: contract.Rule, plan: Any = None, *, l2_norm_clip: Optional[float] = None,
     noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
@@ -185,7 +193,7 @@ class Privatizer:
   def release(
       self, state: State, queries: contract.Queries,
       sums: Tuple[contract.Sums, ...]) -> Tuple[contract.Releases, State]:
-    """Noises the sums of one step.
+    """Adds noise to the sums of one step: `draw`, then `combine`.
 
     Args:
       state: `State`.
@@ -197,27 +205,43 @@ class Privatizer:
       than one are answered with proportionally more noise, never with less privacy;
       what is not positive is no share.
     """
+    drawn, noise = self.draw(state.noise, sums)
+    releases, secret = self.combine(state.secret, queries, sums, drawn)
+    return releases, State(noise, secret)
+
+  def draw(
+      self, state: noise_lib.State,
+      sums: Tuple[contract.Sums, ...]) -> Tuple[Drawn, noise_lib.State]:
+    """Draws the noise of one step, once the sums are there.
+
+    Drawn sooner, noise would take memory while gradients take most of theirs.
+    """
+    is_open = noise_lib.within(state.row, self.steps)
+    with tf.control_dependencies(tf.nest.flatten([one.total for one in sums])):
+      vectors, variance, state = self._noise.draw(state, self._release_specs)
+    return Drawn(vectors, tf.cast(variance, self._dtype()), is_open), state
+
+  def combine(
+      self, secret: Any, queries: contract.Queries, sums: Tuple[contract.Sums, ...],
+      drawn: Drawn) -> Tuple[contract.Releases, Any]:
+    """Adds drawn noise to sums; pure arithmetic. See `release`."""
     if not len(self._asks) == len(queries) == len(sums):
       raise ValueError('`queries` and `sums` must have one entry per ask. '
                        f'Received: {len(self._asks)} asks, {len(queries)} queries, '
                        f'{len(sums)} sums.')
     dtype = self._dtype()
-    is_open = noise_lib.within(state.noise.row, self.steps)
-    # Drawn sooner, noise would take memory while gradients take most of theirs.
-    with tf.control_dependencies(tf.nest.flatten([one.total for one in sums])):
-      rows, row_variance, noise = self._noise.next(state.noise, self._release_specs)
-    row_variance = tf.cast(row_variance, dtype)
+    rows = noise_lib.unflatten(drawn.vectors, self._release_specs)
     shares = [tf.cast(query.share, dtype) for query in queries]
     shares = [tf.where(share > 0, share, 0) for share in shares]
     excess = tf.maximum(tf.add_n(shares), 1)
     releases, secrets = [], []
-    for ask, (factor, rider_std), clip, share, ask_sums, row, spec, secret in zip(
+    for ask, (factor, rider_std), clip, share, ask_sums, row, spec, own in zip(
         self._asks, self._riders, self.resolve(queries), shares, sums, rows, self._release_specs,
-        state.secret):
+        secret):
       asked = share > 0
-      allowed = is_open & asked
+      allowed = drawn.is_open & asked
       spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
-      noised = functools.partial(_noised, row_variance=row_variance, asked=asked)
+      noised = functools.partial(_noised, row_variance=drawn.variance, asked=asked)
       mean = self._mean(ask_sums.total, spec[0], allowed)
       if ask.second is None:
         std, value, value_std = (
@@ -226,10 +250,10 @@ class Privatizer:
         square = () if not ask.second.per_record_square else self._mean(
             ask_sums.square, self.specs, allowed)
         std, value_std = ask.second.stddevs(clip, self.batch_size, self.adjacency)
-        value, new_secret = ask.second.measure(mean, square, clip, secret)
+        value, after = ask.second.measure(mean, square, clip, own)
         # Past the end the value must go too: it may hold the clean past.
         value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
-        secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)
+        own = trees.map(lambda new, old: tf.where(allowed, new, old), after, own)
       rider = ((), ())
       if ask.rider is not None:
         numbers = self._mean(ask_sums.rider, spec[2], allowed)
@@ -238,8 +262,8 @@ class Privatizer:
           value, row[1], value_std, factor * spread)
       releases.append(contract.Release(
           *noised(mean, row[0], std, factor * spread), *second, *rider))
-      secrets.append(secret)
-    return tuple(releases), State(noise, tuple(secrets))
+      secrets.append(own)
+    return tuple(releases), tuple(secrets)
 
   def _mean(self, total: trees.Tree, specs: trees.Tree, allowed: tf.Tensor) -> trees.Tree:
     """A sum divided by B; zero where nothing may be released."""

@@ -158,7 +158,7 @@ def one_pass(function: Callable[..., Tree]) -> Callable[..., Tree]:
   compiled = tf.function(function, jit_compile=True, autograph=False)
 
   def call(*arguments: Tree) -> Tree:
-    sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments)]
+    sizes = [t.shape.num_elements() or 0 for t in tf.nest.flatten(arguments) if hasattr(t, 'shape')]
     return (compiled if worth_compiling(*sizes) else function)(*arguments)
 
   return call

@@ -57,8 +57,8 @@ class _Query(interface.Subject):
     self._specs = tf.nest.flatten(query._specs)
     self._sizes = [spec.shape.num_elements() for spec in self._specs]
     super().__init__(claims, sum(self._sizes), private.rule, private.privatizer._l2_norm_clip)
-    self._query, self._query._private = copy.copy(query), copy.copy(private)
-    self._query._private.update = self._update
+    self._query = copy.copy(query)
+    self._query._private = private.watched(self._update)
     self._traced = tf.function(self._round, autograph=False, reduce_retracing=True)
 
   def _fresh(self, key: Any) -> Any:
@@ -133,7 +133,8 @@ class _Model(interface.Subject):
     self._traced = tf.function(
         self._trained, input_signature=signature, reduce_retracing=not any_rows,
         autograph=not any_rows)  # A user's step may branch on tensors.
-    self._unwatched, optimizer.private.update = optimizer.private.update, self._update
+    self._unwatched = optimizer.private
+    optimizer.run.private = self._unwatched.watched(self._update)
 
   def _trained(self, tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
     self._seen = ()
@@ -179,7 +180,7 @@ class _Model(interface.Subject):
 
   def restore(self) -> None:
     """Makes the model what it was."""
-    self._model.optimizer.private.update = self._unwatched
+    self._model.optimizer.run.private = self._unwatched
     for variable, value in [*zip(self._variables, self._initial), *self._others]:
       variable.assign(value)
     self._model.reset_metrics()

@@ -65,6 +65,12 @@ def apply_direction(
   stack.keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 
+def descend(variable: Any, rate: tf.Tensor, direction: tf.Tensor) -> None:
+  """Subtracts `rate * direction` from a variable, in one pass over its memory."""
+  raw = getattr(variable, '_value', variable) if stack.KERAS_3 else variable
+  tf.raw_ops.ResourceApplyGradientDescent(var=raw.handle, alpha=rate, delta=direction)
+
+
 def learning_rate_schedule(optimizer: stack.Optimizer) -> Any:
   """The function of steps that gives the learning rate, or None if a variable does."""
   rate = optimizer._learning_rate

@@ -328,7 +328,7 @@ class DPOptimizer(compat.GlobalOptimizer):
   def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
     self._refuse_gradients()
     rate = self.learning_rate if learning_rate is None else learning_rate
-    variable.assign_sub(tf.cast(rate, variable.dtype) * tf.cast(gradient, variable.dtype))
+    compat.descend(variable, tf.cast(rate, variable.dtype), tf.cast(gradient, variable.dtype))
 
   # Saving.
 

@@ -12,6 +12,7 @@ from tfdp_adaptive.noise.streams import Noise as Noise
 from tfdp_adaptive.noise.streams import require_streams as _require_streams
 from tfdp_adaptive.noise.streams import State as State
 from tfdp_adaptive.noise.streams import stream as stream
+from tfdp_adaptive.noise.streams import unflatten as unflatten
 from tfdp_adaptive.noise.streams import within as within
 
 _require_streams(_KINDS.values())

@@ -57,10 +57,12 @@ class Noise(NamedTuple):
       another, independent run of the mechanism, and the chain of keys goes on.
     next: `(state, specs) -> (rows, variance, state)`: a tree like `specs` (nests
       of `tf.TensorSpec`, float32 or float64) and r_t, the variance of its elements.
+    draw: The same with flat vectors instead of a tree: `unflatten(vectors, specs)` are the rows.
   """
 
   init: Callable[..., State]
   next: Callable[..., Any]
+  draw: Callable[..., Any]
 
 
 @functools.singledispatch
@@ -119,13 +121,17 @@ def build(
   def init(specs: trees.Tree, key: Optional[tf.Tensor] = None) -> State:
     return State(key_source() if key is None else key, tf.zeros([], tf.int64), empty(specs))
 
-  def next_rows(state: State, specs: trees.Tree) -> Tuple[trees.Tree, tf.Tensor, State]:
+  def draw(state: State, specs: trees.Tree) -> Tuple[Vectors, tf.Tensor, State]:
     row_key, key = keys.split(state.key)
     drawn, history = advance(row_key, state.row, state.history, flat_specs(specs))
     variance = tf.gather(variances, tf.minimum(state.row, len(variances) - 1))
-    return unflatten(drawn, specs), variance, State(key, state.row + 1, history)
+    return drawn, variance, State(key, state.row + 1, history)
 
-  return Noise(init, next_rows)
+  def next_rows(state: State, specs: trees.Tree) -> Tuple[trees.Tree, tf.Tensor, State]:
+    drawn, variance, state = draw(state, specs)
+    return unflatten(drawn, specs), variance, state
+
+  return Noise(init, next_rows, draw)
 
 
 def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
