@@ -125,8 +125,8 @@ _BY_FILE = {
          'value = _as_specs(value, spec[1])', 'The value may hold the clean past.',
          'privatizer_test.py rules/statistic_sensitivity_test.py'),
         ('clean state moves unasked',
-         'secret = trees.map(lambda new, old: tf.where(allowed, new, old), new_secret, secret)',
-         'secret = new_secret', 'A step that is not asked would leave a trace in later ones.',
+         'own = trees.map(lambda new, old: tf.where(allowed, new, old), after, own)',
+         'own = after', 'A step that is not asked would leave a trace in later ones.',
          'privatizer_test.py rules/identities_test.py'),
         ("rider's noise under replace", '(distance * std / self.noise_multiplier',
          '(std / self.noise_multiplier', 'Half the noise of quantile_clip under replace.', _RIDER),
@@ -652,7 +652,7 @@ _BY_FILE = {
     'tfdp_adaptive/keras/optimizer.py': [
         ('public data made of private data are free', '    self.run.reads(data)\n', '',
          'What was released beforehand is missing in the ledger.', 'heads_test.py'),
-        ('uphill', 'variable.assign_sub(tf.cast(rate', 'variable.assign_add(tf.cast(rate',
+        ('uphill', 'compat.descend(variable, tf.cast(', 'compat.descend(variable, -tf.cast(',
          'The sign of every step.', 'keras/formulas_test.py'),
     ],
     'tfdp_adaptive/runfolder.py': [
@@ -677,9 +677,9 @@ _BY_FILE = {
          'contract.Query(geometry.unpacked(scale, record), groups=groups)',
          'contract.Query((), groups=groups)', 'Sums would not be in the units of their noise.',
          'queries/rule_query_test.py'),
-        ('the state of the noise kept', 'return direction, State(rule, noise)',
-         'return direction, State(rule, state.privatizer)', 'Two steps would share their noise.',
-         'queries/rule_query_test.py'),
+        ('the state of the noise kept', 'privatizer_lib.State(noise, secret)',
+         'privatizer_lib.State(state.privatizer.noise, secret)',
+         'Two steps would share their noise.', 'queries/rule_query_test.py'),
     ],
     'tfdp_adaptive/queries/rule_query.py': [
         ('rounds at half price', 'dp_accounting.GaussianDpEvent(noise_multiplier)',
