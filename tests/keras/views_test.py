@@ -250,6 +250,16 @@ def test_views_that_are_stored():
       plan.batches(Cached(), **arguments)
 
 
+def test_views_of_frozen_features():
+  rng = np.random.default_rng(0)
+  found = tfdp.features(
+      lambda x: x + rng.normal(size=x.shape).astype(np.float32), (X, Y), views=3, name='noise 1')
+  assert found.x.shape == (N, 3, D)
+  model = make_model(make_plan())
+  model.fit(make_plan().batches(found), verbose=0)
+  assert 'the mean over 3 views' in str(model.ledger.entries[0].notes)
+
+
 KEPT = []
 
 
