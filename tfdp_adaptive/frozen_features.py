@@ -101,6 +101,8 @@ def features(
   inputs = _part(source, 0, 1) if pair else source
   rest = _part(source, 1, None) if pair else None
   if compat.is_model(base):
+    if not base.built:
+      raise ValueError('`base` must be built. Received: a model that is not. Call it once.')
     digest = _digest_of_model(base)
     run = _checked_model(base, inputs, views)
     entries = attached.Ledger.of(base).ledger().entries
@@ -171,8 +173,6 @@ class FrozenBase(compat.keras.Model):  # type: ignore[misc, name-defined]
 def _checked_model(
     base: Any, inputs: sources.Source, views: Optional[int]) -> Callable[[Any], np.ndarray]:
   """Returns the function of a base that keeps its records apart, or raises."""
-  if not base.built:
-    raise ValueError('`base` must be built. Received: a model that is not. Call it once.')
   trained = [compat.describe(v) for v in base.trainable_variables]
   if trained:
     raise errors.PrivacyError(
