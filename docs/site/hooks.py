@@ -71,11 +71,14 @@ _OF_OPTIMIZERS = ('Every optimizer also takes the [arguments of `DPOptimizer`](c
 
 
 def exported(package):
-  """`{public name: where it is defined}` of a package, read from its `__init__.py`."""
+  """`{public name: where it is defined}` of a package, or of a module, read from its source."""
   folder = ROOT.joinpath('federated' if package.endswith('.federated')
                          else package.replace('.', '/'))
-  paths = {}
-  for node in ast.parse((folder / '__init__.py').read_text(encoding='utf-8')).body:
+  paths, is_module = {}, folder.with_suffix('.py').exists()
+  source = folder.with_suffix('.py') if is_module else folder / '__init__.py'
+  for node in ast.parse(source.read_text(encoding='utf-8')).body:
+    if is_module and isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name[0] != '_':
+      paths[node.name] = f'{package}.{node.name}'
     if isinstance(node, ast.ImportFrom):
       module = f'{package}.{node.module}' if node.level else node.module
       for alias in node.names:

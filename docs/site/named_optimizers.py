@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the reference the named optimizers, which are made by a call and not by `class`.
+"""Shows the reference the named optimizers, which are made from a table and not by `class`.
 
 Each has the arguments of its rule; those of every optimizer are described once.
 From the sources alone: building the pages needs no TensorFlow.
 """
 
-import ast
 import inspect
 
 import griffe
 
+from tfdp_adaptive import optimizers
 from tfdp_adaptive.keras import signatures
 
 _COMMON = """
@@ -18,7 +18,7 @@ _COMMON = """
 
 
 class NamedOptimizers(griffe.Extension):
-  """Replaces `DPAdam = _class('DPAdam', rules.dp_adam)` by a class with its docstring."""
+  """Adds a class with its docstring for every row of the table."""
 
   def on_package(self, *, pkg, **kwargs):
     del kwargs
@@ -27,30 +27,23 @@ class NamedOptimizers(griffe.Extension):
     module = pkg['keras.named_optimizers']
     base = pkg['keras.optimizer.DPOptimizer']
     theirs = {p.name: p for p in base['__init__'].parameters if p.name not in ('self', 'rule')}
-    for name, attribute in list(module.members.items()):
-      if attribute.is_alias:
-        continue  # Imported.
-      made = ast.parse(str(getattr(attribute, 'value', None) or 'None'), mode='eval').body
-      if not (isinstance(made, ast.Call) and ast.unparse(made.func) == '_class'):
-        continue
-      factory = made.args[1].attr
+    for name, row in optimizers.OPTIMIZERS.items():
+      factory = row.rule
       rule = _factory(pkg, factory)
-      extra = [griffe.Parameter(word.arg, annotation='Optional[float]',
-                                kind=griffe.ParameterKind.keyword_only,
-                                default=ast.unparse(word.value))
-               for word in made.keywords]
+      extra = [griffe.Parameter(word, annotation='Optional[float]',
+                                kind=griffe.ParameterKind.keyword_only, default=repr(value))
+               for word, value in row.defaults.items()]
       common = griffe.Parameter('common', kind=griffe.ParameterKind.var_keyword)
       parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra, common]}
       text = signatures.assemble(
           factory, _text(rule), _text(base), parameters, lambda key: _text(_factory(pkg, key)))
       text = text.partition('\nRaises:\n')[0] + _COMMON
       kind = griffe.Class(
-          name, lineno=attribute.lineno, endlineno=attribute.endlineno, parent=module,
-          docstring=griffe.Docstring(text, lineno=attribute.lineno))
+          name, lineno=1, endlineno=1, parent=module, docstring=griffe.Docstring(text, lineno=1))
       kind.docstring.parent = kind
       module.set_member(name, kind)
       kind.set_member('__init__', griffe.Function(
-          '__init__', lineno=attribute.lineno, endlineno=attribute.endlineno, parent=kind,
+          '__init__', lineno=1, endlineno=1, parent=kind,
           parameters=griffe.Parameters(
               griffe.Parameter('self', kind=griffe.ParameterKind.positional_or_keyword),
               *(_by_name(p) for p in parameters.values()))))
