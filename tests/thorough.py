@@ -269,6 +269,12 @@ _BY_REASON = {
         'keras/secret_patterns_test.py::test_backups_go_on_with_the_coins_of_the_run': (),
         'keras/users_in_fit_test.py::test_users_with_one_example_are_examples': (),
         'keras/users_in_fit_test.py::test_what_is_no_batch_of_users_is_refused': (),
+        'keras/views_test.py::test_a_run_goes_on_with_its_views_after_it_was_saved': (),
+        'keras/views_test.py::test_equal_views_are_the_plain_step': ('example-chunks',),
+        'keras/views_test.py::'
+        'test_one_example_moves_the_sum_by_one_clip_norm_whatever_its_views': (),
+        'keras/views_test.py::test_the_mean_of_the_views_is_clipped': ('bookkeeping',),
+        'keras/views_test.py::test_users_with_views': ('mean',),
         'keras/ways_out_test.py::test_a_step_of_ones_own_needs_an_audit': (),
         'keras/ways_out_test.py::test_data_inside_what_a_step_calls': (
             '!bias_regularizer', '!kernel_constraint', '!kernel_regularizer'),
