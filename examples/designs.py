@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
   fixed_order: bool = False
   momentum: float = 0.0
   objective: str = 'mean'
-  parameters: Optional[int] = None  # Of the model that streams are timed for.
+  parameters: Optional[int] = None  # Parameters of the model that streams are timed for.
 
 
 def alternatives(wanted: Wanted) -> List[str]:

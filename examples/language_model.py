@@ -13,7 +13,7 @@ from . import next_word
 if TYPE_CHECKING:
   from tfdp_adaptive import compat
 
-WIDTH = 16  # Of the word embedding and of the hidden layer.
+WIDTH = 16  # Width of the word embedding and of the hidden layer.
 _BATCH = 512
 
 

@@ -23,7 +23,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 
-keras = compat.keras  # Of either stack; in programs of your own `import keras`, as usual.
+keras = compat.keras  # Keras of either stack; in your own programs `import keras`, as usual.
 
 
 def main(folder: pathlib.Path, steps: int = 40) -> None:

@@ -67,11 +67,11 @@ class Task(NamedTuple):
   train: Examples
   validation: Examples  # For choosing settings.
   test: Examples  # For the table.
-  clients: Dict[str, Examples]  # Of the training sentences.
+  clients: Dict[str, Examples]  # Clients of the training sentences.
   log_frequencies: np.ndarray  # [num_ids] of PUBLIC words.
   baseline: Tuple[float, float]  # Loss and accuracy of these frequencies alone.
   notes: List[str]  # For the privacy statement.
-  users: Tuple[Optional[str], ...] = ()  # Whose each training sentence is.
+  users: Tuple[Optional[str], ...] = ()  # Owner of each training sentence.
 
   @property
   def num_ids(self) -> int:

@@ -15,7 +15,7 @@ from . import report
 if TYPE_CHECKING:
   from tfdp_adaptive import compat
 
-POINTS = 10  # Of a learning curve, besides its start.
+POINTS = 10  # Points of a learning curve, besides its start.
 
 
 class Recorder:

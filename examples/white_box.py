@@ -15,7 +15,7 @@ from . import settings as settings_lib
 CANARIES, BATCH_SIZE, STEPS, DELTA = 512, 64, 24, 1e-6
 METHODS: Dict[str, Dict[str, Any]] = {
     name: dict(row.audit) for name, row in optimizers.OPTIMIZERS.items()}
-# What the clip norm of every class may follow.
+# Settings by which the clip norm of every class may follow a quantile.
 FOLLOWED = {'quantile_clip': 'Quantile', 'slack_clip': 'Slack'}
 _FULL = ('DPAdamJME', 'NoisyAdaGrad')  # Not amplified by sampling: fixed batches.
 

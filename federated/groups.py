@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, NamedTuple, Sequence
 import numpy as np
 import tensorflow as tf
 
-CLIENTS, BYTES = 2048, 64 * 2**20  # Of a call, at most.
+CLIENTS, BYTES = 2048, 64 * 2**20  # Most clients and bytes of a call.
 
 
 class Group(NamedTuple):

@@ -21,7 +21,7 @@ from . import groups
 if TYPE_CHECKING:
   from . import server as server_lib
 
-# What an operation can remember a client in, besides variables.
+# Resources besides variables in which an operation can remember a client.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
                      'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')
 

@@ -257,7 +257,7 @@ class Silo:
         raise tfdp.PrivacyError(
             f'{self._folder} has the state of another optimizer, after {saved.steps} steps. '
             f'Received: {optimizer.name}. Compile the model as in the rounds before.')
-      if before is not None:  # That of this round, which the server may have sent.
+      if before is not None:  # The rate of this round, which the server may have sent.
         optimizer.learning_rate = before
 
   def _save(self, saved: _Saved, model: Any, answer: Sequence[np.ndarray]) -> None:

@@ -166,7 +166,7 @@ def simulate(
     if run.pending:
       report()  # Saved, but perhaps not released when the run ended.
     clients, seconds = 0, []
-    # What a run released is saved before: one that begins again has released nothing.
+    # Releases of a run are saved first: a run that begins again has released nothing.
     kept = coins_lib.Coins(plan, None if folder is None else folder.path / 'coins', replace=True)
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=kept)
                if run.done < rounds else iter(()))

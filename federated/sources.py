@@ -26,7 +26,7 @@ Path = Union[str, 'os.PathLike[str]']
 Preprocess = Callable[[Dict[str, Any]], Any]
 
 _OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
-_SPLIT = 'train'  # Of a database that is made here.
+_SPLIT = 'train'  # Split of a database that is made here.
 _BLOCK = 100_000  # Rows whose users are read at a time.
 
 

@@ -20,7 +20,7 @@ from . import tff
 
 CLIENTS_PER_CALL = 64  # One at a time; bounds a worker's memory, which holds all answers.
 CLIENTS_STEP = 8
-GROUPS = 8  # Of a call, trained side by side; each needs a model of its own.
+GROUPS = 8  # Groups of a call, trained side by side; each needs a model of its own.
 
 
 class InGroups(NamedTuple):
@@ -271,7 +271,7 @@ def _computation(
   Raises:
     NotInGroupsError: The model keeps something that cannot be set back.
   """
-  # Of the model, and of the finalizers of metrics, which write theirs before they read them.
+  # Variables of the model, and of metrics' finalizers, which write theirs before reading them.
   variables: List[Any] = []
   passing: List[Any] = []
   unknown: List[Any] = []
@@ -296,7 +296,7 @@ def _computation(
 
   def train(weights: Any, broadcast: Any, group: Any) -> Any:
     variables.clear()
-    with tf.variable_creator_scope(record):  # Of this graph, into which all others lift theirs.
+    with tf.variable_creator_scope(record):  # All others lift theirs into it.
       with recorded(variables):
         model = make_model(model_fn)
       weights_of = {v.ref() for v in tf.nest.flatten(tff.ModelWeights.from_model(model))}

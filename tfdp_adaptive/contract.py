@@ -115,7 +115,7 @@ class Ask(NamedTuple):
   second: Optional[Statistic] = None
   weight: weights.Weight = weights.Hard()  # Of the projection 'rescale'.
   rider: Optional[Rider] = None
-  groups: Tuple[int, ...] = ()  # Of each leaf, from 0: clipped by themselves; () is one group.
+  groups: Tuple[int, ...] = ()  # Group of each leaf, from 0; each is clipped by itself; () is one.
 
 
 @dataclasses.dataclass(frozen=True)

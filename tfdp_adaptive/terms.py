@@ -45,7 +45,7 @@ class Terms:
   sampling: Any = None  # A scheme of `accounting.sampling`.
   min_sep: Optional[int] = None
   max_participations: Optional[int] = None
-  mechanism: Any = None  # Of `mechanisms`.
+  mechanism: Any = None  # A mechanism of `mechanisms`.
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
   search: Any = None  # A `accounting.private_search.Search`.

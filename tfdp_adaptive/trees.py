@@ -102,7 +102,7 @@ def like(tree: Tree, specs: Tree, name: str) -> Tree:
     tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(tree)]
     received = [(leaf.shape.as_list() if leaf.shape.rank is not None else None, leaf.dtype.name)
                 for leaf in tensors]
-  except (TypeError, ValueError) as error:  # Of another structure, or not of numbers.
+  except (TypeError, ValueError) as error:  # Another structure, or leaves that are no numbers.
     tensors, kind = [], type(error)
   leaves = tf.nest.flatten(specs)
   if len(tensors) != len(leaves) or not all(

@@ -144,7 +144,7 @@ def _products(
   products[:lags] = fft.irfft(
       np.abs(spectrum)**2, fft.next_fast_len(2 * steps))[:lags] + 1e-11 * (moved @ moved)
   products[len(column):max(len(column), cycle - len(column) + 1)] = 0.0
-  last = moved[:steps - steps % cycle]  # Of the first bin that is used once less.
+  last = moved[:steps - steps % cycle]  # First bin that is used once less.
   return products, float(last @ last) * (1 + 1e-11)
 
 
@@ -168,7 +168,7 @@ def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
   if law is None:
     return Ratio(np.ones(1), np.ones(1))
   points, infinite = (law.points + constant) / total, law.infinite / total
-  if precision.upper:  # What rounding took of the mean, some 1e-12, goes back.
+  if precision.upper:  # Restores what rounding took of the mean, some 1e-12.
     points = points * max(1.0, (1 - infinite) / float(points @ law.mass))
   return Ratio(points, law.mass, infinite)
 
@@ -234,7 +234,7 @@ def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarr
   points = np.sort(np.concatenate([width * np.sinh(bent), np.arange(start, stop, step)]))
   points = points[(points > start) & (points < stop)]
   points = points[np.diff(points, prepend=start) > 1e-3 * precision.bulk * width]
-  # What one of two numbers alone can be lies below: it goes to 0 and to the first of these.
+  # Values that one of two numbers alone can take lie below: they go to 0 and to the first point.
   points = np.concatenate([[start - 1e-9], points, [stop + 1e-9]])
   return np.concatenate([[0.0], middle * np.exp(points)])
 
@@ -267,7 +267,7 @@ def _trimmed(law: Ratio, precision: Precision) -> Ratio:
     return law
   points, mass, infinite = law
   least, moment = math.exp(-precision.reach), mass * points
-  above = np.cumsum(moment[::-1])[::-1] > least * moment.sum()  # Of P; the points to keep.
+  above = np.cumsum(moment[::-1])[::-1] > least * moment.sum()  # Points of P to keep.
   end = max(3, int(above.sum()))
   start = int(np.clip(np.searchsorted(np.cumsum(mass), least), 1, end - 2))
   kept = mass[start:end].copy()

@@ -45,7 +45,7 @@ _FINEST = 2**24  # The same for an epsilon, where the grid is coarse; seconds ea
 _COARSE = 16.0  # Times the interval that would do: some tenths of a percent of epsilon.
 _MARGIN = 12.0  # -log of the share of delta that the largest losses may have.
 _PASSES = 4
-_ROUNDED = 1e-3  # Of delta: the share of rounding at which longer numbers are worth it.
+_ROUNDED = 1e-3  # Fraction of delta that rounding may take before longer numbers are used.
 
 
 class _Step(NamedTuple):

@@ -33,10 +33,10 @@ from tfdp_adaptive.accounting import private_search
 ACCOUNTANTS = ('pld', 'rdp')
 gaussian_delta, gaussian_epsilon = gaussian.delta, gaussian.epsilon
 SMALLEST_DELTA = 1e-100
-LARGEST_EPSILON = 1e4  # That noise is calibrated to.
-# What the grids of losses may add: relative to epsilon, or to delta.
+LARGEST_EPSILON = 1e4  # Largest epsilon that noise is calibrated to.
+# Largest error of the grids of losses, relative to epsilon or to delta.
 _EPSILON_TOLERANCE, _DELTA_TOLERANCE, _CALIBRATION_TOLERANCE = 5e-6, 1e-4, 1e-3
-_SETTLED = 1e-4  # Of the logarithm of a calibrated noise multiplier.
+_SETTLED = 1e-4  # Tolerance of the logarithm of a calibrated noise multiplier.
 _STEEP = 50.0
 _RELATION = dp_accounting.NeighboringRelation
 _HAS_TRUNCATED = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
@@ -137,7 +137,7 @@ def _event_of_run(
     doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1  # See below.
     return dp_accounting.GaussianDpEvent(float(doubled * sigma / total_sensitivity(plan, steps)))
   probability = plan.sampling.probability(plan)
-  _, count = plan.sampling.participation(plan, steps)  # Of the releases that a record can be in.
+  _, count = plan.sampling.participation(plan, steps)  # Most releases of a record.
   sigma = float(sigma / sensitivity(plan.mechanism, 1, 1))  # The largest column norm.
   if relation(plan) is _RELATION.REPLACE_ONE:
     # This relation counts noise in clip norms and doubles the sensitivity itself.
@@ -252,7 +252,7 @@ def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
 
 
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
-  if only_renyi(dp_event):  # What else there is has to be added to it.
+  if only_renyi(dp_event):  # All other events are then composed in Renyi terms too.
     dp_event = events.replaced(dp_event, lambda one: getattr(one, 'unamplified', one))
   accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
   if not accountant.supports(dp_event):

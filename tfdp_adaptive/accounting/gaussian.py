@@ -7,7 +7,7 @@ import numpy as np
 from scipy import optimize
 from scipy import special
 
-_LARGEST_MU = 1e150  # Whose square a float holds.
+_LARGEST_MU = 1e150  # Largest mu whose square is finite.
 
 
 def delta(noise_multiplier: float, target_epsilon: float) -> float:

@@ -28,7 +28,7 @@ _NARROW = 3e-4  # And over which two do.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 FAR = 600.0  # -log of the mass that the first bounds leave out.
 _CHUNK = 2**17
-_REACHES = (40.0, 80.0, 160.0, 320.0)  # Of laws that are computed once for each.
+_REACHES = (40.0, 80.0, 160.0, 320.0)  # Reaches for which distributions are computed once.
 _ROUGH = allocation.Precision(_REACHES[-1], bulk=0.12, tail=0.1)
 _NODES = {count: np.polynomial.legendre.leggauss(count) for count in (2, 4)}
 
@@ -123,7 +123,7 @@ class Pair(NamedTuple):
     """`(index, loss, mass of P)`: losses in the cells of a grid, above `index * interval`."""
     low, high = self.range(reach)
     ends = self.loss(np.array([low, high]))
-    lowest = math.ceil(ends[0] / interval)  # What lies below counts as the lowest loss.
+    lowest = math.ceil(ends[0] / interval)  # Losses below count as the lowest one.
     yield np.array([lowest]), np.array([lowest * interval]), self.below(np.array([low]))
     breaks = self.breaks(low, high)
     first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)

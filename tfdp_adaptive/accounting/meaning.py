@@ -10,7 +10,7 @@ from scipy import special
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting import cost
 
-SHARES = (1.0, 0.6, 0.35)  # Of epsilon, at which the privacy curve is asked.
+SHARES = (1.0, 0.6, 0.35)  # Fractions of epsilon at which the privacy curve is evaluated.
 
 
 def true_positive_rate(

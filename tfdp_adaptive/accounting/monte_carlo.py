@@ -24,7 +24,7 @@ import numpy as np
 from scipy import optimize
 from scipy import special
 
-BETA = 1e-6  # That any of the numbers reported of one event, or of its calibration, is too small.
+BETA = 1e-6  # Probability that a number reported of one event, or of its calibration, is too small.
 _NUMBERS, _TRIES = 16, 12  # How many that may be: of one event, and events of one calibration.
 _MARGINS = (1.003, 1.01, 1.03, 1.1)  # Over what the search finds, tried in this order.
 _SEARCH = 8  # Draws of a search for the noise are this part.
@@ -227,7 +227,7 @@ def _bounded(event: MonteCarloDpEvent, target_epsilon: float, purpose: str, draw
 
 def _means(losses: Tuple[np.ndarray, ...], target_epsilon: float) -> Tuple[float, float]:
   present, absent = losses
-  # What the draws' losses may be off by rounding.
+  # The losses of the draws are rounded by at most this much.
   epsilon_ = target_epsilon - 1e-9 * (1 + target_epsilon)
   over = lambda gap: float(np.mean(-np.expm1(np.minimum(gap, 0.0))))
   return over(epsilon_ - present), over(epsilon_ + absent)

@@ -84,7 +84,7 @@ class Search:
     gamma = halting(self.runs, self.shape)
     if not self.shape:
       return 1 + int(math.log(coin) / math.log(-math.expm1(other * math.log(gamma))))
-    some = -math.expm1(self.shape * math.log(gamma))  # Of a negative binomial: above zero.
+    some = -math.expm1(self.shape * math.log(gamma))  # P(negative binomial > 0).
     return max(1, int(stats.nbinom.isf(coin * some, self.shape, gamma)))
 
   def describe(self) -> str:

@@ -79,7 +79,7 @@ class RandomAllocation(scheme.Sampling):
     if rounds:
       events.append(dp_accounting.SelfComposedDpEvent(
           allocation.AllocationDpEvent(sigma, ((places, 1.0),)), rounds))
-    if rest:  # Of the bins of a round, those that had no turn yet tell nothing.
+    if rest:  # Bins of a round that had no turn yet tell nothing.
       events.append(allocation.AllocationDpEvent(sigma, ((used, 1.0), (places - used, 0.0))))
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 

@@ -25,9 +25,9 @@ from scipy import stats
 
 from tfdp_adaptive import terms as terms_lib
 
-SMALLEST_DELTA = 1e-11  # That convolutions in float64 resolve.
-_MOST_ROWS = 1 << 11  # Of a C that is no Toeplitz matrix.
-_MOST_POINTS = 1_000_000  # Of the grid of one step's losses.
+SMALLEST_DELTA = 1e-11  # Convolutions in float64 resolve nothing smaller.
+_MOST_ROWS = 1 << 11  # Largest number of rows of a C that is no Toeplitz matrix.
+_MOST_POINTS = 1_000_000  # Largest number of points of the grid of one step's losses.
 _MOST_OF_MIXTURES = 30_000  # dp_accounting finds the losses of a mixture one by one.
 _SETTLED = 5e-4
 _REACH = 7.0  # Standard deviations of a normal that are looked at in secret bins.
@@ -169,7 +169,7 @@ def _by_losses(
     for event in events:
       for part in getattr(event, 'events', [event]):
         inside = getattr(part, 'event', part)
-        if isinstance(inside, SecretBins):  # Which this accountant does not know of.
+        if isinstance(inside, SecretBins):  # This accountant does not know these events.
           # pylint: disable-next=protected-access
           accountant._pld = accountant._pld.compose(
               inside.losses(grid).self_compose(getattr(part, 'count', 1)))

@@ -80,7 +80,7 @@ def _ratio(event: UserExamplesDpEvent, precision: allocation.Precision) -> alloc
   edges = np.concatenate([[-np.inf], z[kept], [np.inf]])
   first = sum(chance * allocation.normal_cells(edges - shift)
               for chance, shift in zip(chances, shifts))
-  # What the cut takes from P is lost, not moved: it goes to R = infinity.
+  # The probability that the cut takes from P is moved to R = infinity.
   return allocation.rounded(
       np.concatenate([[0.0], np.exp(log_ratio[kept])]), allocation.normal_cells(edges),
       np.asarray(first), beyond, precision)

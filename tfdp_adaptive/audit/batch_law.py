@@ -100,7 +100,7 @@ def _coins(
     population: int) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of tests of independent coins."""
   cycle = plan.sampling.cycle
-  probability = plan.sampling.probability(plan)  # Of a record in its turn.
+  probability = plan.sampling.probability(plan)  # Probability of a record in its turn.
   cut = plan.sampling.max_batch_size
   sizes = [len(batch) for batch in batches]
   if _group_size(plan, 0, population) is None:

@@ -88,7 +88,7 @@ def one_run_gaussian_epsilon(
   return cost.gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
-# Of what may go wrong: for guesses on all canaries, which find gross errors, and on half of them.
+# Fractions of the false alarms: guesses on all canaries find gross errors; others use half.
 _ALL, _HALF = 0.05, 0.3
 _MANY, _LEAST = 768, 48  # Canaries from which on fewer attempts are better; the fewest of a side.
 

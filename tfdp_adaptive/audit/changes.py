@@ -162,7 +162,7 @@ def _without(subject: interface.Subject, state: Any,
       return
     yield instead(-batch[-1]), present, 'its opposite'
     inside = _just_inside(subject, state, -batch[-1])
-    if inside is not None:  # What rides along counts who is inside.
+    if inside is not None:  # The extra release counts the records that are not clipped.
       yield instead(inside), present, 'an opposite that is not clipped'
 
 

@@ -85,7 +85,7 @@ def _scores(
   steps, count = drawn.shape
   products, energies, gains = np.zeros([steps, count]), np.zeros(count), np.zeros(steps)
   for when, values, signals in observed.values():
-    # What steps contribute to the released rows, whitened: K^-1/2 restricted to them.
+    # Whitened contribution of the steps to the released rows: K^-1/2 restricted to them.
     root = np.linalg.cholesky(subject.covariance(steps)[np.ix_(when, when)])
     solve = lambda rows, root=root: np.linalg.solve(root, rows)
     filters = solve(np.diag(signals))

@@ -156,7 +156,7 @@ class Subject(abc.ABC):
     parts = []
     for i, (ask, (release, clip)) in enumerate(
         zip(itertools.cycle(self._rule.asks), seen)):  # Whoever steps twice shows more.
-      if release.variance > 0 or _flat(release.mean).any():  # Else it was not asked at this step.
+      if release.variance > 0 or _flat(release.mean).any():  # Not queried otherwise.
         parts.append(part(f'mean {i}', release.mean, release.variance, 0.0, float(clip)))
         if ask.second is not None:
           separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise

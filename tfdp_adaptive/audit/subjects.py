@@ -243,7 +243,7 @@ def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
                   count=count, held=held)
   model_lib.AUDITED.add(own)
   own._public_penalty = public or 'not said; under audit'
-  own.leaves_out_penalties = not held  # What reads weights alone is public.
+  own.leaves_out_penalties = not held  # Penalties that read weights alone are public.
   try:
     yield subject
   finally:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
   from tfdp_adaptive.audit import interface
 
 CONFIDENCE = 0.95
-_PROBES = 0.02  # Of all false alarms that are allowed, those of noise and of batches, each.
-_STEPS = 12  # Of the plan that an audit makes where there is none.
+_PROBES = 0.02  # Fraction of the allowed false alarms for noise, and for batches.
+_STEPS = 12  # Steps of the plan that an audit makes where there is none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ def white_box(
   return report
 
 
-@np.errstate(all='ignore')  # What is not finite is convicted, not warned of.
+@np.errstate(all='ignore')  # Numbers that are not finite are violations, not warnings.
 def _looked_at(
     subject: interface.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,

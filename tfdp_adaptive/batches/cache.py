@@ -107,7 +107,7 @@ def _opened(path: pathlib.Path, length: int, dtype: str, shape: Sequence[int]) -
 
 def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
   dtype = tf.as_dtype(dtype).as_numpy_dtype
-  if not path.stat().st_size:  # Which cannot be mapped.
+  if not path.stat().st_size:  # An empty file cannot be mapped.
     return np.zeros([0 if size == -1 else size for size in shape], dtype)
   mapped = np.memmap(path, dtype, 'r')
   return mapped.reshape(shape)

@@ -26,7 +26,7 @@ _PRIME = 2**28 - 57  # Marks fit into the 29 digits that float64 has more, witho
 _DIGITS = 2**28 - 1
 # Numbers of rows beyond the most that a batch may have tell of one draw for several workers.
 MOST_ROWS, TAGS = 2**17, 2**11 - 1
-# What a plan says of batches; the noise may differ without making them others.
+# Fields of a plan that determine its batches; the noise may differ.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
 
 

@@ -59,7 +59,7 @@ class Lazy(tf.data.Dataset):
   Making one traces functions for 40 ms, and `fit` often takes another than the one it was given.
   """
 
-  def __init__(self) -> None:  # What TensorFlow's does is done later.
+  def __init__(self) -> None:  # The constructor of TensorFlow's class runs later.
     pass
 
   def make(self) -> tf.data.Dataset:
@@ -106,7 +106,7 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
   def following(number: np.ndarray) -> Tuple[Any, ...]:
     """`(number of the pass, whether there is an element, its leaves)`; pass 0 is to begin."""
     with _CALLS:
-      if _CALLS.over:  # What TensorFlow does not print, and whoever still asks gets as an error.
+      if _CALLS.over:  # TensorFlow does not print it; a late reader gets it as an error.
         raise StopIteration('Python is about to end: no more batches are read.')
       if not number:  # Without an element: after an error in one, a scan would come here again.
         begun = next(numbers)

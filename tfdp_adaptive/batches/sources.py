@@ -261,7 +261,7 @@ def _is_lazy(data: Any) -> bool:
   known = (np.ndarray, tf.Tensor, tf.Variable, list, str, bytes)
   return (hasattr(data, '__len__') and hasattr(data, '__getitem__')
           and not isinstance(data, known)
-          and not any(hasattr(data, name) for name in ('iloc', 'numpy')))  # Of pandas and torch.
+          and not any(hasattr(data, name) for name in ('iloc', 'numpy')))  # pandas, torch.
 
 
 def _is_array(data: Any) -> bool:
@@ -287,7 +287,7 @@ def _array(value: Any, axes: int = 1) -> np.ndarray:
 
 SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
 _SAMPLED = 64  # Records that are looked at first: so many neighbours, and so many apart.
-_BYTES = 1 << 16  # Of one array of a record, of which larger ones are sampled.
+_BYTES = 1 << 16  # Larger arrays of a record are sampled.
 _MOST = 1 << 20  # Records that are remembered.
 
 

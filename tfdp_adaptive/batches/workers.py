@@ -85,7 +85,7 @@ class Distributed:
     drawn = self._drawn
     if not compat.has_workers(self._strategy):
       return
-    versions = version.__version__, tf.__version__, np.__version__  # Of all that draws coins.
+    versions = version.__version__, tf.__version__, np.__version__  # These draw the batches.
     agree(self._strategy, plan=repr(drawn.plan), records=drawn.digest(),
           start_step=str(start_step), versions=repr(versions))
     dealt = from_chief(self._strategy, lambda: json.dumps(coins_lib.deal(

@@ -102,12 +102,12 @@ class Groups(Clipping):
                        f'Received: groups={self.groups!r}.')
     if whole:
       object.__setattr__(self, 'groups', tuple(int(group) for group in self.groups))
-    groups_lib.grouped(_PLAIN, (0,), split=self.split)  # Or it refuses.
+    groups_lib.grouped(_PLAIN, (0,), split=self.split)  # Raises for wrong arguments.
 
   def rule(self, rule: contract.Rule, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> contract.Rule:
     rule = self.within.rule(rule, batch_size, noise_multiplier)
-    groups_lib.grouped(rule, (0,))  # Or it refuses, before there are any variables.
+    groups_lib.grouped(rule, (0,))  # Raises for wrong arguments, before there are any variables.
     return rule
 
   def grouped(self, rule: contract.Rule, variables: Sequence[Any]) -> contract.Rule:

@@ -33,7 +33,7 @@ class Layer(NamedTuple):
   layer: str  # Its name.
   kind: str  # Its class.
   parameters: int  # Trainable ones that it owns.
-  route: str  # Of each of its variables, the largest first; see README.
+  route: str  # Route of each of its variables, the largest first; see README.
   memory: Optional[int]  # Bytes held while it is clipped, an estimate; None: open sizes.
   reason: str = ''  # Why it goes another way than its kind does.
 

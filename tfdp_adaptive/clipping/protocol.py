@@ -26,7 +26,7 @@ _EPS_OF_TF32 = 2.0**-10
 # At most this many bytes of per-example gradients are formed at once.
 BLOCK_BYTES = 4 * 2**20
 Tensors = Sequence[tf.Tensor]
-Scales = Sequence[Any]  # Of each, `()` or a tensor.
+Scales = Sequence[Any]  # One entry per variable: `()` or a tensor.
 Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
 
 

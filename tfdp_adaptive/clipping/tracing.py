@@ -370,7 +370,7 @@ def listening(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
 def _hearing(layer: Any, call: Any, heard: List[Tuple[Any, Any]]) -> Any:
   @functools.wraps(call)
   def wrapper(*args: Any, **kwargs: Any) -> Any:
-    backwards = kwargs.get('reverse') or len(args) > 1 and args[1]  # Of a reversible one.
+    backwards = kwargs.get('reverse') or len(args) > 1 and args[1]  # Reversible layers.
     if args and not backwards:
       heard.append((layer, args[0]))
     return call(*args, **kwargs)

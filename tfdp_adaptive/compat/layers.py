@@ -77,7 +77,7 @@ def depthwise_kernel(layer: stack.Layer) -> stack.Variable:
   return layer.kernel if stack.KERAS_3 else layer.depthwise_kernel
 
 
-# What the `call` of recurrent layers takes after the inputs, in order.
+# Arguments of the `call` of recurrent layers after the inputs, in order.
 RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if stack.KERAS_3 else
                        ('mask', 'training', 'initial_state'))
 # Whether TimeDistributed joins the time axis with the batch; else it calls its layer per step.

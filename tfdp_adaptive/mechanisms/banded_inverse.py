@@ -27,7 +27,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 _LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
 _WRITTEN_OUT = 1 << 14  # So many coefficients of C are looked at one by one.
 _LOOKED_AT = 80_000  # Coefficients of C^-1 in all looks of one design of many steps.
-_SETTLED = 1e-20  # What is left of momentum, relative to where it begins, when it counts as none.
+_SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.
 
 
 class _KnownInverse(families.ToeplitzMechanism):

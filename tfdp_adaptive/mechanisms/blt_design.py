@@ -25,7 +25,7 @@ from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
-_STEP = 1e-100  # Of the complex derivative.
+_STEP = 1e-100  # Step of the complex derivative.
 _WORK = 12 * 10**6  # Steps times squared buffers times looks at the error under a schedule.
 _FEWEST = 10  # Looks that are worth it.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.

@@ -10,7 +10,7 @@ from scipy import interpolate
 
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
-_LEAST = 1e-30  # Of the largest weight; zero has no logarithm.
+_LEAST = 1e-30  # Least weight relative to the largest one; zero has no logarithm.
 
 
 def workload(value: workload_lib.Workload, n: int, m: int) -> workload_lib.Workload:

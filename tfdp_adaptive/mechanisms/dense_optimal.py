@@ -26,13 +26,13 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _ITERATIONS = 2000
 _SMALL, _MOST = 256, 1024  # Steps of a design that takes no time, and seconds.
-_EPOCHS = 16  # Of a fixed order, of more than `_SMALL` steps, likewise.
+_EPOCHS = 16  # Largest number of epochs of a fixed order with more than `_SMALL` steps.
 _WORK = 8e9  # Cubed steps times iterations of a design that takes seconds.
 _COARSEST = 64  # Steps from which on a design begins with one of half as many.
 _ROUGH = {'mean': 1e-4, 'max': 1e-3}  # Relative gap to the bound at which that is good enough,
 _FEW = 30  # or the iterations it may take.
 _MIXED = 6  # Steps that are mixed.
-_LEAST_WEIGHT = 1e-9  # Of a row whose error is below the maximum.
+_LEAST_WEIGHT = 1e-9  # Weight of a row whose error is below the maximum.
 
 
 @registry.register(registry.Design('dense'))
@@ -193,7 +193,7 @@ def _balanced(
     bound = max(bound, s.sum())
     norms = (v**2) @ s  # diag(V S V^T)
     root = np.sqrt(norms)[:, None] * v / np.sqrt(s)
-    errors_of_rows = np.sum(workload.apply(root)**2, axis=1)  # Of X with unit diagonal.
+    errors_of_rows = np.sum(workload.apply(root)**2, axis=1)  # Errors of X with unit diagonal.
     value = math.sqrt(
         errors_of_rows.max() if objective == 'max' else errors_of_rows.mean())
     if value < best:

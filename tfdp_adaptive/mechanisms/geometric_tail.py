@@ -106,7 +106,7 @@ def _often(tail: Tail, steps: int, b: int, k: int) -> Tuple[float, np.ndarray, f
   c = np.concatenate([head, head[-1] * rho**more])
   largest = sensitivity_lib.majorant(c)
   found = np.where(np.abs(c) >= largest, np.arange(len(c)), len(c))
-  source = np.minimum.accumulate(found[::-1])[::-1]  # Which coefficient an entry of it is.
+  source = np.minimum.accumulate(found[::-1])[::-1]  # Index of the coefficient behind each entry.
   sums = np.concatenate([np.zeros([1, width]), np.cumsum(largest.reshape(q, width), axis=0)])
   m = np.arange(blocks)
   low = np.maximum(0, m - k + 1)

@@ -18,7 +18,7 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _SMALLEST = 32  # Blocks; smaller ones save nothing.
-_LEAST_RATE = 1e-3  # Of the largest: zero has no inverse, and errors are squares.
+_LEAST_RATE = 1e-3  # Least rate relative to the largest; zero has no inverse.
 _WORK = 4.0  # Seconds.
 _MANY = 1000  # Looks of who waits.
 
@@ -68,7 +68,7 @@ def optimal(
     return math.log(value), -2 * pulled[1:][fits] / value
 
   x = _gram(start)
-  # What is left to gain is some hundred times what an iteration gains.
+  # The remaining gain is some hundred times the gain of one iteration.
   ftol = 1e-11 if tolerance is None else 1e-3 * tolerance
   with progress.bar(name) as bar:
     # So many variables that a longer memory would cost more than it saves.
@@ -163,7 +163,7 @@ class _Blocks:
     flat = padded.ravel()
     diagonal = np.where(self._near, flat[self._diagonal], 0.0)
     off = np.where(self._below, flat[self._off], 0.0)
-    # Of the leading blocks: the last block of the inverse, and of its square.
+    # Last block of the inverse of each leading block, and of the square of that inverse.
     inverses: List[np.ndarray] = []
     squares: List[np.ndarray] = []
     carried: List[np.ndarray] = []
@@ -183,7 +183,7 @@ class _Blocks:
         carried.append(inverse @ off[k].T)
     result = np.zeros_like(padded).ravel()
     whole = inverses[-1]
-    right = whole @ whole  # What the block's columns from its own on are worth.
+    right = whole @ whole  # Weight of the columns from this block on.
     trace = 0.0
     for k in range(self._count - 1, -1, -1):
       if k < self._count - 1:

@@ -158,7 +158,7 @@ def _variances(
     workload: workload_lib.Workload, rates: np.ndarray, filtered: np.ndarray,
     shared: np.ndarray) -> np.ndarray:
   """Returns the variances of theta_t, from the covariances of theta_{t-1} and y_t."""
-  variance = np.cumsum(filtered**2, axis=-1)  # Of m_t.
+  variance = np.cumsum(filtered**2, axis=-1)  # Variance of m_t.
   drive = shared.copy()
   drive[..., 1:] += workload.momentum * (rates * variance)[..., :-1]
   return np.cumsum(2 * rates * _filtered(workload, drive) + rates**2 * variance, axis=-1)

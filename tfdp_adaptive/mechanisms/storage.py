@@ -25,7 +25,7 @@ from tfdp_adaptive import runfolder
 from tfdp_adaptive.mechanisms import registry
 
 FORMAT = 'tfdp_adaptive.mechanism'
-VERSION = 1  # Of the file format and of the designs in the cache.
+VERSION = 1  # Version of the file format and of the cached designs.
 CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that folder.
 
 

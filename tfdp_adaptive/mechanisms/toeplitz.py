@@ -25,10 +25,10 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
 Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient)
 
-_NEGLIGIBLE = 1e-16  # Of coefficients that begin with one.
+_NEGLIGIBLE = 1e-16  # Smaller coefficients do not count; the first one is 1.
 _GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is slow.
 _DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
-_FEW_PRODUCTS = 1 << 22  # Of lengths and taps: so many are faster than transforms.
+_FEW_PRODUCTS = 1 << 22  # Length times taps up to which products are faster than transforms.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
 _MOST_FORMED = 1 << 11  # Coefficients of C^-1 that a design for a schedule looks at.

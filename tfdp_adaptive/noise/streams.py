@@ -35,7 +35,7 @@ _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
 Vectors = Tuple[tf.Tensor, ...]  # Like `Specs`.
 
-# Of a dtype: integers, the same with a sign, their bits, its digits, terms of the sine's series.
+# dtype -> (unsigned, signed, bits, mantissa digits, terms of the sine series).
 _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
          tf.float64: (tf.uint64, tf.int64, 64, 53, 11)}
 _LONG = trees.WORTH_COMPILING
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
   key: tf.Tensor  # [2] int64, of the next row; replaced at every draw.
   row: tf.Tensor  # [] int64, rows drawn so far.
-  history: Any = ()  # What the mechanism needs of past rows.
+  history: Any = ()  # Past rows, as far as the mechanism needs them.
 
 
 class Noise(NamedTuple):

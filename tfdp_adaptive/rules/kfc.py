@@ -17,7 +17,7 @@ MAX_SIDE = 512  # Longer sides of matrices have a diagonal.
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  first: trees.Tree  # What the parameters follow.
+  first: trees.Tree  # First moment, which the parameters follow.
   moments: Any  # Per variable: averages of its factors, as `contract.Rule.public` has them.
   scale: Any  # Per variable, as `geometry.packed` has it.
 

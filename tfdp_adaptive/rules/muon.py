@@ -18,7 +18,7 @@ from tfdp_adaptive.rules import post_processing
 from tfdp_adaptive.rules import wrapping
 
 A, B, C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: [.01, 1] goes to [.682, 1.134] in 5 steps.
-RATE = 0.2  # Of the direction's entries, as in Adam (Moonlight, arXiv:2502.16982).
+RATE = 0.2  # Size of the direction's entries, as in Adam (Moonlight, arXiv:2502.16982).
 
 
 class State(NamedTuple):
@@ -168,7 +168,7 @@ def _muon(momentum: float, nesterov: bool, steps: int, edge: bool) -> contract.R
     noise: Any = ()
     if edge:
       new = tf.cast(release.variance, state.noise.dtype)
-      noise = momentum**2 * state.noise + new  # Of m; u = (1 + momentum) g + momentum^2 m before.
+      noise = momentum**2 * state.noise + new  # u = (1 + momentum) g + momentum^2 m before.
       variance = (1 + momentum)**2 * new + momentum**4 * state.noise if nesterov else noise
       made = trees.map(lambda m: beyond_noise(m, variance), followed)
     else:

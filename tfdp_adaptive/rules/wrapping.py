@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 
-# What a wrapper may need of a rule, and how it is said.
+# Conditions that a wrapper may require of a rule, and their words.
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'question': (lambda rule: len(rule.asks) == 1, 'ask one question per step'),
     'clip norm': (lambda rule: not rule.own_clip,

@@ -4,7 +4,7 @@
 import keras
 import numpy as np
 
-RECORDS = 200  # Of each silo; public.
+RECORDS = 200  # Public number of records of each silo.
 
 
 def build_model():

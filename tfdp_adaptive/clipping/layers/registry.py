@@ -36,8 +36,8 @@ class Call(NamedTuple):
 
   args: Tuple[Any, ...]
   kwargs: dict
-  outputs: Any  # What the layer returned.
-  saved: Any = ()  # What a kind's own `tap` wants to keep.
+  outputs: Any  # Outputs of the layer.
+  saved: Any = ()  # Values that the `tap` of a kind of layers keeps.
   batched: Tuple[bool, ...] = ()  # Per flat argument: is the batch its first axis?
   times: Any = 1  # Rows of the first axis per record (users, TimeDistributed).
 
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 Factors = Iterable[Tuple[compat.Variable, Any]]  # Variables, and the `Factor` of each.
-Gradients = Callable[..., Factors]  # Of a layer, a `Call` and the cotangents of its taps.
+Gradients = Callable[..., Factors]  # `(layer, Call, cotangents of its taps) -> Factors`.
 
 
 class Kind(NamedTuple):
@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 _KINDS: Dict[type, Any] = {}
 # Libraries whose layers have a file of their own here, read when one of them is met.
 _LIBRARIES = {'keras_hub': 'tfdp_adaptive.clipping.layers.keras_hub'}
-# What a subclass may define and still compute the same with the same weights.
+# Attributes that a subclass may define without changing what it computes from its weights.
 _HARMLESS = {
     '__init__', '__module__', '__qualname__', '__doc__', '__annotations__', '__firstlineno__',
     '__static_attributes__', '__abstractmethods__', '_abc_impl', '_api_export_path',
