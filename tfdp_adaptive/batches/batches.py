@@ -200,30 +200,29 @@ def of_plan(
     start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
     coins: Any = None, digests_to: Any = None, changing: Optional[str] = None,
     augment: Optional[Callable[..., Any]] = None, views: int = 1, strategy: Any = None) -> Any:
-  """The remaining batches of a run, in one pass.
+  """Returns the remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero, which must not contribute to the sum of
   clipped gradients. No record is dropped. An empty batch is a normal batch of empty rows.
 
   Args:
     plan: A `PrivacyPlan`.
-    data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or nested
-      tuples and dicts of arrays whose leading axis is the example. In the place of an
-      array may stand a memory map or file that is indexed alike, a source with
-      `__len__` and `__getitem__` that gives such records, or a Keras `Sequence` (`PyDataset`) that
-      gives batches of them, of which a batch reads what it needs. Or a finite, unbatched
-      `tf.data.Dataset` of records, see `cache`.
-    users: [n] ids: whose each example is, for a plan with unit 'user'. Batches are then
+    data: `(x, y)`, `(x, y, sample_weight)` or `x` alone: arrays, or nested tuples and dicts of
+      arrays, whose leading axis is the example. Instead of an array, you can pass a memory map, a
+      file that is indexed like an array, a source of records with `__len__` and `__getitem__`, or a
+      Keras `Sequence` (`PyDataset`) of batches. A step reads only the records that it needs. A
+      `tf.data.Dataset` must be finite and unbatched, see `cache`.
+    users: [n] ids of the users of all examples, for a plan with unit 'user'. Batches are then
       [users, examples_per_user, ...], and a user is one record. With `PoissonExamples`
       batches are of examples, and ids may be [n, owners], -1 for none.
-    examples_per_user: How many of a user's examples a step takes at most, drawn again at
-      every step from the user's own.
+    examples_per_user: The largest number of examples that a step takes of a user, drawn again at
+      every step.
     record: Whether to clip the 'mean' or the 'sum' of a user's gradients.
     cache: Folder into which a `tf.data.Dataset` is written once, as files of the size of
       the data that hold it as it is, and from which it is read if it is there. By
       default a temporary folder, deleted with the returned data set.
-    start_step: Steps that the optimizer has done already, or a function that tells when
-      a pass begins; the number of batches is then not known before.
+    start_step: Steps that the optimizer has done, or a function that returns them when a pass
+      begins. The number of batches is then not known before.
     pad_to: Rows are padded to a multiple of it. Default: the expected batch size, one
       standard deviation above it, and three more for each size after that, so that a run
       has three sizes and hardly ever a fourth. Fixed-order batches are padded to
@@ -239,7 +238,6 @@ def of_plan(
     digests_to: Path of a new file for digests of the records of every batch, which
       `tfdp verify --opened COINS --digests FILE` compares with the coins. Needs `coins`. The
       digests are keyed by the coins: without them, the file tells only the sizes of batches.
-    class_weight: `{class: weight}`, public constants, by the labels y; 1 for other classes.
     changing: How a record may differ whenever it is read, where a source augments each record by
       itself. The statement repeats it. By default such a source is refused.
     augment: A function of NumPy or TensorFlow that takes one example, `(x, y)` or x alone, and
