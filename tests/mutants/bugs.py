@@ -581,7 +581,7 @@ _BY_FILE = {
          'keras/users_in_fit_test.py'),
     ],
     'tfdp_adaptive/keras/private.py': [
-        ('plain copies', '_around(copy) if isinstance(', 'copy if isinstance(',
+        ('plain copies', '  private = _around(copy)', '  return copy',
          'They would train without privacy.', 'keras/habits_test.py'),
     ],
     'tfdp_adaptive/batches/workers.py': [
