@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 import tensorflow as tf
 
@@ -37,30 +37,31 @@ def train_all(
     report: report_lib.Report, tuned: bool) -> None:
   """Trains with every method and reports it."""
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
-  private_runs = 0
+  entries: List[Any] = []  # Of all private models, which other methods are compared with.
   for method in methods.values():
-    train = functools.partial(_train, task, method, plan)
-    settings, tried = settings_lib.settled(
+    train = functools.partial(_train, task, method, plan, entries)
+    settings, _ = settings_lib.settled(
         method, tuned, lambda settings: train(settings, task.validation, points=1)[0].loss)
     measured, private = train(settings, task.test)
     guarantee = {}
     if private:
       guarantee = dict(epsilon=private.plan.epsilon(rule=private.rule), delta=plan.target_delta,
                        unit='sentence')
-      report.state(f'== {method.label} ({PART}) ==', private.plan.statement(rule=private.rule))
-      private_runs += 1 + tried
+      report.state(f'== {method.label} ({PART}) ==', private.statement())
     report.add_run(method, PART, measured, settings, **guarantee)
-  report.state_together(PART, plan, private_runs)
+  report.state_together(PART, entries)
 
 
 def _train(
-    task: tasks.Task, method: settings_lib.Method, plan: tfdp.PrivacyPlan,
+    task: tasks.Task, method: settings_lib.Method, plan: tfdp.PrivacyPlan, entries: List[Any],
     settings: Dict[str, Any], held_out: tasks.Examples,
     points: int = training.POINTS) -> Tuple[report_lib.Run, Any]:
-  """`(Run, private optimizer or None)`."""
+  """`(Run, private optimizer or None)`; adds the run of a private model to `entries`."""
   model, batches, private = prepare(task, method, settings, plan)
-  return training.fit(model, batches, training.Recorder(
-      plan.steps, language_model.Evaluator(model, held_out), method.label, points)), private
+  run = training.fit(model, batches, training.Recorder(
+      plan.steps, language_model.Evaluator(model, held_out), method.label, points))
+  entries += private.ledger.entries if private else ()
+  return run, private
 
 
 def make_plan(task: tasks.Task, target: tasks.Target, **fields: Any) -> tfdp.PrivacyPlan:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import sys
-from typing import Any, Dict, Mapping, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, Mapping, Optional, Tuple, TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -48,10 +47,15 @@ def train_all(
   """Trains with every method and reports it."""
   report.begin(task.identity())
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
-  private_runs = 0
+  entries: List[Any] = []  # Of all models, also of those that settings are chosen by.
+
+  def run_one(*arguments: Any, **more: Any) -> Any:
+    result = train(task, method, plan, *arguments, **more)
+    entries.extend(result[1].weights.ledger.entries)
+    return result
+
   for method in methods.values():
-    run_one = functools.partial(train, task, method, plan)
-    settings, tried = settings_lib.settled(
+    settings, _ = settings_lib.settled(
         method, tuned, lambda settings: run_one(settings, task.validation, points=1)[0].loss)
     try:
       measured, simulation, process = run_one(
@@ -62,14 +66,13 @@ def train_all(
       ) from error
     except tfdp.federated.SavedRunError as error:
       raise errors.UsageError(str(error)) from error
-    private_runs += 1 + tried
     report.state(f'== {method.label} ({PART}) ==', simulation.statement)
     print('{}: {rounds_per_second:.2f} rounds/s, {clients_per_second:.1f} clients/s, '
           '{state_bytes:,} bytes of server state'.format(method.label, **simulation.speed),
           file=sys.stderr)
     report.add_run(method, PART, measured, settings, delta=plan.target_delta, unit='client',
                    epsilon=process.plan.epsilon(rule=process.rule))
-  report.state_together(PART, plan, private_runs)
+  report.state_together(PART, entries)
 
 
 def make_plan(task: tasks.Task, target: tasks.Target) -> tfdp.PrivacyPlan:

@@ -35,7 +35,6 @@ from tfdp_adaptive import runfolder
 from tfdp_adaptive import version
 
 if TYPE_CHECKING:
-  import tfdp_adaptive as tfdp
 
   from . import settings as settings_lib
   from . import tasks
@@ -228,16 +227,23 @@ class Report:
     self._claim()
     self._files += card_page.write(card, self._folder, name)
 
-  def state_together(self, part: str, plan: tfdp.PrivacyPlan, runs: int) -> None:
-    """States what `runs` models of one part cost when all of them are released."""
-    if runs:
+  def state_together(self, part: str, entries: Sequence[Any]) -> None:
+    """States what the models of one part cost when all of them are released.
+
+    Args:
+      part: Name of the part.
+      entries: The entries of the ledgers of all models.
+    """
+    if entries:
       from tfdp_adaptive.privacy import card  # pylint: disable=import-outside-toplevel
       from tfdp_adaptive.privacy import ledger  # pylint: disable=import-outside-toplevel
-      together = card.of(ledger.Ledger((ledger.Entry(plan, plan.steps),) * runs))
+      together = card.of(ledger.Ledger(tuple(entries)), facts=[
+          'These are the runs of several models, each trained once on the same records.'])
       self.card(together, f'card_{part}')
       self.state(
-          f'All {runs} private models of the {part} part together, trained on the same records: '
-          f'({_rounded_up(together.epsilon or 0.0)}, {plan.target_delta:g})-differential privacy.')
+          f'All {len(entries)} private models of the {part} part together, trained on the same '
+          f'records: ({_rounded_up(together.epsilon or 0.0)}, {together.delta:g})-differential '
+          'privacy.')
 
   def json(self) -> str:
     return json.dumps(checks.for_json(

@@ -18,8 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
+from tfdp_adaptive.keras import attached
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
 from . import nodes as nodes_lib
@@ -169,11 +172,15 @@ class _Process(engines.PrivateFedAvg):
 
   def __init__(self, model: Any, make_server: Callable[[Any], server_lib.Server]) -> None:
     self._arrays, self._trained = _arrays_of(model)
+    self._model = model if compat.is_model(model) else None
     super().__init__(server=make_server([
         tf.TensorSpec(array.shape, array.dtype)
         for array, trained in zip(self._arrays, self._trained) if trained]))
     self._record = tf.function(self.server.record, autograph=False)
     self.ask: Any = None
+
+  def history(self) -> Sequence[ledger_lib.Entry]:
+    return () if self._model is None else attached.Ledger.of(self._model).ledger().entries
 
   def begin_with(self, arrays: Sequence[np.ndarray]) -> None:
     self._arrays = [*self._answered(arrays, trained_only=False)]

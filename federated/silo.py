@@ -41,7 +41,6 @@ class _Saved(NamedTuple):
     steps: The number of steps taken in all rounds.
     ledger: The ledger of all rounds, as JSON.
     server_round: The last round that was given by number.
-    details: Sentences about the rule.
     weights: Digests of the last answer.
     names: Names of the optimizer's arrays.
     arrays: SECRET arrays of the optimizer, then those of the answer to `server_round`.
@@ -52,7 +51,6 @@ class _Saved(NamedTuple):
   steps: int = 0
   ledger: str = ''
   server_round: Optional[int] = None
-  details: Sequence[str] = ()
   weights: Sequence[str] = ()
   names: Sequence[str] = ()
   arrays: Sequence[np.ndarray] = ()
@@ -169,7 +167,7 @@ class Silo:
   def _card(self, **more: Any) -> card_lib.Card:
     saved = self._load()
     if saved is not None:
-      more.update(weights=saved.weights, details=saved.details)
+      more.update(weights=saved.weights)
     return card_lib.of(self.ledger, facts=_FACTS, **more)
 
   def _optimizer(self, model: Any) -> Any:
@@ -267,7 +265,7 @@ class Silo:
         *(entry for entry in self.ledger.entries if entry.steps), *model.ledger.entries])
     self._write(saved._replace(
         steps=model.optimizer.steps_done, ledger=ledger.to_json(),
-        details=statement_lib.details(model.optimizer.rule), weights=weight_digests.of(answer),
+        weights=weight_digests.of(answer),
         names=list(state), arrays=[
             *state.values(), *(answer if saved.server_round is not None else ())]))
 

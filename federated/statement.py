@@ -8,14 +8,18 @@ from typing import Any, Sequence
 
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import statement as statement_lib
 
 
 def ledger(process: Any, rounds: int) -> ledger_lib.Ledger:
   """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
   before = ledger_lib.Ledger(tuple(process.history()))
   *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
-  return ledger_lib.Ledger((*others, dataclasses.replace(mine, run=ledger_lib.new_run())))
+  clip = process.settings['quantile_clip']
+  following = [] if clip is None else [
+      f'Adaptive clip norm: {clip}, inside the same budget; the clip norm above is the first one.']
+  return ledger_lib.Ledger((*others, dataclasses.replace(
+      mine, run=ledger_lib.new_run(), seeded=process.seed is not None,
+      clipping=(*mine.clipping, *following))))
 
 
 def card(
@@ -40,12 +44,9 @@ def card(
          or settings['quantile_clip'] is not None else '')
       + '. Secure aggregation is not simulated; the state of the server and the workers\' memory '
       'are not released and must stay secret.']
-  if settings['quantile_clip'] is not None:
-    lines.append(f'Adaptive clip norm: {settings["quantile_clip"]}, inside the same budget; the '
-                 'clip norm above is the first one.')
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
   return card_lib.of(
       ledger(process, rounds), trust='federated',
       facts=lines, words=[card_lib.Words('the data', fact) for fact in facts], weights=weights,
-      details=statement_lib.details(process.rule), plots=plots)
+      plots=plots)

@@ -23,7 +23,6 @@ from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
 Settings = Dict[str, Any]
@@ -43,7 +42,7 @@ class Tuned(NamedTuple):
 
   def statement(self) -> str:
     """Returns the privacy statement of the model, in plain text."""
-    return self.plan.statement()
+    return (self.plan if self.model is None else self.model.optimizer).statement()
 
 
 def tune(build: Build, space: Space, data: Any,
@@ -188,7 +187,7 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: A
     model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)
   for variable, value in zip(_values(model), weights):
     variable.assign(value)
-  entry = ledger_lib.Ledger().begin(plan, model.optimizer.rule).done(plan.steps).entries[0]
+  entry = model.optimizer.run.entries(plan.steps)[-1]
   attached.Ledger(model.trainable_variables).attach([entry])
   return model
 

@@ -140,4 +140,14 @@ def test_the_ledger_goes_from_users_to_keras_and_back(tmp_path):
   model.save(path)
   again = simulated(lambda: tf.keras.models.load_model(path))
   assert again.card().epsilon == pytest.approx((plan + plan).epsilon())
-  assert 'of all 2 run(s) on these weights together' in again.statement
+  assert 'of all 2 run(s) together' in again.statement
+
+
+def test_a_simulation_whose_epsilon_overflows_returns_its_result():
+  plan = regression.make_plan(steps=1, noise_multiplier=1e-4)
+  result = tfdp.federated.simulate(
+      regression.build(rules.dp_sgd(), plan), tfdp.federated.Users(
+          regression.make_users(), batch_size=4), progress=False)
+  assert result.rounds == 1 and result.weights.ledger.epsilon() == float('inf')
+  assert result.card().epsilon is None and 'noise is too small' in result.statement
+  assert 'FIXED SEED was used for the noise' in result.statement

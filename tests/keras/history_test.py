@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger belongs to the weights: another optimizer, plan, model or file adds up."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -294,6 +296,8 @@ def test_fit_goes_on_with_a_checkpoint_that_is_restored_before_the_optimizer_is_
 def test_a_run_restored_knows_what_the_file_says_of_users():
   plan = make_plan(unit='user')
   run = run_lib.Run(plan, tfdp.rules.dp_adam())
+  row = types.SimpleNamespace(noise=types.SimpleNamespace(row=tf.Variable(2, dtype=tf.int64)))
+  run.begin(None, types.SimpleNamespace(privatizer=row), [tf.Variable(0.0)])  # Restored, too.
   read = ledger.Entry(plan, 2, run='other.0', examples_per_user=3)
   run.deserialize(tfdp.Ledger((read,)).to_json().encode())
   assert run.entries(2)[-1].examples_per_user == 3

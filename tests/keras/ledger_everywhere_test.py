@@ -23,7 +23,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import attached
-from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import cards
 
 keras, layers = compat.keras, compat.keras.layers
 DELTA, SAMPLED, STEPS = 1e-3, 8 / 64, 5
@@ -301,7 +301,7 @@ def test_exactly_what_was_spent_is_stated(name):
   model = world.models[-1]
   assert world.reference.epsilon(model) == pytest.approx(
       attached.Ledger.of(model).ledger().epsilon(DELTA), rel=1e-3)
-  text = run_lib.card(model).epsilon
+  text = cards.of_model(model).epsilon
   assert text == pytest.approx(attached.Ledger.of(model).ledger().epsilon(DELTA))
 
 

@@ -12,6 +12,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import same_records
 
 keras = compat.keras
 N = 16
@@ -32,11 +33,11 @@ def make_plan(scheme=ORDERED[0], **changes):
 def resumed(first, second, steps=2):
   """Whether a run on batches `first` may go on with `second`."""
   run = run_lib.Run(first.plan, None)
-  run.same_records(first.digest)
+  same_records.check(run, first.digest)
   noise = types.SimpleNamespace(row=steps)
   run.state = None, types.SimpleNamespace(noise=noise)
   try:
-    run.same_records(second.digest)
+    same_records.check(run, second.digest)
     return True
   except tfdp.PrivacyError as error:
     assert 'in the same order' in str(error) and 'after 2 steps' in str(error)

@@ -183,6 +183,14 @@ def test_a_lie_is_found(card, lie):
   assert wrong(card_json.from_json(json.dumps(content)))
 
 
+def test_a_stop_a_seed_and_a_changed_clip_norm_cannot_be_left_out():
+  for changes in (dict(taken=30), dict(seeded=True), dict(clip_norms=((10, 3.0), (30, 2.0)))):
+    entry = dataclasses.replace(make_ledger().entries[0], **changes)
+    card = card_lib.of(tfdp.Ledger((entry,)), plots=False)
+    assert len(card.facts) == 1 and not wrong(card)
+    assert 'must say' in wrong(dataclasses.replace(card, facts=()))[0]
+
+
 def test_the_numbers_of_another_run_are_found_by_epsilon_alone():
   mine, other = (card_lib.of(make_ledger({'steps': 4, 'noise_multiplier': noise}), plots=False)
                  for noise in (1.45, 1.5))
@@ -336,7 +344,7 @@ class TestWeights:
 
   def test_names_and_order_do_not_matter_and_every_bit_does(self):
     digests = weight_digests.of(self.ARRAYS)
-    assert weight_digests.of(self.ARRAYS[::-1] + [np.arange(3)]) == digests
+    assert weight_digests.of(self.ARRAYS[::-1] + [np.array(['text'])]) == digests
     for change in (np.nextafter, lambda a, b: a.T, lambda a, b: a.astype(np.float64)):
       changed = [change(copy.copy(self.ARRAYS[0]), np.float32(9)), self.ARRAYS[1]]
       assert weight_digests.of(changed) != digests

@@ -245,7 +245,7 @@ def test_the_largest_delta_is_the_default():
 
 def test_statement_names_every_run():
   text = make_ledger(make_plan(), CORRELATED, rule='dp_adam').statement()
-  for words in ('of all 2 run(s) on these weights together', 'Run 1 of 2: 40 steps',
+  for words in ('of all 2 run(s) together', 'Run 1 of 2: 40 steps',
                 'Poisson sampling', 'Run 2 of 2', 'SquareRoot', 'rule: dp_adam', 'hyperparameters',
                 'as if every record had been in each'):
     assert words in text, words

@@ -273,7 +273,7 @@ class _Law:
     stop = start + math.ceil((60 + theta * reach) / theta / interval) if (
         theta * interval < 60) else start + 60
     law = self._law[start:stop]
-    above = (self._first + start + np.arange(len(law))) * interval - epsilon
+    above = (float(self._first + start) + np.arange(len(law))) * interval - epsilon
     weight = np.exp(-theta * above) * -np.expm1(-above)
     peak = math.exp(float(_log_peak(np.array([theta]))[0]))
     rounding = self._last_error * weight.sum() + min(

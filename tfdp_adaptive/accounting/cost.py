@@ -93,7 +93,8 @@ def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
 def event(
     plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float] = None,
     neighbors: Optional[dp_accounting.NeighboringRelation] = None,
-    composed: bool = False, shared: bool = False) -> dp_accounting.DpEvent:
+    composed: bool = False, shared: bool = False, same_batches: bool = False
+    ) -> dp_accounting.DpEvent:
   """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
 
   Args:
@@ -106,11 +107,15 @@ def event(
     shared: Whether another run may have had the same bins or gaps: two fits of one data
       set, or steps that were taken back. What is drawn once a run then amplifies nothing.
 
+    same_batches: Whether another run of the ledger took steps on the same batches: one sample
+      cannot hide a record from both, so no amplification is claimed.
+
   Of a plan that is searched with, that of the whole search, from its first step on.
   """
   search = getattr(plan, 'search', None)
   if search is None:
-    return _event_of_run(plan, steps, noise_multiplier, neighbors, composed, shared)
+    return _event_of_run(
+        plan, steps, noise_multiplier, neighbors, composed, shared, same_batches)
   return search.event(_event_of_run(
       plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed,
       shared or search.runs > 1 or search.shape == math.inf))
@@ -118,14 +123,16 @@ def event(
 
 def _event_of_run(
     plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float],
-    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool, shared: bool
-    ) -> dp_accounting.DpEvent:
+    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool, shared: bool,
+    same_batches: bool = False) -> dp_accounting.DpEvent:
   sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
   if not steps:
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
-  amplified = plan.sampling.claims(plan)
+  amplified = plan.sampling.claims(plan) and not same_batches
+  if same_batches and plan.sampling.by_example:  # Many examples of a user may be in one batch.
+    return dp_accounting.NonPrivateDpEvent()
   if amplified:
     own = plan.sampling.event(plan, steps, float(sigma))
     if composed and isinstance(own, monte_carlo.MonteCarloDpEvent):

@@ -121,6 +121,8 @@ def answer(
     entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
   """Epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
+  if any(entry.shared for entry in entries):
+    return Answer(None, 'runs took steps on the same batches')
   delta -= sum(getattr(entry, 'delta', 0.0) for entry in entries)
   kept = [(i, entry) for i, entry in enumerate(entries)
           if type(entry.plan.sampling).__name__ not in _COINS]

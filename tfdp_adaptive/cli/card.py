@@ -93,4 +93,5 @@ def load(path: pathlib.Path, words: Any = ()) -> Any:
       raise errors.UsageError(f'{path} holds no ledger. Save the private model itself, by '
                               '`model.save` or `model.save_weights`.')
     ledger = ledger_lib.Ledger.from_json(file.ledger)
-    return card_lib.of(ledger, weights=file.weights, words=own)
+    return card_lib.of(ledger, weights=file.weights, words=own,
+                       facts=card_lib.about_weights(ledger.entries))

@@ -7,6 +7,7 @@ status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be r
 
 import argparse
 import contextlib
+import logging
 import signal
 import threading
 from typing import Any, Iterator
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
   from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
   if (arguments.opened is None) != (arguments.digests is None):
     raise errors.UsageError('--opened and --digests go together.')
+  logging.getLogger('absl').setLevel(logging.ERROR)  # dp_accounting's advice to its callers.
   with _limit(arguments.seconds), errors.usage():
     try:
       card = card_json.read(arguments.card)

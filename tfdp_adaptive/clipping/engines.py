@@ -65,7 +65,9 @@ def choose(
         f'Gradients of single examples are formed {how}, which takes more time and memory than '
         f'book-keeping: {reason} See tfdp.explain_clipping(model).', errors.Caution,
         stacklevel=2)
-  return guarded(ENGINE[decided])
+  engine = guarded(ENGINE[decided])
+  engine.name = decided  # type: ignore[attr-defined]
+  return engine
 
 
 def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:

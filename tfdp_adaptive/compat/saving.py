@@ -40,7 +40,7 @@ def on_files(
   Args:
     writing: `(saved, store) -> context` while weights are written to a store of Keras.
     read: `(saved, store, partly)`, after they were read.
-    whole: `(model, path) -> context` while a `.keras` file is written.
+    whole: `(model, path or file object) -> context` while a `.keras` file is written.
     legacy: `(model, wanted suffix)`, before another format is written.
   """
   lib: Any = importlib.import_module(f'{stack.PRIVATE}.saving.saving_lib')
@@ -65,7 +65,7 @@ def on_files(
 
   def save_model(own: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     temporary = getattr(copying, 'now', False)
-    with contextlib.nullcontext() if temporary else whole(model, os.fspath(filepath)):
+    with contextlib.nullcontext() if temporary else whole(model, filepath):
       return own(model, filepath, *args, **kwargs)
 
   def save_legacy(wanted: str, own: Any, *args: Any, **kwargs: Any) -> Any:

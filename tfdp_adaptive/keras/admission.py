@@ -25,6 +25,7 @@ from tfdp_adaptive.batches import workers
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import same_records
 from tfdp_adaptive.privacy import plan as plan_lib
 
 _DRAWN = (
@@ -191,7 +192,7 @@ def check_fit(optimizer: Any, x: Any, y: Any, kwargs: Dict[str, Any], tight: boo
     if weigh is not None:
       optimizer.run.note('The loss was weighted by `class_weight`. If these numbers were computed '
                          'from private labels, no epsilon covers them.')
-    optimizer.run.same_records(x.digest, x.coins.in_file)
+    same_records.check(optimizer.run, x.digest, x.coins.in_file)
     restores = any(isinstance(one, compat.keras.callbacks.BackupAndRestore)
                    for one in tf.nest.flatten(kwargs.get('callbacks') or []))
     return x.resumed((lambda: optimizer.steps_done) if restores else optimizer.steps_done,

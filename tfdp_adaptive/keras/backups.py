@@ -20,12 +20,16 @@ from typing import Any, Callable, Dict, List, Union
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import workers
+from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import same_records
 
 _HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
 _WRITING, _WHOLE, _DIGESTS, _RECORDS = 'writing', 'whole-', 'digests.json', 'records'
+_FINGERPRINT = 'fingerprint.json'
 _OF_A_VARIABLE = 2048  # Bytes that a file has besides its values, at the most.
 
 
@@ -84,14 +88,27 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if not self._writes and packed:
       with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(self._working)
+    if private:
+      self._refuse_others(optimizer.run)
     super().on_train_begin(logs)
     if private:
       optimizer.run.refuse_foreign()
       kept, found = self._working / _RECORDS, optimizer.run.records
       if found is not None and kept.exists():
         optimizer.run.records = kept.read_text(encoding='utf-8')
-        optimizer.run.same_records(lambda: found)
+        same_records.check(optimizer.run, lambda: found)
     shutil.rmtree(self._working, ignore_errors=True)
+
+  def _refuse_others(self, run: Any) -> None:
+    """Raises if the backup was made with another optimizer or other trained variables."""
+    kept = self._working / _FINGERPRINT
+    differs = fingerprints.differences(
+        json.loads(kept.read_text(encoding='utf-8')), run.fingerprint()) if kept.exists() else ''
+    if differs:
+      raise errors.PrivacyError(
+          'A backup must be restored into the optimizer and trained variables it was made with. '
+          f'Received: a backup in {self._folder} of {differs}. Compile the model as before and '
+          'freeze the same layers, or begin in another folder.')
 
   def _take_last(self) -> bytes:
     """Puts the last backup where Keras restores it from; returns it for other workers."""
@@ -162,6 +179,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       shutil.rmtree(self._working)
       return
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
+      (self._working / _FINGERPRINT).write_text(
+          json.dumps(self.model.optimizer.run.fingerprint()), encoding='utf-8')
       if self.model.optimizer.run.records is not None:
         (self._working / _RECORDS).write_text(self.model.optimizer.run.records, encoding='utf-8')
     (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')

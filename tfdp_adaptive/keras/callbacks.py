@@ -59,11 +59,13 @@ class PrivacyReport(Callback):
       checks.probability(target_delta=target_delta)
     self._target_delta, self._name = target_delta, name
     self._card, self._looks = None if card is None else pathlib.Path(card), looks
+    self._began = False
 
   def on_train_begin(self, logs: Any = None) -> None:
     _check_plan(self)
     if self._looks is not None:
       self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # It is one of this plan.
+    self._began = True
 
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
     if logs is not None:
@@ -73,8 +75,9 @@ class PrivacyReport(Callback):
             self._looks.next(self.model.optimizer.steps_done))
       logs[self._name] = ledger.epsilon(self._target_delta, looks=self._looks)
 
-  def on_train_end(self, logs: Any = None) -> None:
-    if self._card is not None:
+  def write_card(self) -> None:
+    """Writes the card, if a folder was given; `fit` calls it when it knows how training ended."""
+    if self._card is not None and self._began:
       self._card.mkdir(parents=True, exist_ok=True)
       card_page.write(self.model.privacy_card(looks=self._looks), self._card)
 
@@ -349,7 +352,7 @@ def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
 
 
 def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
-  """Counts all planned steps of a run that something it had seen has stopped.
+  """Counts all planned steps of a run that was stopped, and writes the cards of reports.
 
   A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
   ended it sooner saw releases of these steps alone, so they are all that is to be counted.
@@ -364,11 +367,10 @@ def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
     if note not in run.notes:
       warnings.warn(note, errors.Caution, stacklevel=4)
       run.note(note)
-  if not model.stop_training or run.plan is None:
-    return
-  budget = [one.affordable for one in getattr(callbacks, 'callbacks', callbacks)
-            if getattr(one, 'affordable', None) is not None]
-  run.stopped = int(min([run.plan.steps, *budget]))
-  if run.stopped > run.steps:
-    run.note(f'Training was stopped after {run.steps} steps by something that had been seen, so '
-             f'that all {run.stopped} steps that it could have taken are counted.')
+  given = getattr(callbacks, 'callbacks', callbacks)
+  if model.stop_training and run.plan is not None and run.steps:
+    budget = [one.affordable for one in given if getattr(one, 'affordable', None) is not None]
+    run.stopped = int(min([run.plan.steps, *budget]))
+  for one in given:
+    if isinstance(one, PrivacyReport):
+      one.write_card()

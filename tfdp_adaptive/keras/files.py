@@ -6,6 +6,7 @@ goes only into files that resume training: `.keras` files and backups, for their
 """
 
 import contextlib
+import os
 from typing import Any, Iterator
 
 import numpy as np
@@ -42,14 +43,19 @@ def _read(saved: Any, store: Any, partly: bool) -> None:
 
 
 @contextlib.contextmanager
-def _whole(saved: Any, path: str) -> Iterator[None]:
+def _whole(saved: Any, path: Any) -> Iterator[None]:
   """While a `.keras` file is written, which resumes."""
   if getattr(getattr(saved, 'optimizer', None), 'run', None) is None:
     yield
     return
-  with runfolder.writing(runfolder.STATE), compat.owner_only(path):
+  on_disk = isinstance(path, (str, os.PathLike))
+  with runfolder.writing(runfolder.STATE), (
+      compat.owner_only(os.fspath(path)) if on_disk else contextlib.nullcontext()):
     yield
-  runfolder.tell(path, 'Only its owner can read it (mode 600)')
+  if on_disk:
+    runfolder.tell(path, 'Only its owner can read it (mode 600)')
+  else:
+    runfolder.tell('A file object', 'Whoever gets its content can read it')
 
 
 def _legacy(saved: Any, wanted: str, *_: Any) -> None:

@@ -26,8 +26,9 @@ from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import agreement
 from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import callbacks
+from tfdp_adaptive.keras import cards
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import spent
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
@@ -173,7 +174,7 @@ class DPModel(_Mixin):
       words: Your own statements, such as `{'the data': 'one review a person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
-    return run_lib.card(self, audits, words, looks=looks)
+    return cards.of_model(self, audits, words, looks=looks)
 
   @property
   def trainable_weights(self) -> List[Any]:
@@ -234,6 +235,11 @@ class DPModel(_Mixin):
     try:
       with errors.unwrapped(tf.errors.OpError):
         return super().fit(x, y, **kwargs)
+    except KeyboardInterrupt:
+      self.optimizer.run.note(
+          f'Training was interrupted after {self.optimizer.steps_done} steps. If numbers of this '
+          'run decided that, the epsilon of all planned steps holds.')
+      raise
     finally:
       callbacks.look_back(self, kwargs['callbacks'], notes())
 
@@ -260,7 +266,9 @@ class DPModel(_Mixin):
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     admission.check_strategy(self.distribute_strategy)
-    return super().train_on_batch(*args, **kwargs)
+    weight = kwargs.get('sample_weight', args[2] if len(args) > 2 else None)
+    with spent.step(_private_optimizer(self), weight):
+      return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
@@ -268,7 +276,8 @@ class DPModel(_Mixin):
     _private_optimizer(self)
     admission.check_strategy(tf.distribute.get_strategy())
     try:
-      with _uncollected():
+      weight = data[2] if isinstance(data, (tuple, list)) and len(data) > 2 else None
+      with _uncollected(), spent.step(self.optimizer, weight):
         return compat.logs_of_replica(step.train_step(self, admission.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.

@@ -8,6 +8,7 @@ and averaging.
 """
 
 import contextlib
+import functools
 import types
 from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence
 import warnings
@@ -26,6 +27,8 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
+from tfdp_adaptive.keras import cards
+from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -119,6 +122,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       setattr(self, setting, private[setting])
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
         plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
+    self.run.fingerprint = functools.partial(fingerprints.of, self)
     self.clipping, self.performance = clipping, performance
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics
@@ -195,7 +199,7 @@ class DPOptimizer(compat.GlobalOptimizer):
         f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
         f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. There is '
         'no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor steps are known.\n\n')
-    return text + statement_lib.of(self.run.card(planned, plots=False))
+    return text + statement_lib.of(cards.of_run(self.run, planned, plots=False))
 
   # State.
 
@@ -336,29 +340,38 @@ class DPOptimizer(compat.GlobalOptimizer):
     if not runfolder.may_be_secret():  # A file of weights, which anybody may read.
       return
     super().save_own_variables(store)
-    store[_RUN] = np.frombuffer(self.run.line(), np.uint8)
-    store[_DIGEST] = self._digest(store[_RUN])
+    line = self.run.line()
+    store[_RUN] = np.frombuffer(line, np.uint8)
+    store[_DIGEST] = self._digest(line)
 
   def load_own_variables(self, store: Any) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}
     if not saved:  # Of a file of weights.
       return
-    digest, run = saved.pop(_DIGEST, None), saved.pop(_RUN, np.zeros([0], np.uint8))
+    digest, run = saved.pop(_DIGEST, None), saved.pop(_RUN, np.zeros([0], np.uint8)).tobytes()
+    differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))
+    if differs or len(saved) != len(self.variables):
+      warnings.warn(
+          f'{self.name}: the state in the file is of {differs or "other variables"}, so it is left '
+          'out, and a new run begins. The steps of the earlier run stay in `model.ledger`.',
+          errors.Caution, stacklevel=2)
+      self.run.close(run)
+      return
     super().load_own_variables(saved)
-    if digest is not None and len(saved) == len(self.variables) and not np.array_equal(
-        digest, self._digest(run)):
+    if digest is not None and not np.array_equal(digest, self._digest(run)):
       raise errors.PrivacyError(
           'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
           'Received: a file with other numbers than were written to it. Take another copy.')
-    self.run.deserialize(run.tobytes())
+    self.run.deserialize(run)
 
   def _trackable_children(self, save_type: Any = 'checkpoint', **kwargs: Any) -> Any:
     if save_type == 'savedmodel':  # For serving: nothing that is secret.
       return {}
     return super()._trackable_children(save_type, **kwargs)
 
-  def _digest(self, run: Any) -> np.ndarray:
-    text = sources.fingerprint((np.asarray(run), *(v.numpy() for v in self.variables)))
+  def _digest(self, run: bytes) -> np.ndarray:
+    text = sources.fingerprint((
+        np.frombuffer(run, np.uint8), *(v.numpy() for v in self.variables)))
     return np.frombuffer(bytes.fromhex(text), np.uint8)
 
   def get_config(self) -> Dict[str, Any]:

@@ -23,6 +23,7 @@ from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import model as model_lib
+from tfdp_adaptive.keras import spent
 
 keras: Any = compat.keras
 # Methods of Keras that a private model has from its own class.
@@ -122,9 +123,11 @@ class DPTask(DPFunctional):
 
   def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
                      **kwargs: Any) -> Any:
-    if self.task.preprocessor is not None:
+    if self.task.preprocessor is None:
+      return super().train_on_batch(x, y, sample_weight, **kwargs)
+    with spent.step(self.optimizer, sample_weight):
       x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
-    return super().train_on_batch(x, y, sample_weight, **kwargs)
+      return super().train_on_batch(x, y, sample_weight, **kwargs)
 
   def _held_out(self, data: Any) -> Any:
     if data is None or isinstance(data, tf.data.Dataset):

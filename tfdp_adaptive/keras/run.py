@@ -7,8 +7,8 @@ counted once, wherever its weights are.
 """
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
-import warnings
+import json
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -17,29 +17,18 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras import attached
-from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import statement as statement_lib
-from tfdp_adaptive.privacy import weight_digests
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
-_SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
-         'run is a test and the guarantee above does not hold against them.')
-_BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
-_COUNTED = (
-    'The ledger counts every run that left its record on these weights, wherever Keras copied, '
-    'loaded or wrapped them, and in checkpoints of variables. It cannot follow values that were '
-    'copied by hand (get_weights, set_weights, set_state_tree, assign), a model trained on '
-    'predictions of these weights, a SavedModel used as a layer, or training without this library, '
-    'as of files that were read or written before it was imported.')
 
 
 class Run(attached.State):
   """The steps of one optimizer.
 
   Attributes:
-    plan: The `PrivacyPlan`, or None.
+    plan: The `PrivacyPlan`, with the clip norm that is used; or None.
     rule: The optimizer's rule.
     own_sampler: A description of the sampling, if the plan does not draw the batches.
     private: The `PrivateRule`; None until the optimizer is built.
@@ -52,26 +41,37 @@ class Run(attached.State):
     read: Entries of what was computed from the data beforehand and is read in its steps.
     bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
-    l2_norm_clip: The clip norm that is used, where that is not the plan's.
+    seeded: Whether the noise has a fixed seed, as in tests.
+    engines: The clipping engines of the steps so far.
+    shared: Identifiers of runs that took a step on the same batch as a step of this one.
+    fingerprint: What a restored state must have in common with this one, by name.
   """
 
   def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
                seeded: bool = False) -> None:
     super().__init__()
+    if plan is not None and l2_norm_clip:
+      plan = dataclasses.replace(plan, l2_norm_clip=l2_norm_clip)
     self.plan, self.rule, self.own_sampler = plan, rule, own_sampler
-    self.l2_norm_clip = l2_norm_clip
     self.private: Any = None
     self.state: Any = None
     self.moved: Sequence[Any] = ()
     self.models: List[Any] = []
     self.records: Optional[str] = None
     self.examples_per_user = 0
-    self.notes: Dict[str, None] = dict.fromkeys([_SEED] * seeded)
+    self.notes: Dict[str, None] = {}
     self.read: Dict[Any, ledger_lib.Entry] = {}
     self.bases: Set[str] = set()
+    self.engines: Dict[str, None] = {}
+    self.seeded = seeded
+    self.shared: Dict[str, None] = {}
     self.stopped: Optional[int] = None
-    self._id, self._foreign = ledger_lib.new_run(), False
+    self.fingerprint: Callable[[], Dict[str, Any]] = dict
+    self._id, self._foreign = ledger_lib.new_run(), ''
     self._resumed: Tuple[Tuple[str, int], ...] = ()
+    self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Of steps that were restored.
+    self._restored: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = []  # Not compared yet.
+    self._closed: List[ledger_lib.Entry] = []  # Restored without their state.
     self._watched: Any = None
 
   def of(self, model: Any) -> None:
@@ -84,6 +84,10 @@ class Run(attached.State):
     self.read.update((entry.run or id(entry), entry) for entry in getattr(data, 'entries', ()))
     if getattr(data, 'base', None):
       self.bases.add(data.base)
+
+  def share(self, other: 'Run') -> None:
+    """Records that another run, or an undone branch of this one, took a step on the same batch."""
+    self.shared[other._id] = None
 
   def note(self, sentence: str) -> None:
     """Adds a sentence to the statement, once."""
@@ -105,17 +109,23 @@ class Run(attached.State):
   def begin(self, private: Any, state: Any, variables: Sequence[Any]) -> None:
     """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
     self.private, self.state, self.moved = private, state, tuple(variables)
-    self._watched = compat.replicated_variable(tf.zeros([3], tf.int64), 'watched')
+    self._watched = compat.replicated_variable(
+        tf.constant([0, 0, 0, -1], tf.int64), 'watched')
     own = {id(v) for v in variables}
     attached.Ledger([
         *variables, *(layer for model in self.models for layer in compat.all_layers(model)
                       if any(id(v) in own for v in layer.variables))]).attach([self])
 
   def watch(self, row: tf.Tensor) -> None:
-    """Notes a step: `[last, most, times]` are the last step, the highest, and how many rewinds."""
-    last, most, times = tf.unstack(tf.convert_to_tensor(self._watched))
-    self._watched.assign(tf.stack(
-        [row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype)]))
+    """Notes a step.
+
+    The variable is `[last, most, times, first]`: the last step, the highest, how many rewinds,
+    and the number of steps before the first one that was taken here; -1 before that.
+    """
+    last, most, times, first = tf.unstack(tf.convert_to_tensor(self._watched))
+    self._watched.assign(tf.stack([
+        row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype),
+        tf.where(first < 0, row - 1, first)]))
 
   @property
   def watched(self) -> tf.Variable:
@@ -130,24 +140,36 @@ class Run(attached.State):
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the lines of the run: branches replaced by older weights, then the current one."""
+    self._compare()
     now, last, most, times = self.steps, 0, 0, 0
     if self._watched is not None:
-      last, most, times = compat.read(self._watched).tolist()
+      last, most, times, _ = compat.read(self._watched).tolist()
       times += now < last
     run = lambda branch: f'{self._id}.{branch}'
     unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if self._foreign else []
     undone = [self._entry(most, run(branch), ()) for branch in range(times)]
     steps = max(now if steps is None else steps, self.stopped or 0)
+    closed = [*self._closed, *(entry for entry, _ in self._restored)]
     mine = self._entry(steps, run(times), self._resumed)
-    return [*self.read.values(), *unknown, *undone, mine]
+    return [*self.read.values(), *closed, *unknown, *undone, mine]
 
   def _entry(self, steps: int, run: str, resumed: Any) -> ledger_lib.Entry:
     begun = ledger_lib.Ledger().begin(self.plan, self.rule, self.own_sampler)
+    parts: Dict[str, Any] = {}
     if self.plan is not None:
       steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
+      taken = self.steps if self.steps < steps == self.stopped else None
+      norms = _parts(self._clip_norms, steps if taken is None else taken, self.plan.l2_norm_clip)
+      parts = dict(plan=self._clipped_at(norms[-1][1]), taken=taken,
+                   clip_norms=norms if len(norms) > 1 else ())
     return dataclasses.replace(
         begun.done(steps).entries[0], examples_per_user=self.examples_per_user, run=run,
-        resumed=resumed, notes=tuple(self.notes))
+        resumed=resumed, notes=tuple(self.notes), seeded=self.seeded,
+        engines=tuple(self.engines), shared=tuple(self.shared), **parts)
+
+  def _clipped_at(self, norm: float) -> Any:
+    return self.plan if norm == self.plan.l2_norm_clip else dataclasses.replace(
+        self.plan, l2_norm_clip=norm)
 
   # What may be said: all of it comes from `ledger`.
 
@@ -159,9 +181,9 @@ class Run(attached.State):
     """
     if steps is not None and self.plan is None:
       raise ValueError(_NO_PLAN)
-    return ledger_lib.Ledger(tuple(entry for entry in self._all(steps) if entry.steps))
+    return ledger_lib.Ledger(tuple(entry for entry in self.all_entries(steps) if entry.steps))
 
-  def _all(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
+  def all_entries(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
     """Returns the other runs of the weights, then this run."""
     lines = attached.Ledger(self.variables).lines()
     mine = self.entries(steps)
@@ -175,23 +197,6 @@ class Run(attached.State):
       raise ValueError(_NO_PLAN)
     return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
 
-  def card(self, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
-    """The privacy card of the weights.
-
-    Args:
-      steps: After so many of this run; default: now.
-      **more: For `card.of`.
-    """
-    *before, mine = self._all(steps)
-    if steps is None and before and not mine.steps:  # Compiled anew, and not trained.
-      return card_lib.of(ledger_lib.Ledger(tuple(before)), facts=[_COUNTED], **more)
-    if self.plan is not None:
-      plan = dataclasses.replace(self.plan, l2_norm_clip=self.l2_norm_clip)
-      mine = dataclasses.replace(mine, plan=plan)
-    facts = [_BEFORE] * bool(before) + [_COUNTED]
-    return card_lib.of(ledger_lib.Ledger((*before, mine)), facts=facts,
-                       details=statement_lib.details(self.rule), **more)
-
   # In files: beside the optimizer's state.
 
   def __deepcopy__(self, memo: Any) -> 'Run':
@@ -202,7 +207,8 @@ class Run(attached.State):
 
   def line(self) -> bytes:
     """Returns the run as files hold it that resume."""
-    return ledger_lib.Ledger((self.entries()[-1],)).to_json().encode()
+    ledger = json.loads(ledger_lib.Ledger((self.entries()[-1],)).to_json())
+    return json.dumps({**ledger, fingerprints.NAME: self.fingerprint()}).encode()
 
   def serialize(self) -> bytes:
     """Returns the same for a checkpoint of TensorFlow, which says what it holds."""
@@ -216,54 +222,71 @@ class Run(attached.State):
     """Continues the run of a file whose state was or will be restored."""
     for entry in attached.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
-        self._resumed = entry.resumed + ((entry.run, entry.steps),)
-        self._foreign = self._foreign or not _same_plan(entry.plan, self.plan)
-        self.examples_per_user = max(self.examples_per_user, entry.examples_per_user)
-        self.notes.update(dict.fromkeys(entry.notes))
-        self.own_sampler = '; '.join(dict.fromkeys(filter(None, (
-            entry.own_sampler, self.own_sampler))))
-        self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
+        self._restored.append((entry, fingerprints.saved(string_value)))
+        if self._watched is not None:
+          last, most, times, _ = compat.read(self._watched).tolist()
+          self._watched.assign([last, most, times, -1])
+
+  def close(self, content: bytes) -> None:
+    """Counts the run of a file, whose state was not restored, beside this one."""
+    self._closed += attached.parsed(content).entries if content else ()
+
+  def _compare(self) -> None:
+    """Continues each restored entry whose state is here, and closes the others.
+
+    The state of an optimizer may be restored after its line in the ledger, or not at all: Keras
+    and TensorFlow leave out what does not fit. Then a new run begins.
+    """
+    if self.state is None:
+      return
+    while self._restored:
+      entry, fingerprint = self._restored.pop(0)
+      first = compat.read(self._watched).tolist()[-1]
+      if (self.steps if first < 0 else first) < entry.done:
+        self._closed.append(entry)
+        continue
+      self._foreign = ('' if _same_plan(entry.plan, self.plan) else
+                       'a checkpoint of another plan') or fingerprints.differences(
+                           fingerprint, self.fingerprint())
+      self._resumed = entry.resumed + ((entry.run, entry.steps),)
+      norm = entry.plan and entry.plan.l2_norm_clip
+      self._clip_norms = entry.clip_norms or ((entry.done, norm),)
+      self.examples_per_user = max(self.examples_per_user, entry.examples_per_user)
+      self.notes.update(dict.fromkeys(entry.notes))
+      self.engines.update(dict.fromkeys(entry.engines))
+      self.seeded = self.seeded or entry.seeded
+      self.shared.update(dict.fromkeys(entry.shared))
+      self.own_sampler = '; '.join(dict.fromkeys(filter(None, (
+          entry.own_sampler, self.own_sampler))))
+      self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
 
   def refuse_foreign(self) -> None:
-    """Refuses to go on with steps that were restored from a checkpoint of another plan."""
+    """Refuses to go on with steps that were restored from a checkpoint of another run."""
+    self._compare()
     if self._foreign:
       raise errors.PrivacyError(
-          'A run must resume with the plan it started with. '
-          f'Received: {self.steps} steps restored from a checkpoint of another plan. '
-          'Give the optimizer the plan of the checkpoint. For another plan, start in another '
-          'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
-
-  def same_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
-    """Refuses records that differ from those of earlier steps. Stores new ones.
-
-    Where random numbers are not drawn at every step, the place of a record decides when it takes
-    part: moved, it would take part sooner than is accounted for.
-
-    Args:
-      digest: Returns a digest of the records; called where their places decide something.
-      in_file: Whether a file of `coins` knows the records, too.
-    """
-    if self.plan.sampling.coins:
-      return
-    found = digest()
-    if self.steps and self.records is not None and self.records != found:
-      raise errors.PrivacyError(
-          f'A run by {self.plan.sampling} goes on with the records that it began with, in the '
-          'same order: by their places they would take part sooner than they are accounted for. '
-          f'Received: after {self.steps} steps, other records, or in another order. Give '
-          'those of the first `fit`; for others make a new plan, optimizer and run.')
-    if self.steps and self.records is None and not in_file:
-      warnings.warn(
-          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether '
-          'the records are the same, in the same order: in other places they would take part '
-          'sooner than is accounted for. Name a SECRET file that knows, when a run begins and when '
-          'it goes on: `plan.batches(data, coins=PATH)`; or use '
-          '`tfdp.callbacks.BackupAndRestore`.', errors.Caution, stacklevel=4)
-    self.records = found
+          'A run must resume with the plan, optimizer and trained variables it started with. '
+          f'Received: {self.steps} steps restored from {self._foreign}. '
+          'Give the plan and optimizer of the checkpoint, and freeze the same layers. For others, '
+          'start in another folder, or load the weights with their ledger (`.keras` or '
+          '`.weights.h5`).')
 
 
 def _unpickled(content: bytes) -> ledger_lib.Entry:
   return attached.parsed(content).entries[0]
+
+
+def _parts(before: Tuple[Tuple[int, float], ...], steps: int, clip_norm: float
+           ) -> Tuple[Tuple[int, float], ...]:
+  """Returns `(steps, clip norm)` of the parts of a run, at least one."""
+  parts: List[Tuple[int, float]] = []
+  for n, norm in [*before, (steps, clip_norm)]:
+    n, steps = min(n, steps), max(0, steps - n)
+    if parts and parts[-1][1] == norm:
+      parts[-1] = parts[-1][0] + n, norm
+    elif n > 0:
+      parts.append((n, norm))
+  return tuple(parts) or ((0, clip_norm),)
 
 
 def _same_plan(one: Any, other: Any) -> bool:
@@ -272,16 +295,3 @@ def _same_plan(one: Any, other: Any) -> bool:
     return one is other
   return all(getattr(one, field.name) == getattr(other, field.name)
              for field in dataclasses.fields(one) if field.name != 'l2_norm_clip')
-
-
-def card(
-    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
-    **more: Any) -> card_lib.Card:
-  """The card of everything that a model's weights went through; see `DPModel.privacy_card`."""
-  more.update(
-      audits=audits, weights=weight_digests.of(model.weights),
-      words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
-  run = getattr(getattr(model, 'optimizer', None), 'run', None)
-  if run is not None:
-    return run.card(**more)
-  return card_lib.of(attached.Ledger.of(model).ledger(), facts=[_COUNTED], **more)

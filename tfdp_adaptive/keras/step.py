@@ -92,8 +92,9 @@ def clip(
     request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
   speed = model.optimizer.performance
-  engine = views_lib.repeated(engines.choose(
-      speed.engine, model, request.asks, interface.joined(batch)[0].x), model.example_views)
+  chosen = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
+  model.optimizer.run.engines[chosen.name] = None  # type: ignore[attr-defined]
+  engine = views_lib.repeated(chosen, model.example_views)
   rows = None
   if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)

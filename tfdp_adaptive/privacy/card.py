@@ -13,7 +13,7 @@ import dataclasses
 from importlib import metadata
 import math
 import platform
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 import unicodedata
 
 from tfdp_adaptive import checks
@@ -26,6 +26,16 @@ from tfdp_adaptive.accounting import stopping
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Of the curve of epsilon.
+_BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
+_SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
+         'run is a test and the guarantee above does not hold against them.')
+_LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
+_COUNTED = (
+    'The ledger counts every run that left its record on these weights, wherever Keras copied, '
+    'loaded or wrapped them, and in checkpoints of variables. It cannot follow values that were '
+    'copied by hand (get_weights, set_weights, set_state_tree, assign), a model trained on '
+    'predictions of these weights, a SavedModel used as a layer, or training without this library, '
+    'as of files that were read or written before it was imported.')
 # Of epsilon, at which delta is stated.
 _SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
 
@@ -155,7 +165,7 @@ def of(
     ledger: Any, *, delta: Optional[float] = None, accountant: str = 'pld',
     plots: bool = True, trust: str = 'central', words: Sequence[Words] = (),
     facts: Sequence[str] = (), audits: Sequence[Any] = (), weights: Sequence[str] = (),
-    details: Sequence[str] = (), looks: Optional[stopping.Looks] = None) -> Card:
+    looks: Optional[stopping.Looks] = None) -> Card:
   """The card of all runs of a ledger.
 
   Args:
@@ -168,33 +178,71 @@ def of(
     facts: See `Card`.
     audits: Reports of `tfdp.audit`.
     weights: See `weight_digests`.
-    details: Sentences about the rule of the last run.
     looks: The looks fixed before the last run, if released results decided when it stopped.
   """
   checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
   if looks is not None and ledger.entries and ledger.entries[-1].plan is not None:
-    last = ledger.entries[-1]
-    facts = [*facts, looks.describe(last.plan, last.steps)]
-  runs = [_run(entry) for entry in ledger.entries]
-  if runs and details:
-    runs[-1] = dataclasses.replace(runs[-1], details=tuple(map(clean, details)))
-  own = [Words(f'the sampling of run {number}', run.entry.own_sampler)
-         for number, run in enumerate(runs, 1) if run.entry.own_sampler]
+    ledger = type(ledger)((*ledger.entries[:-1],
+                           dataclasses.replace(ledger.entries[-1], looks=looks)))
+  said = sayings(ledger.entries, trust)
   plans = [entry.plan for entry in ledger.entries if entry.plan is not None]
   unit: Dict[str, Any] = dict(unit=plans[0].unit, adjacency=plans[0].adjacency) if plans else {}
   card = Card(
-      runs=tuple(runs), accountant=accountant, trust=trust,
-      words=tuple(Words(clean(one.about), clean(one.text)) for one in [*own, *words]),
-      facts=tuple(map(clean, [
-          *dict.fromkeys(note for entry in ledger.entries for note in entry.notes), *facts])),
-      audits=tuple(map(_audit, audits)),
-      parts=tuple(_parts(plans, ledger.entries, trust)), versions=versions(),
+      runs=tuple(map(_run, ledger.entries)), accountant=accountant, trust=trust,
+      words=said.words + tuple(Words(clean(one.about), clean(one.text)) for one in words),
+      facts=tuple(dict.fromkeys([*said.facts, *map(clean, facts)])),
+      audits=tuple(map(_audit, audits)), parts=said.parts, versions=versions(),
       weights=tuple(sorted(weights)),
       delta=(ledger.target_delta or 0.0) if delta is None else delta, **unit)
-  return _claims(card, ledger, plots, looks)
+  return _claims(card, ledger, plots)
 
 
-def _claims(card: Card, ledger: Any, plots: bool, looks: Optional[stopping.Looks]) -> Card:
+class Sayings(NamedTuple):
+  """The words, facts and parts of a card that follow from its runs."""
+
+  words: Tuple[Words, ...]
+  facts: Tuple[str, ...]
+  parts: Tuple[Part, ...]
+
+
+def about_weights(entries: Sequence[Any]) -> List[str]:
+  """Returns facts for the card of the weights of one model, whose ledger this is."""
+  return [_BEFORE] * (len(entries) > 1) + [_COUNTED]
+
+
+def sayings(entries: Sequence[Any], trust: str) -> Sayings:
+  """Returns the texts of a card that follow from the entries of a ledger."""
+  plans = [entry.plan for entry in entries if entry.plan is not None]
+  return Sayings(
+      tuple(Words(f'the sampling of run {number}', clean(entry.own_sampler))
+            for number, entry in enumerate(entries, 1) if entry.own_sampler),
+      tuple(map(clean, dict.fromkeys(_recorded(entries)))),
+      tuple(_parts(plans, entries, trust)))
+
+
+def _recorded(entries: Sequence[Any]) -> List[str]:
+  """Returns the sentences that follow from what the entries of a ledger have recorded."""
+  found = [note for entry in entries for note in entry.notes]
+  for number, entry in enumerate(entries, 1):
+    if entry.seeded:
+      found.append(f'Run {number}: {_SEED}')
+    if entry.taken is not None:
+      found.append(f'Run {number} was stopped after {entry.taken} steps by something that had '
+                   f'been seen, so that all {entry.steps} steps that it could have taken are '
+                   'counted.')
+    if entry.clip_norms:
+      found.append(f'The clip norm of run {number} changed: ' + ', then '.join(
+          f'{norm:g} in {steps} steps' for steps, norm in entry.clip_norms) + '.')
+    if entry.shared:
+      found.append(f'Run {number} took steps on batches that other steps took, too. Where a ledger '
+                   'has both, they are added up without amplification by sampling; where it has '
+                   'one, publishing both costs more than two ledgers say.')
+    if entry.looks is not None:
+      found.append(entry.looks.describe(entry.plan, entry.done))
+  return found
+
+
+def _claims(card: Card, ledger: Any, plots: bool) -> Card:
   """The card with epsilon and what follows from it, or the reason why there is none."""
   guaranteed = [entry.guaranteed for entry in ledger.entries]
   if not all(guaranteed):
@@ -202,19 +250,24 @@ def _claims(card: Card, ledger: Any, plots: bool, looks: Optional[stopping.Looks
         ledger.entries[guaranteed.index(False)], guaranteed.index(False) + 1, len(guaranteed)))
   accountant, target_delta = card.accountant, card.delta or None
   try:
-    epsilon = ledger.epsilon(target_delta, accountant, looks)
+    epsilon = ledger.epsilon(target_delta, accountant)
   except ValueError as error:  # Guarantees about different neighbours do not add up.
     return dataclasses.replace(card, reason=clean(str(error)))
+  if epsilon > _LARGEST:
+    return dataclasses.replace(card, reason='The noise is too small for a finite epsilon')
   plan: Any = ledger.entries[-1].plan if ledger.entries else None
-  end = ledger if plan is None else ledger.done(plan.steps)
-  planned = end.epsilon(target_delta, accountant)
-  if looks is not None:  # All else holds at steps and deltas that were fixed beforehand.
+  end = ledger if plan is None else type(ledger)(
+      (*ledger.entries[:-1], ledger.entries[-1].after(plan.steps)))
+  total = end.epsilon(target_delta, accountant)
+  planned = total if total <= _LARGEST else None
+  if ledger.entries and ledger.entries[-1].looks is not None:
+    # All else holds at steps and deltas that were fixed beforehand.
     return dataclasses.replace(
-        card, epsilon=epsilon, planned_epsilon=max(epsilon, planned),
+        card, epsilon=epsilon, planned_epsilon=max(epsilon, planned or 0.0),
         mu=meaning.gaussian_mu(epsilon, card.delta), profile=((epsilon, card.delta),))
   drawn = any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
-            for steps in _marks(card)] if plots and not drawn else [])
+            for steps in marks(card)] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
   shares = _SHARES if plots and not drawn else meaning.SHARES
   profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
@@ -222,12 +275,13 @@ def _claims(card: Card, ledger: Any, plots: bool, looks: Optional[stopping.Looks
   return dataclasses.replace(
       card, epsilon=epsilon, planned_epsilon=planned,
       mu=meaning.gaussian_mu(epsilon, card.delta) if card.delta else 0.0,
-      curve=tuple(sorted({**dict(curve), last: planned, card.done: epsilon}.items())),
+      curve=tuple((steps, value) for steps, value in sorted(
+          {**dict(curve), last: planned, card.done: epsilon}.items()) if value is not None),
       profile=tuple(profile))
 
 
-def _marks(card: Card) -> List[int]:
-  """Steps at which epsilon is plotted: about ten, the first, and the ends of a few runs."""
+def marks(card: Card) -> List[int]:
+  """Returns the steps that are plotted: about ten, the first, and the ends of a few runs."""
   ends, end = set(), 0
   for run in card.runs[:_POINTS // 2]:
     end += run.entry.steps
@@ -242,7 +296,7 @@ def until(ledger: Any, steps: int) -> Any:
   for entry in ledger.entries:
     taken = min(steps, entry.steps)
     steps -= taken
-    entries.append(dataclasses.replace(entry, steps=taken))
+    entries.append(entry.after(taken))
   return type(ledger)(tuple(entries))
 
 
@@ -261,7 +315,8 @@ def _run(entry: Any) -> Run:
   seeded = getattr(plan, 'seed', None) is not None
   if seeded:
     entry = dataclasses.replace(entry, plan=dataclasses.replace(plan, seed=None))
-  return Run(entry, seeded=seeded, **derived(plan, entry.steps))
+  return Run(entry, seeded=seeded, details=tuple(map(clean, entry.clipping)),
+             **derived(plan, entry.steps))
 
 
 def derived(plan: Any, steps: int) -> Dict[str, Any]:

@@ -36,8 +36,9 @@ class Entry:
   """A run.
 
   Attributes:
-    plan: Its plan; None if there was none, so that nothing is known of its cost.
-    steps: Steps done.
+    plan: Its plan, with the clip norm of its last step; None if there was none, so that nothing
+      is known of its cost.
+    steps: Steps that count.
     rule: Name of the update rule, for people.
     private: Whether everything that the rule saw of the data was noised.
     own_sampler: The caller's description of the sampling, if the plan did not draw the batches.
@@ -48,6 +49,14 @@ class Entry:
       the steps of this entry.
     notes: Sentences that the statement repeats.
     delta: Probability of what `plan` does not account for; part of the ledger's delta.
+    taken: Steps done, where something that had been seen stopped the run, so that `steps` counts
+      all that it could have done. None for other runs.
+    clip_norms: `(steps, clip norm)` of the parts of a run whose clip norm changed, else ().
+    clipping: Sentences about how its rule clips, such as by a clip norm that follows a quantile.
+    seeded: Whether the noise had a fixed seed, as in tests.
+    engines: The clipping engines.
+    shared: Identifiers of runs that took steps on the same batches: their samples are one.
+    looks: The evaluations after which the run could stop, if the claim follows from them.
   """
 
   plan: Any
@@ -60,9 +69,33 @@ class Entry:
   resumed: Tuple[Tuple[str, int], ...] = dataclasses.field(default=(), compare=False)
   notes: Tuple[str, ...] = ()
   delta: float = 0.0
+  taken: Optional[int] = None
+  clip_norms: Tuple[Tuple[int, float], ...] = ()
+  clipping: Tuple[str, ...] = ()
+  seeded: bool = False
+  engines: Tuple[str, ...] = ()
+  shared: Tuple[str, ...] = ()
+  looks: Optional[stopping.Looks] = None
 
   def __post_init__(self) -> None:
     checks.whole(0, examples_per_user=self.examples_per_user)
+    for name in ('clipping', 'engines', 'shared'):
+      object.__setattr__(self, name, tuple(map(str, getattr(self, name))))
+    object.__setattr__(self, 'clip_norms', tuple(
+        (int(n), float(norm)) for n, norm in self.clip_norms))
+    if self.clip_norms and (
+        sum(n for n, _ in self.clip_norms) != self.done
+        or self.plan is None or self.clip_norms[-1][1] != self.plan.l2_norm_clip):
+      raise ValueError("`clip_norms` must be of all steps of a run, and end with its plan's. "
+                       f'Received: clip_norms={self.clip_norms}.')
+    for name in ('private', 'seeded'):
+      if not isinstance(getattr(self, name), bool):
+        raise ValueError(f'`{name}` must be True or False. Received: {getattr(self, name)!r}.')
+    if self.taken is not None:
+      checks.whole(0, taken=self.taken)
+      if self.taken >= self.steps:
+        raise ValueError('`taken` must be below `steps`, which counts what could have been taken. '
+                         f'Received: taken={self.taken}, steps={self.steps}.')
     object.__setattr__(self, 'resumed', tuple((str(run), int(n)) for run, n in self.resumed))
     object.__setattr__(self, 'notes', tuple(map(str, self.notes)))
     if self.plan is not None and not isinstance(self.plan, terms_lib.Terms):
@@ -72,6 +105,15 @@ class Entry:
     if self.plan is not None and self.steps > self.plan.steps:
       raise ValueError(f"`steps` must be at most the plan's {self.plan.steps}. "
                        f'Received: steps={self.steps}.')
+
+  @property
+  def done(self) -> int:
+    """Steps that the run has taken; fewer than `steps` if something stopped it."""
+    return self.steps if self.taken is None else self.taken
+
+  def after(self, steps: int) -> Entry:
+    """The entry of the same run at another number of steps."""
+    return dataclasses.replace(self, steps=steps, taken=None, clip_norms=(), looks=None)
 
   @property
   def guaranteed(self) -> bool:
@@ -118,11 +160,12 @@ class Ledger:
       rule: A rule of `tfdp.rules`, which the plan checks, or its name.
       own_sampler: A description of the sampling, if the plan does not draw the batches.
     """
-    private = True
+    private, clipping = True, ()
     if rule is not None and not isinstance(rule, str):
-      private = plan_checks.serves(plan, rule)
+      private, clipping = plan_checks.serves(plan, rule), statement_lib.clipping(rule)
       rule = rule.name
-    return Ledger(self.entries + (Entry(plan, 0, rule or '', private, own_sampler),))
+    return Ledger(self.entries + (
+        Entry(plan, 0, rule or '', private, own_sampler, clipping=clipping),))
 
   def done(self, steps: int) -> 'Ledger':
     """The ledger when the last run has done `steps` steps in all."""
@@ -134,7 +177,8 @@ class Ledger:
     if steps < last.steps:
       raise ValueError(f'What is done stays done: the last run has taken {last.steps} steps. '
                        f'Received: steps={steps}. A new run is another `begin`.')
-    return Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=int(steps)),))
+    return Ledger(self.entries[:-1] + (
+        last if steps == last.steps else last.after(int(steps)),))
 
   def __add__(self, other: Union['Ledger', terms_lib.Terms]) -> 'Ledger':
     more = of(other)
@@ -170,7 +214,9 @@ class Ledger:
       return dp_accounting.NonPrivateDpEvent()
     relation = self.relation()
     events = [cost.event(entry.plan, entry.steps, neighbors=relation, composed=len(entries) > 1,
-                         shared=plan_checks.shares_bins(entry, entries[:i] + entries[i + 1:]))
+                         shared=plan_checks.shares_bins(entry, entries[:i] + entries[i + 1:]),
+                         same_batches=plan_checks.shares_batches(
+                             entry, entries[:i] + entries[i + 1:]))
               for i, entry in enumerate(entries) if entry.plan is not None]
     if not events:
       return dp_accounting.NoOpDpEvent()
@@ -188,7 +234,8 @@ class Ledger:
     Args:
       target_delta: By default the largest of the plans.
       accountant: 'pld' (tight) or 'rdp'.
-      looks: Fixed before the last run began, where what was released decided when it stopped.
+      looks: Fixed before the last run began, where what was released decided when it stopped;
+        by default those of its entry.
     """
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):
@@ -197,10 +244,11 @@ class Ledger:
       return math.inf
     delta: Any = self.target_delta if target_delta is None else target_delta
     checks.probability(target_delta=delta)
+    last = self.entries[-1]
+    looks = last.looks if looks is None else looks
     if looks is not None:
-      last = self.entries[-1]
-      share, counted = looks.claim(last.plan, last.steps)
-      claimed = Ledger(self.entries[:-1] + (dataclasses.replace(last, steps=counted),))
+      share, counted = looks.claim(last.plan, last.done)
+      claimed = Ledger(self.entries[:-1] + (last.after(counted),))
       return claimed.epsilon(share * delta, accountant)
     delta -= sum(entry.delta for entry in self.entries if entry.steps)
     return math.inf if delta <= 0 else cost.epsilon(
@@ -277,7 +325,10 @@ def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
       'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
       'own_sampler': entry.own_sampler,
       **{name: getattr(entry, name) for name in (
-          'examples_per_user', 'run', 'resumed', 'notes', 'delta') if getattr(entry, name)},
+          'examples_per_user', 'run', 'resumed', 'notes', 'delta', 'clip_norms', 'clipping',
+          'seeded', 'engines', 'shared') if getattr(entry, name)},
+      **({} if entry.taken is None else {'taken': entry.taken}),
+      **({} if entry.looks is None else {'looks': dataclasses.asdict(entry.looks)}),
       'plan': None if plan is None else {
           'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
 
@@ -288,7 +339,9 @@ def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
     kinds = _kinds(terms_lib.Terms)
     checks.one_of(sorted(kinds), kind=plan['kind'])
     plan = kinds[plan['kind']].from_json(json.dumps(plan['content']))
-  return Entry(**dict(fields, plan=plan))
+  looks = fields.get('looks')
+  return Entry(**dict(
+      fields, plan=plan, looks=None if looks is None else stopping.Looks(**looks)))
 
 
 def _kinds(base: Any) -> Dict[str, Any]:

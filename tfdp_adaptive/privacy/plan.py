@@ -278,8 +278,7 @@ class PrivacyPlan(terms.Terms):
       accountant: 'pld' (tight) or 'rdp'.
     """
     return statement_lib.of(card.of(
-        self._run(steps, rule), accountant=accountant, plots=False,
-        details=() if rule is None else statement_lib.details(rule)))
+        self._run(steps, rule), accountant=accountant, plots=False))
 
   def to_json(self) -> str:
     """Returns all fields as text without secrets. `from_json` restores them."""

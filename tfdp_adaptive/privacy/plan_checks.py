@@ -144,6 +144,12 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
       for other in others if other.plan is not None)
 
 
+def shares_batches(entry: Any, others: Sequence[Any]) -> bool:
+  """Whether another run of a ledger took steps on the batches of a run, or a branch of it."""
+  run_of = lambda one: one.run.split('.')[0]
+  return any(run_of(other) in entry.shared or run_of(entry) in other.shared for other in others)
+
+
 def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
   """See `PrivacyPlan.check_rule`; without a plan, only whether the rule has a guarantee."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]

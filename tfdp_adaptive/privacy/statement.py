@@ -9,7 +9,7 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 from __future__ import annotations
 
 import decimal
-from typing import Any, Dict, List, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
@@ -84,7 +84,7 @@ def guarantee(card: card_lib.Card) -> str:
   last = runs[-1].entry
   text = f'Guarantee: {pair(card.epsilon)}-differential privacy '
   if len(runs) > 1:
-    text += (f'of all {len(runs)} run(s) on these weights together, which are counted as if every '
+    text += (f'of all {len(runs)} run(s) together, which are counted as if every '
              'record had been in each of them')
   elif last.steps == last.plan.steps:
     text += f'after all {last.steps} steps'
@@ -205,14 +205,16 @@ def _mechanism(run: card_lib.Run) -> str:
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
            f'{plan.steps} steps planned.')
-  text += ''.join(f' {detail}' for detail in run.details)
+  text += ''.join(f' {detail}' for detail in run.entry.clipping or run.details)
+  if run.entry.engines:
+    text += f' Gradients of single examples were clipped by: {", ".join(run.entry.engines)}.'
   if run.entry.rule:
     text += f' Update rule: {run.entry.rule}, by post-processing of the noised releases.'
   return text
 
 
-def details(rule: contract.Rule) -> List[str]:
-  """Sentences about how a rule clips, where that is not the usual way."""
+def clipping(rule: contract.Rule) -> Tuple[str, ...]:
+  """Returns sentences about how a rule clips, where that is not the usual way."""
   found = []
   weights = sorted({str(ask.weight) for ask in rule.asks if not ask.weight.passes})
   if weights:
@@ -224,7 +226,7 @@ def details(rule: contract.Rule) -> List[str]:
   if any(ask.rider is not None for ask in rule.asks):
     found.append('The clip norm given is the first; it follows noised statistics of the norms of '
                  'records, which are part of the same release and of its cost.')
-  return found
+  return tuple(found)
 
 
 def _versions(card: card_lib.Card) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of a model's weights, by which a card and a file of weights know each other.
 
-Each floating-point array has a digest of its shape, type and bytes. A card lists them sorted,
+Each array of numbers has a digest of its shape, type and bytes, integers of quantized layers
+included, but the states of random generators. A card lists them sorted,
 so that neither the names nor the order in which a format stores arrays matter.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 
 _LEDGER = '_tfdp_ledger'
 _BESIDE = ('optimizer', 'metrics', _LEDGER)  # Parts of a Keras file that are no weights.
+_GENERATORS = ('seed_generator', '_random_generator', 'random_generator')
 _IN_KERAS = 'model.weights.h5'
 
 
@@ -30,14 +32,14 @@ class File(NamedTuple):
 
 
 def of(arrays: Iterable[Any]) -> Tuple[str, ...]:
-  """Sorted digests of the floating-point arrays among `arrays`.
+  """Returns sorted digests of the arrays of numbers among `arrays`.
 
   Examples:
     >>> of([np.zeros(2), np.ones(2)]) == of([np.ones(2), np.zeros(2)])
     True
   """
-  floating = (np.asarray(array) for array in arrays)
-  return tuple(sorted(_digest(array) for array in floating if array.dtype.kind not in 'iubOSU'))
+  numbers = (np.asarray(array) for array in arrays)
+  return tuple(sorted(_digest(array) for array in numbers if array.dtype.kind not in 'OSU'))
 
 
 def short(digests: Sequence[str]) -> str:
@@ -77,7 +79,9 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
   ledger = ''
   beside: Dict[str, int] = dict.fromkeys(_BESIDE, 0)
   for name, value in arrays:
-    first = name.strip('/').split('/')[0]
+    first, *inside = name.strip('/').split('/')
+    if any(part.startswith(_GENERATORS) for part in inside):
+      continue
     if first in beside:
       beside[first] += 1
       if first == _LEDGER and value.dtype == np.uint8:
