@@ -212,6 +212,13 @@ def test_a_stored_list_of_batches_is_not_amplified_twice():
   assert model.ledger.epsilon(1e-5) >= make_plan(noise_multiplier=0.5**0.5).epsilon()
 
 
+def test_one_eager_step_takes_its_batch_once():
+  model = build(sgd())
+  model.compile(sgd(), 'mse', run_eagerly=True)
+  model.train_on_batch(*next(iter(PLAN.batches((X, Y)))))
+  assert not model.ledger.entries[0].shared
+
+
 def test_a_step_that_fails_takes_no_batch():
   models = [build(sgd()), build(sgd())]
   x, y, weight = next(iter(PLAN.batches((X, Y))))

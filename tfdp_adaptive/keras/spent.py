@@ -8,12 +8,14 @@ its sample weights, which `plan.batches` makes anew for every batch. Copies are 
 
 import contextlib
 import functools
+import threading
 from typing import Any, Dict, Iterator, List, Tuple
 import weakref
 
 import tensorflow as tf
 
 _TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to weights, runs).
+_inside = threading.local()
 
 
 def _forget(key: int, reference: Any) -> None:
@@ -24,14 +26,18 @@ def _forget(key: int, reference: Any) -> None:
 
 @contextlib.contextmanager
 def step(optimizer: Any, sample_weight: Any) -> Iterator[None]:
-  """Notes that a run takes a step on a batch, unless the step fails.
+  """Notes that a run takes a step on a batch, unless the step fails or is inside another call.
 
   Args:
     optimizer: A `DPOptimizer`, or None.
     sample_weight: A nest of tensors or arrays of the batch, or None.
   """
-  yield
-  if getattr(optimizer, 'plan', None) is None or optimizer.own_sampler is not None:
+  nested, _inside.step = getattr(_inside, 'step', False), True
+  try:
+    yield
+  finally:
+    _inside.step = nested
+  if nested or getattr(optimizer, 'plan', None) is None or optimizer.own_sampler is not None:
     return
   for one in tf.nest.flatten(sample_weight):
     if hasattr(one, 'dtype'):
