@@ -146,7 +146,6 @@ def penalty_only(y, output):
   return output[:, 1]
 
 
-@pytest.mark.both_stacks
 @pytest.mark.parametrize('jit', [False, True])
 def test_a_gradient_inside_call_is_that_of_a_tape(jit):
   model = tfdp.make_private(Critic())
