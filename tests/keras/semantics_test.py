@@ -162,31 +162,6 @@ def test_a_gradient_inside_call_is_that_of_a_tape(jit):
     np.testing.assert_allclose(old - np.array(new), gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('factor', [0.0, 0.9, 1.1, 2.0])
-def test_a_registered_rule_that_is_wrong_is_refused(factor, own_layers):
-  del own_layers
-
-  class Scale(L.Layer):
-    def build(self, shape):
-      self.gamma = self.add_weight(shape=(shape[-1],), initializer='ones', name='gamma')
-      super().build(shape)
-
-    def call(self, x):
-      return x * tf.convert_to_tensor(self.gamma)
-
-  @tfdp.clipping.register(Scale)
-  def rule(layer, call, cotangents):
-    from tfdp_adaptive.clipping import factors  # pylint: disable=g-import-not-at-top
-    yield layer.gamma, factors.explicit(factor * cotangents * call.inputs)
-
-  del rule
-  model = tfdp.make_private(keras.Sequential([L.Input([4]), Scale(), L.Dense(1)]))
-  model.compile(still(performance=tfdp.Performance('bookkeeping')), 'mse')
-  with pytest.raises(tfdp.PrivacyError, match='a plain tape'):
-    model.train_on_batch(X, Y)
-  assert not model.optimizer.steps_done
-
-
 def test_the_comparison_is_off_by_name_and_said():
   model = tfdp.make_private(dense())
   model.compile(still(), 'mse', compare_first_step=False)
