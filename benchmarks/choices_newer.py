@@ -6,7 +6,7 @@
 
 As in `choices_models.py`: twelve settings by one run on validation records, and three further runs
 on test records, with independent noise at epsilon 1. Methods that need public records get the 300
-validation records that `recommend` gets. FILE keeps what is done.
+validation records that are public. FILE keeps what is done.
 """
 
 import argparse
@@ -123,8 +123,7 @@ def main() -> None:
   for name in options.tasks:
     task = tasks[name]()
     start = models_run.evaluate(task, task.build(), 2)
-    seen = choices_models.known(task)
-    norm = float(np.median(np.linalg.norm(seen['gradients'], axis=1)))
+    norm = choices_models.norm(task)
     for method in METHODS:
       key = dict(task=task.name, epsilon=EPSILON, method=method)
       if any(key.items() <= one.items() for one in done):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.recommend` beside Opacus, JAX Privacy and TensorFlow Privacy, each tuned with twelve runs.
+"""Methods of this library beside Opacus, JAX Privacy and TensorFlow Privacy, with twelve runs each.
 
     make bench-peers  # environments with the other libraries
     PYTHONPATH=. python benchmarks/choices_peers.py [--data FOLDER] [--packages FOLDER] [TASK ...]
@@ -14,8 +14,8 @@ on validation records. The chosen setting runs three times more, on test records
 from choices_models.json. FILE keeps what is done.
 
 Not equal: the rates of the others are constant, as in their examples, and ours fall linearly to
-zero. `recommend` sees 300 public records, the others see none. TensorFlow Privacy trains on
-shuffled batches, and accounts for them as for Poisson sampling. Opacus rounds the batch size.
+zero. TensorFlow Privacy trains on shuffled batches, and accounts for them as for Poisson sampling.
+Opacus rounds the batch size.
 """
 
 import argparse
@@ -206,24 +206,15 @@ def best(group: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def our_rows(ours: List[Dict[str, Any]], task: str, epsilon: float) -> Dict[str, Any]:
-  """`{label: row}` of the recommended method, as given and tuned with twelve runs."""
-  group = [one for one in ours if (one['task'], one['epsilon']) == (task, epsilon)]
-  found = {}
-  for given in (one for one in group if one['method'] == 'as given'):
-    banded = given['bands'] > 1
-    name = f'{given["chosen"]}{", banded" if banded else ""}'
-    found[f'tfdp.recommend as given ({name})'] = given
-    alike = [one for one in group if one['method'] == given['chosen']]
-    same = [one for one in alike if one['bands'] == given['bands']] or [
-        one for one in alike if (one['bands'] > 1) == banded]
-    if same:
-      found[f'tfdp {name}, 12 runs'] = same[0]
-  return found
+  """`{label: row}` of the methods of this library, tuned with twelve runs."""
+  return {f'tfdp {one["method"]}{", banded" if one["bands"] > 1 else ""}, 12 runs': one
+          for one in ours if (one['task'], one['epsilon']) == (task, epsilon)}
 
 
 def table(done: List[Dict[str, Any]], ours: List[Dict[str, Any]]) -> str:
   """A line per library, optimizer, task and epsilon; then versions, noise and a summary."""
-  lines, gaps = [], {'as given': [], '12 runs': []}
+  lines: List[str] = []
+  gaps: List[float] = []
   for task, epsilon in dict.fromkeys((one['task'], one['epsilon']) for one in done):
     group = [one for one in done if (one['task'], one['epsilon']) == (task, epsilon)]
     found = {f'{one["library"]}, {one["optimizer"]}, 12 runs': one for one in group}
@@ -235,14 +226,12 @@ def table(done: List[Dict[str, Any]], ours: List[Dict[str, Any]]) -> str:
       lines.append(f'  {label:45} {one["loss"]:8.4f} +- {error:.4f}' + (
           f'   clip {one["clip"]:<5.3g} rate {one["rate"]:.3g}' if 'library' in one else '') + (
               '   least' if one is least else ''))
-    for label, one in mine.items():
-      gaps['as given' if 'as given' in label else '12 runs'].append(
-          one['loss'] / best([one for one in group if one['library'] in PEERS])['loss'] - 1)
+    if mine:
+      gaps.append(best([*mine.values()])['loss'] / best(
+          [one for one in group if one['library'] in PEERS])['loss'] - 1)
     lines.append('')
-  for name, values in gaps.items():
-    lines.append(f'tfdp, {name}: a smaller loss than every row of the other libraries on '
-                 f'{sum(gap < 0 for gap in values)} of {len(values)}; loss over the best of these: '
-                 + ', '.join(f'{gap:+.1%}' for gap in values))
+  lines.append('The best of this library over the best of the others: '
+               + ', '.join(f'{gap:+.1%}' for gap in gaps))
   lines += ['', 'Noise multiplier (epsilon spent), expected batch size, sampling and accountant:']
   for task, epsilon in dict.fromkeys((one['task'], one['epsilon']) for one in done):
     group = [one for one in done if (one['task'], one['epsilon']) == (task, epsilon)]

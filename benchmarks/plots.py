@@ -19,10 +19,10 @@ import matplotlib
 import numpy as np
 import studies
 
-from tfdp_adaptive.advice import budget
-
 matplotlib.use('Agg')
 from matplotlib import pyplot
+
+import tfdp_adaptive as tfdp
 
 COLORS = {'DPSGD': '#777777', 'DPAdam': '#1f77b4', 'DPAdamBC': '#2ca02c', 'DPAdamSTP': '#d62728'}
 
@@ -160,24 +160,27 @@ def of_federated(folder: pathlib.Path) -> Any:
 def of_batch_size(folder: pathlib.Path) -> Any:
   """Noise over batch size at one budget of examples; formulas alone."""
   del folder
-  table = budget.batch_and_steps(
-      population_size=60_000, target_epsilon=2.0, examples=600_000, parameters=10_000)
-  sizes = [row.batch_size for row in table.rows]
+  sizes = [64 * 2**i for i in range(10)]
+  steps = [600_000 // size for size in sizes]
+  noises = [tfdp.PrivacyPlan.calibrate(
+      population_size=60_000, batch_size=size, steps=count, target_epsilon=2.0, target_delta=1e-5,
+      l2_norm_clip=1.0).noise_multiplier / size for size, count in zip(sizes, steps)]
+  of_step = [noise * math.sqrt(10_000) / .1 for noise in noises]  # At a signal of .1 clip norms.
   figure, axes = pyplot.subplots(figsize=(7.5, 3.6))
-  axes.plot(sizes, [row.step_noise for row in table.rows], 'o-', color='#1f77b4',
-            label='noise over signal of a step')
-  axes.plot(sizes, [row.step_noise / math.sqrt(row.steps) for row in table.rows], 'D-',
+  axes.plot(sizes, of_step, 'o-', color='#1f77b4', label='noise over signal of a step')
+  axes.plot(sizes, [noise / math.sqrt(count) for noise, count in zip(of_step, steps)], 'D-',
             color='#d62728', mfc='white', label='noise over signal of the sum of all steps')
   axes.axhline(1, color='#1f77b4', lw=.8, ls=':')
-  few = [row.batch_size for row in table.rows if row.steps < budget.LEAST_STEPS]
-  if few:
-    axes.axvspan(few[0] / math.sqrt(2), sizes[-1] * math.sqrt(2), color='#cccccc', alpha=.5,
-                 label=f'fewer than {budget.LEAST_STEPS} steps')
-  axes.axvline(table.best.batch_size, color='#2ca02c', lw=6, alpha=.3, label='proposed')
+  few = [size for size, count in zip(sizes, steps) if count < 100]
+  axes.axvspan(few[0] / math.sqrt(2), sizes[-1] * math.sqrt(2), color='#cccccc', alpha=.5,
+               label='fewer than 100 steps')
+  clear = next(size for size, noise in zip(sizes, of_step) if noise < 1)
+  axes.axvline(clear, color='#2ca02c', lw=6, alpha=.3, label='proposed')
   axes.set_xscale('log', base=2)
   axes.set_yscale('log')
   axes.set_yticks([.03, .1, .3, 1, 3, 10], ['.03', '.1', '.3', '1', '3', '10'])
-  axes.set_xticks(sizes, [f'{row.batch_size:,}\n{row.steps:,}' for row in table.rows], fontsize=8)
+  axes.set_xticks(sizes, [f'{size:,}\n{count:,}' for size, count in zip(sizes, steps)],
+                  fontsize=8)
   axes.minorticks_off()
   axes.set_xlim(sizes[0] / math.sqrt(2), sizes[-1] * math.sqrt(2))
   axes.set_xlabel('batch size, and the steps that the budget leaves')

@@ -34,7 +34,7 @@ class Target(NamedTuple):
   steps: int
   batch_size: int
   epsilon: float
-  delta: Optional[float] = None  # None: `tfdp.advice.budget.default_delta`.
+  delta: Optional[float] = None  # None: `tfdp.advice.default_delta`.
 
   def plan(
       self, population_size: int, limit: str, **fields: Any) -> tfdp.PrivacyPlan:
@@ -54,7 +54,7 @@ class Target(NamedTuple):
     with errors.usage():
       return tfdp.PrivacyPlan.calibrate(
           target_epsilon=self.epsilon,
-          target_delta=self.delta or tfdp.advice.budget.default_delta(population_size),
+          target_delta=self.delta or tfdp.advice.default_delta(population_size),
           population_size=population_size, batch_size=self.batch_size, steps=self.steps,
           l2_norm_clip=1.0, **fields)
 

@@ -143,7 +143,7 @@ class Server:
                   seed=None if seed is None else seed + offset)
 
     self._private = private_rule.PrivateRule(
-        _adaptive(rule, quantile_clip, plan), specs, **noise(share, plan.l2_norm_clip, 0))
+        _adaptive(rule, quantile_clip, plan), specs, **noise(share, numbers['l2_norm_clip'], 0))
     self._metrics = private_metrics and privatizer.Privatizer(
         (contract.Ask(),), tf.TensorSpec([_size(private_metrics)]),
         **noise(private_metrics.share, 1.0, 2 * 10**9))

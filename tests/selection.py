@@ -30,7 +30,7 @@ import thorough
 
 TESTS = pathlib.Path(__file__).parent
 KERAS_2 = importlib.metadata.version('keras').startswith('2.')
-NUMPY = ('mechanisms', 'accounting', 'advice')
+NUMPY = ('mechanisms', 'accounting')
 BOTH = ('both_stacks', 'skipif', 'federated')  # Marks of tests that run on both stacks.
 ASKS = {'KERAS_3', 'find_spec'}  # Names by which a test asks for its stack.
 

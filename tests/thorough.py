@@ -69,9 +69,6 @@ _BY_REASON = {
             'True-dp_sgd', 'True-dp_soap', 'True-scale_then_privatize', 'False-dp_adam_ime'),
     },
     LARGER: {
-        'advice/budget_test.py::test_seconds_are_a_budget_too': (),
-        'advice/budget_test.py::'
-        'test_without_a_clear_step_the_largest_batch_of_enough_steps_is_proposed': (),
         'advice/choice_test.py::'
         'test_bins_and_gaps_are_chosen_where_draws_show_that_they_are_better': (),
         'advice/choice_test.py::test_no_factor_of_the_population_is_better': (),
@@ -117,9 +114,6 @@ _BY_REASON = {
         'accounting/composition_test.py::test_very_long_runs_are_answered': (),
         'accounting/law_contract_test.py::test_delta_is_never_below_the_truth_and_hardly_above': (
             '!0.3-*', "!1.0-PoissonExamples(sampling_probability*it': 'user'}"),
-        'advice/budget_test.py::test_recommend_proposes_both': ('limits1',),
-        'advice/budget_test.py::'
-        'test_rows_are_plans_of_the_budget_and_larger_batches_have_less_noise': (),
         'advice/choice_test.py::test_the_chosen_plan_keeps_epsilon_and_has_less_error': (),
         'audit/bounds_test.py::test_attempts_prove_more_than_others': (),
         'audit/canaries_test.py::'

@@ -28,8 +28,6 @@ _SUBPACKAGES = ('advice', 'audit', 'clipping', 'estimates', 'federated', 'heads'
 # {module: the public names that it defines}; `__init__.pyi` tells editors their types.
 _EXPORTS = {name: module for module, names in {
     'accounting': ('sampling',),
-    'advice.advice': ('advise',),
-    'advice.public_gradients': ('public_gradients',),
     'advice.recommendation': ('recommend',),
     'clipping.explain': ('explain_clipping',),
     'errors': ('Caution', 'PrivacyError'),

@@ -66,6 +66,9 @@ def settings(
     plan.check_rule(rule)
     chosen = {name: getattr(plan, name) for name in fixed}
     chosen['l2_norm_clip'] = plan.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+    if chosen['l2_norm_clip'] is None:
+      raise ValueError('`l2_norm_clip` must be given, here or in the plan, if the clip norm does '
+                       'not follow the examples. Received: l2_norm_clip=None.')
   else:
     missing = sorted(name for name, value in numbers.items() if value is None)
     if missing:

@@ -35,9 +35,9 @@ class Terms:
 
   batch_size: Union[int, float]
   steps: int
-  l2_norm_clip: float
   noise_multiplier: float
   target_delta: float
+  l2_norm_clip: Optional[float] = None
   population_size: Optional[int] = None
   population_is_public: Optional[bool] = None
   unit: str = 'example'

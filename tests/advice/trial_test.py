@@ -1,121 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation is exact where it says so, and its noise is the plan's."""
+"""A trial is the private step of the library, on public examples."""
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.advice import trial
+from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import rules
+from tfdp_adaptive.advice import trial as trial_lib
 
-RNG = np.random.default_rng(0)
-
-
-def linear(squared, count=30, size=4):
-  """Records of a linear model at weights 0, and its losses at other weights."""
-  x = RNG.normal(size=[count, size])
-  if squared:
-    y = RNG.normal(size=count)
-    return trial.Records(-y[:, None] * x, y**2 / 2, True), lambda w: np.square(x @ w - y) / 2
-  y, offset = RNG.integers(2, size=count), RNG.normal(size=count)
-  loss = lambda w: np.logaddexp(0, (1 - 2 * y) * (x @ w + offset))
-  gradient = (1 - 2 * y)[:, None] * x / (1 + np.exp(-(1 - 2 * y) * offset))[:, None]
-  return trial.Records(gradient, loss(np.zeros(size)), False), loss
+layers = compat.keras.layers
+INDEPENDENT = mechanisms.IndependentGaussian()
+RULES = {'sgd': rules.dp_sgd(.5), 'plain': rules.dp_sgd(), 'adam': rules.dp_adam(),
+         'scaled': rules.scale_then_privatize(scale_epsilon=.1), 'kfc': rules.dp_kfc()}
 
 
-@pytest.mark.parametrize('squared', [True, False])
-def test_losses_of_linear_models_are_exact(squared):
-  records, loss = linear(squared)
-  for scale in (0, .1, 1, 30):
-    w = scale * RNG.normal(size=4)
-    np.testing.assert_allclose(records.values(w[None])[0], loss(w), rtol=1e-9, atol=1e-9)
+def made(hidden=False, loss='mse'):
+  compat.keras.utils.set_random_seed(0)
+  model = compat.keras.Sequential([
+      layers.Input([3]), *([layers.Dense(4, activation='tanh')] if hidden else []),
+      layers.Dense(1)])
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[24, 3]).astype(np.float32)
+  return trial_lib.Trial(model, loss, RULES), tf.constant(x), x[:, :1] - 2 * x[:, 1:2]
 
 
-def test_losses_of_hundreds_are_not_too_large():
-  records = trial.Records(np.ones([2, 1]), np.array([.5, 800.0]), False)
-  np.testing.assert_allclose(records.values(np.array([[0.0], [-50.0]]))[:, 1], [800, 750])
-  np.testing.assert_allclose(records.slopes(np.zeros([1, 2])), 1)
+def course(rule='sgd', clip=1e6, rate=.1, steps=4, stddev=0.0, mechanism=INDEPENDENT, seed=1):
+  return trial_lib.Course(rule, clip, np.full(steps, rate), stddev, mechanism, seed)
 
 
-@pytest.mark.parametrize('squared', [True, False])
-def test_slopes_are_derivatives_of_the_losses(squared):
-  records, _ = linear(squared)
-  w, step = RNG.normal(size=4), 1e-6 * np.eye(4)
-  rise = (records.values(w + step) - records.values(w - step)) / 2e-6
-  found = records.slopes((w @ records.gradients.T)[None])[0][:, None] * records.gradients
-  np.testing.assert_allclose(rise.T, found, atol=1e-6)
-  np.testing.assert_allclose(records.slopes(np.zeros([1, 30])), 1)
+def trained(trial, x, y, one, rows=None, momentum=.5, weights=None):
+  rows = np.arange(24) if rows is None else rows
+  state = trial.begin(one, trial.start if weights is None else weights)
+  return trial.advance(one, state, x, y, rows, len(one.rates), momentum)
 
 
-def run(gradients, course, settings, rule=tfdp.rules.dp_sgd(), scaled=False):
-  records = trial.Records(np.asarray(gradients, float), np.full(len(gradients), .5), True)
-  return trial.train(trial.Candidate(rule, scaled, settings), records, course, 0)
+def test_steps_are_those_of_clipped_gradients_written_in_numpy():
+  trial, x, y = made()
+  one = course(clip=.7)
+  state = trained(trial, x, y, one)
+  drawn = np.random.default_rng([1, 0]).choice(np.arange(24), [4, trial_lib.BATCH])
+  w = np.concatenate([trial.start[0][:, 0], trial.start[1]]).astype(np.float64)
+  wide, moment, average = np.append(x.numpy(), np.ones([24, 1]), 1), 0, w
+  for i, rows in enumerate(drawn):
+    gradients = 2 * (wide[rows] @ w - y[rows, 0])[:, None] * wide[rows]
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    moment = .5 * moment + np.mean(gradients * np.minimum(1, .7 / norms), 0)
+    w = w - .1 * moment
+    average = w if i == 0 else .5 * average + .5 * w
+  found = np.concatenate([np.ravel(part) for part in state.weights])
+  np.testing.assert_allclose(found, w, atol=1e-5)
+  np.testing.assert_allclose(
+      np.concatenate([np.ravel(part) for part in state.average]), average, atol=1e-5)
 
 
-def test_steps_by_hand():
-  """Equal records with the loss (1 + g w)^2 / 2, no noise; the rate falls from r to r / T."""
-  course = trial.Course(7, 0.0, np.eye(5))
-  found = run(np.tile([.3, -.4], [6, 1]), course, [trial.Setting(.2, 1.0), trial.Setting(.2, .05)])
-  for clip, weights in zip((1.0, .05), found):
-    w = np.zeros(2)
-    for step in range(5):
-      g = (1 + np.dot([.3, -.4], w)) * np.array([.3, -.4])
-      w -= .2 * (1 - step / 5) * g / clip * min(1, clip / np.linalg.norm(g))
-    np.testing.assert_allclose(weights, w, rtol=1e-5)
+@pytest.mark.parametrize('mechanism', [INDEPENDENT, mechanisms.BandedToeplitz(2, 200)])
+def test_noise_is_that_of_the_plan(mechanism):
+  """Without gradients the weights are a sum of noise rows, whose variance is known."""
+  trial, x, y = made(loss=lambda y, outputs: 0 * (y - outputs))
+  start = np.concatenate([np.ravel(part) for part in trial.start])
+  ends = []
+  for seed in range(40):
+    one = course('plain', 2.0, rate=1.0, steps=200, stddev=.5, mechanism=mechanism, seed=seed)
+    end = trained(trial, x, y, one).weights
+    ends.append(np.concatenate([np.ravel(part) for part in end]) - start)
+  total = np.concatenate(ends)  # In standard deviations: the clip norm is 2, times .5.
+  rows = mechanism.materialize_inverse(200).sum(0)
+  wanted = np.sum(np.square(rows))
+  assert .7 < np.mean(np.square(total)) / wanted < 1.4
+  if mechanism is not INDEPENDENT:  # Its sums have less noise than those of as many rows alone.
+    assert np.mean(np.square(total)) < .7 * 200 * np.square(mechanism.row_norms(200)).mean()
 
 
-@pytest.mark.parametrize('rule, scaled', [
-    (tfdp.rules.dp_sgd(.9), False), (tfdp.rules.scale_then_privatize(scale_epsilon=.1), True)])
-def test_looking_again_changes_nothing_of_a_linear_model(rule, scaled):
-  """Neither of all records nor of some; and gradients of another model do change it."""
-  x, y = RNG.normal(size=[30, 4]), RNG.normal(size=30)
-
-  def look(distance, rows, curved=0.0):
-    off = x[rows] @ distance - y[rows]
-    return off[:, None] * x[rows] + curved * distance, np.square(off) / 2
-
-  plain = trial.Records(-y[:, None] * x, y**2 / 2, True)
-  course = trial.Course(7, .1, np.eye(9))
-  candidate = trial.Candidate(rule, scaled, [trial.Setting(.1, 1.0)])
-  for rows in (np.arange(30), np.array([3, 8, 9])):
-    found, again, other = (
-        trial.train(candidate, plain._replace(look=how).part(rows), course, 0)
-        for how in (None, look, lambda *args: look(*args, curved=1.0)))
-    np.testing.assert_allclose(again, found, rtol=1e-4, atol=1e-5)
-    assert np.abs(other - found).max() > .01
+@pytest.mark.parametrize('rule', list(RULES))
+def test_training_in_two_parts_keeps_what_the_rule_keeps(rule):
+  trial, x, y = made(hidden=True)
+  one = course(rule, clip=1.0, rate=.05, steps=6, stddev=.01)
+  state = trial.begin(one, trial.start)
+  for until in (2, 6):
+    state = trial.advance(one, state, x, y, np.arange(24), until, .5)
+  assert state.step == 6 and np.isfinite(np.concatenate([np.ravel(w) for w in state.weights])).all()
+  losses = [trial.judge(x, y, weights)[1].mean() for weights in (trial.start, state.weights)]
+  assert losses[1] < losses[0]
 
 
-@pytest.mark.parametrize('scaled', [False, True])
-def test_noise_has_the_plans_size_and_correlation(scaled):
-  """Records of size 1e-9: what moves the weights is noise."""
-  inverse = np.linalg.inv(np.eye(3) + .5 * np.eye(3, k=-1))
-  course = trial.Course(2, .25, inverse)
-  found = run(np.full([4, 40_000], 1e-9), course, [trial.Setting(.1, 3.0)], scaled=scaled)
-  rates = .1 * np.array([1, 2 / 3, 1 / 3])
-  expected = .25 * np.linalg.norm(rates @ inverse) * (3 if scaled else 1)
-  assert found.std() == pytest.approx(expected, rel=.02)
-  np.testing.assert_allclose(course.stddevs, .25 * np.sqrt([1, 1.25, 1.3125]))
+def test_same_seed_same_weights_and_other_seed_other_weights():
+  trial, x, y = made(hidden=True)
+  ends = [np.concatenate([np.ravel(part) for part in trained(
+      trial, x, y, course(stddev=.1, clip=1.0, seed=seed)).weights]) for seed in (1, 1, 2)]
+  np.testing.assert_array_equal(*ends[:2])
+  assert np.abs(ends[0] - ends[2]).max() > 1e-3
 
 
-def plan(steps, **fields):
-  return tfdp.PrivacyPlan(**dict(dict(
-      noise_multiplier=2.0, batch_size=10, population_size=1000, steps=steps, target_delta=1e-5,
-      l2_norm_clip=1.0), **fields))
+def test_norms_are_those_of_single_gradients_and_the_model_is_restored():
+  trial, x, y = made(hidden=True)
+  model = trial.model
+  with tf.GradientTape() as tape:
+    losses = tf.square(model(x)[:, 0] - y[:, 0])
+  jacobians = tape.jacobian(losses, model.trainable_variables)
+  wanted = np.sqrt(sum(np.square(part).reshape(24, -1).sum(1) for part in jacobians))
+  np.testing.assert_allclose(trial.norms(x, y, trial.start, 'sgd'), wanted, rtol=1e-4)
+  before = model.get_weights()
+  trained(trial, x, y, course())
+  trial.restore()
+  for one, other in zip(before, model.get_weights()):
+    np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('mechanism', [
-    tfdp.mechanisms.IndependentGaussian(), tfdp.mechanisms.BLT(2, 1000)])
-def test_fewer_steps_see_as_many_records_and_as_much_noise_in_sums(mechanism):
-  given = plan(1000, mechanism=mechanism, sampling=tfdp.sampling.FixedOrder(), min_sep=100,
-               max_participations=10)
-  course = trial.course(given)
-  steps = len(course.inverse)
-  assert steps < 1000 and steps * course.batch_size == 1000 * 10
-  sums = np.linalg.norm(np.cumsum(course.inverse, 0), axis=1)
-  error = course.stddev * course.batch_size * np.sqrt(np.mean(sums**2))
-  assert error == pytest.approx(2 * mechanism.rmse(1000), rel=1e-6)
-
-
-def test_short_runs_are_simulated_whole_and_replaced_records_double_the_noise():
-  course = trial.course(plan(30))
-  assert course[:2] == (10, .2) and course.inverse.shape == (30, 30)
-  assert trial.course(plan(30, adjacency='replace')).stddev == pytest.approx(.4)
+def test_a_trial_without_noise_is_the_library_without_noise():
+  """The same batches through `fit` of a private model, at a noise multiplier of zero."""
+  trial, x, y = made(hidden=True)
+  one = course('adam', clip=1.0, rate=.05)
+  drawn = np.random.default_rng([1, 0]).choice(np.arange(24), [4, trial_lib.BATCH])
+  state = trained(trial, x, y, one)
+  trial.restore()
+  model = tfdp.make_private(trial.model)
+  with pytest.warns(tfdp.Caution):
+    model.compile(tfdp.DPAdam(.05, l2_norm_clip=1.0, noise_multiplier=0.0,
+                              batch_size=trial_lib.BATCH), 'mse')
+  for rows in drawn:
+    model.train_on_batch(x.numpy()[rows], y[rows])
+  for found, wanted in zip(state.weights, model.get_weights()):
+    np.testing.assert_allclose(found, wanted, atol=1e-5)

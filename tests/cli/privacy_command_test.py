@@ -5,7 +5,6 @@ import json
 import math
 import pathlib
 import re
-import sys
 
 import dp_accounting
 from dp_accounting import pld
@@ -173,22 +172,3 @@ def test_wrong_numbers_are_usage_errors(arguments, capsys):
   assert error.value.code == 2
   said = capsys.readouterr().err
   assert said.startswith('tfdp privacy: error: ') and said.count('\n') == 1
-
-
-def test_advice_is_that_of_the_library(capsys):
-  arguments = PLAN + ['--noise-multiplier', '0.8', '--advise', '33000']
-  advice = tfdp.advise(batch_size=512, noise_multiplier=0.8, parameters=33000, l2_norm_clip=1.0)
-  main.main(arguments)
-  assert str(advice) in capsys.readouterr().out
-  main.main(arguments + ['--json'])
-  assert json.loads(capsys.readouterr().out)['advice'] == advice.to_dict()
-
-
-def test_a_budget_proposes_batch_size_and_steps(capsys):
-  budget = ['privacy', '--population-size', '256', '--epsilon', '2', '--budget', '4096']
-  assert main.main([*budget, '--advise', '100']) == 0
-  assert 'proposed' in capsys.readouterr().out
-  for wrong in ([*budget, '--steps', '3'], budget[:5]):
-    with pytest.raises(SystemExit):
-      sys.exit(main.main(wrong))
-    assert '--budget' in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_a_subclass_that_inherits_all_that_computes_is_its_parent():
 def test_public_names():
   rules = {'check', 'register', 'explicit', 'Outer', 'Rows', 'Unsupported'}
   ways = {'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack', 'Groups',
-          'PerLayer', 'PerVariable'}
+          'Automatic', 'PerLayer', 'PerVariable'}
   assert rules | ways == set(tfdp.clipping.__all__)
   assert all(getattr(tfdp.clipping, name).__name__ == name for name in ways)
   with pytest.raises(AttributeError, match='no attribute'):

@@ -35,12 +35,12 @@ def _plan(**kwargs):
 
 
 @pytest.mark.pitfall(
-    'Clip norm, noise or batch size is missing, not finite, or Keras\' own clipping is asked '
+    'Noise or batch size is missing, a number is not finite, or Keras\' own clipping is asked '
     'for.',
     severity='high', stops='ValueError: nothing has a default that could be wrong')
 @pytest.mark.parametrize('change,message', [
-    (dict(l2_norm_clip=None), r"Missing \['l2_norm_clip'\]: there is no safe default"),
-    (dict(noise_multiplier=None), 'Missing'), (dict(batch_size=None), 'Missing'),
+    (dict(noise_multiplier=None), r"Missing \['noise_multiplier'\]: there is no safe default"),
+    (dict(batch_size=None), 'Missing'),
     (dict(l2_norm_clip=0.0), '`l2_norm_clip` must be positive and finite. Received'),
     (dict(l2_norm_clip=float('nan')), '`l2_norm_clip` must be positive'),
     (dict(noise_multiplier=-1.0), '`noise_multiplier` must be finite and >= 0'),

@@ -571,6 +571,15 @@ _BY_FILE = {
         ('squares of two records', "(math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch",
          '1.0 / batch', 'Under replace two squares differ.', _STATS),
     ],
+    'tfdp_adaptive/advice/recommendation.py': [
+        ('public examples among the private ones', 'example in known]', 'example in ()]',
+         'Private examples would train without privacy first.', 'advice/recommendation_test.py'),
+    ],
+    'tfdp_adaptive/privacy/plan.py': [
+        ('what was spent is forgotten', 'both = lambda sigma: before + dataclasses',
+         'both = lambda sigma: ledger.Ledger() + dataclasses',
+         'Both runs together would cost more than the target.', 'privacy/spent_test.py'),
+    ],
     'tfdp_adaptive/rules/following_clip.py': [
         ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5',
          'return 1.0', 'The quantile would cost privacy on top.', _RIDER),

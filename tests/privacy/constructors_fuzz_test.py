@@ -61,9 +61,6 @@ CONSTRUCTORS = {
     'scale_then_privatize': (
         rules.scale_then_privatize, dict(beta_1=.9, beta_2=.99, epsilon=0., scale_epsilon=1e-3)),
     'dp_adam_ime': (rules.dp_adam_ime, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
-    'advise': (tfdp.advise, dict(batch_size=10, noise_multiplier=1.0, parameters=100,
-                                 l2_norm_clip=1.0, beta_2=.99, epsilon=None, gradient_norm=None,
-                                 adjacency='zero_out')),
     'choose': (tfdp.advice.choose, dict(plan=tfdp.PrivacyPlan(**PLAN), memory=4, workload=None,
                                          objective='mean')),
     'dp_yogi': (rules.dp_yogi, dict(beta_1=.9, beta_2=.99, epsilon=1e-4)),
@@ -114,13 +111,13 @@ def test_recommendations(monkeypatch):
 
   def recommend(**arguments):
     try:
-      return tfdp.recommend(**arguments)
+      return tfdp.recommend(None, **arguments)
     except ReachedError:
       return None
 
   monkeypatch.setattr(recommendation, '_plans', reach)
-  right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, parameters=2,
-               target_delta=None, gradients=None, losses=None, gradient_norm=None)
+  right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, seconds=1.0,
+               target_delta=None, public=None, loss='mse', gradient_norm=1.0, seed=0)
 
   @hypothesis.settings(max_examples=EXAMPLES)
   @hypothesis.given(st.dictionaries(st.sampled_from(sorted(right)), ODD, min_size=1, max_size=2))

@@ -67,8 +67,11 @@ def fixed_order(plan: terms_lib.Terms) -> bool:
 
 
 def noise_stddev(plan: terms_lib.Terms) -> float:
-  """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
-  return (plan.noise_multiplier * plan.l2_norm_clip
+  """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity.
+
+  It is in clip norms if the plan has none.
+  """
+  return (plan.noise_multiplier * (1.0 if plan.l2_norm_clip is None else plan.l2_norm_clip)
           * terms_lib.record_distance(plan.adjacency))
 
 

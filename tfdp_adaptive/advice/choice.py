@@ -21,6 +21,11 @@ _FAR = 1.3  # Times epsilon: what a rough bound says of plans that are not worth
 _ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
 
 
+def default_delta(population_size: int) -> float:
+  """Returns the largest power of ten below `1 / population_size`."""
+  return float(f'1e-{len(str(population_size))}')
+
+
 def _check(plan: plan_lib.PrivacyPlan, memory: int, objective: str) -> None:
   if not isinstance(plan, plan_lib.PrivacyPlan):
     raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')

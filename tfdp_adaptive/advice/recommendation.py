@@ -1,52 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.recommend`: method, noise and settings for a task, tried in simulation on public gradients.
-
-It trains nothing but the model of `advice.trial`. It reads public constants and, if given, PUBLIC
-gradients.
-"""
+"""`tfdp.recommend`: the best that a model can be at an epsilon, tried on public examples."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import sys
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-import numpy.typing as npt
+import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import sampling as sampling_lib
-from tfdp_adaptive.advice import best
-from tfdp_adaptive.advice import budget
 from tfdp_adaptive.advice import choice
-from tfdp_adaptive.advice import methods
-from tfdp_adaptive.advice import trial
+from tfdp_adaptive.advice import inputs as inputs_lib
+from tfdp_adaptive.advice import outputs as outputs_lib
+from tfdp_adaptive.advice import search as search_lib
+from tfdp_adaptive.advice import trial as trial_lib
 from tfdp_adaptive.advice import user_level
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.keras import named_optimizers
+from tfdp_adaptive.keras import private
 from tfdp_adaptive.privacy import plan as plan_lib
 
+FEWEST = 20  # Public examples.
 _BANDS = (2, 4, 8, 16, 32)
-_COORDINATES = 2048  # Of a simulation at most; so many are drawn from more.
-_FEWEST = 20  # Public records that a simulation can say something about.
-_LOSES_LEAST = 'DPAdamSTP'  # Over many tasks: it is taken where it is level with the best.
-_BLIND_RATE = .17  # Times 1 / sqrt(T), without public gradients.
+_STEPS, _EPOCHS = 300, 30  # Of a plan whose batch size and steps are not given.
+_LEAST_BATCH = 256
+_BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
 
 
-class Tried(NamedTuple):
-  """A method, at the setting chosen for it.
+class Row(NamedTuple):
+  """A row of the table that a recommendation prints.
 
   Attributes:
-    method: Name of the class.
-    noise: 'independent', or the kind of the mechanism.
-    loss: Mean loss of the public records after training.
-    more: By how much that is above the loss of the recommended method. It may be less than
-      zero, by a standard error at most.
-    interval: Half the 95% interval of `more`, over records.
+    name: What was tried.
+    loss: Mean loss of the public examples.
+    metric: Value of the user's first metric; None without one.
+    more: By how much the loss is above that of the proposal.
+    interval: Half the 95% interval of `more`, over examples.
   """
 
-  method: str
-  noise: str
+  name: str
   loss: float
+  metric: Optional[float]
   more: float
   interval: float
 
@@ -56,202 +58,338 @@ class Recommendation:
   """The result of `recommend`. Print it to read it.
 
   Attributes:
-    method: Name of the optimizer class.
-    plan: A `PrivacyPlan` for it: sampling, mechanism, noise and a clip norm.
-    settings: Arguments of the class, besides `plan`.
-    ranges: `{setting: (lowest, highest)}` to tune within, if you tune.
-    tried: What was tried, the recommended method first, then by loss; empty without public
-      gradients.
-    start: Mean loss of the public records before training; None without.
-    reasons: Sentences that say what was done and how sure the result is.
+    plan: The `PrivacyPlan` to train with; None if nothing private is better than the model
+      trained on the public examples alone, or than the model as it is.
+    method: Name of the optimizer class; None without a plan.
+    settings: Arguments of the class besides `plan`.
+    rows: What was tried, as `Row`s.
+    reasons: Sentences that say why, and how sure the result is.
+    metric: Name of the metric; '' without one.
   """
 
-  method: str
-  plan: plan_lib.PrivacyPlan
+  plan: Optional[plan_lib.PrivacyPlan]
+  method: Optional[str]
   settings: Dict[str, Any]
-  ranges: Dict[str, methods.Range]
-  tried: Tuple[Tried, ...]
-  start: Optional[float]
+  rows: Tuple[Row, ...]
   reasons: Tuple[str, ...]
+  metric: str = ''
+  _given: Any = dataclasses.field(default=None, repr=False)  # The user's model.
+  _inputs: inputs_lib.Inputs = dataclasses.field(default=inputs_lib.Inputs(), repr=False)
+  _weights: Any = dataclasses.field(default=None, repr=False)  # Public ones, or None.
+  _public: Any = dataclasses.field(default=None, repr=False)  # `(x, y, loss, recipe)`.
+  _frozen: int = dataclasses.field(default=0, repr=False)  # Layers in front of the scales.
+
+  @functools.cached_property
+  def model(self) -> Any:
+    """The private model to train, or the trained one if there is no plan.
+
+    It is made when it is first read, and shares its layers with the model that was given. Public
+    scales of the inputs are layers of it, and weights of a public start are assigned.
+    """
+    if self._weights is not None:
+      for variable, value in zip(self._given.trainable_variables, self._weights):
+        variable.assign(tf.cast(value, variable.dtype))
+    layers = self._inputs.layers(_source(self._public)) if self._public else []
+    if not layers:
+      return private.make_private(self._given)
+    keras = compat.keras
+    entry = keras.layers.Input(np.shape(self._public[0])[1:], dtype=self._public[0].dtype)
+    chain = _chain(self._given, self._public[0])
+    if chain:
+      return private.DPSequential(
+          [entry, *chain[:self._frozen], *layers, *chain[self._frozen:]])
+    value = entry
+    for layer in layers:
+      value = layer(value)
+    return private.make_private(keras.Model(entry, self._given(value)))
+
+  def optimizer(self) -> Any:
+    """Returns a new optimizer for `model`, for one run of the plan."""
+    if self.plan is None:
+      raise ValueError('There is no private optimizer to use: the model without private training '
+                       'is proposed, which `found.model` is. Received: plan=None.')
+    settings = dict(self.settings)
+    if 'learning_rate' in settings and not settings.get('use_ema'):
+      settings['learning_rate'] = compat.keras.optimizers.schedules.PolynomialDecay(
+          settings['learning_rate'], self.plan.steps, 0.0)
+    if self.method == 'DPKFC':
+      settings['public_data'] = self._public[:2]
+    made = getattr(named_optimizers, str(self.method))(plan=self.plan, **settings)
+    if self._public is not None:
+      more = [text for text, there in (
+          ('the scales of the inputs', self._inputs.kind != inputs_lib.AS_GIVEN),
+          ('the weights that training started from', self._weights is not None)) if there]
+      made.run.note(f'{_source(self._public)}, which cost no privacy, were used for '
+                    f'{" and ".join(["the settings", *more])}.')
+    return made
+
+  def batches(self, data: Any, **kwargs: Any) -> Any:
+    """Returns `plan.batches(data)`, if no public example is among the private ones.
+
+    Raises:
+      ValueError: If an example of `data`, a tuple of arrays `(x, ...)`, has the inputs of a public
+        one. The error names the public examples.
+    """
+    if self._public is not None and isinstance(data, (tuple, list)):
+      public, held = ([tuple(part[i].tobytes() for part in tf.nest.flatten(x))
+                       for i in range(len(tf.nest.flatten(x)[0]))]
+                      for x in (self._public[0], tf.nest.map_structure(_array, data[0])))
+      known = set(held)
+      shared = [i for i, example in enumerate(public) if example in known]
+      if shared:
+        raise ValueError(
+            'Public examples must not be among the private ones, which would be used twice. '
+            f'Received: {len(shared)} public examples that are in `data`, with the numbers '
+            f'{shared[:10]}. Take them out of either.')
+    assert self.plan is not None, 'There is no private training in this recommendation.'
+    return self.plan.batches(data, **kwargs)
+
+  def calibrate(self, model: Any) -> Tuple[float, np.ndarray]:
+    """Fits temperature and bias of a trained model's outputs on the public examples.
+
+    Clipping shrinks the scores of rare classes. The last `Dense` layer takes the new temperature
+    and bias. This costs no privacy, because it reads public examples and the model only.
+
+    Returns:
+      The temperature and the bias.
+    """
+    last = outputs_lib.last_dense(self._given)
+    if last is None or self._public is None:
+      raise ValueError('`model` must end in a `Dense` layer with a bias and the activation linear, '
+                       'sigmoid or softmax, and the recommendation must be made of public '
+                       f'examples. Received: {model!r}.')
+    x, y, loss = self._public[:3]
+    fitted = outputs_lib.fit(last.activation.__name__, loss, y, model.predict(x, verbose=0))
+    kernel, bias = last.get_weights()
+    last.set_weights([fitted[0] * kernel, fitted[0] * bias + fitted[1]])
+    return fitted
 
   def to_dict(self) -> Dict[str, Any]:
-    """JSON-serializable; the learning rate is the initial one."""
-    rate = self.settings['learning_rate'].initial_learning_rate
-    return dict(vars(self), plan=self.plan.to_json(),
-                settings=dict(self.settings, learning_rate=rate),
-                tried=[one._asdict() for one in self.tried])
+    """JSON-serializable."""
+    return dict(plan=None if self.plan is None else self.plan.to_json(), method=self.method,
+                settings=dict(self.settings), rows=[row._asdict() for row in self.rows],
+                reasons=list(self.reasons), metric=self.metric)
+
+  def code(self) -> str:
+    """Returns the proposal as lines of Keras, for your own program."""
+    lines = ['x, y = public']
+    if self._frozen:
+      lines.append(f'layers, first = model.layers, {self._frozen}  # Frozen layers come first.')
+    if self._inputs.kind != inputs_lib.AS_GIVEN:
+      lines += [
+          f'scale = keras.layers.Normalization(mean={_listed(self._inputs.mean)},',
+          f'                                   variance={_listed(self._inputs.variance)})']
+      first = 'scale, '
+      if self._inputs.matrix is not None:
+        scaled = 'scale(keras.Sequential(layers[:first])(x))' if self._frozen else 'scale(x)'
+        lines += [f'covariance = np.cov(np.transpose({scaled}))  # `found.model` adds a ridge.',
+                  'values, vectors = np.linalg.eigh(covariance)',
+                  'whiten = keras.layers.Dense(len(values), use_bias=False, trainable=False)',
+                  'whiten.build([None, len(values)])',
+                  'whiten.set_weights([vectors / np.sqrt(values + 1e-3) @ vectors.T])']
+        first = 'scale, whiten, '
+      lines.append(f'model = keras.Sequential([*layers[:first], {first}*layers[first:]])'
+                   if self._frozen else f'model = keras.Sequential([{first}model])')
+    if self._weights is not None:
+      rate, steps = self._public[3]
+      lines += [f'model.compile(keras.optimizers.Adam({search_lib.rounded(rate):g}), loss=loss)',
+                f'model.fit(x, y, batch_size={trial_lib.BATCH}, epochs='
+                f'{max(1, round(steps * trial_lib.BATCH / _count(self._public)))})']
+    if self.plan is not None:
+      plan, settings = self.plan, dict(self.settings)
+      rate = settings.pop('learning_rate', None)
+      lines += [
+          f'plan = tfdp.PrivacyPlan.calibrate(target_epsilon={plan.epsilon():.4g}, '
+          f'target_delta={plan.target_delta:g},',
+          f'    population_size={plan.population_size}, batch_size={plan.batch_size}, '
+          f'steps={plan.steps},',
+          f'    l2_norm_clip={plan.l2_norm_clip:g}, sampling=tfdp.sampling.{plan.sampling!r},',
+          f'    mechanism=tfdp.mechanisms.{_mechanism(plan.mechanism)})',
+          'rate = ' + (f'{rate:g}' if settings.get('use_ema') else
+                       f'keras.optimizers.schedules.PolynomialDecay({rate:g}, {plan.steps}, 0.0)'),
+          f'optimizer = tfdp.{self.method}(rate, plan=plan'
+          + ''.join(f', {name}={value!r}' for name, value in settings.items())
+          + (', public_data=public)' if self.method == 'DPKFC' else ')'),
+          'model = tfdp.make_private(model)', 'model.compile(optimizer, loss=loss)',
+          f'model.fit(plan.batches(data), epochs=1, steps_per_epoch={plan.steps})']
+    return '\n'.join(lines)
 
   def __str__(self) -> str:
-    rate = self.settings['learning_rate']
-    sampling = repr(self.plan.sampling).replace('(sampling_probability=None)', '')
-    others = ''.join(f', {name}={value:.3g}' for name, value in self.settings.items()
-                     if name != 'learning_rate')
-    lines = [
-        f'Use tfdp.{self.method} with {_kind(self.plan.mechanism)} noise, '
-        f'{sampling} sampling and clip norm {self.plan.l2_norm_clip:.3g}:', '',
-        '  schedule = keras.optimizers.schedules.PolynomialDecay('
-        f'{rate.initial_learning_rate:.3g}, {self.plan.steps}, 0.0)',
-        f'  tfdp.{self.method}(schedule, plan=found.plan{others})', '', *self.reasons]
-    if self.tried:
-      lines += ['', f'{"method":10} {"noise":17} {"loss":>8}']
-      lines += [f'{one.method:10} {one.noise:17} {one.loss:8.4g}' + (
-          f'  {one.more:+.3g} +- {one.interval:.2g}' if i else '')
-                for i, one in enumerate(self.tried)]
-    return '\n'.join(lines)
+    lines = []
+    if self.rows:
+      width = max(len(row.name) for row in self.rows)
+      lines.append(f'{"":{width}} {"loss":>9} {self.metric[:10]:>10}   above the proposal')
+      for row in self.rows:
+        metric = '' if row.metric is None else f'{row.metric:.4g}'
+        lines.append(f'{row.name:{width}} {row.loss:9.4g} {metric:>10}' + (
+            f'   {row.more:+.3g} +- {row.interval:.2g}' if row.more or row.interval else ''))
+      lines.append('')
+    return '\n'.join([*lines, *self.reasons])
 
 
 def recommend(
-    *, population_size: int, batch_size: Optional[float] = None, steps: Optional[int] = None,
-    target_epsilon: float, parameters: int, examples: Optional[float] = None,
-    seconds: Optional[float] = None, step_seconds: Optional[Tuple[float, float]] = None,
-    largest_batch: Optional[int] = None, target_delta: Optional[float] = None,
+    model: Any, public: Any = None, *, loss: Any = None, metrics: Sequence[Any] = (),
+    population_size: int, target_epsilon: float, target_delta: Optional[float] = None,
+    batch_size: Optional[float] = None, steps: Optional[int] = None, seconds: float = 120.0,
     sampling: Optional[sampling_lib.Sampling] = None,
-    mechanism: Optional[mechanisms.Mechanism] = None,
-    gradients: Optional[npt.ArrayLike] = None, losses: Optional[npt.ArrayLike] = None,
-    squared: bool = False, look: Optional[Callable[..., Any]] = None,
-    gradient_norm: Optional[float] = None, examples_per_user: Optional[int] = None,
-    likeness: Optional[float] = None, **fields: Any) -> Recommendation:
-  """Recommends a private optimizer, noise and settings, with reasons.
+    mechanism: Optional[mechanisms.Mechanism] = None, gradient_norm: Optional[float] = None,
+    examples_per_user: Optional[int] = None, likeness: Optional[float] = None, seed: int = 0,
+    verbose: int = 1, **fields: Any) -> Recommendation:
+  """Recommends how to train a model privately, or says that public examples alone are better.
 
-  With public gradients, DP-SGD, DP-Adam and scale-then-privatize are trained in simulation, each
-  with independent noise and with banded noise where that has less error, over 30 settings. See
-  `advice.trial` for the model. Half of the records trains it, and both halves judge it. A setting
-  is judged together with three times its learning rate, and proposed only if the simulated loss of
-  records that were not trained on is below the loss before training. With `look`, the best setting
-  of each method then trains the model itself on half of the public records, also at smaller rates,
-  and at larger rates and clip norms as long as these make it better. A rate is proposed if the
-  other half of the records becomes better with it, and with 1.8 times less and more. This takes
-  half a minute for small models, and two or three for models with several layers.
+  It trains the model on the public examples with the noise of the plan, and compares: the model as
+  it is; the model trained on the public examples alone, without privacy; private training as the
+  model is, with inputs scaled or whitened by public statistics, and from weights that were trained
+  on the public examples; and outputs that are calibrated on the public examples afterwards. It
+  tries DP-SGD, DP-Adam, scale-then-privatize and DP-KFC, clip norms, learning rates, schedules and
+  correlated noise. Nothing private is proposed that is worse than the public examples alone.
 
   Args:
-    population_size: Number N of records (users), public.
-    batch_size: Expected batch size B. With None and a budget, a batch size is proposed.
-    steps: Number of steps. With None and a budget, a number is proposed.
+    model: A Keras model with the weights that training starts from. It stays as it is until
+      `found.model` is read.
+    public: PUBLIC examples `(x, y)`, 20 or more; a few hundred are better. None for a guess from
+      `gradient_norm`.
+    loss: As in `compile`; by default that of the compiled model.
+    metrics: As in `compile`. The first one judges, and the loss where two settings are level.
+    population_size: Number N of private examples (users), public.
     target_epsilon: Epsilon of the plan.
-    parameters: Number m of trainable parameters.
-    examples: A budget instead of both: how many examples to process, batch size times steps. See
-      `batch_and_steps` for the table of choices.
-    seconds: A budget in seconds instead, with `step_seconds`.
-    step_seconds: `(overhead, per example)`: measured seconds of a step.
-    largest_batch: With a budget: the largest batch that fits into memory.
     target_delta: None for the largest power of ten below 1 / N.
+    batch_size: Expected batch size. By default a tenth of N or more.
+    steps: Number of steps; 300 by default.
+    seconds: The time to search for.
     sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
-    gradients: Gradients [n, parameters] of 20 or more PUBLIC records at the weights that training
-      starts from. Of a large model, fewer columns will do, if they are drawn at random.
-    losses: [n] losses of the same records at the same weights.
-    squared: Whether the loss is a squared error; by default it is a cross-entropy.
-    look: The function of `public_gradients` that computes gradients and losses at other weights.
-      Without it, the gradients at the first weights stand for all others. That is exact for
-      linear models only, and can propose harmful rates for others.
-    gradient_norm: Without public gradients: the typical norm of a record's gradient. Made-up
-      records in the units of the real ones can give it.
+    gradient_norm: Without public examples: the typical norm of a gradient, for example of
+      made-up examples in the units of the real ones. The guess was up to 1.5 times worse than
+      settings that were tried on 300 public examples.
     examples_per_user: With unit='user': the number of examples of a user. The result then says
       whether to sample examples one by one (`PoissonExamples`).
     likeness: PUBLIC mean cosine of the gradients of two examples of one user.
+    seed: Fixes what is drawn in the search. The same seed gives the same answer, unless the
+      machine is so slow that `seconds` end the search earlier.
+    verbose: 0 prints no line of progress.
     **fields: Other fields of the plan, such as `adjacency` or `unit`, but no clip norm.
 
   Returns:
-    A `Recommendation`. It costs no privacy if its arguments are public.
+    A `Recommendation`. It costs no privacy. After Ctrl-C it is the best that was found so far.
 
   Examples:
-    >>> rng = np.random.default_rng(0)
-    >>> x, y = rng.normal(size=[100, 5]), rng.integers(2, size=100)  # A PUBLIC sample.
+    >>> model = compat.keras.Sequential([compat.keras.layers.Dense(1, activation='sigmoid')])
+    >>> x = np.random.default_rng(0).normal(size=[80, 4]).astype(np.float32)  # A PUBLIC sample.
     >>> found = recommend(
-    ...     population_size=10_000, batch_size=100, steps=100, target_epsilon=1.0, parameters=5,
-    ...     gradients=(.5 - y)[:, None] * x, losses=np.full(100, np.log(2)))
-    >>> found.method in ('DPSGD', 'DPAdam', 'DPAdamSTP')
-    True
+    ...     model, (x, (x[:, 0] > 0).astype(np.float32)), loss='binary_crossentropy',
+    ...     population_size=10_000, target_epsilon=1.0, seconds=5, verbose=0)
+    >>> [row.name for row in found.rows][:2]
+    ['not trained', 'public examples alone, without privacy']
   """
-  budgeted = ''
-  limits: Dict[str, Any] = {name: value for name, value in dict(
-      examples=examples, seconds=seconds, step_seconds=step_seconds,
-      largest_batch=largest_batch).items() if value is not None}
-  if limits and batch_size is None and steps is None:
-    table = budget.batch_and_steps(
-        population_size=population_size, target_epsilon=target_epsilon,
-        target_delta=target_delta, parameters=parameters, **limits, **fields)
-    batch_size, steps, budgeted = table.best.batch_size, table.best.steps, table.reason
-  elif limits or batch_size is None or steps is None:
-    raise ValueError('Give `batch_size` and `steps`, or neither and a budget: `examples`, or '
-                     '`seconds` and `step_seconds`. '
-                     f'Received: batch_size={batch_size}, steps={steps}, {limits}.')
-  checks.whole(parameters=parameters)
+  began = time.monotonic()
+  checks.whole(population_size=population_size)
+  checks.positive(target_epsilon=target_epsilon, seconds=seconds)
   if 'l2_norm_clip' in fields:
     raise ValueError('`l2_norm_clip` is recommended, not given. '
                      f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
-  if gradient_norm is not None:
-    checks.positive(gradient_norm=gradient_norm)
-  if (gradients is None) != (losses is None) or (gradients is None) == (gradient_norm is None):
-    raise ValueError(
-        'Give `gradients` and `losses` of public records, as `tfdp.public_gradients` computes '
-        'them, or `gradient_norm`, for example of made-up records in the same units: without '
-        'either, settings could make the model worse. '
-        f'Received: gradients: {gradients is not None}, losses: {losses is not None}, '
-        f'gradient_norm={gradient_norm}.')
+  if (public is None) == (gradient_norm is None):
+    raise ValueError('Give `public=(x, y)`, or `gradient_norm` of made-up examples in the units of '
+                     'the real ones: without either, settings could make the model worse. '
+                     f'Received: public: {public is not None}, gradient_norm={gradient_norm}.')
   if target_delta is None:
-    target_delta = budget.default_delta(population_size)
-  plans = _plans(
-      dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
-           target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0),
-      sampling, mechanism)
-  if gradients is None or losses is None:
-    found = _blind(plans[0], float(gradient_norm or 0))
-  else:
-    public = _records(gradients, losses, squared, parameters)
-    if look is not None and np.shape(gradients)[1] != parameters:
-      raise ValueError('With `look`, `gradients` must have one column per parameter. Received: '
-                       f'{np.shape(gradients)[1]} columns, parameters={parameters}.')
-    full = None if look is None else trial.Records(
-        np.asarray(gradients), np.asarray(losses), squared, look)
-    found = _simulated(plans, public, parameters, full)
+    target_delta = choice.default_delta(population_size)
+  free = batch_size is None and steps is None and sampling is mechanism is None
+  steps = steps or _STEPS
+  batch_size = batch_size or min(population_size, max(
+      _LEAST_BATCH, math.ceil(population_size * _EPOCHS / steps)))
+  shared = dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
+                target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0)
+  if public is not None:
+    public, loss = _checked(model, public), _loss(model, loss)
+  plans = _plans(shared, sampling, mechanism)
+  if free:  # Others at the same number of examples; what trial says decides.
+    plans += [plan_lib.PrivacyPlan.calibrate(**{
+        **shared, 'steps': count, 'batch_size': min(population_size, batch_size * steps // count)})
+              for count in (steps // 3, 3 * steps)]
   compared = '' if examples_per_user is None else user_level.compare(
       population_size=population_size, batch_size=batch_size, steps=steps,
       examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields).reason
-  return dataclasses.replace(
-      found, reasons=tuple(filter(None, (budgeted, *found.reasons, compared))))
+  if public is None:
+    checks.positive(gradient_norm=gradient_norm)
+    found = _blind(model, plans[0], float(gradient_norm or 0))
+  else:
+    found = _searched(model, *public, loss, metrics, plans, began, seconds, seed,
+                      verbose)
+  return dataclasses.replace(found, reasons=tuple(filter(None, (*found.reasons, compared))))
 
 
-def _records(gradients: npt.ArrayLike, losses: npt.ArrayLike, squared: bool, parameters: int
-             ) -> trial.Records:
-  """Returns the public records, or raises a ValueError that says what is wrong with them."""
-  found = _numbers(gradients, 'gradients')
-  if (found.ndim != 2 or len(found) < _FEWEST or not np.all(np.isfinite(found))
-      or not found.any()):
-    raise ValueError(
-        '`gradients` must be finite, of shape [records, parameters] with at least '
-        f'{_FEWEST} records, and not all zero. Received: shape {found.shape}.')
-  if found.shape[1] > parameters:
-    raise ValueError('`gradients` must have one column per parameter, or fewer of a large model. '
-                     f'Received: {found.shape[1]} columns and parameters={parameters}.')
-  values = _numbers(losses, 'losses')
-  if values.shape != found.shape[:1] or not np.all(np.isfinite(values)) or (values < 0).any() or (
-      not values.any()):
-    raise ValueError('`losses` must be one number per row of `gradients`, not negative, and not '
-                     f'all zero. Received: shape {values.shape} for {len(found)} rows.')
-  if found.shape[1] > _COORDINATES:
-    found = found[:, np.random.default_rng(0).permutation(found.shape[1])[:_COORDINATES]]
-  # So that norms, products, and the noise in these, are those of all coordinates.
-  found = found * math.sqrt(parameters / found.shape[1])
-  return trial.Records(found, np.maximum(values, 1e-6 * values.mean()), squared)
+def _loss(model: Any, loss: Any) -> Any:
+  loss = getattr(model, 'loss', None) or None if loss is None else loss  # Keras 2 has {}.
+  if loss is None:
+    raise ValueError('`loss` must be given, as in `compile`. Received: loss=None for a model that '
+                     'is not compiled.')
+  return loss
 
 
-def _numbers(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
-  """Returns the values as an array, or raises a ValueError that names the argument."""
+def _checked(model: Any, public: Any) -> Tuple[Any, Any]:
+  """Returns the public examples as arrays, or raises a ValueError; builds the model."""
+  if not isinstance(public, (tuple, list)) or len(public) != 2:
+    raise ValueError('`public` must be a pair `(x, y)` of arrays. '
+                     f'Received: {type(public).__name__}.')
+  x, y = (tf.nest.map_structure(_array, part) for part in public)
+  counts = {len(part) if part.ndim else 0 for part in tf.nest.flatten((x, y))}
+  if len(counts) != 1 or min(counts) < FEWEST:
+    raise ValueError(f'`public` must hold {FEWEST} examples or more, as many inputs as targets. '
+                     f'Received: arrays of {sorted(counts)} examples. Collect or make up more, or '
+                     'pass `gradient_norm` instead.')
+  for part in tf.nest.flatten((x, y)):
+    if part.dtype.kind == 'f' and not np.isfinite(part).all():
+      raise ValueError('`public` must be finite. Received: NaN or infinity in an array of shape '
+                       f'{part.shape}.')
   try:
-    return np.asarray(values, np.float64)
-  except (TypeError, ValueError, OverflowError) as error:
-    raise ValueError(f'`{name}` must be an array of numbers. '
-                     f'Received: {values!r:.60} ({error}).') from error
+    model(tf.nest.map_structure(lambda part: part[:2], x))
+  except Exception as error:
+    raise ValueError('`model` must take the inputs of `public`. Received: inputs of shape '
+                     f'{tf.nest.map_structure(np.shape, x)} ({str(error)[:200]}).') from error
+  if not model.trainable_variables:
+    raise ValueError('`model` must have trainable variables. Received: none.')
+  return x, y
 
 
-def _kind(mechanism: mechanisms.Mechanism) -> str:
-  if isinstance(mechanism, mechanisms.IndependentGaussian):
-    return 'independent'
-  if isinstance(mechanism, mechanisms.BandedToeplitz):
-    return f'banded ({mechanism.bands})'
-  return type(mechanism).__name__
+def _chain(model: Any, x: Any) -> List[Any]:
+  """Returns the layers that a model applies one after the other; [] for other models."""
+  keras = compat.keras
+  if isinstance(model, keras.Sequential):
+    return list(model.layers)
+  layers = [one for one in getattr(model, 'layers', ())
+            if not isinstance(one, keras.layers.InputLayer)]
+  try:
+    value = wanted = tf.convert_to_tensor(x[:4])
+    for layer in layers:
+      value = layer(value)
+    wanted = model(wanted)
+    same = value.shape == wanted.shape and np.allclose(value, wanted, atol=1e-5)
+  except Exception:  # pylint: disable=broad-except  # It is no chain.
+    same = False
+  return layers if same else []
+
+
+def _head(model: Any, x: Any) -> Tuple[Any, Any, int]:
+  """Returns the model behind its frozen layers, their features of x, and how many they are.
+
+  The features are computed once. Layers count as frozen if none draws random numbers.
+  """
+  chain, count = _chain(model, x), 0
+  while count < len(chain) - 1 and not chain[count].trainable_variables and not (
+      compat.seeds(chain[count])):
+    count += 1
+  if not any(layer.weights for layer in chain[:count]):
+    return model, x, 0
+  keras = compat.keras
+  features = keras.Sequential(chain[:count]).predict(x, verbose=0)
+  return keras.Sequential([keras.layers.Input(features.shape[1:]), *chain[count:]]), features, count
+
+
+def _array(part: Any) -> np.ndarray:
+  part = np.asarray(part)
+  return part.astype(np.float32) if part.dtype.kind == 'f' else part
 
 
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
@@ -274,69 +412,186 @@ def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
   return plans[:1] + plans[best:best + 1] * (best > 0)
 
 
-def _blind(plan: plan_lib.PrivacyPlan, clip: float) -> Recommendation:
+def _blind(model: Any, plan: plan_lib.PrivacyPlan, clip: float) -> Recommendation:
   """Returns DP-Adam, whose steps have a size of their own, whatever the gradients are."""
-  rate = _BLIND_RATE / math.sqrt(plan.steps)
   return Recommendation(
-      'DPAdam', dataclasses.replace(plan, l2_norm_clip=clip),
-      dict(learning_rate=methods.decay(rate, plan), epsilon=clip * methods.floor(plan)),
-      dict(learning_rate=(rate / 10, 10 * rate), l2_norm_clip=(.1 * clip, clip)), (), None,
-      ('There are no public gradients to try settings on: this is a guess. DP-Adam is proposed '
-       'since the size of its steps does not depend on the gradients.',))
+      dataclasses.replace(plan, l2_norm_clip=clip), 'DPAdam',
+      dict(learning_rate=search_lib.rounded(_BLIND_RATE / math.sqrt(plan.steps)),
+           epsilon=clip * search_lib.floor(plan)), (),
+      ('There are no public examples to try settings on: this is a guess. DP-Adam is proposed '
+       'since the size of its steps does not depend on the gradients. A few hundred public '
+       'examples would also tell whether private training is worth it.',), _given=model)
 
 
-def _difference(one: best.Outcome, other: best.Outcome) -> Tuple[float, float]:
-  """(mean over records, its standard error) of how much the losses are above the other ones."""
-  more = one.losses - other.losses
-  return float(more.mean()), float(more.std(ddof=1) / math.sqrt(len(more)))
+def _searched(model: Any, x: Any, y: Any, loss: Any, metrics: Sequence[Any],
+              plans: Sequence[plan_lib.PrivacyPlan], began: float, seconds: float, seed: int,
+              verbose: int) -> Recommendation:
+  """Searches, and puts the model back as it was."""
+  specs = tf.nest.map_structure(lambda part: tf.TensorSpec(
+      [None, *part.shape[1:]], tf.as_dtype(part.dtype)), x)
+  validation.validate_model(model, specs)
+  progress, whole, first = _Progress(verbose), model, x
+  model, x, frozen = _head(model, x)
+  probe = trial_lib.Trial(model, loss, search_lib.rules_for(model, x, 1.0, 1))
+  norms = probe.norms(tf.nest.map_structure(tf.convert_to_tensor, x), y, probe.start, 'DPSGD 0')
+  trial = trial_lib.Trial(model, loss, search_lib.rules_for(
+      model, x, float(np.median(norms)) or float(norms.max()) or 1.0, probe.size))
+  try:
+    search = search_lib.Search(trial, x, y, plans, loss, metrics, began, seconds, seed, progress)
+    try:
+      search.public_alone()
+      search.run()
+      finals = search.finals()
+    except KeyboardInterrupt:
+      finals = sorted((one for one, judged in search.judged.items() if judged.losses),
+                      key=lambda one: search.judged[one].loss)[:1]
+    return _proposal(whole, search, finals, (first, y), frozen)
+  finally:
+    trial.restore()
+    progress.end()
 
 
-def _preferred(outcomes: Sequence[best.Outcome]) -> best.Outcome:
-  """Returns scale-then-privatize if it is within one standard error of the best, else the best.
+def _proposal(model: Any, search: search_lib.Search, finals: List[search_lib.Setting],
+              examples: Tuple[Any, Any], frozen: int) -> Recommendation:
+  """Returns the best of the private settings, of the public examples alone, and of no training."""
+  search.finish()
+  judged = {one: search.judged[one] for one in finals}
+  alone = None
+  for kind, found in search.alone.items():
+    if alone is None or search_lib.better(found, search.alone[alone]):
+      alone = kind
+  rows: List[Tuple[str, search_lib.Judged]] = [('not trained', search.untrained)]
+  if alone is not None:
+    rows.append(('public examples alone, without privacy', search.alone[alone]))
+  named = {one: _name(search, one) for one in finals}
+  for one, name in named.items():  # Of settings that differ in numbers alone the first is shown.
+    rows += [(name, judged[one])] * (name not in [name for name, _ in rows])
+  last = outputs_lib.last_dense(model)
+  calibrated = None
+  if finals and last is not None and search.has_outputs(finals[0]):
+    calibrated = search.calibrated(finals[0], last.activation.__name__)
+    rows.append((f'{named[finals[0]]}, calibrated', calibrated))
+  winner, why = rows[0][1], 'not trained'
+  for name, one in rows[1:]:
+    if search_lib.better(one, winner):
+      winner, why = one, name
+  is_private = any(winner is one for one in (*judged.values(), calibrated))
+  shown = []
+  for name, one in rows:
+    more, error = one.above(winner)
+    shown.append(Row(name, one.loss, search.judge.sign * one.metric if search.judge else None,
+                     more, 1.96 * error))
+  reasons = [f'Proposed: {why}.']
+  public = (*examples, search.trial.loss, None)
+  if not is_private:
+    reasons.append(_needed(search, finals, winner) if finals else
+                   'No private training could be tried: give more `seconds`.')
+    weights = kind = None
+    if alone is not None and winner is search.alone[alone]:
+      kind, weights = alone, search.weights(alone, True, None)
+    return Recommendation(
+        None, None, {}, tuple(shown), tuple(reasons), search.judge.name, model,
+        search.map(kind or inputs_lib.AS_GIVEN), weights, public, frozen)
+  first = finals[0] if winner is calibrated else next(
+      one for one in finals if judged[one] is winner)
+  clip, rate = search.settled(first)
+  plan = dataclasses.replace(search.plans[first.noise], l2_norm_clip=clip)
+  if winner is calibrated:
+    reasons.append('Call `found.calibrate(model)` after the training.')
+  settings = _settings(search, first, rate, plan.steps)
+  return Recommendation(
+      plan, first.optimizer, settings, tuple(shown), tuple(reasons), search.judge.name, model,
+      search.map(first.inputs),
+      search.weights(first.inputs, True, None) if first.warm else None,
+      (*public[:3], _recipe(search, first)), frozen)
 
-  Over many tasks it loses least (docs/evidence.md). The rule of one standard error is that of
-  Breiman et al., Classification and Regression Trees, 1984.
-  """
-  for one in outcomes:
-    more, error = _difference(one, outcomes[0])
-    if one.method.name == _LOSES_LEAST and one.helps and more <= error:
-      return one
-  return outcomes[0]
+
+def _needed(search: search_lib.Search, finals: List[search_lib.Setting],
+            winner: search_lib.Judged) -> str:
+  """Returns what would make the best private setting as good as the proposal, in words."""
+  factor = search.enough(finals[0], winner.loss)
+  if not 0 < factor < 1:
+    return ('Nothing private that was tried is better, and without any noise it is not: more '
+            'private examples would not help this model.' if not factor else
+            'Nothing private that was tried is better by more than the error of this comparison.')
+  plan = search.plans[finals[0].noise]
+  less = dataclasses.replace(plan, noise_multiplier=factor * plan.noise_multiplier)
+  return ('Nothing private that was tried is better: more private examples or a larger epsilon '
+          f'are needed, about {(plan.population_size or 0) / factor:.2g} examples or epsilon '
+          f'{less.epsilon():.2g}.')
 
 
-def _simulated(plans: Sequence[plan_lib.PrivacyPlan], public: trial.Records, parameters: int,
-               full: Optional[trial.Records]) -> Recommendation:
-  """Returns the method with the least loss in simulation, or that of the model itself."""
-  shrunk = math.sqrt(parameters / public.gradients.shape[1])
-  outcomes = sorted((best.in_simulation(method, public) for plan in plans
-                     for method in methods.of(plan, public, shrunk)), key=lambda one: one.rank)
-  if full is not None:
-    outcomes, public, shrunk = best.of_the_model(outcomes, full), full, 1.0
-  first, count = _preferred(outcomes), len(public.losses)
-  tried = []
-  for one in (first, *(other for other in outcomes if other is not first)):
-    more, error = _difference(one, first)
-    tried.append(Tried(one.method.name, _kind(one.method.plan.mechanism),
-                       float(one.losses.mean()), more, 1.96 * error))
-  start = float(public.losses.mean())
-  reasons = [
-      (f'Trained in simulation with this noise, on {count} public records, their mean loss goes '
-       f'from {start:.4g} to {tried[0].loss:.4g}. The model itself was not trained: unless it is '
-       'linear, smaller rates can be better.' if full is None else
-       f'Trained with this noise on half of {count} public records, the mean loss of all goes from '
-       f'{start:.4g} to {tried[0].loss:.4g}.')]
-  if first is not outcomes[0]:
-    reasons.append(f'{tried[1].method} has less loss, but by less than one standard error: then '
-                   f'{first.method} is taken, which loses least over many tasks.')
-  if first.helps:
-    close = [f'{one.method} with {one.noise} noise' for one in tried[1:]
-             if one.more <= one.interval]
-    reasons.append(
-        'Every other choice below is worse, by more than its 95% interval.' if not close else
-        f'Within the 95% interval of the difference, {" and ".join(close)} may be as good; more '
-        'public records would tell.')
-  else:
-    reasons.append('Records that were not trained on get worse with every setting: the least bad '
-                   'is shown. A larger batch, more records or a larger epsilon are needed.')
-  settled = methods.settled(first.method, first.setting, public, shrunk)
-  return Recommendation(first.method.name, *settled, tuple(tried), start, tuple(reasons))
+def _recipe(search: search_lib.Search, setting: search_lib.Setting) -> Any:
+  if not setting.warm:
+    return None
+  rate, steps = search.recipes[setting.inputs]
+  return rate / (16 * search.norm(setting.inputs, False, None, 'DPSGD 0')), steps
+
+
+def _settings(search: search_lib.Search, setting: search_lib.Setting, rate: float, steps: int
+              ) -> Dict[str, Any]:
+  """Returns the arguments of the optimizer class."""
+  settings: Dict[str, Any] = dict(learning_rate=rate)
+  if setting.momentum:
+    settings['momentum'] = setting.momentum
+  coordinate = search.norm(inputs_lib.AS_GIVEN, False, None, 'DPSGD 0') / math.sqrt(
+      search.trial.size)
+  if setting.optimizer == 'DPAdam':
+    settings['epsilon'] = search_lib.rounded(1e-3 * coordinate)
+  if setting.optimizer == 'DPAdamSTP':
+    settings.update(epsilon=search_lib.rounded(1e-8 * coordinate),
+                    scale_epsilon=search_lib.rounded(.03 * coordinate))
+  if setting.averaged:
+    settings.update(use_ema=True, ema_momentum=search_lib.rounded(search_lib.decay_of(steps)))
+  return settings
+
+
+def _name(search: search_lib.Search, setting: search_lib.Setting) -> str:
+  plan, first = search.plans[setting.noise], search.plans[0]
+  parts = [setting.optimizer + (', momentum .9' if setting.momentum else '')]
+  if setting.inputs != inputs_lib.AS_GIVEN:
+    parts.append(f'inputs {setting.inputs}')
+  if setting.warm:
+    parts.append('from public weights')
+  if setting.averaged:
+    parts.append('averaged')
+  if plan.mechanism.bands != 1:
+    parts.append('banded noise')
+  if plan.steps != first.steps:
+    parts.append(f'{plan.steps} steps')
+  return ', '.join(parts)
+
+
+def _count(public: Any) -> int:
+  return len(tf.nest.flatten(public[1])[0])
+
+
+def _source(public: Any) -> str:
+  return f'{_count(public)} public examples of tfdp.recommend'
+
+
+def _listed(values: Any) -> str:
+  return '[' + ', '.join(f'{value:.6g}' for value in np.ravel(values)) + ']'
+
+
+def _mechanism(mechanism: mechanisms.Mechanism) -> str:
+  if isinstance(mechanism, mechanisms.BandedToeplitz):
+    return f'BandedToeplitz({mechanism.bands}, {mechanism.steps})'
+  return f'{type(mechanism).__name__}()'
+
+
+class _Progress:
+  """Prints one line that says what is tried, and the seconds that are left."""
+
+  def __init__(self, verbose: int) -> None:
+    self._verbose, self._last = verbose, 0.0
+
+  def __call__(self, text: str, left: float) -> None:
+    if self._verbose and time.monotonic() - self._last > 1:
+      self._last = time.monotonic()
+      print(f'\rrecommend: {text:60.60} {left:4.0f} s left', end='', file=sys.stderr, flush=True)
+
+  def end(self) -> None:
+    if self._last:
+      print(file=sys.stderr, flush=True)
+

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
-from tfdp_adaptive.advice import budget
 from tfdp_adaptive.cli import mechanism
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.mechanisms import registry
@@ -46,9 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('--batch-size', type=options.positive_int, metavar='B',
       help='expected number of records in a step')
   add('--steps', type=options.positive_int, metavar='T', help='number of steps (rounds)')
-  add('--budget', type=options.positive_float, metavar='C',
-      help='total number of examples, in place of --batch-size and --steps; proposes both and '
-      'prints the choices; needs --epsilon')
   wanted = parser.add_mutually_exclusive_group(required=True)
   wanted.add_argument('--noise-multiplier', type=options.within(1e-5, 1e13), metavar='S',
                       help='noise in clip norms; prints epsilon')
@@ -57,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('--delta', type=options.probability, metavar='D',
       help='target delta (default: the largest power of ten below 1 / N)')
   add('--l2-norm-clip', type=options.positive_float, default=1.0, metavar='C',
-      help='clip norm for the statement and --advise; epsilon ignores it (default: %(default)s)')
+      help='clip norm for the statement; epsilon ignores it (default: %(default)s)')
   add('--unit', choices=('example', 'user'), default='example',
       help='unit of privacy (default: %(default)s)')
   add('--adjacency', choices=('zero_out', 'add_remove', 'replace'), default='zero_out',
@@ -72,17 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
       help='random draws to account for bins and min-separation (default: %(default)s)')
   add('--accountant', choices=('pld', 'rdp'), default='pld',
       help='accounting method (default: %(default)s)')
-  add('--advise', type=options.positive_int, metavar='M',
-      help='also recommend a private Adam for a model with M parameters')
-  add('--beta-2', type=options.probability, default=0.999, metavar='b',
-      help='decay of the second moment, for --advise (default: %(default)s)')
   add('--json', action='store_true', help='print JSON')
 
 
 def run(arguments: argparse.Namespace) -> None:
-  if arguments.budget is not None:
-    _print_choices(arguments)
-    return
   plan = make_plan(arguments)
   result = {
       'epsilon': plan.epsilon(accountant=arguments.accountant), 'delta': plan.target_delta,
@@ -90,18 +79,10 @@ def run(arguments: argparse.Namespace) -> None:
       'accountant': arguments.accountant}
   statement = plan.statement(accountant=arguments.accountant)
   shuffled = _shuffled(plan, arguments.accountant) if plan.amplified else None
-  advice = None
-  if arguments.advise is not None:
-    advice = tfdp.advise(
-        batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier,
-        parameters=arguments.advise, l2_norm_clip=plan.l2_norm_clip, beta_2=arguments.beta_2,
-        adjacency=plan.adjacency)
   if arguments.json:
     result['statement'] = statement
     if shuffled is not None:
       result['shuffled'] = shuffled
-    if advice is not None:
-      result['advice'] = advice.to_dict()
     print(options.to_json(result))
   else:
     for name, value in result.items():
@@ -109,8 +90,6 @@ def run(arguments: argparse.Namespace) -> None:
     print('\n' + statement, end='')
     if shuffled is not None:
       print(f'\nIf the batches are shuffled instead: {shuffled["words"]}')
-    if advice is not None:
-      print(f'\n{advice}')
 
 
 def _shuffled(plan: tfdp.PrivacyPlan, accountant: str) -> Dict[str, Any]:
@@ -134,26 +113,15 @@ def _shuffled(plan: tfdp.PrivacyPlan, accountant: str) -> Dict[str, Any]:
       f'{plan.unit} counts in full, once in each of {epochs} epochs of {order}.')}
 
 
-def _print_choices(arguments: argparse.Namespace) -> None:
-  if arguments.epsilon is None or arguments.batch_size or arguments.steps:
-    raise errors.UsageError('--budget takes the place of --batch-size and --steps, and needs '
-                            '--epsilon.')
-  choices = tfdp.advice.batch_and_steps(
-      population_size=arguments.population_size, target_epsilon=arguments.epsilon,
-      target_delta=arguments.delta, examples=arguments.budget, parameters=arguments.advise or 1,
-      adjacency=arguments.adjacency, unit=arguments.unit, population_is_public=True)
-  options.show(choices, arguments.json)
-
-
 def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
   if not arguments.batch_size or not arguments.steps:
-    raise errors.UsageError('Give --batch-size and --steps, or --budget.')
+    raise errors.UsageError('Give --batch-size and --steps.')
   name, size = options.sized(
       arguments.sampling, {name: size for name, (size, _) in SAMPLINGS.items()}, 'A sampling')
   bins = max(1, round(arguments.population_size / arguments.batch_size))
   with errors.usage():
     fields = dict(
-        target_delta=arguments.delta or budget.default_delta(arguments.population_size),
+        target_delta=arguments.delta or tfdp.advice.default_delta(arguments.population_size),
         population_size=arguments.population_size, population_is_public=True,
         batch_size=arguments.batch_size, steps=arguments.steps,
         l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,

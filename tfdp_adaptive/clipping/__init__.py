@@ -21,7 +21,8 @@ _EXPORTS = {
     'check': 'comparison', 'register': 'layers.registry', 'Unsupported': 'layers.registry',
     'explicit': 'factors', 'Outer': 'factors', 'Rows': 'rows',
     **dict.fromkeys((
-        'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack', 'Groups',
+        'Hard', 'AutoV', 'AutoS', 'PSAC', 'Tanh', 'PNorm', 'Quantile', 'Slack',
+        'Automatic', 'Groups',
         'PerLayer', 'PerVariable'), 'choices')}
 
 __all__ = sorted(_EXPORTS)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.keras import diagnostics
@@ -45,6 +46,9 @@ def observe(
     logs = dict(model.compute_metrics(examples.x, y, outputs, _nest(outputs, _times_masks(
         loss.weights(outputs, examples.sample_weight), masks))) or {})
   optimizer = model.optimizer
+  if isinstance(optimizer.clipping, choices.Automatic):  # The noisy fraction, which is released.
+    within = optimizer.rule_state.estimate[0]
+    logs['clipped'] = tf.clip_by_value(1 - within, 0, 1)
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(
         clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))

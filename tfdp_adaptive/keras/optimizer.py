@@ -49,7 +49,8 @@ class DPOptimizer(compat.GlobalOptimizer):
     learning_rate: Float or `LearningRateSchedule`; a parameter moves by
       `-learning_rate * direction`.
     l2_norm_clip: Clip norm of one example's gradient (of the scaled gradient, for
-      rules that scale). Required without a plan.
+      rules that scale). If neither the plan nor this argument has one, the clip norm follows the
+      examples, see `tfdp.clipping.Automatic`.
     noise_multiplier: Standard deviation of the noise on the sum of clipped
       gradients, in clip norms. Required without a plan.
     batch_size: The divisor of the noisy sum: the batch size, or the expected
@@ -61,7 +62,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
       'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
       noise).
-    clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()`,
+    clipping: The clipping method: `tfdp.clipping.Hard()` (the default at a clip norm), `AutoS()`,
       `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
     performance: A `tfdp.Performance`: engine, memory and chunks, which decide no step.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
@@ -106,6 +107,8 @@ class DPOptimizer(compat.GlobalOptimizer):
       name: Optional[str] = None, **kwargs: Any) -> None:
     arguments.refuse(kwargs)
     contract.check_rule(rule)
+    if l2_norm_clip is None and getattr(plan, 'l2_norm_clip', None) is None:
+      clipping, l2_norm_clip = choices.followed(clipping)
     clipping, performance = choices.chosen(clipping), arguments.performance(performance)
     given: Any = dict(batch_size=batch_size, noise_multiplier=noise_multiplier)
     rule = clipping.rule(rule, **{
@@ -130,6 +133,8 @@ class DPOptimizer(compat.GlobalOptimizer):
     if self.noise_multiplier == 0:
       warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
                     errors.Caution, stacklevel=3)
+    if choices.caution(clipping):
+      warnings.warn(f'{self.name}: {choices.caution(clipping)}', errors.Caution, stacklevel=3)
     self._fixed = arguments.fixed(type(self))
 
   def __setattr__(self, name: str, value: Any) -> None:
@@ -246,6 +251,8 @@ class DPOptimizer(compat.GlobalOptimizer):
           'stays in `model.ledger`, and the new run adds to it.')
 
   def _warn_of_regimes(self, specs: Any) -> None:
+    if isinstance(self.clipping, choices.Automatic):  # Its clip norm is not known yet.
+      return
     noise_std = self.noise_multiplier * contract.mean_sensitivity(
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)

@@ -43,7 +43,8 @@ class PrivacyPlan(terms.Terms):
     batch_size: Expected batch size B, in units of privacy; a public constant.
     steps: Number T of steps (rounds) the run may take; or `sampling.Epochs(3)`, as many as
       see 3 times the number of records.
-    l2_norm_clip: Clip norm of a record.
+    l2_norm_clip: Clip norm of a record. Epsilon does not depend on it. None: the optimizer has one,
+      or it follows the records from 1 on, see `tfdp.clipping.Automatic`.
     noise_multiplier: Standard deviation of the noise in units of one record's
       sensitivity. 0 is allowed for experiments: epsilon is then infinite.
     target_delta: The delta at which epsilon is reported.
@@ -82,7 +83,9 @@ class PrivacyPlan(terms.Terms):
   search: Optional[private_search.Search] = None
 
   def __post_init__(self) -> None:
-    checks.positive(batch_size=self.batch_size, l2_norm_clip=self.l2_norm_clip)
+    checks.positive(batch_size=self.batch_size)
+    if self.l2_norm_clip is not None:
+      checks.positive(l2_norm_clip=self.l2_norm_clip)
     # NumPy's float32 stays one in products with Python's numbers: epsilon would be rounded.
     for name in ('batch_size', 'l2_norm_clip', 'noise_multiplier', 'target_delta'):
       if isinstance(getattr(self, name), np.generic):
@@ -135,7 +138,7 @@ class PrivacyPlan(terms.Terms):
         'sampling': type(self.sampling).__name__,
         'noise': type(self.mechanism).__name__,
         'noise multiplier': f'{self.noise_multiplier:.4g}',
-        'clip norm': f'{self.l2_norm_clip:g}',
+        'clip norm': 'not fixed' if self.l2_norm_clip is None else f'{self.l2_norm_clip:g}',
         'epsilon': f'{statement_lib.rounded_up(self.epsilon())} at delta {self.target_delta:g}'}
     if self.search is not None:
       rows['search'] = f'the best of {self.search.runs:g} expected runs'
@@ -144,7 +147,7 @@ class PrivacyPlan(terms.Terms):
   @classmethod
   def calibrate(
       cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
-      **fields: Any) -> 'PrivacyPlan':
+      spent: Union[PrivacyPlan, ledger.Ledger, None] = None, **fields: Any) -> 'PrivacyPlan':
     """The plan with the least noise whose epsilon is at most `target_epsilon`.
 
     Args:
@@ -152,6 +155,9 @@ class PrivacyPlan(terms.Terms):
         within 1% below it.
       target_delta: See the class.
       accountant: 'pld' (tight) or 'rdp'.
+      spent: A ledger of the same records, such as that of `tfdp.estimates.adapt`, or another
+        plan. It and the new plan together then cost at most `target_epsilon`: `(spent +
+        plan).epsilon(target_delta)`.
       **fields: The other attributes, without `noise_multiplier`.
     """
     if 'noise_multiplier' in fields:
@@ -161,10 +167,32 @@ class PrivacyPlan(terms.Terms):
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     plan_checks.reachable(plan, target_epsilon)
+    if spent is not None:
+      return cls._beside(plan, spent, target_epsilon, accountant)
     noise_multiplier = cost.calibrate(
         lambda sigma: cost.event(plan, plan.steps, sigma), target_epsilon, target_delta,
         accountant, cost.relation(plan))
     return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+
+  @classmethod
+  def _beside(cls, plan: PrivacyPlan, spent: Union[PrivacyPlan, ledger.Ledger],
+              target_epsilon: float, accountant: str) -> PrivacyPlan:
+    """Returns the plan whose cost together with what was spent is at most the target."""
+    before = ledger.of(spent)
+    if before is None:
+      raise ValueError('`spent` must be a `tfdp.Ledger` or a `tfdp.PrivacyPlan`. '
+                       f'Received: spent={spent!r}.')
+    least = before.epsilon(plan.target_delta, accountant)
+    if least >= target_epsilon:
+      raise ValueError(
+          f'`spent` must cost less than `target_epsilon` at delta {plan.target_delta:g}. Received: '
+          f'target_epsilon={target_epsilon:g} and a ledger of epsilon {least:.4g}. Take a larger '
+          'target, or spend less before.')
+    both = lambda sigma: before + dataclasses.replace(plan, noise_multiplier=sigma)
+    delta = plan.target_delta - sum(entry.delta for entry in before.entries if entry.steps)
+    sigma = cost.calibrate(lambda sigma: both(sigma).event(), target_epsilon, delta, accountant,
+                           both(1.0).relation())
+    return dataclasses.replace(plan, noise_multiplier=sigma)
 
   @property
   def amplified(self) -> bool:

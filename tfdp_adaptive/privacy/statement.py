@@ -198,8 +198,10 @@ def rounded_up(epsilon: float) -> str:
 def _mechanism(run: card_lib.Run) -> str:
   """The noise on a sum of clipped records, and what else is particular to the rule."""
   plan = run.entry.plan
-  text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm '
-          f'{plan.l2_norm_clip:g}: noise of standard deviation {run.noise_stddev:.6g} '
+  clip, unit = ('not fixed', ' clip norms') if plan.l2_norm_clip is None else (
+      f'{plan.l2_norm_clip:g}', '')
+  text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm {clip}: '
+          f'noise of standard deviation {run.noise_stddev:.6g}{unit} '
           'before correlation on the sum of clipped records, ')
   if plan.adjacency == 'replace':
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '

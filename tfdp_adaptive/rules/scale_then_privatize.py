@@ -16,7 +16,7 @@ from tfdp_adaptive.rules import post_processing
 
 def scale_then_privatize(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, *,
-    scale_epsilon: float) -> contract.Rule:
+    scale_epsilon: float = 1e-2) -> contract.Rule:
   """Scale-then-privatize over Adam (DP-Adam-STP).
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8:
@@ -33,9 +33,12 @@ def scale_then_privatize(
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: Added to the root in the update, in gradient units, >= 0.
-    scale_epsilon: Added to the root in the scale, in gradient units, > 0. No default suits all
-      tasks. A large value gives DP-Adam with the clip norm `l2_norm_clip * scale_epsilon`. A
-      small one gives small gradients less noise.
+    scale_epsilon: Added to the root in the scale, in gradient units, > 0. A large value gives
+      DP-Adam with the clip norm `l2_norm_clip * scale_epsilon`. A small one gives small gradients
+      less noise. The default is for gradients of norm .1 to 10 and a clip norm that follows the
+      examples (`tfdp.clipping.Automatic`): with it, three of four tasks were within 2% of the
+      best of twelve choices. With a constant clip norm, take about .03 of the size of a
+      gradient's coordinate.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -45,7 +48,7 @@ def scale_then_privatize(
 
 def dp_adagrad_stp(
     initial_accumulator_value: float = 0.0, epsilon: float = 1e-8, *,
-    scale_epsilon: float) -> contract.Rule:
+    scale_epsilon: float = 1e-2) -> contract.Rule:
   """Scale-then-privatize over AdaGrad, see `scale_then_privatize`.
 
   `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
@@ -63,7 +66,8 @@ def dp_adagrad_stp(
 
 
 def dp_rmsprop_stp(
-    rho: float = 0.9, epsilon: float = 1e-8, *, scale_epsilon: float) -> contract.Rule:
+    rho: float = 0.9, epsilon: float = 1e-8, *,
+    scale_epsilon: float = 1e-2) -> contract.Rule:
   """Scale-then-privatize over RMSProp, see `scale_then_privatize`.
 
   `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.

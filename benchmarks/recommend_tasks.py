@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks of `recommend.py`: those of development, and those that judge its rules."""
+
+import os
+import sys
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from tfdp_adaptive import compat
+
+keras = compat.keras
+layers = keras.layers
+Part = Tuple[np.ndarray, np.ndarray]
+
+
+class Task(NamedTuple):
+  """Examples and a model.
+
+  Attributes:
+    name: In the table.
+    build: Returns the model with the weights that training starts from.
+    loss, metrics: As in `compile`.
+    public, private, test: `(x, y)` each.
+    batch_size, steps: Of the plan; None to have them recommended.
+  """
+
+  name: str
+  build: Callable[[], Any]
+  loss: Any
+  metrics: Tuple[str, ...]
+  public: Part
+  private: Part
+  test: Part
+  batch_size: Optional[int] = None
+  steps: Optional[int] = None
+
+
+def _split(x: np.ndarray, y: np.ndarray, public: int, test: int, most: int = 20_000
+           ) -> Dict[str, Part]:
+  order = np.random.default_rng(7).permutation(len(x))[:most + public + test]
+  ends = public, public + test
+  return {name: (x[rows].astype(np.float32), y[rows])
+          for name, rows in zip(('public', 'test', 'private'), np.split(order, ends))}
+
+
+def _dense(width: int, outputs: int, activation: str, hidden: Tuple[int, ...] = ()
+           ) -> Callable[[], Any]:
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([width]), *(layers.Dense(size, activation='relu') for size in hidden),
+        layers.Dense(outputs, activation=activation, kernel_initializer='glorot_uniform' if hidden
+                     else 'zeros')])
+  return build
+
+
+def _binary(name: str, x: np.ndarray, y: np.ndarray, public: int, test: int,
+            hidden: Tuple[int, ...] = (), **more: Any) -> Task:
+  return Task(name, _dense(x.shape[1], 1, 'sigmoid', hidden), 'binary_crossentropy', ('AUC',),
+              **_split(x, y.astype(np.float32)[:, None], public, test), **more)
+
+
+def _classes(name: str, x: np.ndarray, y: np.ndarray, public: int, test: int,
+             build: Any = None, hidden: Tuple[int, ...] = (), **more: Any) -> Task:
+  build = build or _dense(x.shape[1], int(y.max()) + 1, 'softmax', hidden)
+  return Task(name, build, 'sparse_categorical_crossentropy', ('accuracy',),
+              **_split(x, y.astype(np.int32), public, test), **more)
+
+
+def _numbers(name: str, x: np.ndarray, y: np.ndarray, public: int, test: int,
+             hidden: Tuple[int, ...] = (), **more: Any) -> Task:
+  y = ((y - y.mean()) / y.std()).astype(np.float32)[:, None]
+  return Task(name, _dense(x.shape[1], 1, 'linear', hidden), 'mse', (),
+              **_split(x, y, public, test), **more)
+
+
+# Tasks of development.
+
+
+def breast_cancer() -> Task:
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  return _binary('breast cancer', *datasets.load_breast_cancer(return_X_y=True), 80, 120,
+                 batch_size=64, steps=200)
+
+
+def ill_conditioned() -> Task:
+  """100 inputs with standard deviations j^-1.5, as in Figure 1 of PAGAN."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(12_300, 100)) * np.arange(1, 101)**-1.5
+  y = x @ rng.choice([-1.0, 1.0], size=100) + rng.laplace(scale=.01, size=len(x))
+  return _numbers('ill-conditioned', x, y, 300, 2000, batch_size=100, steps=300)
+
+
+def digits() -> Task:
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.load_digits(return_X_y=True)
+  return _classes('digits', x / 16, y, 200, 400, hidden=(32,), batch_size=128, steps=200)
+
+
+def unequal() -> Task:
+  """20,000 people, few of whom are positive; inputs in raw units, some with heavy tails."""
+  rng = np.random.default_rng(3)
+  hidden = rng.normal(size=(24_300, 6))
+  x = np.concatenate([hidden @ rng.normal(size=(6, 8)), np.exp(1.5 * hidden[:, :4]),
+                      rng.integers(0, 2, size=(24_300, 8))], 1)
+  x = x * np.geomspace(.1, 1000, 20) + 5 * rng.normal(size=20)
+  score = hidden @ np.array([1.0, -.8, .6, .3, 0, 0]) + .5 * hidden[:, 0] * hidden[:, 1]
+  y = rng.random(len(x)) < 1 / (1 + np.exp(2.2 - score))
+  return _binary('unequal classes', x, y, 300, 4000, batch_size=500, steps=300)
+
+
+def prices() -> Task:
+  """The logarithm of a price of a cut stone, from sizes in millimetres, percent and kinds."""
+  rng = np.random.default_rng(4)
+  carat = np.exp(.6 * rng.normal(size=24_300) - .5)
+  depth, table = 61.7 + 1.4 * rng.normal(size=(2, len(carat)))
+  size = 6.5 * carat**(1 / 3)
+  kinds = [rng.integers(0, n, len(carat)) for n in (5, 7, 8)]
+  x = np.concatenate([np.stack([carat, depth, table, size, size * 1.01, size * depth / 100], 1),
+                      *(np.eye(k.max() + 1)[k] for k in kinds)], 1)
+  y = (1.7 * np.log(carat) + .05 * kinds[0] - .08 * kinds[1] + .12 * kinds[2]
+       + .13 * rng.normal(size=len(carat)))
+  return _numbers('prices of stones', x, y, 300, 4000, hidden=(24, 24), batch_size=256, steps=200)
+
+
+def convolutions() -> Any:
+  keras.utils.set_random_seed(3)
+  return keras.Sequential([
+      layers.Input((14, 14, 1)), layers.Conv2D(8, 3, 2, 'same', activation='relu'),
+      layers.Conv2D(16, 3, 2, 'same', activation='relu'), layers.Flatten(),
+      layers.Dense(10, activation='softmax')])
+
+
+def rare_digits(load: Any) -> Task:
+  """Digits of which 8 and 9 are rare, two convolutions."""
+  (x, y), _ = load.mnist()
+  rows = np.flatnonzero((y < 8) | (np.random.default_rng(1).random(len(y)) < .1))
+  x = (x[rows].reshape(-1, 14, 2, 14, 2).mean((2, 4)) / 255).astype(np.float32)[..., None]
+  task = _classes('rare digits', x, y[rows], 1000, 4000, convolutions, batch_size=256, steps=150)
+  return task._replace(private=tuple(part[:12_000] for part in task.private))
+
+
+# Tasks that judge: no rule was developed on them.
+
+
+def diabetes() -> Task:
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  return _numbers('diabetes', *datasets.load_diabetes(return_X_y=True, scaled=False), 60, 80,
+                  batch_size=100, steps=100)
+
+
+def wine() -> Task:
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  return _classes('wine', *datasets.load_wine(return_X_y=True), 40, 40, batch_size=49, steps=100)
+
+
+def hastie() -> Task:
+  """Whether the squares of ten inputs add up to much, by a hidden layer."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_hastie_10_2(16_300, random_state=0)
+  return _binary('hastie', x, y > 0, 300, 4000, hidden=(32,), batch_size=256, steps=300)
+
+
+def friedman() -> Task:
+  """An impedance from inputs in raw units, 0 to 100 and 40 pi to 560 pi among them."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_friedman2(12_300, noise=20, random_state=0)
+  return _numbers('friedman 2', x, y, 300, 2000, hidden=(24,), batch_size=200, steps=300)
+
+
+def sparse_signal() -> Task:
+  """Two classes, 200 inputs of which 10 inform, redundant ones and flipped labels."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_classification(
+      14_300, 200, n_informative=10, n_redundant=30, flip_y=.05, random_state=0)
+  return _binary('200 inputs', x, y, 300, 4000, batch_size=256, steps=300)
+
+
+def series() -> Task:
+  """Which of four autoregressions a series of 32 values comes from, by a convolution."""
+  rng = np.random.default_rng(5)
+  y = rng.integers(4, size=12_500)
+  one, two = np.array([.9, -.5, .3, 1.2])[y], np.array([0, .3, -.6, -.5])[y]
+  x = np.zeros([len(y), 34])
+  for t in range(2, 34):
+    x[:, t] = one * x[:, t - 1] + two * x[:, t - 2] + rng.normal(size=len(y))
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([32, 1]), layers.Conv1D(16, 5, activation='relu'),
+        layers.GlobalAveragePooling1D(), layers.Dense(4, activation='softmax')])
+
+  return _classes('series', x[:, 2:, None], y, 500, 2000, build, batch_size=256, steps=200)
+
+
+def waves() -> Task:
+  """Whether a wave is faster than another, by an LSTM."""
+  rng = np.random.default_rng(6)
+  speed = rng.uniform(.2, .6, 8500)
+  phase = rng.uniform(0, 6.3, len(speed))
+  x = np.sin(phase[:, None] + speed[:, None] * np.arange(16)) + .5 * rng.normal(size=[8500, 16])
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([16, 1]), layers.LSTM(12), layers.Dense(1, activation='sigmoid')])
+
+  return _binary('waves', x[..., None], speed > .4, 500, 2000, batch_size=256, steps=150)._replace(
+      build=build)
+
+
+def ordinary_digits(load: Any) -> Task:
+  """3,000 private digits in raw units, two convolutions."""
+  (x, y), _ = load.mnist()
+  x = x.reshape(-1, 14, 2, 14, 2).mean((2, 4)).astype(np.float32)[..., None]
+  task = _classes('3,000 digits', x, y, 500, 4000, convolutions, batch_size=128, steps=150)
+  return task._replace(private=tuple(part[:3000] for part in task.private))
+
+
+def _bags(texts: Any, words: Any) -> np.ndarray:
+  index = {word: i for i, word in enumerate(words)}
+  found = np.zeros([len(texts), len(index)], np.float32)
+  for row, text in enumerate(texts):
+    for word in text.lower().split():
+      if word.strip('.,;:!?()"\'') in index:
+        found[row, index[word.strip('.,;:!?()"\'')]] = 1
+  return found
+
+
+def _frequent(load: Any, size: int) -> Any:
+  counts: Dict[str, int] = {}
+  for word in load.wikitext2('valid'):
+    word = word.lower()
+    counts[word] = counts.get(word, 0) + word.isalpha()
+  return sorted(counts, key=lambda word: -counts[word])[:size]
+
+
+def opinions(load: Any) -> Task:
+  """Whether a sentence praises a product, from 500 words."""
+  rows = load.sentiment('pros_cons')
+  x = _bags([text for _, _, text in rows], _frequent(load, 500))
+  return _binary('opinions', x, np.array([label for label, _, _ in rows]), 300, 4000,
+                 batch_size=256, steps=300)
+
+
+def sites(load: Any) -> Task:
+  """The Stack Exchange site of a post, from 300 words."""
+  rows = load.stackexchange()
+  names = sorted({row['site'] for row in rows})
+  x = _bags([row['text'] for row in rows], _frequent(load, 300))
+  return _classes('sites', x, np.array([names.index(row['site']) for row in rows]), 500, 4000,
+                  batch_size=256, steps=300)
+
+
+def letters(load: Any) -> Task:
+  """The next letter of Shakespeare from the three before it, through an embedding."""
+  text = load.tinyshakespeare().lower()
+  alphabet = sorted(set(text))
+  codes = np.array([alphabet.index(c) for c in text])
+  at = np.random.default_rng(5).choice(np.arange(3, len(codes)), 24_500, replace=False)
+  x = np.stack([codes[at - i] for i in (3, 2, 1)], 1)
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([3], dtype='int32'), layers.Embedding(len(alphabet), 12), layers.Flatten(),
+        layers.Dense(32, activation='tanh'), layers.Dense(len(alphabet), activation='softmax')])
+
+  task = _classes('letters', x, codes[at], 500, 4000, build, batch_size=256, steps=200)
+  return task._replace(**{name: (getattr(task, name)[0].astype(np.int32), getattr(task, name)[1])
+                          for name in ('public', 'private', 'test')})
+
+
+DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices)
+DEVELOPED_ON_FILES = (rare_digits,)
+JUDGES = (diabetes, wine, hastie, friedman, sparse_signal, series, waves)
+JUDGES_ON_FILES = (ordinary_digits, opinions, sites, letters)
+
+
+def all_tasks(data: str) -> Dict[str, Callable[[], Task]]:
+  """Returns `{function's name: -> Task}`; those on real data where the folder `data` is."""
+  tasks = {make.__name__: make for make in (*DEVELOPED, *JUDGES)}
+  if os.path.exists(os.path.join(data, 'load.py')):
+    sys.path.insert(0, data)
+    import load  # pylint: disable=import-outside-toplevel
+    tasks.update({make.__name__: lambda make=make: make(load)
+                  for make in (*DEVELOPED_ON_FILES, *JUDGES_ON_FILES)})
+  return tasks

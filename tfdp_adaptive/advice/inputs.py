@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales and whitens inputs by statistics of PUBLIC examples."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+
+from tfdp_adaptive import compat
+from tfdp_adaptive.independence import disclosures
+
+AS_GIVEN, SCALED, WHITENED = 'as given', 'scaled', 'whitened'
+_RARE = .05  # A column that differs from its most frequent value less often keeps its scale.
+_WIDEST = 1024  # Inputs of more columns are not whitened.
+_LEAST = 1e-3  # Least ridge of a correlation matrix, over its mean eigenvalue.
+
+
+class Inputs(NamedTuple):
+  """An affine map of the inputs.
+
+  Attributes:
+    kind: 'as given', 'scaled' or 'whitened'.
+    mean: Subtracted from the last axis.
+    variance: Its root divides the last axis.
+    matrix: [d, d], multiplies the scaled inputs from the right; or None.
+  """
+
+  kind: str = AS_GIVEN
+  mean: Any = None
+  variance: Any = None
+  matrix: Optional[np.ndarray] = None
+
+  def __call__(self, x: Any) -> Any:
+    if self.kind == AS_GIVEN:
+      return x
+    x = ((x - self.mean) / np.sqrt(self.variance)).astype(np.float32)
+    return x if self.matrix is None else x @ self.matrix
+
+  def layers(self, source: str) -> List[Any]:
+    """Returns frozen Keras layers that compute the same; the statement names them as public."""
+    if self.kind == AS_GIVEN:
+      return []
+    layers = compat.keras.layers
+    found = [layers.Normalization(mean=self.mean, variance=self.variance, name='public_scale')]
+    if self.matrix is not None:
+      found.append(layers.Dense(len(self.matrix), use_bias=False, trainable=False,
+                                name='public_whitening'))
+      found[-1].build([None, len(self.matrix)])
+      found[-1].set_weights([self.matrix])
+    for layer in found:
+      disclosures.say_public(layer, source)
+    return found
+
+
+def all_of(x: Any) -> Dict[str, Inputs]:
+  """Returns the maps to try, by kind, with the statistics of these examples."""
+  found = {AS_GIVEN: Inputs()}
+  if not isinstance(x, np.ndarray) or x.dtype.kind != 'f' or x.ndim < 2:
+    return found
+  flat = x.reshape(-1, x.shape[-1]).astype(np.float64)
+  mean, variance = flat.mean(0), flat.var(0)
+  if x.ndim > 2:  # Channels of images keep their ratios.
+    mean, variance = np.full_like(mean, flat.mean()), np.full_like(mean, flat.var())
+  else:
+    usual = np.array([np.unique(column, return_counts=True)[1].max() for column in flat.T])
+    kept = (usual > (1 - _RARE) * len(flat)) | ~(variance > 0)
+    mean, variance = np.where(kept, 0, mean), np.where(kept, 1, variance)
+  if not (variance > 0).all() or np.allclose(mean, 0) and np.allclose(variance, 1):
+    return found
+  scaled = Inputs(SCALED, mean.astype(np.float32), variance.astype(np.float32))
+  found[SCALED] = scaled
+  width = x.shape[-1]
+  if x.ndim == 2 and 1 < width <= min(_WIDEST, 2 * len(x)):
+    values, vectors = np.linalg.eigh(np.cov(scaled(x).astype(np.float64).T))
+    ridge = max(_LEAST, .5 * width / len(x)) * max(values.mean(), 1e-12)
+    matrix = vectors / np.sqrt(np.maximum(values, 0) + ridge) @ vectors.T
+    found[WHITENED] = scaled._replace(kind=WHITENED, matrix=matrix.astype(np.float32))
+  return found

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges outputs by the user's metrics, and fits their temperature and bias on PUBLIC examples."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import numpy as np
+from scipy import optimize
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+
+_SMALL = ('error', 'loss', 'entropy', 'divergence', 'hinge', 'perplexity', 'mse', 'mae')
+_INVERSES = {  # Activation -> (its inverse, the activation).
+    'linear': (lambda t: t, lambda t: t),
+    'sigmoid': (lambda t: tf.math.log(t) - tf.math.log1p(-t), tf.math.sigmoid),
+    'softmax': (tf.math.log, tf.nn.softmax)}
+_PENALTY = 1.0  # Weight of the squared changes of temperature and bias, beside a sum of losses.
+
+
+class Judge:
+  """Computes the first metric of a model with one output; there may be none.
+
+  Keras itself resolves the metric, on a model whose outputs are its inputs.
+  """
+
+  def __init__(self, loss: Any, metrics: Sequence[Any], outputs: Any) -> None:
+    self._model = None
+    self.name, self.sign = '', 1
+    if not metrics or not isinstance(outputs, np.ndarray):
+      return
+    keras = compat.keras
+    entry = keras.layers.Input(outputs.shape[1:])
+    self._model = keras.Model(entry, keras.layers.Activation('linear')(entry))
+    self._model.compile(loss=loss, metrics=list(metrics)[:1])
+
+  def __call__(self, outputs: Any, y: Any) -> float:
+    """Returns the value of the metric, with its sign turned if smaller is better."""
+    if self._model is None:
+      return 0.0
+    self._model.reset_metrics()
+    logs = dict(self._model.test_on_batch(outputs, y, return_dict=True))
+    logs.pop('loss', None)
+    (self.name, value), *_ = logs.items()
+    if any(word in self.name.lower() for word in _SMALL):
+      self.sign = -1
+    return self.sign * float(value)
+
+  def __bool__(self) -> bool:
+    return self._model is not None
+
+
+def last_dense(model: compat.Model) -> Optional[Any]:
+  """Returns the layer whose weights can hold a temperature and a bias, or None."""
+  keras, last = compat.keras, model
+  while isinstance(last, keras.Sequential):
+    last = last.layers[-1]
+  if isinstance(last, keras.Model):
+    outputs = getattr(last, 'outputs', None) or ()  # The layer of the only one comes last.
+    last = last.layers[-1] if len(outputs) == 1 else None
+  if isinstance(last, keras.layers.Dense) and last.use_bias and (
+      last.activation.__name__ in _INVERSES) and last.trainable:
+    return last
+  return None
+
+
+Fitted = Tuple[float, np.ndarray]
+
+
+def fit(activation: str, loss: Callable[..., Any], y: Any, outputs: Any) -> Fitted:
+  """Returns `(temperature, bias)` of the least loss: scores become `temperature * z + bias`."""
+  inverse, _ = _INVERSES[activation]
+  outputs = tf.cast(outputs, tf.float64)
+  if activation != 'linear':
+    outputs = tf.clip_by_value(outputs, 1e-7, 1 - 1e-7)
+  scores, width = inverse(outputs), outputs.shape[-1]
+
+  def value_and_gradient(numbers: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      tape.watch(numbers)
+      moved = _moved(activation, scores, numbers[0], numbers[1:])
+      total = tf.reduce_mean(loss(y, moved)) + _PENALTY / len(outputs) * tf.reduce_mean(tf.square(
+          numbers - tf.concat([[1.0], tf.zeros([width], tf.float64)], 0)))
+    return total, tape.gradient(total, numbers)
+
+  found = optimize.minimize(
+      lambda numbers: [t.numpy() for t in value_and_gradient(tf.constant(numbers, tf.float64))],
+      np.append(1.0, np.zeros(width)), jac=True, method='L-BFGS-B',
+      bounds=[(1e-2, 1e2)] + [(None, None)] * width)
+  return float(found.x[0]), found.x[1:]
+
+
+def apply(activation: str, outputs: Any, fitted: Fitted) -> np.ndarray:
+  """Returns the outputs at another temperature and bias."""
+  values = tf.cast(outputs, tf.float64)
+  if activation != 'linear':
+    values = tf.clip_by_value(values, 1e-7, 1 - 1e-7)
+  scores = _INVERSES[activation][0](values)
+  return _moved(activation, scores, *fitted).numpy().astype(np.float32)
+
+
+def _moved(activation: str, scores: Any, temperature: Any, bias: Any) -> Any:
+  return _INVERSES[activation][1](temperature * scores + bias)
