@@ -300,10 +300,12 @@ def recommend(
       _LEAST_BATCH, math.ceil(population_size * _EPOCHS / steps)))
   shared = dict(fields, population_size=population_size, batch_size=batch_size, steps=steps,
                 target_epsilon=target_epsilon, target_delta=target_delta, l2_norm_clip=1.0)
-  if public is not None:
+  if public is None:  # Nothing tells plans apart.
+    sampling = sampling or sampling_lib.Poisson()
+  else:
     public, loss = _checked(model, public), _loss(model, loss)
   plans = _plans(shared, sampling, mechanism)
-  if free:  # Others at the same number of examples; what trial says decides.
+  if free and public is not None:  # Others at the same number of examples; what trial says decides.
     plans += [plan_lib.PrivacyPlan.calibrate(**{
         **shared, 'steps': count, 'batch_size': min(population_size, batch_size * steps // count)})
               for count in (steps // 3, 3 * steps)]
