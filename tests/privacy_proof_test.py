@@ -56,7 +56,8 @@ _RECORD_CALLS = {'project_record', 'record_gradients', 'layered_gradients', 'jac
 _NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.search.', 'advice.trial.',
                  'audit.', 'examples.multi_worker.', 'examples.showcases.',
                  'rules.subspaces.',
-                 'independence.independence.', 'independence.probes.', 'independence.validation.')
+                 'independence.independence.', 'independence.probes.', 'independence.validation.',
+                 'keras.agreement.')
 
 
 def functions(names, also=()):

@@ -2,8 +2,8 @@
 """Compares the first step's loss and gradients with Keras' own, on two examples made up for it.
 
 The compiled loss of Keras and a plain tape are asked for each example by itself. What the engine
-and `ExampleLoss` make of the same examples must be the same: a layer that a user registered, a
-gradient inside `call` or a loss with its own reduction may say otherwise. No record is read.
+and `ExampleLoss` make of the same examples must be the same: a gradient inside `call` or a loss
+with its own reduction may say otherwise. No record is read.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -143,8 +143,8 @@ def _differs(got: Any, expected: Any, decided: str) -> errors.PrivacyError:
   return errors.PrivacyError(
       'A private step must compute what Keras computes for an example by itself. Received, for two '
       f'examples that were made up: losses and norms of gradients {say(got)} by engine '
-      f'{decided!r}, {say(expected)} by the compiled loss and a plain tape. Check a registered '
-      'clipping rule by `tfdp.clipping.check`, and a loss for what it does to a batch of one; or '
+      f'{decided!r}, {say(expected)} by the compiled loss and a plain tape. Check what '
+      'the loss does to a batch of one, or '
       "use performance=tfdp.Performance('materialized'). "
       '`model.compile(..., compare_first_step=False)` leaves this out, and the statement says so.')
 
