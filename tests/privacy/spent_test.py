@@ -39,7 +39,7 @@ def test_an_empty_ledger_changes_nothing_and_a_full_one_is_refused():
   first = plan(target_epsilon=1.0)
   for spent in (first, first + first, tfdp.Ledger().begin(None).done(1)):
     with pytest.raises(ValueError, match='must cost less'):
-      plan(target_epsilon=1.0, spent=spent)
+      plan(target_epsilon=.9, spent=spent)
   with pytest.raises(ValueError, match='`spent`'):
     plan(target_epsilon=1.0, spent=3.0)
   assert math.isfinite(first.epsilon())

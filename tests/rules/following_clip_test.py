@@ -205,7 +205,8 @@ def formula(name, rows, x, y, present):
   for z in rows:
     records = (2 * (x @ w - y) * x.T).T[present]
     norms = np.linalg.norm(records, axis=1)
-    factor, std = (1 - (SIGMA / (2 * BATCH / 20))**2)**-0.5, BATCH / 20
+    std = max(BATCH / 20, 2 * SIGMA)
+    factor = (1 - (SIGMA / (2 * std))**2)**-0.5
     if name == 'quantile':
       count = np.sum(np.where(norms <= zeta, 0.5, -0.5)) + std * z[SIZE]
       move = -0.5 * (0.5 + count / BATCH - 0.6)
