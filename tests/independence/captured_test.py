@@ -100,12 +100,13 @@ def test_arrays(way):
 def test_numbers_of_layers():
   """Integers count from the size on that no axis, slice or padding needs; positions never."""
   held = lambda value: constants.held(tf.function(
-      lambda: tf.reduce_sum(tf.constant(value))).get_concrete_function())
+      lambda: tf.identity(tf.constant(value))).get_concrete_function())
   table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [0.5, 0.7]), 0.0)
   rng = np.random.default_rng(0)
   for dtype in ('int32', 'int64', 'uint8', 'int8', 'float32'):
     assert held(rng.integers(0, 9, [5, 4]).astype(dtype)).shapes == [(5, 4)]
     assert held(np.full([5, 4], 3, dtype)).shapes == []
+  assert held('a text').shapes == held(['two', 'texts']).shapes == []
   assert held(np.arange(40)).shapes == held([[0, 0], [1, 1], [1, 1], [0, 0]]).shapes == []
   reads = tf.function(lambda: table.lookup(tf.constant(1))).get_concrete_function()
   assert constants.held(reads).tables == 1 and held([0.5, 0.7]).tables == 0

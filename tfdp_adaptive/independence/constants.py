@@ -77,8 +77,9 @@ def held(concrete: Any) -> Held:
               tuple(concrete.graph.variables), len(tables))
 
 
-def _may_be_data(value: np.ndarray) -> bool:
+def _may_be_data(value: Any) -> bool:
   """Whether an array has numbers of its own: neither all equal nor, as positions are, in a row."""
+  value = np.asarray(value)  # A single text is no array of NumPy.
   flat = value.ravel()
   if value.dtype.kind in 'iub':
     steps = np.diff(flat.astype(np.int64))
