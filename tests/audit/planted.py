@@ -2,6 +2,7 @@
 """Bugs to be caught, planted into the real code, each switched on and off as it runs."""
 
 import contextlib
+import functools
 import importlib.util
 
 import numpy as np
@@ -91,6 +92,7 @@ def _plant_in_engines(patch, bugs):
   def chosen(*arguments):
     engine = choose(*arguments)
 
+    @functools.wraps(engine)
     def faulty(model, loss, batch, request):
       clips = tuple(bugs.where('no clipping', 1e3 * clip, clip) for clip in request.clips)
       clipped = engine(model, loss, batch, request._replace(clips=clips))

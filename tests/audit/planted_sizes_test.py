@@ -2,6 +2,7 @@
 """Whatever is planted, however large, is convicted: status 3, never a traceback."""
 
 import contextlib
+import functools
 import math
 
 import numpy as np
@@ -32,9 +33,10 @@ def clipped_at(factor):
 
   def chosen(*arguments):
     engine = choose(*arguments)
-    return lambda model, loss, batch, request: engine(model, loss, batch, request._replace(
-        clips=tuple(tf.fill(clip.shape, tf.constant(math.inf)) if factor == math.inf
-                    else factor * clip for clip in request.clips)))
+    return functools.wraps(engine)(
+        lambda model, loss, batch, request: engine(model, loss, batch, request._replace(
+            clips=tuple(tf.fill(clip.shape, tf.constant(math.inf)) if factor == math.inf
+                        else factor * clip for clip in request.clips))))
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(engines, 'choose', chosen)

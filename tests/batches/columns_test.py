@@ -37,7 +37,7 @@ def batches(data, columns=None):
   plan = plan_lib.PrivacyPlan(
       population_size=N, batch_size=5, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0,
       target_delta=1e-3, seed=3)
-  return list(plan.batches(data, columns=columns).as_numpy_iterator())
+  return list(plan.batches(data, columns=columns))
 
 
 DATA = {

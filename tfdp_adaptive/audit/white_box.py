@@ -238,7 +238,7 @@ def _look_at_accounting(plan: plan_lib.PrivacyPlan, claimed: float, delta: float
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
     return Look('accounting', False, 'not repeated: it rests on what the plan is told')
   accounted = second_accountant.answer(
-      [types.SimpleNamespace(plan=plan, steps=plan.steps)], delta)
+      [types.SimpleNamespace(plan=plan, steps=plan.steps, shared=())], delta)
   if accounted.epsilon is None:
     return Look('accounting', False, f'not repeated: {accounted.method}')
   allowed = claimed * (1 + accounted.tolerance) + 1e-6
