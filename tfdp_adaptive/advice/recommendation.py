@@ -457,6 +457,8 @@ def _proposal(model: Any, search: search_lib.Search, finals: List[search_lib.Set
               examples: Tuple[Any, Any], frozen: int) -> Recommendation:
   """Returns the best of the private settings, of the public examples alone, and of no training."""
   search.finish()
+  if not search.alone:  # Nothing private is proposed without this comparison.
+    finals = []
   judged = {one: search.judged[one] for one in finals}
   alone = None
   for kind, found in search.alone.items():
@@ -487,7 +489,8 @@ def _proposal(model: Any, search: search_lib.Search, finals: List[search_lib.Set
   public = (*examples, search.trial.loss, None)
   if not is_private:
     reasons.append(_needed(search, finals, winner) if finals else
-                   'No private training could be tried: give more `seconds`.')
+                   'The public examples alone, or private training, could not be tried in time: '
+                   'give more `seconds`.')
     weights = kind = None
     if alone is not None and winner is search.alone[alone]:
       kind, weights = alone, search.weights(alone, True, None)

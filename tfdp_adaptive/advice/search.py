@@ -34,7 +34,9 @@ _CLIMB = 5  # Learning rates of one climb at most.
 _ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Of training on the public examples alone,
 _PATIENCE = 2  # which ends when so many of these numbers were no better.
 _ALONE_RATES = (.3, 3.0)  # In the unit of `Search.unit`.
-_SHARES = dict(alone=.25, search=.75, finals=.95)  # Of the seconds, at the end of each part.
+_KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
+# Of the seconds, at the end of each part; `first` is for one rate on public examples alone.
+_SHARES = dict(first=.6, alone=.25, search=.75, finals=.95)
 _HUGE = 1e6  # In place of a loss that is not finite.
 _TRAININGS = 100  # About so many are wanted.
 _SLOWEST = 64  # The most steps of a plan that one step of a trial stands for.
@@ -168,7 +170,7 @@ class Search:
     self._ends = self._began + seconds
     self._parts = np.array_split(np.random.default_rng(seed).permutation(self.count), FOLDS)
     self._cache: Dict[Any, Any] = {}
-    self.kinds = list(inputs_lib.all_of(x))
+    self.kinds = sorted(inputs_lib.all_of(x), key=_KINDS.index)
     self.untrained = Judged({}, {})
     outputs, losses = trial.judge(self.inputs(inputs_lib.AS_GIVEN, None), self.y, trial.start)
     self.judge = outputs_lib.Judge(loss, metrics, outputs)
@@ -334,7 +336,7 @@ class Search:
 
   def public_alone(self) -> None:
     """Finds how to train on the public examples alone, for all kinds of inputs."""
-    self._ends = self._began + _SHARES['alone'] * self._seconds
+    self._ends = self._began + _SHARES['first'] * self._seconds
     try:
       for kind in self.kinds:
         self._alone(kind)
@@ -360,13 +362,14 @@ class Search:
             self.alone[kind], self.recipes[kind] = judged, (rate, steps)
         if late == _PATIENCE:
           break
+      self._ends = self._began + _SHARES['alone'] * self._seconds  # One rate has been tried.
 
   def run(self) -> None:
     """Searches by successive halving: first inputs and starts, then optimizers and clip norms."""
     try:
       self._ends = self._began + _SHARES['search'] * self._seconds
       folds = self._set_fidelity()
-      starts = [(kind, warm) for warm in (False, True) for kind in self.kinds
+      starts = [(kind, warm) for warm in (True, False) for kind in self.kinds
                 if not warm or kind in self.recipes]
       self._searched = folds[:1]
       for kind, warm in starts:
