@@ -205,6 +205,7 @@ class DPModel(_Mixin):
     Weights that are no longer finite end it, with a warning.
     """
     kwargs = admission.by_name(keras.Model.fit, 3, args, kwargs)
+    admission.refuse_ragged(x, y)
     admission.check_strategy(
         self.distribute_strategy, self.trainable_variables if self.built else ())
     self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
@@ -212,7 +213,6 @@ class DPModel(_Mixin):
     # XLA compiles for each size anew, eager steps examine the model for each, replicas share rows.
     x = admission.check_fit(self.optimizer, x, y, kwargs, tight=not (
         self.jit_compile or self.run_eagerly or replicas > 1))
-    admission.refuse_ragged(x, y)
     drawn = isinstance(x, batches_lib.Batches)
     if drawn:
       self.optimizer.run.reads(x.records.source)
