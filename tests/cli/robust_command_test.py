@@ -289,8 +289,8 @@ def test_a_misspelled_option_names_the_one_that_was_meant(capsys):
 
 @pytest.mark.parametrize('name', ['DPAdamSTP', 'dp_adam_stp', 'dp-adam-stp', 'DP_ADAM_STP'])
 def test_methods_are_found_however_they_are_spelled(name):
-  words = ['audit', '--method', name]
-  assert main.parser(words).parse_args(words).method == 'dp_adam_stp'
+  words = ['compare', '--methods', name]
+  assert main.parser(words).parse_args(words).methods == ['dp_adam_stp']
   assert text_options.chosen(name, ['dp_adam', 'dp_adam_stp']) == ['dp_adam_stp']
 
 
