@@ -164,7 +164,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('tasks', nargs='*', metavar='TASK')
-  parser.add_argument('--data', default='../../shared/data', help='folder of the real data')
+  parser.add_argument('--data', default='../shared/data', help='folder of the real data')
   parser.add_argument('--scaled', action='store_true', help='DP-AdamSTP instead')
   options = parser.parse_args()
   made = {**evidence_tasks.all_tasks(options.data), 'unequal': unequal}

@@ -109,7 +109,7 @@ def measured(x: np.ndarray, y: np.ndarray, test: int, seed: int) -> List[float]:
 
 def main() -> None:
   parser = argparse.ArgumentParser()
-  parser.add_argument('--data', default='/work/shared/data')
+  parser.add_argument('--data', default='../shared/data', help='folder of the real data')
   parser.add_argument('--seeds', type=int, default=3)
   arguments = parser.parse_args()
   words, table = glove()

@@ -118,7 +118,7 @@ def trained(train: Any, test: Any, epsilon: float, rate: float, clip: float) -> 
 
 def main() -> None:
   parser = argparse.ArgumentParser()
-  parser.add_argument('--data', default='/work/shared/data')
+  parser.add_argument('--data', default='../shared/data', help='folder of the real data')
   parser.add_argument('--cache', default=None)
   parser.add_argument('--seeds', type=int, default=1)
   parser.add_argument('--rate', type=float, default=8.0)

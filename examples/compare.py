@@ -37,7 +37,7 @@ def train_all(
     report: report_lib.Report, tuned: bool) -> None:
   """Trains with every method and reports it."""
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
-  entries: List[Any] = []  # Of all private models, which other methods are compared with.
+  entries: List[Any] = []  # Runs of all private models.
   for method in methods.values():
     train = functools.partial(_train, task, method, plan, entries)
     settings, _ = settings_lib.settled(

@@ -47,7 +47,7 @@ def train_all(
   """Trains with every method and reports it."""
   report.begin(task.identity())
   report.add(report_lib.Row('public word frequencies', PART, *task.baseline))
-  entries: List[Any] = []  # Of all models, also of those that settings are chosen by.
+  entries: List[Any] = []  # Runs of all models, also for choosing settings.
 
   def run_one(*arguments: Any, **more: Any) -> Any:
     result = train(task, method, plan, *arguments, **more)

@@ -113,7 +113,7 @@ class Ask(NamedTuple):
 
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
-  weight: weights.Weight = weights.Hard()  # Of the projection 'rescale'.
+  weight: weights.Weight = weights.Hard()  # Used by the projection 'rescale'.
   rider: Optional[Rider] = None
   groups: Tuple[int, ...] = ()  # Group of each leaf, from 0; each is clipped by itself; () is one.
 

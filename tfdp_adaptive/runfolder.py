@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-WEIGHTS, STATE = 'weights', 'state'  # What is in a file that Keras writes.
+WEIGHTS, STATE = 'weights', 'state'  # Contents of a file that Keras writes.
 _DIGEST_BYTES = 32
 _LOCK = '.lock'
 _SECRET = (

@@ -207,7 +207,7 @@ class _State:
     self.candidates: Any = None  # Indices of the grid, one a run.
     self.done = 0  # Runs.
     self.best: Any = None  # Index of its setting, and its score.
-    self.weights: List[Any] = []  # Of the best run.
+    self.weights: List[Any] = []  # Weights of the best run.
 
   def __enter__(self) -> '_State':
     if self._folder is None:

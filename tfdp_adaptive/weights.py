@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import trees
 
-SHORTEST = 1e-12  # Of AutoV: below it, directions are rounding.
+SHORTEST = 1e-12  # Norm below which directions are rounding, for AutoV.
 
 
 class Clipping:

@@ -16,7 +16,7 @@ from tfdp_adaptive.mechanisms import workload as workload_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
 _BUFFERS = 5
-_WORTH = 0.99  # What needs more memory must have at most this much of the error to be preferred.
+_WORTH = 0.99  # More memory is worth it only for at most this much of the error.
 _FAR = 1.3  # Times epsilon: what a rough bound says of plans that are not worth a look.
 _ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
 
@@ -198,7 +198,7 @@ class _Search:
     schemes: List[Any] = []
     if bins is not None and bins % groups == 0:
       schemes.append(sampling_lib.RandomAllocation(bins, groups=groups))
-    if not schemes or self._plan.steps % bins:  # Else random allocation beats Poisson sampling.
+    if not schemes or self._plan.steps % bins:  # Random allocation is better.
       schemes.append(sampling_lib.CyclicPoisson(groups))
     return any([self.try_scheme(scheme) for scheme in schemes])
 
@@ -245,6 +245,6 @@ class _Search:
         self._plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,
         max_participations=None, noise_multiplier=1.0)
     mechanism = choose(dataclasses.replace(trial, sampling=like), **self._choice)
-    # Of the noise alone: what the sampling of C costs is in the noise multiplier.
+    # Error of the noise alone: the noise multiplier has the cost of sampling C.
     error = getattr(mechanism, _ERRORS[self._choice['objective']])(self._plan.steps)
     return dataclasses.replace(trial, mechanism=mechanism), error

@@ -30,7 +30,7 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 FEWEST = 20  # Public examples.
 _BANDS = (2, 4, 8, 16, 32)
-_STEPS, _EPOCHS = 300, 30  # Of a plan whose batch size and steps are not given.
+_STEPS, _EPOCHS = 300, 30  # Used where batch size and steps are not given.
 _LEAST_BATCH = 256
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
 
@@ -468,7 +468,7 @@ def _proposal(model: Any, search: search_lib.Search, finals: List[search_lib.Set
   if alone is not None:
     rows.append(('public examples alone, without privacy', search.alone[alone]))
   named = {one: _name(search, one) for one in finals}
-  for one, name in named.items():  # Of settings that differ in numbers alone the first is shown.
+  for one, name in named.items():  # Settings that differ in numbers alone: the first.
     rows += [(name, judged[one])] * (name not in [name for name, _ in rows])
   last = outputs_lib.last_dense(model)
   calibrated = None

@@ -31,11 +31,11 @@ FOLDS = 4
 NOTCH = 10**.5  # Between learning rates.
 _SEARCHED = 0, 2  # Folds of the search; all folds judge what it finds.
 _CLIMB = 5  # Learning rates of one climb at most.
-_ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Of training on the public examples alone,
+_ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Steps of training on the public examples alone,
 _PATIENCE = 2  # which ends when so many of these numbers were no better.
 _ALONE_RATES = (.3, 3.0)  # In the unit of `Search.unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
-# Of the seconds, at the end of each part; `first` is for one rate on public examples alone.
+# Fractions of the seconds at the end of each part; `first`: one rate on public examples alone.
 _SHARES = dict(first=.6, alone=.25, search=.75, finals=.95)
 _HUGE = 1e6  # In place of a loss that is not finite.
 _TRAININGS = 100  # About so many are wanted.
@@ -300,7 +300,7 @@ class Search:
       seen, unseen = self._rows(fold, setting.warm), self._parts[fold]
       known.losses[key] = self._charged(fold, setting.warm, losses)
       known.metrics[key] = (self._metric(outputs, seen) + self._metric(outputs, unseen)) / 2
-      if key[1]:  # Of the finals, for `calibrated`.
+      if key[1]:  # Finals, for `calibrated`.
         self._cache['outputs', setting, key] = outputs
     return known
 

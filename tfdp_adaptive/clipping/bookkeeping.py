@@ -287,7 +287,7 @@ def prove(model: compat.Model, x: Any) -> tracing.Proof:
   return proven[key]
 
 
-# Of products of sums of squares: neither they nor what underflows beside them can count.
+# Products of squared sums below this bound neither overflow nor lose terms to underflow.
 MODERATE = 2.0**80
 
 

@@ -16,11 +16,11 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import mapping
 
-# What Keras has and no other example can change, if it reduces the last axis. Of the others,
+# Keras' losses that no other example can change, if they reduce the last axis. Among the others,
 # hinge losses decide by all labels of a batch whether these are zeros and ones.
 _named = compat.losses_named
 _CLASSES = _named('sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy')
-_SPARSE = _CLASSES + _named('ctc', 'CTC')  # Of integers.
+_SPARSE = _CLASSES + _named('ctc', 'CTC')  # Losses of integer targets.
 _DENSE = _named(
     'mean_squared_error', 'MeanSquaredError', 'mean_absolute_error', 'MeanAbsoluteError',
     'mean_absolute_percentage_error', 'MeanAbsolutePercentageError',
@@ -35,7 +35,7 @@ _DENSE = _named(
 class Part(NamedTuple):
   """The loss of one output."""
 
-  names: Tuple[str, ...]  # Of the output.
+  names: Tuple[str, ...]  # Names of the output.
   values: tf.Tensor  # [n].
   weight: Any  # None, or the scalar by which the values are multiplied.
   adds: bool  # Whether the loss of a batch is the sum of its examples' losses, not the mean.
@@ -58,7 +58,7 @@ class ExampleLoss:
                        'Received: loss=None. Pass `loss=` to `compile`.')
     self._names = list(output_names or [])
     self._loss, self._weights = loss, loss_weights
-    if self._names:  # Else they are known when there are outputs.
+    if self._names:  # Otherwise they are known when there are outputs.
       _spread(loss, [(name,) for name in self._names], 'loss')
     for one in loss.values() if isinstance(loss, dict) else _listed(loss):
       _check(_only(one))
@@ -157,7 +157,7 @@ def _by_keras(
     return tf.reduce_mean(tf.cast(value, record[1].dtype))
 
   _refuse_state(loss, alone, target, output, *more.values())
-  if not compat.has_own_call(loss):  # Which may be a scalar, as Keras asks of it.
+  if not compat.has_own_call(loss):  # An own call may return a scalar.
     _unreduced_shape(loss, loss.call(target, output), output)
   values = _one_by_one(alone, target, output, *more.values(), scalar=True)
   if sample_weight is None:
@@ -184,7 +184,7 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tens
   _unreduced_shape(loss, values, output)
   if known or output.shape[0] == 1:
     return values, getattr(raw, '_keras_mask', None)
-  # Of static sizes nothing reads `values`, and graphs leave its computation out.
+  # Where sizes are static nothing reads `values`, and graphs leave its computation out.
   sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
   def alone(record: Any) -> tf.Tensor:

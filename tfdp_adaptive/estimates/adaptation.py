@@ -21,7 +21,7 @@ from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
-_LEAST_VARIANCE = 1e-3  # Of the square of the bound: less is noise.
+_LEAST_VARIANCE = 1e-3  # Variances below this fraction of the squared bound are noise.
 
 
 def adapt(

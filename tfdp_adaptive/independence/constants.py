@@ -35,7 +35,7 @@ _ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'Flo
 # Draws whose law is their own: that of any other is an input, which may be data.
 _OF_NO_DATA = re.compile(
     '(Stateless)?(RandomUniform(?!Int)|RandomNormal|RandomStandardNormal|TruncatedNormal)')
-_MOST = 16  # Of each kind.
+_MOST = 16  # Largest number of constants of each kind.
 _STRUCTURE = 16  # Integers of a pad: two for each of at most eight axes.
 
 

@@ -34,7 +34,7 @@ _LATE = 10**6  # Steps.
 # With more numbers to compare or to compute in a run, there are fewer runs.
 _HEAVY, _HEAVY_TO_COMPUTE = 2e6, 2e7
 _LARGEST = 2e7  # Numbers of a run of the sizes that the graph asks for.
-# What may be rounding: nothing on a batch of the same size, on most machines.
+# Tolerance of rounding: on most machines batches of one size differ by nothing.
 _ROUNDING = 1e-5
 _ROUNDING_OF_SIZES = 1e-2
 
@@ -347,7 +347,7 @@ def _shortened(rows: Any, order: Any = slice(None)) -> Any:
   return rows
 
 
-# What becomes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
+# Changes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
 CHANGES = {
     'permuted': lambda rows, _, __: np.roll(rows, 1, 0),
     'zeroed': lambda rows, _, __: np.zeros_like(rows),

@@ -112,8 +112,8 @@ class Runner:
 
   def __init__(self, model: compat.Model, traced: Trace) -> None:
     self.salt = 0.0  # Another gives other draws.
-    self.count: Optional[int] = None  # What counters of steps are to stand at.
-    self.rate: Optional[float] = None  # What single numbers are to be.
+    self.count: Optional[int] = None  # Value to set counters of steps to.
+    self.rate: Optional[float] = None  # Value to set single numbers to.
     self._trace = traced
     self._run = Held(traced.concrete)
     self._variables: List[Any] = []  # [copy, value or ()]; captures hold no references.
@@ -183,7 +183,7 @@ class Held:
   """
 
   def __init__(self, concrete: Any) -> None:
-    name = f'tfdp_adaptive_draws_{next(_COUNT)}'  # Of the variable that holds the salt.
+    name = f'tfdp_adaptive_draws_{next(_COUNT)}'  # Name of the variable that holds the salt.
     definition = concrete.graph.as_graph_def()
     functions: Dict[Any, Any] = {}
     for node in constants.nodes(definition):

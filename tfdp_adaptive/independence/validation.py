@@ -18,7 +18,7 @@ from tfdp_adaptive.independence import independence
 # Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
 _LENGTHS = (8, 64, 32, 16, 4, 2, 1)
 _NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
-_SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Of examples: some stand out, some do not.
+_SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Scales of examples: some stand out, some do not.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
 _BLENDING = ('MixUp', 'CutMix')
@@ -98,7 +98,7 @@ def validate_model(model: compat.Model, x: Any = None) -> None:
   x = compat.input_specs(model) if x is None else x
   if x is None:
     return
-  first = tf.nest.flatten(x)[0]  # Of arrays, what trains may be batches of any size.
+  first = tf.nest.flatten(x)[0]  # Batches of arrays may have any size in training.
   static = first.shape[0] if isinstance(first, tf.TensorSpec) else independence.SIZE
   examples = accepted(model, x)
   _check_inference(model, examples)

@@ -287,7 +287,7 @@ def with_shapes(model: Any, data: Any) -> Any:
 
 _TRIED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy,
           tf.distribute.OneDeviceStrategy)
-# Of an optimizer: what decides by how much one record moves a sum, and how many sums there are.
+# Optimizer attributes that set the sensitivity and the number of releases; equal on all workers.
 _DECIDE = ('l2_norm_clip', 'noise_multiplier', 'batch_size', 'adjacency', 'clipping',
            'own_sampler')
 

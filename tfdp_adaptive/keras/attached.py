@@ -14,7 +14,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
-# What a SavedModel would say of every variable: that it does not read its ledger back.
+# A SavedModel would log, for every variable, that it does not read its ledger back.
 logging.getLogger('tensorflow').addFilter(
     lambda record: f'{__name__}._Tracked object' not in record.getMessage())
 State: Any = tf.train.experimental.PythonState

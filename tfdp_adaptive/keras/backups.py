@@ -77,7 +77,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
                        'it an `Input`, or call `model.build(shape)`.')
     optimizer = self.model.optimizer
     private = isinstance(optimizer, optimizer_lib.DPOptimizer)
-    if private:  # What is not there yet is restored too late, or not at all.
+    if private:  # Variables that do not exist yet are restored too late, or not at all.
       with self.model.distribute_strategy.scope():
         optimizer.build(self.model.trainable_variables)
     strategy = self.model.distribute_strategy

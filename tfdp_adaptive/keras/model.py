@@ -36,7 +36,7 @@ keras: Any = compat.keras
 
 # Models whose own step an audit has passed, or is looking at.
 AUDITED: MutableSet[Any] = weakref.WeakSet()
-# What decides what a private step does with a batch.
+# Methods that decide what a private step does with a batch.
 _STEP = ('train_step', 'prepare_step', 'regularization_gradients', 'make_train_function',
          '_validate', '_validate_eagerly')
 
@@ -67,7 +67,7 @@ class DPModel(_Mixin):
   and those that do not read it are warned of.
   """
 
-  example_views = 1  # Of every example in a step, see `compile`.
+  example_views = 1  # Views of every example in a step, see `compile`.
   leaves_out_penalties = False  # As an audit does, which knows what else a release may hold.
 
   def compile(
@@ -99,7 +99,7 @@ class DPModel(_Mixin):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     refuse_own(self, 'compute_loss')
-    self._validated: FrozenSet[str] = frozenset()  # What it was validated as may have changed.
+    self._validated: FrozenSet[str] = frozenset()  # The model may have changed since.
     self._compared: Any = types.SimpleNamespace(kinds=set())
     AUDITED.discard(self)
     self._public_penalty, self.example_views = public_penalty, views
@@ -249,13 +249,13 @@ class DPModel(_Mixin):
     return x, y
 
   def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-    del data_batch  # Of Keras 3, which would read a batch, and cannot on several workers.
+    del data_batch  # Keras 3 would read a batch, and cannot on several workers.
     compat.build_symbolically(self, iterator, getattr(self, '_batch_specs', None))
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """Returns the training function, after it has checked the variables."""
     _private_optimizer(self).check_variables(self.trainable_variables)
-    self._build_optimizer()  # Of a trace that makes variables there are two.
+    self._build_optimizer()  # A trace that creates variables is made twice.
     return super().make_train_function(*args, **kwargs)
 
   def _build_optimizer(self) -> None:

@@ -28,7 +28,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   """Base of the named classes: arguments of `factory` and of `DPOptimizer` together."""
 
   factory: Any = None  # staticmethod, set by the subclass.
-  defaults: Mapping[str, Any] = types.MappingProxyType({})  # Of Keras' arguments.
+  defaults: Mapping[str, Any] = types.MappingProxyType({})  # Defaults of Keras' arguments.
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
@@ -51,7 +51,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def get_config(self) -> Dict[str, Any]:
     config = compat.base_config(self)
     config.update(saving.serialize_keras_object(dict(self._hidden.rule_config)))
-    private = {k: v for k, v in self._hidden.private.items() if k != 'steps'}  # Of the plan.
+    private = {k: v for k, v in self._hidden.private.items() if k != 'steps'}  # From the plan.
     config.update(private, clipping=self.clipping.get_config(),
                   performance=dataclasses.asdict(self.performance),
                   own_sampler=self.own_sampler,

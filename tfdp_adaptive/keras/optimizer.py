@@ -34,7 +34,7 @@ from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 
-_DIGEST, _RUN = 'digest', 'run'  # Of the state, and whose it is, in files.
+_DIGEST, _RUN = 'digest', 'run'  # Keys in files: digest of the state, and its run.
 
 
 class DPOptimizer(compat.GlobalOptimizer):
@@ -175,7 +175,7 @@ class DPOptimizer(compat.GlobalOptimizer):
                        '`public_data=`, or set `optimizer.public_data` after loading.')
     return arguments.check_public(self.public_data())
 
-  # What may be said.
+  # Privacy of the run.
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
@@ -305,7 +305,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       for variable, value in zip(variables, projected):
         variable.assign(tf.cast(value, variable.dtype))
 
-  # What Keras would do with gradients of its own.
+  # Entry points that take gradients which were not clipped.
 
   @contextlib.contextmanager
   def _allow_apply(self) -> Iterator[None]:
@@ -353,7 +353,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   def load_own_variables(self, store: Any) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}
-    if not saved:  # Of a file of weights.
+    if not saved:  # A file of weights.
       return
     digest, run = saved.pop(_DIGEST, None), saved.pop(_RUN, np.zeros([0], np.uint8)).tobytes()
     differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))

@@ -69,7 +69,7 @@ class Run(attached.State):
     self.fingerprint: Callable[[], Dict[str, Any]] = dict
     self._id, self._foreign = ledger_lib.new_run(), ''
     self._resumed: Tuple[Tuple[str, int], ...] = ()
-    self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Of steps that were restored.
+    self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Clip norms of restored steps.
     self._restored: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = []  # Not compared yet.
     self._closed: List[ledger_lib.Entry] = []  # Restored without their state.
     self._watched: Any = None
@@ -171,7 +171,7 @@ class Run(attached.State):
     return self.plan if norm == self.plan.l2_norm_clip else dataclasses.replace(
         self.plan, l2_norm_clip=norm)
 
-  # What may be said: all of it comes from `ledger`.
+  # Privacy of the run, all of it from `ledger`.
 
   def ledger(self, steps: Optional[int] = None) -> ledger_lib.Ledger:
     """Everything that the weights have cost when this run has done `steps` steps (default: now).
@@ -200,7 +200,7 @@ class Run(attached.State):
   # In files: beside the optimizer's state.
 
   def __deepcopy__(self, memo: Any) -> 'Run':
-    return self  # Of a layer that is copied: its copy has the same history.
+    return self  # A copied layer has the same history.
 
   def __reduce__(self) -> Any:
     return _unpickled, (self.line(),)

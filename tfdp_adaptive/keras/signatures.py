@@ -9,7 +9,7 @@ import inspect
 import re
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
-# Of classes whose weights decay by default: what the argument does.
+# Documentation of the argument, for classes whose weights decay by default.
 _DECAY = {
     'weight_decay': 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
                     'None turns this off.'}

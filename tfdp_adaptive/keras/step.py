@@ -28,7 +28,7 @@ from tfdp_adaptive.keras import optimizer as optimizer_lib
 
 _VIEWS = ('The gradient of an example is the mean over {} views of it, and is clipped once. The '
           'guarantee is for the example with all of its views.')
-_ROWS: Any = weakref.WeakKeyDictionary()  # Of models: kind of batch -> rows of a chunk.
+_ROWS: Any = weakref.WeakKeyDictionary()  # model -> {kind of batch: rows of a chunk}.
 
 
 def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
@@ -65,7 +65,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
   direction, state = optimizer.private.answer(
       state, request, compat.sum_over_replicas(clipped.sums), public,
       model.regularization_gradients())
-  penalty = model.weight_penalty()  # Of the weights that the gradients are of.
+  penalty = model.weight_penalty()  # Penalty at the weights of the gradients.
   apply(optimizer, variables, direction, state)
   return logs.observe(model, loss, batch, clipped, request, penalty)
 

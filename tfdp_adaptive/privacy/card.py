@@ -25,7 +25,7 @@ from tfdp_adaptive.accounting import stopping
 
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
-_POINTS = 10  # Of the curve of epsilon.
+_POINTS = 10  # Points of the curve of epsilon.
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
          'run is a test and the guarantee above does not hold against them.')
@@ -36,7 +36,7 @@ _COUNTED = (
     'copied by hand (get_weights, set_weights, set_state_tree, assign), a model trained on '
     'predictions of these weights, a SavedModel used as a layer, or training without this library, '
     'as of files that were read or written before it was imported.')
-# Of epsilon, at which delta is stated.
+# Fractions of epsilon at which delta is stated.
 _SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
 
 

@@ -17,7 +17,7 @@ WRONG, VERIFIED, WORD, UNKNOWN = 'wrong', 'verified', "trainer's word", 'cannot 
 _SAME = 1e-6  # Relative difference of numbers from the same versions of the libraries.
 _OTHER_VERSION = 2e-3  # The same, for epsilons and deltas of other versions.
 _TINY = 1e-13  # Absolute error of a delta.
-_SLACK = 1e-5  # Of epsilon, absolute: below what anybody reads.
+_SLACK = 1e-5  # Absolute tolerance of epsilon, below what anybody reads.
 # Fields that no other field determines.
 TRUSTED = ('versions', 'words', 'audits', 'facts', 'weights', 'seeded', 'run', 'resumed', 'shared',
            'examples_per_user', 'engines', 'target_delta', 'population_is_public', 'looks',

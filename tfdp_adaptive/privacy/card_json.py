@@ -25,7 +25,7 @@ _MOST_RUNS = 1000
 # The largest numbers that terms may have, so that whatever follows from them can be computed.
 _MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
 _MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
-_ROWS = 1 << 17  # Of all other mechanisms.
+_ROWS = 1 << 17  # Most rows of all other mechanisms.
 _LARGEST_NUMBER, _LARGEST_COUNT = 1e300, 10**15
 _KNOWN = {'unit': ('example', 'user'), 'adjacency': ('zero_out', 'add_remove', 'replace'),
           'trust': ('central', 'federated'), 'accountant': ('pld', 'rdp')}

@@ -267,7 +267,7 @@ class Ledger:
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
                 looks: Optional[stopping.Looks] = None) -> str:
     """Returns the privacy statement of the weights, in plain text; see `epsilon`."""
-    self._run()  # Or it refuses.
+    self._run()  # Raises without a run.
     return statement_lib.of(card.of(
         self, delta=target_delta, accountant=accountant, plots=False, looks=looks))
 

@@ -122,7 +122,7 @@ def participation(plan: terms_lib.Terms) -> None:
   if not plan.sampling.claims(plan):
     cost.sensitivity(
         plan.mechanism, *cost.participation(plan, plan.steps),
-        cost.fixed_order(plan))  # Or it refuses.
+        cost.fixed_order(plan))  # Raises where there is no cost.
 
 
 def shares_bins(entry: Any, others: Sequence[Any]) -> bool:

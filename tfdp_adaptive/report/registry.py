@@ -18,7 +18,7 @@ from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
 
 NAME = 'registry.yaml'
-# What the author says: `--words ABOUT=TEXT` -> the field of the registry.
+# Words of the author: `--words ABOUT=TEXT` -> the field of the registry.
 REQUIRED = {'name': 'name', 'curator': 'data_curators', 'description': 'description',
             'intended use': 'intended_use', 'region': 'data_product_region',
             'publication date': 'publication_date', 'registry author': 'registry_authors'}
