@@ -104,7 +104,7 @@ def test_no_user_has_more_examples_than_the_cap_and_all_others_their_rate():
   assert 1e-4 < law.cdf(total) < 1 - 1e-4
   with pytest.raises(ValueError, match='whose each one is'):
     plan.batches((np.arange(120), np.zeros(120)))
-  with pytest.raises(ValueError, match='Received: shape'):
+  with pytest.raises(ValueError, match='another number of ids than of examples'):
     plan.batches((np.arange(120), np.zeros(120)), users=users[:-1])
   with pytest.raises(ValueError, match='Received: examples_per_user=None|as many of a user'):
     plan.batches((np.arange(120), np.zeros(120)), users=users, examples_per_user=4)
