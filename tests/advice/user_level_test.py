@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tfdp_adaptive import compat
 from tfdp_adaptive.advice import recommendation
 from tfdp_adaptive.advice import user_level
 
@@ -43,7 +44,9 @@ def test_users_of_one_example_need_the_same_noise():
 
 
 def test_a_recommendation_says_which_of_the_two_suits():
+  model = compat.keras.Sequential([
+      compat.keras.layers.Input([9]), compat.keras.layers.Dense(10)])
   found = recommendation.recommend(
-      parameters=100, gradient_norm=1.0, unit='user', examples_per_user=4, **FACTS)
+      model, loss='mse', gradient_norm=1.0, unit='user', examples_per_user=4, verbose=0, **FACTS)
   assert any('mean cosine between the gradients of one user is above' in reason
              for reason in found.reasons)
