@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+import warnings
 
 import numpy as np
 
@@ -250,7 +251,9 @@ class Silo:
       optimizer.build(model.trainable_variables)
       rate = getattr(optimizer, '_learning_rate', None)
       before = np.array(rate) if hasattr(rate, 'assign') else None
-      optimizer.load_own_variables(dict(zip(saved.names, saved.arrays)))
+      with warnings.catch_warnings():  # A state that does not fit is refused below.
+        warnings.simplefilter('ignore', tfdp.Caution)
+        optimizer.load_own_variables(dict(zip(saved.names, saved.arrays)))
       if optimizer.steps_done != saved.steps or optimizer.rule.name != self.ledger.entries[-1].rule:
         raise tfdp.PrivacyError(
             f'{self._folder} has the state of another optimizer, after {saved.steps} steps. '
