@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import layers as own_layers
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
@@ -103,6 +104,13 @@ def table(make):
   return made
 
 
+def standardized():
+  model = keras.Sequential([
+      keras.Input((5, 5, 1)), own_layers.WSConv2D(2, 3, activation='relu'), layers.Flatten(),
+      layers.Dense(2)])
+  return model, floats(4, 5, 5, 1)
+
+
 def reversible():
   tied = layers.ReversibleEmbedding(7, 4, logit_soft_cap=2.0)
   inputs = keras.Input((3,), dtype='int32')
@@ -113,7 +121,7 @@ def reversible():
 MODELS = {
     'images': table(tables.images), 'sequences': table(tables.sequences), 'masked': masked,
     'scaled': table(tables.scaled), 'transformer': transformer, 'towers': towers,
-    'encoder_and_decoder': encoder_and_decoder}
+    'encoder_and_decoder': encoder_and_decoder, 'standardized': standardized}
 if compat.KERAS_3:
   MODELS['reversible'] = reversible
 

@@ -69,7 +69,7 @@ def find(*functions: Any) -> Captured:
       found.variables.append(one)
     elif _is_data(one):
       found.arrays.append(one)
-    elif compat.is_layer(one):
+    elif compat.is_layer(one) and not isinstance(one, compat.keras.metrics.Metric):
       found.layers.append(one)
     elif _is_number(one):
       found.numbers.append(one)
