@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import pickle
 from typing import Any, Dict, Iterator, List, NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ class _Actor:
   @functools.cached_property
   def _opened(self) -> Any:
     # Read here, so that an error is one of a call and not of the actor.
-    recipe, users = pickle.loads(self._content)
+    recipe, users = ray.cloudpickle.loads(self._content)
     return recipe(), users
 
   def data(self) -> Any:

@@ -349,26 +349,27 @@ class DPOptimizer(compat.GlobalOptimizer):
     super().save_own_variables(store)
     line = self.run.line()
     store[_RUN] = np.frombuffer(line, np.uint8)
-    store[_DIGEST] = self._digest(line)
+    store[_DIGEST] = _digest(line, [v.numpy() for v in self.variables])
 
   def load_own_variables(self, store: Any) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}
     if not saved:  # A file of weights.
       return
     digest, run = saved.pop(_DIGEST, None), saved.pop(_RUN, np.zeros([0], np.uint8)).tobytes()
-    differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))
-    if differs or len(saved) != len(self.variables):
-      warnings.warn(
-          f'{self.name}: the state in the file is of {differs or "other variables"}, so it is left '
-          'out, and a new run begins. The steps of the earlier run stay in `model.ledger`.',
-          errors.Caution, stacklevel=2)
-      self.run.close(run)
-      return
-    super().load_own_variables(saved)
-    if digest is not None and not np.array_equal(digest, self._digest(run)):
+    arrays = [saved[name] for name in sorted(saved, key=lambda name: (len(name), name))]
+    if digest is not None and not np.array_equal(digest, _digest(run, arrays)):
       raise errors.PrivacyError(
           'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
           'Received: a file with other numbers than were written to it. Take another copy.')
+    differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))
+    if differs or len(saved) != len(self.variables):
+      if self.run.close(run):
+        warnings.warn(
+            f'{self.name}: the state in the file is of {differs or "other variables"}, so it is '
+            'left out, and a new run begins. The steps of the earlier run stay in `model.ledger`.',
+            errors.Caution, stacklevel=2)
+      return
+    super().load_own_variables(saved)
     self.run.deserialize(run)
 
   def _trackable_children(self, save_type: Any = 'checkpoint', **kwargs: Any) -> Any:
@@ -376,17 +377,17 @@ class DPOptimizer(compat.GlobalOptimizer):
       return {}
     return super()._trackable_children(save_type, **kwargs)
 
-  def _digest(self, run: bytes) -> np.ndarray:
-    text = sources.fingerprint((
-        np.frombuffer(run, np.uint8), *(v.numpy() for v in self.variables)))
-    return np.frombuffer(bytes.fromhex(text), np.uint8)
-
   def get_config(self) -> Dict[str, Any]:
     raise NotImplementedError(
         'A `DPOptimizer` around a bare rule cannot be saved as part of a model, since a rule is a '
         'set of functions. Use a named class (tfdp.DPAdam, ...), save weights only, or save a '
         '`tf.train.Checkpoint(model=model, optimizer=model.optimizer)`, from which the same code '
         'goes on.')
+
+
+def _digest(run: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
+  text = sources.fingerprint((np.frombuffer(run, np.uint8), *arrays))
+  return np.frombuffer(bytes.fromhex(text), np.uint8)
 
 
 class _Hidden(types.SimpleNamespace):

@@ -227,9 +227,11 @@ class Run(attached.State):
           last, most, times, _ = compat.read(self._watched).tolist()
           self._watched.assign([last, most, times, -1])
 
-  def close(self, content: bytes) -> None:
-    """Counts the run of a file, whose state was not restored, beside this one."""
-    self._closed += attached.parsed(content).entries if content else ()
+  def close(self, content: bytes) -> bool:
+    """Counts the run of a file, whose state was not restored, beside this one, if it took steps."""
+    taken = [entry for entry in attached.parsed(content).entries if entry.steps] if content else []
+    self._closed += taken
+    return bool(taken)
 
   def _compare(self) -> None:
     """Continues each restored entry whose state is here, and closes the others.
