@@ -59,7 +59,7 @@ def test_too_small_a_budget_names_what_is_needed():
     ({'memory_budget': 1e6, 'accumulation_steps': 2}, 'Choose one')])
 def test_wrong_budgets_are_refused(kwargs, message):
   with pytest.raises(ValueError, match=message):
-    tfdp.DPAdam(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, batch_size=8, **kwargs)
+    tfdp.Performance(**kwargs)
 
 
 def test_the_budget_is_part_of_the_configuration():

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import private_rule
 from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import run as run_lib
 from tfdp_adaptive.keras import same_records
@@ -35,7 +36,7 @@ def resumed(first, second, steps=2):
   run = run_lib.Run(first.plan, None)
   same_records.check(run, first.digest)
   noise = types.SimpleNamespace(row=steps)
-  run.state = None, types.SimpleNamespace(noise=noise)
+  run.state = private_rule.State(None, types.SimpleNamespace(noise=noise))
   try:
     same_records.check(run, second.digest)
     return True
