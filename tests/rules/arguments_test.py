@@ -85,8 +85,7 @@ def test_refused(factory, arguments, message):
 
 
 @pytest.mark.parametrize('factory', [
-    rules.scale_then_privatize, rules.dp_adagrad_stp, rules.dp_rmsprop_stp, rules.dp2_rmsprop,
-    rules.pda_dpmd, rules.noisy_adagrad])
+    rules.dp2_rmsprop, rules.pda_dpmd, rules.noisy_adagrad])
 def test_no_default_where_none_is_safe(factory):
   with pytest.raises(TypeError, match='missing'):
     factory()
