@@ -22,7 +22,7 @@ class Memory:
   def write(self, places: np.ndarray, values: np.ndarray) -> None:
     if values.shape[1:] != self.array.shape[1:] or len(values) != len(places):
       raise ValueError('`base` must give features of one shape for each record. Received: shape '
-                       f'{values.shape} after {self.array.shape[1:]}.')
+                       f'{values.shape[1:]} after {self.array.shape[1:]}.')
     self.array[places] = values
     self.rows += len(places)
 
