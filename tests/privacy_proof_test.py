@@ -26,8 +26,7 @@ NOISE = {
         'accounting.private_search.noisy_score'},
     'which records take part': {'accounting.scheme.bernoulli'},
     'the dropout of a client, which is its own': {'federated.in_process._draw_anew'},
-    'made-up inputs, which are public': {
-        'examples.synthetic.pink_noise', 'keras.agreement._made_up'},
+    'made-up inputs, which are public': {'examples.synthetic.pink_noise'},
     'made-up inputs and errors of a layer that is checked': {
         'clipping.comparison._candidates', 'clipping.comparison._gradients'},
     'the draws of an accountant': {
