@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import layers as own_layers
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping.layers import registry
 
@@ -24,6 +25,7 @@ IMAGES = [
     lambda: layers.Conv2DTranspose(2, 2),
     lambda: layers.GroupNormalization(2),
     lambda: layers.PReLU(),
+    lambda: own_layers.WSConv2D(3, 2, activation='tanh'),
 ]
 SEQUENCES = [
     lambda: layers.Dense(3, activation='tanh'),
