@@ -155,7 +155,7 @@ class Server:
 
   @_plain
   def broadcast(self, state: State) -> private_rule.Broadcast:
-    return self._private.broadcast(self._private.ask(state.query))
+    return self._private.broadcast(self._private.query(state.query))
 
   @_plain
   def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
@@ -193,7 +193,7 @@ class Server:
     Returns:
       The next state, and {name: [] float32} of the other released numbers.
     """
-    request = self._private.ask(state.query)
+    request = self._private.query(state.query)
     direction, query = self._private.answer(state.query, request, total.sums)
     released, metrics = collections.OrderedDict(), ()
     if self._quantile_clip is not None:

@@ -29,20 +29,20 @@ def release(ask, dtype, clip, sigma, batch, size=4, adjacency='replace'):
   sums = contract.Sums(
       tf.zeros([size], dtype),
       tf.zeros([size], dtype) if ask.second is not None and ask.second.per_record_square else (),
-      tf.zeros([ask.rider.size], dtype) if ask.rider is not None else ())
+      tf.zeros([ask.side_query.size], dtype) if ask.side_query is not None else ())
   return one.release(one.init(), (contract.Query(),), (sums,))[0][0]
 
 
 def variances(ask, clip, sigma, batch, adjacency='replace'):
-  """Of mean, second and rider, in Python's numbers; () of what is not released."""
-  factor, rider = (1.0, None) if ask.rider is None else ask.rider.noise(sigma, batch)
+  """Of mean, second and side query, in Python's numbers; () of what is not released."""
+  factor, side = (1.0, None) if ask.side_query is None else ask.side_query.noise(sigma, batch)
   distance = {'replace': 2.0, 'zero_out': 1.0}[adjacency]
   mean, second = distance * clip / batch, None
   if ask.second is not None:
     mean, second = ask.second.stddevs(clip, batch, adjacency)
   return [() if std is None else std**2 for std in (
       mean * sigma * factor, None if second is None else second * sigma,
-      None if rider is None else distance * rider / batch)]
+      None if side is None else distance * side / batch)]
 
 
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64], ids=lambda d: d.name)
@@ -58,7 +58,7 @@ def test_the_variance_is_the_stated_one_or_the_numbers_are_refused(name, dtype):
     taken += 1
     assert all(np.all(np.isfinite(leaf)) for leaf in tf.nest.flatten(got)), numbers
     precision = 1e-5 if dtype == tf.float32 else 1e-13
-    for stated, true in zip((got.variance, got.second_variance, got.rider_variance),
+    for stated, true in zip((got.variance, got.second_variance, got.side_variance),
                             variances(ASKS[name], *numbers)):
       if true != ():
         np.testing.assert_allclose(float(stated), true, rtol=precision, err_msg=str(numbers))
@@ -77,9 +77,10 @@ def test_a_clip_norm_that_float32_cannot_square_is_refused(clip):
 @pytest.mark.parametrize('name', ['quantile', 'slack'])
 def test_numbers_that_ride_along_have_the_noise_of_their_neighbours(name, adjacency, factor):
   """Under replace one record turns from 1/2 to -1/2: twice the distance, twice the noise."""
-  ask, sigma, batch = ASKS[name]._replace(rider=ASKS[name].rider._replace(size=4000)), 0.8, 64.0
+  wide = ASKS[name].side_query._replace(size=4000)
+  ask, sigma, batch = ASKS[name]._replace(side_query=wide), 0.8, 64.0
   std = {'quantile': batch / 20, 'slack': sigma}[name] * factor / batch
   got = release(ask, tf.float64, 0.5, sigma, batch, adjacency=adjacency)
-  assert math.sqrt(got.rider_variance) == pytest.approx(std, rel=1e-13)
-  accepts = lambda s: stats.kstest(got.rider.numpy() / s, 'norm').pvalue > 1e-4
+  assert math.sqrt(got.side_variance) == pytest.approx(std, rel=1e-13)
+  accepts = lambda s: stats.kstest(got.side_mean.numpy() / s, 'norm').pvalue > 1e-4
   assert accepts(std) and not accepts(std / 2) and not accepts(2 * std)

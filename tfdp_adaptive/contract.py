@@ -80,7 +80,7 @@ class Statistic(NamedTuple):
   relative_noise: float = 1.0
 
 
-class Rider(NamedTuple):
+class SideQuery(NamedTuple):
   """Some numbers f(n) of every record's norm n that ride on an ask's noise. Static.
 
   A record r and its numbers f are one joint release: with mean noise `factor` times what
@@ -114,7 +114,7 @@ class Ask(NamedTuple):
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
   weight: weights.Weight = weights.Hard()  # Used by the projection 'rescale'.
-  rider: Optional[Rider] = None
+  side_query: Optional[SideQuery] = None
   groups: Tuple[int, ...] = ()  # Group of each leaf, from 0; each is clipped by itself; () is one.
 
 
@@ -158,7 +158,7 @@ class Sums(NamedTuple):
 
   total: Tree
   square: Tree = ()
-  rider: Tree = ()  # [size] of the ask's rider.
+  side_sum: Tree = ()  # [size] of the values of the side query.
 
 
 class Release(NamedTuple):
@@ -174,8 +174,8 @@ class Release(NamedTuple):
   variance: tf.Tensor  # []
   second: Tree = ()
   second_variance: Scalar = ()  # []
-  rider: Tree = ()  # [size] noised sum over records, divided by B.
-  rider_variance: Scalar = ()  # []
+  side_mean: Tree = ()  # [size] noised sum over records, divided by B.
+  side_variance: Scalar = ()  # []
 
 
 Releases = Tuple[Release, ...]
@@ -259,9 +259,9 @@ class Rule(NamedTuple):
   own_clip: bool = False
 
 
-def check_rider(ask: Ask) -> None:
+def check_side_query(ask: Ask) -> None:
   """Raises where the numbers that ride along would take more room than there is."""
-  if ask.rider is not None and ask.rider.shrinks and (
+  if ask.side_query is not None and ask.side_query.shrinks and (
       ask.weight.may_grow or ask.second is not None):
     raise ValueError(
         'Slack is what a clipped record leaves of its clip norm. Rules that scale records up '

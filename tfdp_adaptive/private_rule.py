@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rule, its noise and its clip norm as one pure object: the only private step there is.
 
-    ask(state) -> the geometry to clip in         PUBLIC
-    answer(state, request, sums) -> direction     PUBLIC, with the next state
+    query(state) -> the geometry to clip in         PUBLIC
+    answer(state, request, sums) -> direction       PUBLIC, with the next state
 
 Between the two, an engine of `clipping` turns records into clipped sums. Keras' step, `RuleQuery`
 and the federated server are adapters of this object. Where every record is clipped where it is, by
@@ -80,7 +80,7 @@ class PrivateRule:
     """Returns a fresh SECRET state, whose key is drawn when this runs."""
     return State(self.rule.init(self.specs), self.privatizer.init())
 
-  def ask(self, state: State, public: trees.Tree = ()) -> interface.Request:
+  def query(self, state: State, public: trees.Tree = ()) -> interface.Request:
     """Returns what the rule asks for at this step, with absolute clip norms."""
     return self.request(self.rule.query(state.rule, public))
 
@@ -94,7 +94,7 @@ class PrivateRule:
 
     Args:
       state: The state that the request was made of.
-      request: The result of `ask`.
+      request: The result of `query`.
       sums: SECRET sums over all records, one entry per ask.
       public: Public gradients, for a rule that needs some.
       penalties: Gradients of losses on the weights alone, or None. They are added to the means.

@@ -37,7 +37,7 @@ class State(NamedTuple):
 class Drawn(NamedTuple):
   """The noise of one step. It is SECRET."""
 
-  vectors: Any  # Unit noise, flat; see `noise.unflatten`.
+  vectors: Any  # Standard noise, flat; see `noise.unflatten`.
   variance: tf.Tensor  # [] of each of its elements.
   is_open: tf.Tensor  # [] bool, whether the step is accounted for.
 
@@ -135,13 +135,13 @@ class Privatizer:
     limits = [n for n in (steps, mechanism.steps) if n is not None]
     self.steps = min(limits) if limits else None
     for ask in self._asks:
-      contract.check_rider(ask)
+      contract.check_side_query(ask)
       if ask.second is not None and not ask.second.private and not allow_non_private:
         raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
                          'guarantee. Pass allow_non_private=True if that is what you want.')
     self.specs = trees.map(trees.wide_spec, specs)
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
-    self._riders = tuple(self._rider_noise(ask) for ask in self._asks)
+    self._side_noises = tuple(self._side_noise(ask) for ask in self._asks)
     self._check_range()
     source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
     self._noise = noise_lib.stream(mechanism, source)
@@ -149,15 +149,15 @@ class Privatizer:
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Returns the specs of the values to noise for an ask."""
     specs = self.specs, ask.second.specs(self.specs) if ask.second else ()
-    if ask.rider is None:
+    if ask.side_query is None:
       return specs
-    return (*specs, tf.TensorSpec([ask.rider.size], trees.dtype_of(self.specs)))
+    return (*specs, tf.TensorSpec([ask.side_query.size], trees.dtype_of(self.specs)))
 
-  def _rider_noise(self, ask: contract.Ask) -> Tuple[float, float]:
-    """`(factor of the other noise, std of the rider's mean)` for a noise multiplier of one."""
-    if ask.rider is None:
+  def _side_noise(self, ask: contract.Ask) -> Tuple[float, float]:
+    """`(factor of the other noise, std of the side query's mean)` for a noise multiplier of one."""
+    if ask.side_query is None:
       return 1.0, 0.0
-    factor, std = ask.rider.noise(self.noise_multiplier, self.batch_size)
+    factor, std = ask.side_query.noise(self.noise_multiplier, self.batch_size)
     distance = terms.record_distance(self.adjacency)
     return factor, (distance * std / self.noise_multiplier / self.batch_size
                     if self.noise_multiplier else 0.0)
@@ -167,10 +167,10 @@ class Privatizer:
     clip, dtype = np.float64(self._l2_norm_clip), self._dtype()
     units, stddevs = [clip], []
     with np.errstate(all='ignore'):
-      for ask, (factor, rider_std) in zip(self._asks, self._riders):
+      for ask, (factor, side_std) in zip(self._asks, self._side_noises):
         stds = (ask.second.stddevs(clip, self.batch_size, self.adjacency) if ask.second else
                 (contract.mean_sensitivity(clip, self.batch_size, self.adjacency), 0.0))
-        units += [*stds, rider_std]
+        units += [*stds, side_std]
         stddevs += [float(std * self.noise_multiplier * scale)
                     for std, scale in zip(units[-3:], (factor, factor, 1.0))]
     limits = np.finfo(dtype.as_numpy_dtype)
@@ -238,9 +238,9 @@ class Privatizer:
     shares = [tf.where(share > 0, share, 0) for share in shares]
     excess = tf.maximum(tf.add_n(shares), 1)
     releases, secrets = [], []
-    for ask, (factor, rider_std), clip, share, ask_sums, row, spec, own in zip(
-        self._asks, self._riders, self.resolve(queries), shares, sums, rows, self._release_specs,
-        secret):
+    for ask, (factor, side_std), clip, share, ask_sums, row, spec, own in zip(
+        self._asks, self._side_noises, self.resolve(queries), shares, sums, rows,
+        self._release_specs, secret):
       asked = share > 0
       allowed = drawn.is_open & asked
       spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
@@ -257,14 +257,14 @@ class Privatizer:
         # Past the end the value must go too: it may hold the clean past.
         value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
         own = trees.map(lambda new, old: tf.where(allowed, new, old), after, own)
-      rider = ((), ())
-      if ask.rider is not None:
-        numbers = self._mean(ask_sums.rider, spec[2], allowed)
-        rider = noised(numbers, row[2], tf.constant(rider_std, dtype), spread)
+      side = ((), ())
+      if ask.side_query is not None:
+        numbers = self._mean(ask_sums.side_sum, spec[2], allowed)
+        side = noised(numbers, row[2], tf.constant(side_std, dtype), spread)
       second = ((), ()) if ask.second is None else noised(
           value, row[1], value_std, factor * spread)
       releases.append(contract.Release(
-          *noised(mean, row[0], std, factor * spread), *second, *rider))
+          *noised(mean, row[0], std, factor * spread), *second, *side))
       secrets.append(own)
     return tuple(releases), tuple(secrets)
 

@@ -95,8 +95,8 @@ def test_the_noise_of_what_rides_along_is_seen_under_replace(clipping):
   right = changes.largest(subjects.of(optimizer(clipping=clipping), 64), 1, history=(0,))
   assert not right.violated, right
   with pytest.MonkeyPatch.context() as patch:
-    whole = privatizer.Privatizer._rider_noise
-    patch.setattr(privatizer.Privatizer, '_rider_noise', lambda self, ask: (
+    whole = privatizer.Privatizer._side_noise
+    patch.setattr(privatizer.Privatizer, '_side_noise', lambda self, ask: (
         whole(self, ask)[0], whole(self, ask)[1] / 2))
     wrong = changes.largest(subjects.of(optimizer(clipping=clipping), 64), 1, history=(0,))
   assert wrong.violated, wrong

@@ -189,12 +189,13 @@ def test_xla_and_vectorized():
 @pytest.mark.parametrize('groups', [(), (0, 1)])
 def test_a_record_that_is_not_finite_has_no_numbers(bad, groups):
   """Nor where another group is; a number of its own would still move the clip norm."""
-  rider = contract.Rider(2, lambda norm, clip: tf.stack([norm * 0 + 1, clip * 0 + 1], -1) if not (
+  side = contract.SideQuery(2, lambda norm, clip: tf.stack(
+      [norm * 0 + 1, clip * 0 + 1], -1) if not (
       groups) else tf.ones([2]), lambda sigma, size: (1.0, 1.0), of_groups=bool(groups))
-  ask = contract.Ask(rider=rider, groups=groups)
+  ask = contract.Ask(side_query=side, groups=groups)
   query = contract.Query(groups=contract.Groups(tf.ones([2]), tf.fill([2], 0.7)) if groups else ())
   numbers = lambda x: projection.project_record(
-      ask, query, tf.constant(1.0), tree([3.0, x, 1.0], tf.float32)).rider
+      ask, query, tf.constant(1.0), tree([3.0, x, 1.0], tf.float32)).side_sum
   np.testing.assert_array_equal(numbers(bad), [0, 0])
   np.testing.assert_array_equal(numbers(2.0), [1, 1])
 

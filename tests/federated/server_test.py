@@ -110,7 +110,7 @@ def test_one_client_moves_the_joint_release_by_one_at_most():
       answer = server.record(broadcast, update_of(size * np.arange(1.0, 5.0)), metrics)
       total = np.concatenate([np.ravel(x) for x in tf.nest.flatten(answer.sums[0].total)])
       moves.append(0.7 * np.sum((total / float(broadcast.clips[0]))**2)
-                   + 0.1 * np.sum((2 * answer.sums[0].rider.numpy())**2)
+                   + 0.1 * np.sum((2 * answer.sums[0].side_sum.numpy())**2)
                    + 0.2 * np.sum(answer.metrics.numpy()**2))
   assert max(moves) <= 1 + 1e-5
   assert max(moves) > 0.99  # The bound is met.

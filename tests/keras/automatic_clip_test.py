@@ -54,8 +54,8 @@ def test_directions_of_dp_sgd_have_the_unit_of_the_clip_norm():
     for mean in ([1.0, -2.0], [.5, .25]):
       clip = float(tf.exp(state.log_factor))
       release = contract.Release(
-          (tf.constant(mean) * clip,), tf.constant(clip**2), rider=tf.constant([.3]),
-          rider_variance=tf.constant(.01))
+          (tf.constant(mean) * clip,), tf.constant(clip**2), side_mean=tf.constant([.3]),
+          side_variance=tf.constant(.01))
       direction, state = rule.update(state, (release,), ())
     ends.append((direction[0].numpy(), float(state.log_factor) - np.log(unit)))
   np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-5)
@@ -69,7 +69,7 @@ def test_directions_of_dp_sgd_have_the_unit_of_the_clip_norm():
 def test_it_works_at_every_noise_and_keeps_the_cost(sigma):
   """The count and the sum together have the sensitivity of the sum alone at sigma."""
   rule = tfdp.clipping.Automatic().rule(tfdp.rules.dp_adam(), 40.0, sigma)
-  factor, std = rule.asks[0].rider.noise(sigma, 40.0)
+  factor, std = rule.asks[0].side_query.noise(sigma, 40.0)
   assert (factor * sigma)**-2 + (2 * std)**-2 == pytest.approx(sigma**-2, rel=1e-6)
   assert 1 < factor < 1.04
   plan = tfdp.PrivacyPlan(noise_multiplier=sigma, **PLAN)

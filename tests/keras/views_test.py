@@ -149,7 +149,7 @@ def test_one_example_moves_the_sum_by_one_clip_norm_whatever_its_views():
   model = make_model(plan)
   model.optimizer.build(model.trainable_variables)
   loss = model.prepare_step(tf.constant(X[:2]))
-  request = model.optimizer.private.ask(model.optimizer.read_state(), ())
+  request = model.optimizer.private.query(model.optimizer.read_state(), ())
   engine = views_lib.repeated(engines.choose('bookkeeping', model, request.asks, X), 2)
 
   @tf.function

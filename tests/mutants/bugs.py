@@ -23,7 +23,7 @@ class Mutant(NamedTuple):
 
 
 _PRIVATIZER, _STATS = 'privatizer_test.py', 'rules/statistic_sensitivity_test.py'
-_RIDER = 'privatizer_rider_test.py rules/following_clip_test.py'
+_SIDE_QUERY = 'privatizer_side_query_test.py rules/following_clip_test.py'
 _PROJECTION, _NUMBERS = 'clipping/projection_test.py', 'clipping/bookkeeping_numbers_test.py'
 _ENGINE = 'clipping/bookkeeping_test.py clipping/bookkeeping_numbers_test.py'
 _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.py'
@@ -58,9 +58,10 @@ _BY_FILE = {
         ('mean sensitivity without adjacency',
          'return terms.record_distance(adjacency) * clip_norm / batch_size',
          'return clip_norm / batch_size', 'Half the noise under replace.', _PRIVATIZER),
-        ('riders where there is no room', 'ask.rider is not None and ask.rider.shrinks and (',
-         'ask.rider is not None and not ask.rider.shrinks and (',
-         'Slack that a rule has given away is used twice.', _RIDER),
+        ('side queries where there is no room',
+         'ask.side_query is not None and ask.side_query.shrinks and (',
+         'ask.side_query is not None and not ask.side_query.shrinks and (',
+         'Slack that a rule has given away is used twice.', _SIDE_QUERY),
     ],
     'tfdp_adaptive/frozen_features.py': [
         ('features without the history of their base', 'rest.at_hand, entries)', 'rest.at_hand)',
@@ -126,16 +127,17 @@ _BY_FILE = {
          'own = trees.map(lambda new, old: tf.where(allowed, new, old), after, own)',
          'own = after', 'A step that is not asked would leave a trace in later ones.',
          'privatizer_test.py rules/identities_test.py'),
-        ("rider's noise under replace", '(distance * std / self.noise_multiplier',
-         '(std / self.noise_multiplier', 'Half the noise of quantile_clip under replace.', _RIDER),
+        ("side query's noise under replace", '(distance * std / self.noise_multiplier',
+         '(std / self.noise_multiplier', 'Half the noise of quantile_clip under replace.',
+         _SIDE_QUERY),
         ('variance without row norm', 'tf.square(std) * row_variance, 0)', 'tf.square(std), 0)',
          'Rules that subtract the noise would subtract the wrong one.', _PRIVATIZER),
-        ('second statistic beside a rider', 'value, row[1], value_std, factor * spread)',
+        ('second statistic beside a side query', 'value, row[1], value_std, factor * spread)',
          'value, row[1], value_std, spread)',
-         'The rider has taken room that the second statistic still uses.', _RIDER),
-        ('mean beside a rider', '*noised(mean, row[0], std, factor * spread)',
-         '*noised(mean, row[0], std, spread)', 'The rider rides for nothing: two releases.',
-         _RIDER),
+         'The side query has taken room that the second statistic still uses.', _SIDE_QUERY),
+        ('mean beside a side query', '*noised(mean, row[0], std, factor * spread)',
+         '*noised(mean, row[0], std, spread)', 'The side query costs nothing: two releases.',
+         _SIDE_QUERY),
         ('more steps than designed', 'self.steps = min(limits)', 'self.steps = max(limits)',
          'Rows beyond the mechanism have no sensitivity.', _PRIVATIZER),
         ('noise of one sign', 'v + tf.cast(std, v.dtype) * z', 'v + tf.cast(std, v.dtype) * '
@@ -582,7 +584,7 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/rules/following_clip.py': [
         ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5',
-         'return 1.0', 'The quantile would cost privacy on top.', _RIDER),
+         'return 1.0', 'The quantile would cost privacy on top.', _SIDE_QUERY),
         ('away from the quantile', 'state.log_factor - learning_rate * (estimated[0] - quantile)',
          'state.log_factor + learning_rate * (estimated[0] - quantile)',
          'The clip norm runs to its bounds.', 'rules/following_clip_test.py'),

@@ -2,7 +2,7 @@
 """Plants the bugs of `bugs`, one at a time, and tells whether the quick tests notice them.
 
     python tests/mutants/plant.py                    all that this stack can try
-    python tests/mutants/plant.py rider noise        those whose name or file has one of the words
+    python tests/mutants/plant.py clip noise         those whose name or file has one of the words
     python tests/mutants/plant.py --list             names, files and reasons
 
 The checkout is copied to a temporary folder; nothing is written into it. Every bug is tried in a

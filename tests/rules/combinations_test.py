@@ -74,16 +74,16 @@ def noising(mechanism):
 def library(rule, inverse, p, z):
   """[STEPS + 1, 5] iterates; checks at every step what one record adds."""
   ask, = rule.asks
-  factor, std = ask.rider.noise(SIGMA, B) if ask.rider else (1.0, 0.0)
+  factor, std = ask.side_query.noise(SIGMA, B) if ask.side_query else (1.0, 0.0)
   state, theta, path = rule.init(loop.SPECS), p.theta, [p.theta]
   rows = inverse @ z
   for t in range(STEPS):
     query, = rule.query(state)
     zeta = ZETA * float(query.relative_clip)
-    total, numbers = np.zeros(5), np.zeros(ask.rider.size if ask.rider else 0)
+    total, numbers = np.zeros(5), np.zeros(ask.side_query.size if ask.side_query else 0)
     for g in p.gradients(theta, t):
       sums = projection.project_record(ask, query, tf.constant(zeta, tf.float64), loop.split(g))
-      r, f = loop.join(sums.total), np.ravel(sums.rider)
+      r, f = loop.join(sums.total), np.ravel(sums.side_sum)
       joint = np.sum(r**2) / (factor * zeta)**2 + (
           SIGMA**2 * np.sum(f**2) / std**2 if len(f) else 0)
       assert joint <= 1 + 1e-9
@@ -92,9 +92,9 @@ def library(rule, inverse, p, z):
     release = contract.Release(
         loop.split(total / B + scale * rows[t, :5]),
         tf.constant(scale**2 * np.sum(inverse[t]**2), tf.float64))
-    if ask.rider:
+    if ask.side_query:
       release = release._replace(
-          rider=tf.constant((numbers + std * rows[t, 5:5 + len(numbers)]) / B))
+          side_mean=tf.constant((numbers + std * rows[t, 5:5 + len(numbers)]) / B))
     direction, state = rule.update(state, (release,))
     theta = theta - RATE * loop.join(direction)
     path.append(theta)
@@ -178,7 +178,7 @@ def test_together_they_are_the_formulas_together_or_are_refused(base, names, mec
     rule = BASES[base]()
     for name in names:
       rule = WRAPPERS[name](rule)
-    contract.check_rider(rule.asks[0])
+    contract.check_side_query(rule.asks[0])
     return library(rule, inverse, p, z)
 
   expected = refused(names)

@@ -34,19 +34,19 @@ def slack(buckets, rule=None):
 
 
 def numbers(ask, norm, zeta, dtype=tf.float64):
-  return ask.rider.of_norm(tf.constant(norm, dtype), tf.constant(zeta, dtype)).numpy()
+  return ask.side_query.of_norm(tf.constant(norm, dtype), tf.constant(zeta, dtype)).numpy()
 
 
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
 @pytest.mark.parametrize('zeta', [1e-20, 0.7, 1e20])
 @pytest.mark.parametrize('sigma, batch', [(1.0, 256), (0.4, 5), (3.0, 64)])
 def test_record_and_numbers_are_at_most_one_together(sigma, batch, zeta, dtype):
-  """The claim of `contract.Rider` for every norm, and that it is attained."""
+  """The claim of `contract.SideQuery` for every norm, and that it is attained."""
   norms = np.minimum(zeta * NORMS, 3e38)
   for ask in (QUANTILE, slack(1), slack(4), slack(13)):
-    factor, std = ask.rider.noise(sigma, batch)
+    factor, std = ask.side_query.noise(sigma, batch)
     f = numbers(ask, norms, zeta, dtype).astype(np.float64)
-    assert np.all(np.isfinite(f)) and f.shape == (len(norms), ask.rider.size)
+    assert np.all(np.isfinite(f)) and f.shape == (len(norms), ask.side_query.size)
     joint = np.minimum(norms / zeta, 1)**2 / factor**2 + sigma**2 * np.sum(f**2, 1) / std**2
     assert joint.max() <= 1 + 1e-6 and joint.max() > 1 - 1e-5
     if ask is QUANTILE:
@@ -71,7 +71,7 @@ def test_a_weight_above_one_takes_the_slack_twice():
 
 
 def test_reference_values():
-  assert QUANTILE.rider.noise(1.0, 256)[0] == pytest.approx(1.00076, abs=5e-6)
+  assert QUANTILE.side_query.noise(1.0, 256)[0] == pytest.approx(1.00076, abs=5e-6)
   assert [rules.slack_buckets(b, 1.0) for b in (128, 256, 512, 1024, 2048)] == [8, 13, 21, 34, 54]
 
 
@@ -113,7 +113,7 @@ REFUSED = [
     (lambda: rules.slack_clip(rules.quantile_clip(rules.dp_sgd()), 4), 'fixed clip norm'),
     (lambda: rules.quantile_clip(rules.dp_sgd(), 1.0), 'quantile'),
     (lambda: rules.quantile_clip(rules.dp_sgd(), bounds=(2.0, 3.0)), 'bounds'),
-    (lambda: rules.quantile_clip(rules.dp_sgd(), stddev=.5).asks[0].rider.noise(1.0, 10),
+    (lambda: rules.quantile_clip(rules.dp_sgd(), stddev=.5).asks[0].side_query.noise(1.0, 10),
      'more than half'),
     (lambda: tfdp.clipping.Quantile(1.0), 'quantile'),
     (lambda: tfdp.clipping.Slack(0.5, tfdp.clipping.AutoS()), 'brought up|follow'),
@@ -172,14 +172,14 @@ def test_every_engine_adds_up_the_same_numbers(engines):
   expected = [numbers(ask, norms, clip).sum(0) for ask, clip in zip(asks, clips)]
   for engine in engines:
     for sums, want in zip(engine(model, loss, batch, request).sums, expected):
-      np.testing.assert_allclose(sums.rider, want, rtol=1e-5)
+      np.testing.assert_allclose(sums.side_sum, want, rtol=1e-5)
   for ask, clip in zip(asks, clips):
     specs = [tf.TensorSpec(v.shape) for v in model.trainable_variables]
     empty = interface.zero_sums(ask, specs)
-    assert not np.any(empty.rider)
+    assert not np.any(empty.side_sum)
     total = projection.project_record(
         ask, contract.Query(), clip, [g[2] for g in gradients], alone=True)
-    np.testing.assert_allclose(total.rider, numbers(ask, norms[1], clip), rtol=1e-5)
+    np.testing.assert_allclose(total.side_sum, numbers(ask, norms[1], clip), rtol=1e-5)
 
 
 STEPS, SIZE, SIGMA, BATCH, RATE = 5, 3, 0.4, 8, 0.1
@@ -270,8 +270,9 @@ def test_it_finds_the_quantile():
     state = rule.init(tf.TensorSpec([1]))
     for _ in range(150):
       zeta = float(rule.query(state)[0].relative_clip)
-      rider = numbers(rule.asks[0], norms, zeta, tf.float32).mean(0)
-      _, state = rule.update(state, (contract.Release(tf.zeros([1]), tf.zeros([]), rider=rider),))
+      values = numbers(rule.asks[0], norms, zeta, tf.float32).mean(0)
+      release = contract.Release(tf.zeros([1]), tf.zeros([]), side_mean=values)
+      _, state = rule.update(state, (release,))
     assert float(np.mean(norms <= zeta)) == pytest.approx(quantile, abs=0.03)
 
 

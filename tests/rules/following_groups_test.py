@@ -25,8 +25,8 @@ FOLLOWING = {'quantile': lambda rule: rules.quantile_clip(rule, 0.6, 0.5, 3.0),
 
 def test_reference_values():
   """Of 100 counts at sigma 1, B = 256: 1.086 if each had B / 20, and 1.00076 as it is."""
-  one = rules.quantile_clip(rules.dp_sgd()).asks[0].rider
-  hundred = rules.grouped(rules.quantile_clip(rules.dp_sgd()), range(100)).asks[0].rider
+  one = rules.quantile_clip(rules.dp_sgd()).asks[0].side_query
+  hundred = rules.grouped(rules.quantile_clip(rules.dp_sgd()), range(100)).asks[0].side_query
   factor, std = hundred.noise(1.0, 256)
   assert factor == pytest.approx(1.00076, abs=5e-6) and factor == one.noise(1.0, 256)[0]
   assert std == pytest.approx(10 * 256 / 20)
@@ -37,27 +37,27 @@ def test_reference_values():
 @pytest.mark.parametrize('inside', [True, False])
 @pytest.mark.parametrize('name', sorted(FOLLOWING))
 def test_record_and_numbers_are_at_most_one_together(name, inside):
-  """The claim of `contract.Rider` for records of any length in each group, and it is attained."""
+  """Checks and attains the claim of `contract.SideQuery`, for any lengths in each group."""
   zeta, sigma, norms = 0.7, 0.9, (1.0, 5.0)
   follow = FOLLOWING[name]
   rule = (rules.grouped(follow(rules.dp_sgd()), (0, 1), norms=norms) if inside
           else follow(rules.grouped(rules.dp_sgd(), (0, 1), norms=norms)))
   query, ask = rule.query(rule.init(loop.SPECS))[0], rule.asks[0]
-  factor, std = ask.rider.noise(sigma, 16)
+  factor, std = ask.side_query.noise(sigma, 16)
   rng, sizes, joint = np.random.default_rng(0), (0.0, 0.05, 0.3, 1.0, 30.0, 1e30), []
   for a in sizes:
     for b in sizes:
       g = rng.normal(size=loop.SIZE)
       g = np.concatenate([a * g[:2] / np.linalg.norm(g[:2]), b * g[2:] / np.linalg.norm(g[2:])])
       sums = projection.project_record(ask, query, tf.constant(zeta, tf.float64), loop.split(g))
-      f = sums.rider.numpy()
-      assert f.shape == (ask.rider.size,) and np.all(np.isfinite(f))
+      f = sums.side_sum.numpy()
+      assert f.shape == (ask.side_query.size,) and np.all(np.isfinite(f))
       joint.append(np.sum(loop.join(sums.total)**2) / (factor * zeta)**2
                    + (sigma * np.linalg.norm(f) / std)**2)
   assert max(joint) <= 1 + 1e-5 and max(joint) > 1 - 1e-4
   g[3] = np.inf
   sums = projection.project_record(ask, query, tf.constant(zeta, tf.float64), loop.split(g))
-  assert not np.any(sums.rider) and not np.any(loop.join(sums.total))
+  assert not np.any(sums.side_sum) and not np.any(loop.join(sums.total))
 
 
 @pytest.mark.parametrize('name', sorted(FOLLOWING))
@@ -80,12 +80,12 @@ def test_every_engine_adds_up_the_same_numbers(name):
   clips = (4.0, 4.0)
   gradients = materialized.record_gradients(model, loss, batch.x, batch.y, vectorize=False)
   expected = [sum(projection.project_record(
-      ask, query, 4.0, [g[i] for g in gradients]).rider for i in (0, 2, 3, 5))
+      ask, query, 4.0, [g[i] for g in gradients]).side_sum for i in (0, 2, 3, 5))
               for ask, query in zip(asks, queries)]
   for engine in (bookkeeping.engine, materialized.layered):
     clipped = engine(model, loss, batch, interface.Request(asks, queries, clips))
     for sums, want in zip(clipped.sums, expected):
-      np.testing.assert_allclose(sums.rider, want, rtol=1e-5, atol=1e-6)
+      np.testing.assert_allclose(sums.side_sum, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(clipped.norms[0], clipped.norms[1], rtol=1e-5)
 
 
@@ -174,8 +174,8 @@ def test_every_group_finds_its_quantile():
       query, = rule.query(state)
       clips = query.groups.clip * query.relative_clip
       scaled = tf.constant(norms) * query.groups.scale
-      rider = tf.reduce_mean(rule.asks[0].rider.of_norm(scaled, clips), 0)
+      values = tf.reduce_mean(rule.asks[0].side_query.of_norm(scaled, clips), 0)
       _, state = rule.update(state, (contract.Release(
-          loop.split(np.zeros(5)), tf.zeros([], tf.float64), rider=rider),))
+          loop.split(np.zeros(5)), tf.zeros([], tf.float64), side_mean=values),))
     within = np.mean(scaled.numpy() <= clips.numpy(), 0)
     np.testing.assert_allclose(within, [quantile] * 2, atol=0.03)

@@ -31,7 +31,7 @@ def moves_its_clip_norm(rule):
     queries, releases = rule.query(state, public), []
     for ask, query in zip(rule.asks, queries):
       own |= geometry.is_kronecker(query.scale) or (
-          ask.rider is None and not np.isclose(query.relative_clip, 1))
+          ask.side_query is None and not np.isclose(query.relative_clip, 1))
       release = contract.Release(
           loop.split(rng.normal(size=loop.SIZE)), tf.constant(.01, tf.float64))
       if ask.second is not None:
@@ -39,10 +39,10 @@ def moves_its_clip_norm(rule):
             lambda s: tf.constant(rng.normal(size=s.shape)**2, s.dtype),
             ask.second.specs(loop.SPECS))
         release = release._replace(second=second, second_variance=tf.constant(.01, tf.float64))
-      if ask.rider is not None:
+      if ask.side_query is not None:
         release = release._replace(
-            rider=tf.constant(rng.normal(size=ask.rider.size)),
-            rider_variance=tf.constant(.01, tf.float64))
+            side_mean=tf.constant(rng.normal(size=ask.side_query.size)),
+            side_variance=tf.constant(.01, tf.float64))
       releases.append(release)
     _, state = rule.update(state, tuple(releases), public)
   return own

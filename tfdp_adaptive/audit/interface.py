@@ -134,7 +134,7 @@ class Subject(abc.ABC):
     fixed = lambda tree: trees.map(lambda t: tf.where(self._fixed, tf.ones_like(t), t), tree)
     releases = tuple(
         release._replace(mean=fixed(release.mean), second=fixed(release.second),
-                         rider=fixed(release.rider)) for release in releases)
+                         side_mean=fixed(release.side_mean)) for release in releases)
     return self._rule.update(state, releases, public)
 
   def fresh(self, seed: Optional[int] = None) -> Any:
@@ -161,8 +161,8 @@ class Subject(abc.ABC):
         if ask.second is not None:
           separate = 0.0 if ask.second.amplifiable else ask.second.relative_noise
           parts.append(part(f'second {i}', release.second, release.second_variance, separate))
-        if ask.rider is not None:
-          parts.append(part(f'rider {i}', release.rider, release.rider_variance))
+        if ask.side_query is not None:
+          parts.append(part(f'side query {i}', release.side_mean, release.side_variance))
     return tuple(parts), (tensors, row + 1)
 
   def ordinary(self, rng: np.random.Generator, share: float = 0.5) -> np.ndarray:
@@ -186,7 +186,7 @@ class Subject(abc.ABC):
   @property
   def rides(self) -> bool:
     """Whether numbers of the records' norms ride on the noise of a mean."""
-    return any(ask.rider is not None for ask in self._rule.asks)
+    return any(ask.side_query is not None for ask in self._rule.asks)
 
   def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
     """Returns the state after a step, by name, with fixed numbers instead of its releases."""

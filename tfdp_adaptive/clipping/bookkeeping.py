@@ -135,7 +135,7 @@ def _clipped(
   by_variable = lambda totals: factors.apart(totals, bundles, variables)
   sums = tuple(
       contract.Sums(by_variable(total), squares if trees.absent(squares) else by_variable(squares),
-                    _rider(ask.rider, norm, clip, mask, variables, own, [
+                    _side_sum(ask.side_query, norm, clip, mask, variables, own, [
                         part.clip for part in parts if part.ask == i]))
       for i, ((total, squares), ask, norm, clip, own) in enumerate(zip(
           _sums(per_bundle, asks, of_asks, scales, parts, weights, sizes), asks, norms, clips,
@@ -228,13 +228,13 @@ def _by_group(
   return of_asks
 
 
-def _rider(
-    rider: Optional[contract.Rider], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
+def _side_sum(
+    side: Optional[contract.SideQuery], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
     variables: Sequence[compat.Variable], by_group: Any, clips: Any) -> Any:
   """Sums the additional values over records, without padding."""
-  if rider is None:
+  if side is None:
     return ()
-  numbers = projection.riding(rider, norm, clip, by_group, clips)
+  numbers = projection.side_values(side, norm, clip, by_group, clips)
   keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
   return tf.cast(tf.reduce_sum(tf.where(keep, numbers, tf.zeros_like(numbers)), 0),
                  trees.wide(tf.as_dtype(variables[0].dtype)))

@@ -139,5 +139,5 @@ def add_sums(left: Any, right: Any) -> Any:
 def zero_sums(ask: contract.Ask, specs: Any) -> contract.Sums:
   """The sums of an empty batch."""
   square = trees.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
-  rider = () if ask.rider is None else tf.zeros([ask.rider.size], trees.dtype_of(specs))
-  return contract.Sums(trees.zeros(specs), square, rider)
+  side = () if ask.side_query is None else tf.zeros([ask.side_query.size], trees.dtype_of(specs))
+  return contract.Sums(trees.zeros(specs), square, side)

@@ -123,26 +123,26 @@ def project_record(
   square = ()
   if ask.second is not None and ask.second.per_record_square:
     square = trees.map(tf.square, total)
-  return contract.Sums(total, square, _numbers(ask.rider, by_part, clip_norm))
+  return contract.Sums(total, square, _numbers(ask.side_query, by_part, clip_norm))
 
 
-def _numbers(rider: Optional[contract.Rider], by_part: Any, clip_norm: trees.Scalar) -> Any:
-  """Returns a record's contribution to the ask's rider; zero if it is not finite."""
-  if rider is None:
+def _numbers(side: Optional[contract.SideQuery], by_part: Any, clip_norm: trees.Scalar) -> Any:
+  """Returns a record's contribution to the ask's side query; zero if it is not finite."""
+  if side is None:
     return ()
   scaled = [leaves for _, leaves in by_part]
-  numbers = riding(rider, _norm(scaled), clip_norm, [_norm(one) for one in scaled],
+  numbers = side_values(side, _norm(scaled), clip_norm, [_norm(one) for one in scaled],
                    [part.clip for part, _ in by_part])
   return tf.where(is_finite(scaled), numbers, tf.zeros_like(numbers))
 
 
-def riding(
-    rider: contract.Rider, norm: tf.Tensor, clip_norm: trees.Scalar, norms: Any,
+def side_values(
+    side: contract.SideQuery, norm: tf.Tensor, clip_norm: trees.Scalar, norms: Any,
     clips: Any) -> tf.Tensor:
-  """The rider's values for norms [...] of records, and `norms` and `clips` of their groups."""
-  if not rider.of_groups:
-    return rider.of_norm(norm, weights.like(clip_norm, norm))
-  return rider.of_norm(tf.stack(norms, -1), tf.stack([weights.like(one, norm) for one in clips]))
+  """The side query's values for norms [...] of records, and `norms` and `clips` of their groups."""
+  if not side.of_groups:
+    return side.of_norm(norm, weights.like(clip_norm, norm))
+  return side.of_norm(tf.stack(norms, -1), tf.stack([weights.like(one, norm) for one in clips]))
 
 
 def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:

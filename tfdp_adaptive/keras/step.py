@@ -84,7 +84,7 @@ def query(
   with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
     state = optimizer.read_state()
   public = () if public_of is None else public_of(state.rule)
-  return state, optimizer.private.ask(state, public), public
+  return state, optimizer.private.query(state, public), public
 
 
 def clip(

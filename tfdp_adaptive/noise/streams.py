@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online noise: unit rows (C^-1 Z)_t of a mechanism, one per step.
+"""Online noise: standard rows (C^-1 Z)_t of a mechanism, one per step.
 
 A stream is a set of pure functions, so the same one runs in optimizer variables, in a DPQuery's
 global state and inside TensorFlow Federated. A row is computed on flat vectors, one per dtype, and

@@ -170,7 +170,7 @@ def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
         f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
         f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
   if plan.sampling.claims(plan) and plan.adjacency == 'replace' and (
-      statistics or len(rule.asks) > 1 or any(ask.rider is not None for ask in rule.asks)):
+      statistics or len(rule.asks) > 1 or any(ask.side_query is not None for ask in rule.asks)):
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per step '
         f'only, and the rule {rule.name!r} releases more. Use adjacency="zero_out", or '

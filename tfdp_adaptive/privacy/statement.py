@@ -225,7 +225,7 @@ def clipping(rule: contract.Rule) -> Tuple[str, ...]:
   if any(ask.groups for ask in rule.asks):
     found.append('Groups of variables are clipped by themselves; the squares of their clip norms '
                  'add up to that of the clip norm.')
-  if any(ask.rider is not None for ask in rule.asks):
+  if any(ask.side_query is not None for ask in rule.asks):
     found.append('The clip norm given is the first; it follows noised statistics of the norms of '
                  'records, which are part of the same release and of its cost.')
   return tuple(found)

@@ -121,7 +121,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
     return self._private.init()
 
   def derive_sample_params(self, global_state: private_rule.State) -> private_rule.Broadcast:
-    return self._private.broadcast(self._private.ask(global_state))
+    return self._private.broadcast(self._private.query(global_state))
 
   def initial_sample_state(self, template: Any = None) -> trees.Tree:
     del template  # The sums' own structure, which a record does not have.
@@ -136,6 +136,6 @@ class RuleQuery(sums.SumAggregationDPQuery):
       self, sample_state: trees.Tree, global_state: private_rule.State,
   ) -> Tuple[trees.Tree, private_rule.State, dp_accounting.DpEvent]:
     direction, state = self._private.answer(
-        global_state, self._private.ask(global_state), sample_state)
+        global_state, self._private.query(global_state), sample_state)
     direction = trees.map(lambda d, s: tf.cast(d, s.dtype), direction, self._specs)
     return direction, state, self.event

@@ -62,7 +62,7 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
     std = count_stddev(noise_multiplier, batch_size) if stddev is None else stddev
     return beside_count(noise_multiplier, stddev=std), std
 
-  return _following(rule, contract.Rider(1, of_norm, noise, even=True), lambda mean: mean + 0.5,
+  return _following(rule, contract.SideQuery(1, of_norm, noise, even=True), lambda mean: mean + 0.5,
                     quantile, learning_rate, bounds, 'quantile_clip', units)
 
 
@@ -134,7 +134,7 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
     return 1.0, noise_multiplier
 
   return _following(
-      rule, contract.Rider(buckets, of_norm, noise, shrinks=True), lambda mean: root * mean,
+      rule, contract.SideQuery(buckets, of_norm, noise, shrinks=True), lambda mean: root * mean,
       quantile, learning_rate, bounds, 'slack_clip')
 
 
@@ -147,7 +147,7 @@ def slack_buckets(batch_size: float, noise_multiplier: float) -> int:
   return min(64, max(1, math.floor((batch_size / (5.152 * noise_multiplier))**(2 / 3))))
 
 
-def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
+def _following(rule: contract.Rule, side: contract.SideQuery, estimate: Callable[..., Any],
                quantile: float, learning_rate: float, bounds: Tuple[float, float],
                name: str, units: bool = False) -> contract.Rule:
   checks.probability(quantile=quantile)
@@ -159,18 +159,18 @@ def _following(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..
     raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
   wrapping.require(rule, 'question', 'clip norm', 'fixed', 'step')
-  contract.check_rider(rule.asks[0]._replace(rider=rider))
-  return _around(rule, rider, estimate, quantile, learning_rate, bounds, name, units)
+  contract.check_side_query(rule.asks[0]._replace(side_query=side))
+  return _around(rule, side, estimate, quantile, learning_rate, bounds, name, units)
 
 
-def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., Any],
+def _around(rule: contract.Rule, side: contract.SideQuery, estimate: Callable[..., Any],
             quantile: float, learning_rate: float, bounds: Tuple[float, float],
             name: str, units: bool) -> contract.Rule:
 
   def init(specs: trees.Tree) -> State:
     dtype = trees.dtype_of(specs)
     return State(moments.first_step(), rule.init(specs), tf.zeros([], dtype),
-                 tf.zeros([rider.size], dtype))
+                 tf.zeros([side.size], dtype))
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     factor = tf.exp(state.log_factor)
@@ -184,14 +184,14 @@ def _around(rule: contract.Rule, rider: contract.Rider, estimate: Callable[..., 
         rule.query(state.rule, public)[0].scale):
       releases = (_divided(releases[0], tf.exp(state.log_factor)),)
     direction, inner = rule.update(state.rule, releases, public)
-    estimated = estimate(releases[0].rider)
+    estimated = estimate(releases[0].side_mean)
     moved = state.log_factor - learning_rate * (estimated[0] - quantile)
     moved = tf.clip_by_value(moved, math.log(bounds[0]), math.log(bounds[1]))
     return direction, State(state.step + 1, inner, moved, estimated)
 
   return rule._replace(
       init=init, query=query, update=update, project=wrapping.of_inner(rule), public_due=None,
-      asks=(rule.asks[0]._replace(rider=rider),), name=f'{name}({rule.name})')
+      asks=(rule.asks[0]._replace(side_query=side),), name=f'{name}({rule.name})')
 
 
 def _divided(release: contract.Release, factor: tf.Tensor) -> contract.Release:

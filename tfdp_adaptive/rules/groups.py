@@ -90,7 +90,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {len(members)} groups.')
   wrapping.require(rule, 'question', 'clip norm', 'noise', 'norm', 'step')
-  if rule.asks[0].rider is not None and not _apart(rule):
+  if rule.asks[0].side_query is not None and not _apart(rule):
     raise ValueError(
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
         'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
@@ -112,7 +112,7 @@ def _apart(rule: contract.Rule) -> bool:
   return rule.elementwise and rule.project is None
 
 
-def _of_groups(rider: contract.Rider, count: int) -> contract.Rider:
+def _of_groups(side: contract.SideQuery, count: int) -> contract.SideQuery:
   """The numbers of every group.
 
   Of group k, `(||r_k|| / (factor c_k))^2 + (sigma ||f_k|| / std)^2 <= 1`. Numbers times
@@ -121,17 +121,17 @@ def _of_groups(rider: contract.Rider, count: int) -> contract.Rider:
   """
 
   def of_norm(norm: tf.Tensor, clip: tf.Tensor) -> tf.Tensor:
-    numbers = rider.of_norm(norm, clip)
-    if not rider.even:
+    numbers = side.of_norm(norm, clip)
+    if not side.even:
       numbers *= tf.math.divide_no_nan(clip, tf.norm(clip))[:, tf.newaxis]
-    return tf.reshape(numbers, tf.concat([tf.shape(norm)[:-1], [rider.size * count]], 0))
+    return tf.reshape(numbers, tf.concat([tf.shape(norm)[:-1], [side.size * count]], 0))
 
   def noise(noise_multiplier: float, batch_size: float) -> Tuple[float, float]:
-    factor, std = rider.noise(noise_multiplier, batch_size)
-    return factor, std * math.sqrt(count) if rider.even else std
+    factor, std = side.noise(noise_multiplier, batch_size)
+    return factor, std * math.sqrt(count) if side.even else std
 
-  return rider._replace(
-      size=rider.size * count, of_norm=of_norm, noise=noise, of_groups=True)
+  return side._replace(
+      size=side.size * count, of_norm=of_norm, noise=noise, of_groups=True)
 
 
 def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: np.ndarray,
@@ -191,26 +191,26 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
               for leaf, group in zip(tf.nest.flatten(tree), groups)]
     return tf.nest.pack_sequence_as(tree, leaves)
 
-  def riders(now: Split, rider: Any) -> List[Any]:
+  def side_means(now: Split, side: Any) -> List[Any]:
     """Returns the thresholds of each copy, in units of its clip norm."""
-    if ask.rider is None:
+    if ask.side_query is None:
       return [()] * len(members)
-    numbers = tf.unstack(tf.reshape(rider, [len(members), ask.rider.size]))
-    return numbers if ask.rider.even else [
+    numbers = tf.unstack(tf.reshape(side, [len(members), ask.side_query.size]))
+    return numbers if ask.side_query.even else [
         one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    now = ask_copies(state, public)[1] if ask.rider else split_by(state, [contract.Query()])
+    now = ask_copies(state, public)[1] if ask.side_query else split_by(state, [contract.Query()])
     means = pieces(unscaled(now, release.mean, 1))
     seconds = pieces(unscaled(now, release.second, 2))
     scales = tf.unstack(now.scale) if apart else [tf.reduce_min(now.scale)]
     directions, states = [], []
-    for one, mean, second, scale, known, rider in zip(
-        state.rule, means, seconds, scales, pieces(public), riders(now, release.rider)):
+    for one, mean, second, scale, known, side in zip(
+        state.rule, means, seconds, scales, pieces(public), side_means(now, release.side_mean)):
       given = release._replace(
           mean=mean, variance=release.variance / tf.cast(scale, release.variance.dtype)**2,
-          second=second, rider=rider)
+          second=second, side_mean=side)
       if not trees.absent(second):
         given = given._replace(second_variance=release.second_variance / tf.cast(
             scale, release.second_variance.dtype)**4)
@@ -223,5 +223,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
   return rule._replace(
       init=init, query=query, update=contract.of_release(update), public_due=None,
       project=wrapping.of_inner(rule, lambda state: state.rule[0]),
-      asks=(ask._replace(groups=groups, rider=ask.rider and _of_groups(ask.rider, len(members))),),
-      own_clip=ask.rider is not None, name=f'grouped({rule.name})')
+      asks=(ask._replace(
+          groups=groups,
+          side_query=ask.side_query and _of_groups(ask.side_query, len(members))),),
+      own_clip=ask.side_query is not None, name=f'grouped({rule.name})')

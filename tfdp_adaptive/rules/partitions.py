@@ -59,7 +59,7 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
   first = parts[0][1]
   for _, rule in parts:
     wrapping.require(rule, 'question', 'clip norm', 'step')
-    if rule.asks[0].rider is not None or rule.asks[0].groups:
+    if rule.asks[0].side_query is not None or rule.asks[0].groups:
       raise ValueError('What moves or splits the clip norm goes around the partition, not into it. '
                        f'Received: rule={rule.name}.')
     if rule.asks != first.asks:

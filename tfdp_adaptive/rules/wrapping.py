@@ -12,7 +12,7 @@ _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'question': (lambda rule: len(rule.asks) == 1, 'ask one question per step'),
     'clip norm': (lambda rule: not rule.own_clip,
                   'ask one question per step, in one unit, with the clip norm of the optimizer'),
-    'fixed': (lambda rule: rule.asks[0].rider is None,
+    'fixed': (lambda rule: rule.asks[0].side_query is None,
               'have a fixed clip norm: the room on its noise is taken'),
     'norm': (lambda rule: rule.asks[0].projection == 'rescale' and not rule.asks[0].groups,
              'rescale its records by one norm'),
