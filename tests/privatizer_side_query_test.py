@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that ride on a release: the noise on them, and on what they ride on."""
+"""Side queries: the noise on their numbers, and on the mean beside them."""
 
 import numpy as np
 import pytest

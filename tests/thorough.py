@@ -14,7 +14,7 @@ PARTS = 'The parts are tested one by one; this runs them together, in processes 
 
 _BY_REASON = {
     ROWS_SHARE_CODE: {
-        'accounting/law_contract_test.py::test_a_second_accountant_says_the_same': (
+        'accounting/schemes_test.py::test_a_second_accountant_says_the_same': (
             '!PoissonExamples*',),
         'audit/white_box_test.py::test_planted_bugs_are_caught': (
             'DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi'),
@@ -112,7 +112,7 @@ _BY_REASON = {
         'test_epsilon_is_never_below_the_truth_and_at_most_a_percent_above': ('!3',),
         'accounting/composition_test.py::test_one_step_at_any_delta': ('!1e-06-0.4-1e-08',),
         'accounting/composition_test.py::test_very_long_runs_are_answered': (),
-        'accounting/law_contract_test.py::test_delta_is_never_below_the_truth_and_hardly_above': (
+        'accounting/schemes_test.py::test_delta_is_never_below_the_truth_and_hardly_above': (
             '!0.3-*', "!1.0-PoissonExamples(sampling_probability*it': 'user'}"),
         'advice/choice_test.py::test_the_chosen_plan_keeps_epsilon_and_has_less_error': (),
         'advice/recommendation_test.py::test_the_same_seed_gives_the_same_answer': (),

@@ -248,7 +248,7 @@ def _computed(
     file: Any = contextlib.nullcontext(filled.Memory(np.zeros(shape, first.dtype)))
   else:
     file = filled.File(pathlib.Path(cache), f'{key} {_digest_of_data(inputs)}', shape, first.dtype)
-  with file as done, progress.share('features', total=count) as bar:
+  with file as done, progress.fraction('features', total=count) as bar:
     bar.update(done.rows)
     if not done.rows:
       done.write(rows(0), first)

@@ -104,15 +104,15 @@ def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
 
 
 def test_a_choice_looks_at_few_plans_closely(monkeypatch):
-  """What its time is spent on: transforms, and laws of the losses of one step."""
-  laws, steps = [], []
-  law, made = composition.Composition._law, composition.Composition.__init__
-  monkeypatch.setattr(composition.Composition, '_law', lambda self, *args: (
-      laws.append(1) or law(self, *args)))
+  """Counts where its time goes: transforms, and losses of one step."""
+  transforms, steps = [], []
+  transform, made = composition.Composition._weighted, composition.Composition.__init__
+  monkeypatch.setattr(composition.Composition, '_weighted', lambda self, *args: (
+      transforms.append(1) or transform(self, *args)))
   monkeypatch.setattr(composition.Composition, '__init__', lambda self, *args: (
       steps.append(1) or made(self, *args)))
   choice.choose_plan(make_plan(sampling.FixedOrder(), 64, 50, 800), memory=16)
-  assert 0 < len(laws) <= 13 and 0 < len(steps) <= 100
+  assert 0 < len(transforms) <= 13 and 0 < len(steps) <= 100
 
 
 def error(plan):

@@ -36,7 +36,7 @@ def test_a_run_that_goes_on_has_the_coins_it_began_with(scheme, adjacency, tmp_p
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
   for start in (1, 7, 29):
     rest = list(plan.index_batches(start_step=start, coins=str(path)))
-    if scheme.coins or isinstance(scheme, sampling.CyclicPoisson):  # Its groups only.
+    if scheme.drawn_each_step or isinstance(scheme, sampling.CyclicPoisson):  # Its groups only.
       assert all(len(np.intersect1d(a, b)) == 0
                  for a, b in zip(whole[start + 1:], rest) if len(a) and len(b))
     else:

@@ -169,7 +169,7 @@ def test_refusals():
   with pytest.raises(
       ValueError, match='needs dp-accounting 0.6.0' if old else 'one clipped sum per round'):
     make_server(quantile_clip=CLIP, adjacency='replace')
-  with pytest.raises(ValueError, match='one question per step'):
+  with pytest.raises(ValueError, match='one query per step'):
     make_server(rules.dp_sgd()._replace(asks=(rules.Ask(), rules.Ask())), quantile_clip=CLIP)
   with pytest.raises(ValueError, match='fixed clip norm'):  # Both would move it.
     make_server(rules.quantile_clip(rules.dp_sgd()), quantile_clip=CLIP)

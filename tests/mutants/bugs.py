@@ -30,7 +30,7 @@ _STREAMS, _GAUSSIAN = 'noise/noise_streams_test.py', 'noise/noise_gaussian_test.
 _PHILOX = 'noise/noise_philox_test.py'
 _SENSITIVITY = 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
-_LAWS = 'accounting/law_contract_test.py'
+_CASES = 'accounting/schemes_test.py'
 _VIEWS = 'keras/views_test.py'
 _LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
 _ORACLE, _SUM = 'rules/rules_oracle_test.py', 'queries/mechanism_sum_test.py'
@@ -314,7 +314,8 @@ _BY_FILE = {
          'if False and isinstance(own, monte_carlo',
          'What only draws can bound does not compose.',
          _LEDGER + ' accounting/monte_carlo_test.py'),
-        ('bins of two runs', '(plan.sampling.coins or not shared)', '(True or not shared)',
+        ('bins of two runs', '(plan.sampling.drawn_each_step or not shared)',
+         '(True or not shared)',
          'Two fits of one data set have the same secret bins.', _LEDGER),
         ('unsampled noise doubled', 'doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1',
          'doubled = 2', 'Half of what an unsampled run costs.', _ACCOUNTING + ' ' + _LEDGER),
@@ -333,17 +334,17 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/accounting/allocation.py': [
         ('what bins have in common', 'np.max(products[spacing::spacing]',
-         'np.min(products[spacing::spacing]', 'Correlated noise: the closest bins decide.', _LAWS),
+         'np.min(products[spacing::spacing]', 'Correlated noise: the closest bins decide.', _CASES),
         ('bins a step later', 'min(count, -(-(steps % cycle) // spacing))',
-         'min(count, (steps % cycle) // spacing)', 'The first bins are used once more.', _LAWS),
+         'min(count, (steps % cycle) // spacing)', 'The first bins are used once more.', _CASES),
         ('a flat ratio', 'np.where(width > 0, width, np.inf)', 'width',
          'Mass is lost where points are one.', 'accounting/user_examples_test.py'),
     ],
     'tfdp_adaptive/accounting/rounds.py': [
         ('columns of length one', 'sigma = noise_multiplier / cost.sensitivity(',
-         'sigma = 1.1 * noise_multiplier / cost.sensitivity(', 'Ten percent of the noise.', _LAWS),
+         'sigma = 1.1 * noise_multiplier / cost.sensitivity(', 'Ten percent of the noise.', _CASES),
         ('a group in the turn of others', 'of_record = group + self.groups *',
-         'of_record = self.groups *', 'All records take part in the first turn.', _LAWS),
+         'of_record = self.groups *', 'All records take part in the first turn.', _CASES),
     ],
     'tfdp_adaptive/accounting/stopping.py': [
         ('delta at every look', 'return 1 / len(self.steps), stopped', 'return 1.0, stopped',
@@ -387,7 +388,7 @@ _BY_FILE = {
         ('the same batch at every step', 'np.random.default_rng([key, step])',
          'np.random.default_rng([key, 0])', 'Steps are accounted for as independent.', _SAMPLING),
         ('batches of one size', 'rng.binomial(size, probability)', 'round(size * probability)',
-         'A fixed size is another law, with another cost.', _SAMPLING),
+         'A fixed size is another scheme, with another cost.', _SAMPLING),
     ],
     'tfdp_adaptive/accounting/poisson.py': [
         ('q of three digits', 'return plan.batch_size / scheme.population(plan)',
@@ -401,10 +402,10 @@ _BY_FILE = {
         ('q of all records', 'return plan.batch_size * self.cycle / scheme.population(plan)',
          'return plan.batch_size / scheme.population(plan)',
          'In its turn, a record of a group is drawn cycle times as often.',
-         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _LAWS),
+         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _CASES),
         ('a pass begun', 'return self.cycle, -(-steps // self.cycle)',
          'return self.cycle, max(1, steps // self.cycle)', 'One participation too few.',
-         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _LAWS),
+         _ACCOUNTING + ' ' + _SAMPLING + ' ' + _CASES),
     ],
     'tfdp_adaptive/privacy/ledger.py': [
         ('distinct drops too much', 'entry.steps > continued.get(entry.run, -1)))',
@@ -444,8 +445,8 @@ _BY_FILE = {
          'batches/batches_test.py accounting/sampling_test.py'),
     ],
     'tfdp_adaptive/batches/batches.py': [
-        ('a fixed order from its start', 'coins and self.first != steps_done:',
-         'coins and self.first > steps_done:',
+        ('a fixed order from its start', 'drawn_each_step and self.first != steps_done:',
+         'drawn_each_step and self.first > steps_done:',
          'Records would take part sooner than they are accounted for.',
          'keras/secret_patterns_test.py'),
         ('batches of any plan', 'if self.plan != plan:', 'if False:',

@@ -107,8 +107,8 @@ def test_slack_brackets_the_distribution_of_norms():
 
 
 REFUSED = [
-    (lambda: rules.quantile_clip(rules.dp2_rmsprop(2, 1)), 'one question'),
-    (lambda: rules.quantile_clip(rules.dp2_rmsprop(2, 2, ablation='extra_query')), 'one question'),
+    (lambda: rules.quantile_clip(rules.dp2_rmsprop(2, 1)), 'one query'),
+    (lambda: rules.quantile_clip(rules.dp2_rmsprop(2, 2, ablation='extra_query')), 'one query'),
     (lambda: rules.quantile_clip(rules.noisy_adagrad(2, diagonal=True)), 'one step'),
     (lambda: rules.slack_clip(rules.quantile_clip(rules.dp_sgd()), 4), 'fixed clip norm'),
     (lambda: rules.quantile_clip(rules.dp_sgd(), 1.0), 'quantile'),

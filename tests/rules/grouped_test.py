@@ -30,7 +30,7 @@ def test_the_noise_that_a_split_adds(split):
   """Of C and d by brute force; the optimal one is the least of all."""
   rng = np.random.default_rng(0)
   sizes, norms, sigma = np.array([3, 700, 20]), np.array([0.2, 1.0, 5.0]), 0.7
-  p = groups_lib.shares(sizes, norms, split)
+  p = groups_lib.fractions(sizes, norms, split)
   stds = sigma * norms / np.sqrt(p)
   expected = {'global': sizes.sum() * np.sum(norms**2), 'equal': 3 * np.sum(sizes * norms**2),
               'optimal': np.sum(norms * np.sqrt(sizes))**2}
@@ -38,7 +38,7 @@ def test_the_noise_that_a_split_adds(split):
   assert total(p) == pytest.approx(sigma**2 * expected[split])
   assert sigma**-2 == pytest.approx(np.sum((norms / stds)**2))
   others = rng.dirichlet(np.ones(3), size=2000)
-  least = total(groups_lib.shares(sizes, norms, 'optimal'))
+  least = total(groups_lib.fractions(sizes, norms, 'optimal'))
   assert min(total(one) for one in others) >= least - 1e-9
 
 
@@ -155,7 +155,7 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
   raw = np.ones(max(names) + 1) if groups != 'layer' else np.array([1.0, 2.0])
   sizes = [sum(w.size for w, name in zip(start, names) if name == k) for k in range(len(raw))]
   raw = clip * raw / np.linalg.norm(raw)
-  stds = sigma * raw / np.sqrt(groups_lib.shares(sizes, raw, 'optimal'))
+  stds = sigma * raw / np.sqrt(groups_lib.fractions(sizes, raw, 'optimal'))
 
   state, path, weights = stream.init(((specs, ()),)), [], [w.astype(np.float64) for w in start]
   gradient = lambda w, a, t: [
@@ -209,7 +209,7 @@ def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, nam
     (lambda: rules.grouped(rules.dp_sgd(), (0, 1), 'best'), '`split`'),
     (lambda: rules.grouped(rules.dp_sgd(), (0, 1, 1)).init(loop.SPECS), 'for every variable'),
     (lambda: rules.grouped(rules.pagan(), (0, 1)), 'one norm'),
-    (lambda: rules.grouped(rules.dp2_rmsprop(2, 1), (0, 1)), 'one question'),
+    (lambda: rules.grouped(rules.dp2_rmsprop(2, 1), (0, 1)), 'one query'),
     (lambda: rules.grouped(rules.noisy_adagrad(2, diagonal=True), (0, 1)), 'one noise'),
     (lambda: rules.grouped(rules.quantile_clip(rules.dp_adam_ime()), (0, 1)), 'every coordinate'),
     (lambda: rules.quantile_clip(rules.grouped(rules.slack_clip(rules.dp_sgd(), 2), (0, 1))),

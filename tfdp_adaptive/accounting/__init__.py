@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the terms of a run to epsilon: sampling laws, events, losses, search. It sees no data."""
+"""From the terms of a run to epsilon: sampling schemes, events, losses, search. It sees no data."""

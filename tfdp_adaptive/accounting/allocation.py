@@ -32,7 +32,7 @@ _CHUNK = 1 << 18
 
 
 class Ratio(NamedTuple):
-  """The law of R = dP/dQ under Q.
+  """The distribution of R = dP/dQ under Q.
 
   Attributes:
     points: [n] values of R, ascending, the first may be 0.
@@ -50,7 +50,7 @@ class Precision(NamedTuple):
 
   Attributes:
     reach: -log of the mass of P and of Q that may be left out at either end, in each sum.
-    bulk: Step of the grid near the middle of a sum, in widths of its law.
+    bulk: Step of the grid near the middle of a sum, in widths of its distribution.
     tail: Step of the grid elsewhere, in standard deviations of one normal.
     upper: Whether delta is bounded from above, else from below.
   """
@@ -74,7 +74,7 @@ class AllocationDpEvent(dp_accounting.DpEvent):
   bins: Tuple[Tuple[int, float], ...]
 
   def ratio(self, precision: Precision) -> Ratio:
-    """The law of dP/dQ."""
+    """The distribution of dP/dQ."""
     return _mean(tuple((count, size / self.noise_multiplier) for count, size in self.bins if count),
                  precision)
 
@@ -148,33 +148,33 @@ def _products(
   return products, float(last @ last) * (1 + 1e-11)
 
 
-def deltas(law: Ratio, epsilon: float) -> Tuple[float, float]:
+def deltas(ratio: Ratio, epsilon: float) -> Tuple[float, float]:
   """`(delta(P||Q), delta(Q||P))` of one allocation."""
-  return (law.infinite + float(law.mass @ np.maximum(law.points - math.exp(epsilon), 0)),
-          float(law.mass @ np.maximum(1 - math.exp(epsilon) * law.points, 0)))
+  return (ratio.infinite + float(ratio.mass @ np.maximum(ratio.points - math.exp(epsilon), 0)),
+          float(ratio.mass @ np.maximum(1 - math.exp(epsilon) * ratio.points, 0)))
 
 
 @functools.lru_cache(maxsize=32)
 def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
-  """The law of the mean of all X_j: `(count, m)` of those that are alike."""
+  """The distribution of the mean of all X_j: `(count, m)` of those that are alike."""
   total = sum(count for count, _ in groups)
   constant = sum(count for count, shift in groups if not shift)
   step = precision.tail * min((shift for _, shift in groups if shift), default=1.0)
-  law = None
+  ratio = None
   for count, shift in groups:
     if shift:
       more = _power(lognormal(shift, precision), count, step, precision)
-      law = more if law is None else _sum(law, more, step, precision)
-  if law is None:
+      ratio = more if ratio is None else _sum(ratio, more, step, precision)
+  if ratio is None:
     return Ratio(np.ones(1), np.ones(1))
-  points, infinite = (law.points + constant) / total, law.infinite / total
+  points, infinite = (ratio.points + constant) / total, ratio.infinite / total
   if precision.upper:  # Restores what rounding took of the mean, some 1e-12.
-    points = points * max(1.0, (1 - infinite) / float(points @ law.mass))
-  return Ratio(points, law.mass, infinite)
+    points = points * max(1.0, (1 - infinite) / float(points @ ratio.mass))
+  return Ratio(points, ratio.mass, infinite)
 
 
 def lognormal(shift: float, precision: Precision) -> Ratio:
-  """The law of one X_j."""
+  """The distribution of one X_j."""
   size = math.sqrt(2 * precision.reach)
   z = np.linspace(-size, size + shift, 2 + math.ceil((2 * size + shift) / precision.tail))
   edges = np.concatenate([[-np.inf], z, [np.inf]])
@@ -190,21 +190,21 @@ def normal_cells(edges: np.ndarray) -> np.ndarray:
   return np.maximum(special.ndtr(high) - special.ndtr(low), 0.0)
 
 
-def _power(law: Ratio, count: int, step: float, precision: Precision) -> Ratio:
-  """The law of a sum of `count` independent numbers."""
+def _power(ratio: Ratio, count: int, step: float, precision: Precision) -> Ratio:
+  """The distribution of a sum of `count` independent numbers."""
   result = None
   while True:
     if count & 1:
-      result = law if result is None else _sum(result, law, step, precision)
+      result = ratio if result is None else _sum(result, ratio, step, precision)
     count >>= 1
     if not count:
       assert result is not None
       return result
-    law = _sum(law, law, step, precision)
+    ratio = _sum(ratio, ratio, step, precision)
 
 
 def _sum(one: Ratio, two: Ratio, step: float, precision: Precision) -> Ratio:
-  """The law of the sum of two independent numbers, on a grid of its own."""
+  """The distribution of the sum of two independent numbers, on a grid of its own."""
   grid = _grid(one, two, step, precision)
   mass, first = np.zeros(len(grid)), np.zeros(len(grid))
   rows = max(1, _CHUNK // len(two.points))
@@ -228,7 +228,7 @@ def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarr
   (low, middle, high), (low_, middle_, high_) = _quantiles(one), _quantiles(two)
   middle += middle_
   width = max(math.hypot(high - low, high_ - low_) / 2 / middle, 1e-9)
-  start = math.log(sum(law.points[law.points > 0][0] for law in (one, two)) / middle)
+  start = math.log(sum(ratio.points[ratio.points > 0][0] for ratio in (one, two)) / middle)
   stop = math.log((one.points[-1] + two.points[-1]) / middle)
   bent = np.arange(math.asinh(start / width), math.asinh(stop / width), precision.bulk)
   points = np.sort(np.concatenate([width * np.sinh(bent), np.arange(start, stop, step)]))
@@ -239,15 +239,15 @@ def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarr
   return np.concatenate([[0.0], middle * np.exp(points)])
 
 
-def _quantiles(law: Ratio) -> np.ndarray:
-  at = np.searchsorted(np.cumsum(law.mass), np.array([0.16, 0.5, 0.84]) * law.mass.sum())
-  return law.points[np.minimum(at, len(law.points) - 1)]
+def _quantiles(ratio: Ratio) -> np.ndarray:
+  at = np.searchsorted(np.cumsum(ratio.mass), np.array([0.16, 0.5, 0.84]) * ratio.mass.sum())
+  return ratio.points[np.minimum(at, len(ratio.points) - 1)]
 
 
 def rounded(
     grid: np.ndarray, mass: np.ndarray, first: np.ndarray, infinite: float, precision: Precision
     ) -> Ratio:
-  """The law of numbers whose mass and first moment in each cell are given.
+  """The distribution of numbers whose mass and first moment in each cell are given.
 
   Cell i is above `grid[i]`; the last one has no end.
   """
@@ -261,11 +261,11 @@ def rounded(
                infinite + float(over[-1]))
 
 
-def _trimmed(law: Ratio, precision: Precision) -> Ratio:
+def _trimmed(ratio: Ratio, precision: Precision) -> Ratio:
   """Moves points of negligible mass at the ends to 0 and to infinity."""
   if not precision.upper:
-    return law
-  points, mass, infinite = law
+    return ratio
+  points, mass, infinite = ratio
   least, moment = math.exp(-precision.reach), mass * points
   above = np.cumsum(moment[::-1])[::-1] > least * moment.sum()  # Points of P to keep.
   end = max(3, int(above.sum()))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upper bounds of epsilon and delta of composed steps, at any delta.
 
-The loss S of all steps is a sum. Its law is weighted by `exp(theta S - K)`, where K is
+The loss S of all steps is a sum. Its distribution is weighted by `exp(theta S - K)`, where K is
 its log moment generating function at theta, and theta comes from Chernoff's bound. The
-weighted law is centred at the losses that decide delta. So the rounding errors of the
+weighted distribution is centred at the losses that decide delta. So the rounding errors of the
 transform are relative to delta, however small it is. In
 
     delta(epsilon) = exp(K - theta epsilon) E_theta[exp(-theta u) (1 - exp(-u))_+],  u = S - epsilon
@@ -137,8 +137,9 @@ class Composition:
     for _ in range(_PASSES):
       if bound <= 0:
         return 0.0
-      law = within._law(theta, log_delta, tolerance * theta * bound, widest, number, largest)
-      gap = lambda epsilon: law.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
+      weighted = within._weighted(
+          theta, log_delta, tolerance * theta * bound, widest, number, largest)
+      gap = lambda epsilon: weighted.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
       if gap(bound) > 0:
         return bound
       if gap(0.0) <= 0:
@@ -146,9 +147,9 @@ class Composition:
       before, bound = bound, min(bound, (1 + 2e-9) * optimize.brentq(
           gap, 0.0, bound, xtol=1e-9 * bound, rtol=1e-11))
       # Where Chernoff's bound is far off, theta and the grid were chosen for another epsilon.
-      fits = bound > 0.5 * before and law.interval < bound / 50 or law.interval >= widest
-      rounded = law.rounding > _ROUNDED and number is np.float64
-      coarse = law.coarse and largest < _FINEST
+      fits = bound > 0.5 * before and weighted.interval < bound / 50 or weighted.interval >= widest
+      rounded = weighted.rounding > _ROUNDED and number is np.float64
+      coarse = weighted.coarse and largest < _FINEST
       if fits and not rounded and not coarse:
         return bound
       largest = 2 * largest if coarse else largest
@@ -164,18 +165,18 @@ class Composition:
       theta, bound = within.chernoff_log_delta(epsilon)
     bound = min(bound, last)
     for number in (np.float64, np.longdouble):
-      law = within._law(
+      weighted = within._weighted(
           theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf, number,
           _LARGEST)
-      bound = min(0.0, bound, law.log_delta(epsilon))
-      if law.rounding <= _ROUNDED:
+      bound = min(0.0, bound, weighted.log_delta(epsilon))
+      if weighted.rounding <= _ROUNDED:
         break
     return bound
 
-  def _law(
+  def _weighted(
       self, theta: float, log_delta: float, excess: float, widest: float, number: type,
-      largest: int) -> '_Law':
-    """The weighted law of S, on a grid up to `widest` that adds at most `excess` to K.
+      largest: int) -> '_Weighted':
+    """The weighted distribution of S, on a grid up to `widest` that adds at most `excess` to K.
 
     The grid is coarser where a window of `largest` entries asks for it.
     """
@@ -186,7 +187,7 @@ class Composition:
                for step in self._steps for _, pair in step.mixture)
     wanted, interval = interval, max(interval, (high - low) / (largest - 4), span / largest)
     size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
-    return _Law(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass,
+    return _Weighted(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass,
                 number, interval > _COARSE * wanted)
 
   def _window(self, theta: float) -> Tuple[float, float]:
@@ -223,8 +224,8 @@ class Composition:
     return next((widest / 2**k for k in range(30) if added(widest / 2**k) <= excess), 0.0)
 
 
-class _Law:
-  """The weighted law of S on `interval * (first + [0, size))`."""
+class _Weighted:
+  """The weighted distribution of S on `interval * (first + [0, size))`."""
 
   def __init__(
       self, steps: Sequence[_Step], theta: float, interval: float, first: int, size: int,
@@ -261,8 +262,8 @@ class _Law:
     self._largest_error = float((twice * upper).sum()) / size
     self._error_norm = math.sqrt(float((twice * upper**2).sum()) / size)  # By Parseval's identity.
     self._last_error = unit * float((twice * np.abs(spectrum)).sum()) / size
-    law = np.roll(fft.irfft(spectrum, size), -(first % size))
-    self._law = np.maximum(law.astype(np.float64) * (1 + _UNIT), 0.0)
+    weighted = np.roll(fft.irfft(spectrum, size), -(first % size))
+    self._weighted = np.maximum(weighted.astype(np.float64) * (1 + _UNIT), 0.0)
     self._outside = 2 * math.exp(-_OUTSIDE) * (1 + count * _ROUNDING)
 
   def log_delta(self, epsilon: float) -> float:
@@ -272,13 +273,13 @@ class _Law:
     reach = max(0.0, self._first * interval - epsilon)
     stop = start + math.ceil((60 + theta * reach) / theta / interval) if (
         theta * interval < 60) else start + 60
-    law = self._law[start:stop]
-    above = (float(self._first + start) + np.arange(len(law))) * interval - epsilon
+    weighted = self._weighted[start:stop]
+    above = (float(self._first + start) + np.arange(len(weighted))) * interval - epsilon
     weight = np.exp(-theta * above) * -np.expm1(-above)
     peak = math.exp(float(_log_peak(np.array([theta]))[0]))
     rounding = self._last_error * weight.sum() + min(
         self._largest_error * weight.sum(), self._error_norm * math.sqrt(weight @ weight))
-    total = law @ weight + rounding + self._outside * peak + math.exp(-60)
+    total = weighted @ weight + rounding + self._outside * peak + math.exp(-60)
     self.rounding = rounding / total
     log_weighted = (self._log_moment - theta * epsilon + math.log(total) + self._slack)
     return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))

@@ -140,7 +140,7 @@ def _event_of_run(
     own = plan.sampling.event(plan, steps, float(sigma))
     if composed and isinstance(own, monte_carlo.MonteCarloDpEvent):
       own = own.bound
-    if own is not None and (plan.sampling.coins or not shared):
+    if own is not None and (plan.sampling.drawn_each_step or not shared):
       return own
     amplified = own is None
   if not amplified:

@@ -166,7 +166,7 @@ class Pair(NamedTuple):
 
 
 class Listed(NamedTuple):
-  """A dominating pair of which the law of R = dP/dQ under Q is known at points.
+  """A dominating pair of which the distribution of R = dP/dQ under Q is known at points.
 
   Attributes:
     kind: 'remove' for the loss log R under P, 'add' for -log R under Q.
@@ -176,7 +176,7 @@ class Listed(NamedTuple):
   kind: str
   event: Any
 
-  def _law(self, reach: float) -> allocation.Ratio:
+  def _ratio(self, reach: float) -> allocation.Ratio:
     if reach >= FAR:
       return self.event.ratio(_ROUGH)
     return self.event.ratio(allocation.Precision(
@@ -184,7 +184,7 @@ class Listed(NamedTuple):
 
   def atoms(self, reach: float) -> Tuple[np.ndarray, np.ndarray]:
     """See `Pair`."""
-    points, mass, _ = self._law(reach)
+    points, mass, _ = self._ratio(reach)
     kept = (points > 0) & (mass > 0)
     log_ratio, log_mass = np.log(points[kept]), np.log(mass[kept])
     if self.kind == 'add':
@@ -193,7 +193,7 @@ class Listed(NamedTuple):
 
   def beyond(self, reach: float) -> float:
     """See `Pair`."""
-    points, mass, infinite = self._law(reach)
+    points, mass, infinite = self._ratio(reach)
     return infinite if self.kind == 'remove' else float(mass[points == 0].sum())
 
   def extent(self, reach: float) -> np.ndarray:

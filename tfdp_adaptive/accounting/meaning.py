@@ -10,7 +10,7 @@ from scipy import special
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting import cost
 
-SHARES = (1.0, 0.6, 0.35)  # Fractions of epsilon at which the privacy curve is evaluated.
+FRACTIONS = (1.0, 0.6, 0.35)  # Fractions of epsilon at which the privacy curve is evaluated.
 
 
 def true_positive_rate(
@@ -26,7 +26,7 @@ def true_positive_rate(
     epsilon: The curve is evaluated near this epsilon. Any value gives a bound.
     false_positive_rate: a, the share of others that the test reports as participants.
   """
-  return bound([(share * epsilon, delta_of(share * epsilon)) for share in SHARES
+  return bound([(fraction * epsilon, delta_of(fraction * epsilon)) for fraction in FRACTIONS
                 if math.isfinite(epsilon)], false_positive_rate)
 
 

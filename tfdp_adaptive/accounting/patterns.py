@@ -202,7 +202,7 @@ class BallsInBins(_Groups, _Drawn):
 class MinSeparation(_Drawn):
   """Poisson sampling of the records that took no part in the last `min_sep - 1` steps.
 
-  Each record is drawn independently, from the stationary law: every step expects
+  Each record is drawn independently, from the stationary distribution: every step expects
   `batch_size` records (b-min-separation, arXiv 2602.09338). With `min_sep=1` it is
   Poisson sampling, with `min_sep = population_size / batch_size` balls in bins.
 

@@ -25,7 +25,7 @@ class Poisson(scheme.Sampling):
 
   adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
   amplified: ClassVar = True
-  coins: ClassVar = True
+  drawn_each_step: ClassVar = True
   amplifies: ClassVar = (
       'independent noise; use CyclicPoisson with a banded mechanism, or FixedOrder.')
   sampling_probability: Optional[float] = None

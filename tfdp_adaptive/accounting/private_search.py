@@ -89,17 +89,17 @@ class Search:
 
   def describe(self) -> str:
     """Returns a paragraph of the privacy statement."""
-    law = ('Poisson' if self.shape == math.inf else 'logarithmic' if not self.shape else
+    distribution = ('Poisson' if self.shape == math.inf else 'logarithmic' if not self.shape else
            'geometric' if self.shape == 1 else
            f'truncated negative binomial (shape {self.shape:g})')
     scored = ('on data that are taken to be public' if self.score_noise is None else
               'on private records, each adding between 0 and 1, with noise of standard deviation '
               f'{self.score_noise:g}, which is part of the guarantee')
-    return (f'Selection: the best of a secret, random number of runs ({law}, {self.runs:g} '
-            'expected), each with settings drawn uniformly from a grid that was fixed before, '
-            f'scored {scored}. Only the best run was released; the guarantee is of the whole '
-            'selection (arXiv 2110.03620). How long it took tells of the number of runs and must '
-            'stay secret, as must all of the other runs.')
+    return (f'Selection: the best of a secret, random number of runs ({distribution}, '
+            f'{self.runs:g} expected), each with settings drawn uniformly from a grid that was '
+            f'fixed before, scored {scored}. Only the best run was released; the guarantee is of '
+            'the whole selection (arXiv 2110.03620). How long it took tells of the number of runs '
+            'and must stay secret, as must all of the other runs.')
 
 
 def halting(mean: float, shape: float) -> float:

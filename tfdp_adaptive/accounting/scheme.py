@@ -20,9 +20,9 @@ class Sampling(abc.ABC):
 
   Attributes:
     adjacencies: The adjacencies that it can be accounted for.
-    amplified: Whether its coins may be claimed to amplify privacy; if not,
+    amplified: Whether its randomness may be claimed to amplify privacy; if not,
       every participation is counted in full.
-    coins: Whether batches are drawn at every step, independently of earlier steps.
+    drawn_each_step: Whether batches are drawn at every step, independently of earlier steps.
     fixed_order: Whether all participations of a record are multiples of the
       least distance apart: it has one place in every epoch.
     amplifies: For which noise, in words.
@@ -39,7 +39,7 @@ class Sampling(abc.ABC):
 
   adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
   amplified: ClassVar[bool] = False
-  coins: ClassVar[bool] = False
+  drawn_each_step: ClassVar[bool] = False
   fixed_order: ClassVar[bool] = False
   amplifies: ClassVar[str] = 'none'
   renyi: ClassVar[bool] = True
@@ -142,5 +142,5 @@ def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.rand
 
 
 def bernoulli(rng: np.random.Generator, size: int, probability: float) -> np.ndarray:
-  """Indices of `size` independent coins that came up heads."""
+  """Indices of `size` records, each drawn independently."""
   return rng.choice(size, rng.binomial(size, probability), replace=False, shuffle=False)

@@ -91,7 +91,7 @@ class Batches(passes.Lazy):
   def draw(self, start_step: int) -> Iterator[np.ndarray]:
     """Yields the numbers of the records of every step, from a step on."""
     drawn = coins_lib.drawn(self.plan, len(self.records), start_step, self.coins)
-    return drawn if self.plan.sampling.coins else self.coins.in_order(
+    return drawn if self.plan.sampling.drawn_each_step else self.coins.in_order(
         self.records, start_step, drawn)
 
   def digest(self) -> str:
@@ -101,7 +101,7 @@ class Batches(passes.Lazy):
   def notes(self) -> List[str]:
     """Returns sentences about the data for the statement."""
     commitment = self.coins.commitment(
-        self.first, None if self.plan.sampling.coins else self.records)
+        self.first, None if self.plan.sampling.drawn_each_step else self.records)
     return [*self.records.source.notes(),
             *([] if commitment is None else [digests.COMMITTED.format(commitment)]),
             *([] if self.views is None else self.views.notes())]
@@ -110,7 +110,7 @@ class Batches(passes.Lazy):
     """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
     if self.plan != plan:
       raise errors.PrivacyError(NOT_OF_THE_PLAN.format('batches of another plan'))
-    if not plan.sampling.coins and self.first != steps_done:
+    if not plan.sampling.drawn_each_step and self.first != steps_done:
       raise errors.PrivacyError(
           f'{plan.sampling} must go on where the last `fit` stopped: from its start, records would '
           'take part sooner than they are accounted for. Use '

@@ -238,7 +238,7 @@ def _sums(records: Iterator[Tuple[np.ndarray, Any]], count: int) -> Tuple[Any, A
   """Returns the sums of x x', averaged over views, and of x y'."""
   square: Any = 0.0
   cross: Any = 0.0
-  with progress.share('second moments', total=count) as bar:
+  with progress.fraction('second moments', total=count) as bar:
     for x, y in records:
       rows = x.reshape(-1, x.shape[2])
       square = square + rows.T @ rows / x.shape[1]

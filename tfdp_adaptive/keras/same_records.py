@@ -18,7 +18,7 @@ def check(run: Any, digest: Callable[[], str], in_file: bool = False) -> None:
     digest: Returns a digest of the records; called where their places decide something.
     in_file: Whether a file of `coins` knows the records, too.
   """
-  if run.plan.sampling.coins:
+  if run.plan.sampling.drawn_each_step:
     return
   found = digest()
   if run.steps and run.records is not None and run.records != found:

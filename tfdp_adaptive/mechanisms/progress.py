@@ -7,12 +7,12 @@ import tqdm
 
 
 def bar(description: str, total: Optional[int] = None) -> Any:
-  """A bar on a terminal, after a second; nothing in a log file."""
+  """Returns a bar on a terminal, after a second; nothing in a log file."""
   return tqdm.tqdm(desc=description, total=total, unit='iteration', delay=1.0, leave=False,
                    disable=None)
 
 
-def share(description: str, total: int) -> Any:
-  """A bar that shows the share that is done, and not `total`, which may be private."""
+def fraction(description: str, total: int) -> Any:
+  """Returns a bar that shows the fraction that is done, and not `total`, which may be private."""
   return tqdm.tqdm(desc=description, total=total, delay=1.0, leave=False, disable=None,
                    bar_format='{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}')

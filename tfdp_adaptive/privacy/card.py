@@ -37,7 +37,7 @@ _COUNTED = (
     'predictions of these weights, a SavedModel used as a layer, or training without this library, '
     'as of files that were read or written before it was imported.')
 # Fractions of epsilon at which delta is stated.
-_SHARES = meaning.SHARES + (0.15, 0.5, 0.8, 1.25, 1.6)
+_SHARES = meaning.FRACTIONS + (0.15, 0.5, 0.8, 1.25, 1.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Card:
   @property
   def rate(self) -> float:
     """The attacker's true positives at 1% false ones, as the statement says it."""
-    return meaning.bound(self.profile[:len(meaning.SHARES)], 0.01)
+    return meaning.bound(self.profile[:len(meaning.FRACTIONS)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:
     """Returns an upper bound of the attacker's rate, from every point of the profile."""
@@ -269,7 +269,7 @@ def _claims(card: Card, ledger: Any, plots: bool) -> Card:
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
             for steps in marks(card)] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
-  shares = _SHARES if plots and not drawn else meaning.SHARES
+  shares = _SHARES if plots and not drawn else meaning.FRACTIONS
   profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
              for share in shares] if 0 < epsilon < math.inf else []
   return dataclasses.replace(

@@ -137,8 +137,8 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
     others: All others that took steps.
   """
   plan = entry.plan
-  return not plan.sampling.coins and any(
-      not other.plan.sampling.coins and (
+  return not plan.sampling.drawn_each_step and any(
+      not other.plan.sampling.drawn_each_step and (
           marks.line(other.plan) == marks.line(plan) or entry.own_sampler or other.own_sampler
           or None not in (plan.seed, other.plan.seed))
       for other in others if other.plan is not None)

@@ -151,7 +151,7 @@ def _added_up(run: card_lib.Run, others: Sequence[card_lib.Run]) -> str:
   if not run.amplified:
     return ''
   seeded = run.seeded and any(other.seeded for other in others)  # Seeds are not on a card.
-  if not entry.plan.sampling.coins and seeded or plan_checks.shares_bins(entry, entries):
+  if not entry.plan.sampling.drawn_each_step and seeded or plan_checks.shares_bins(entry, entries):
     return ('Another run may have had the same secret bins, so this run is added up without '
             'amplification by sampling.')
   if not entry.plan.sampling.renyi and any(

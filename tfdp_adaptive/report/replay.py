@@ -89,7 +89,7 @@ def _pass(plan: Any, saved: Dict[str, Any], number: int, size: int, lines: List[
           by_number: Dict[int, str], fixed: bool) -> str:
   """Returns what is wrong with the batches of a pass, or an empty text."""
   starts = saved.get('starts', [])
-  if plan.sampling.coins:
+  if plan.sampling.drawn_each_step:
     if not 1 <= number <= len(starts):
       return f'the coins know nothing of a pass {number}.'
     start = starts[number - 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clip norms that follow the norms of the records, from numbers that ride on the same noise."""
+"""Clip norms that follow the norms of the records, which a side query estimates."""
 
 import math
 from typing import Any, Callable, NamedTuple, Optional, Tuple

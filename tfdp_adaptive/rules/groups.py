@@ -32,8 +32,8 @@ class Split(NamedTuple):
   relative: tf.Tensor  # [] zeta over that of the start.
 
 
-def shares(sizes: Any, norms: Any, split: str) -> tf.Tensor:
-  """Returns p_k, each group's share of the squared clip norm.
+def fractions(sizes: Any, norms: Any, split: str) -> tf.Tensor:
+  """Returns p_k, each group's fraction of the squared clip norm.
 
   Args:
     sizes: d_k, coordinates of each group, [K].
@@ -170,7 +170,7 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
     """Returns the current clip norms; each group has its own factor if its clip norm adapts."""
     length = state.length * tf.stack([
         tf.cast(one.relative_clip, state.length.dtype) for one in asked])
-    root, relative = tf.sqrt(shares(state.size, length, split)), tf.norm(length)
+    root, relative = tf.sqrt(fractions(state.size, length, split)), tf.norm(length)
     return Split(root * relative / length, root, relative)
 
   def ask_copies(

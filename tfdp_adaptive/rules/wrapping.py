@@ -9,7 +9,7 @@ from tfdp_adaptive import trees
 
 # Conditions that a wrapper may require of a rule, and their words.
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
-    'question': (lambda rule: len(rule.asks) == 1, 'ask one question per step'),
+    'query': (lambda rule: len(rule.asks) == 1, 'make one query per step'),
     'clip norm': (lambda rule: not rule.own_clip,
                   'ask one question per step, in one unit, with the clip norm of the optimizer'),
     'fixed': (lambda rule: rule.asks[0].side_query is None,

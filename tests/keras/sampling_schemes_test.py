@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fit` runs by the newer laws of sampling, and its ledger costs what the plan says."""
+"""`fit` runs with the newer sampling schemes, and its ledger costs what the plan says."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract for all sampling laws and their accountants; a new scheme is one line of `LAWS`.
+"""One contract for all sampling schemes and their accountants; a new scheme is one line of `CASES`.
 
 The truth is found from the batches themselves, and shares nothing with any accountant: many
 records of `plan.index_batches` tell how likely each pattern of participation is, and the
@@ -36,7 +36,7 @@ SAMPLED = 0.004  # What frequencies of this many records may be off, as a share 
 
 
 @dataclasses.dataclass(frozen=True)
-class Law:
+class Case:
   """A scheme, and what the contract must know of it.
 
   Attributes:
@@ -65,38 +65,38 @@ class Law:
     return f'{self.scheme!r} {self.changes}'
 
 
-LAWS = [
-    Law(sampling.Poisson()),
-    Law(sampling.Poisson(), changes=dict(adjacency='add_remove')),
-    Law(sampling.Poisson(), changes=dict(adjacency='replace')),
-    Law(sampling.CyclicPoisson(2), b=3, changes=dict(mechanism=BANDED)),
-    Law(sampling.CyclicPoisson(2), b=3, above=0.4, changes=dict(mechanism=NEGATIVE)),
-    Law(sampling.RandomAllocation(2)),
-    Law(sampling.RandomAllocation(3), b=3, changes=dict(adjacency='add_remove')),
-    Law(sampling.RandomAllocation(4, groups=2), b=4, changes=dict(mechanism=BANDED)),
-    Law(sampling.BallsInBins(2)),
-    Law(sampling.BallsInBins(3), b=3, changes=dict(adjacency='add_remove')),
-    Law(sampling.BallsInBins(3), b=3, above=0.5, changes=dict(mechanism=POSITIVE)),
-    Law(sampling.BallsInBins(4), b=4, above=2.0, changes=dict(mechanism=POSITIVE)),  # Begun.
-    Law(sampling.BallsInBins(2), above=0.25, changes=dict(mechanism=BLT)),
-    Law(sampling.BallsInBins(3), b=3, changes=dict(mechanism=NEGATIVE)),
-    Law(sampling.BallsInBins(3, draws=DRAWS), b=3, above=0.25, changes=dict(mechanism=BLT)),
-    Law(sampling.MinSeparation(2, draws=DRAWS), b=3, above=0.5, changes=dict(mechanism=POSITIVE)),
-    Law(sampling.FixedOrder(), changes=dict(mechanism=BLT)),
-    Law(sampling.FixedOrder(), changes=dict(adjacency='replace')),
-    Law(sampling.PoissonExamples(examples_per_user=3), b=4, changes=dict(unit='user')),
+CASES = [
+    Case(sampling.Poisson()),
+    Case(sampling.Poisson(), changes=dict(adjacency='add_remove')),
+    Case(sampling.Poisson(), changes=dict(adjacency='replace')),
+    Case(sampling.CyclicPoisson(2), b=3, changes=dict(mechanism=BANDED)),
+    Case(sampling.CyclicPoisson(2), b=3, above=0.4, changes=dict(mechanism=NEGATIVE)),
+    Case(sampling.RandomAllocation(2)),
+    Case(sampling.RandomAllocation(3), b=3, changes=dict(adjacency='add_remove')),
+    Case(sampling.RandomAllocation(4, groups=2), b=4, changes=dict(mechanism=BANDED)),
+    Case(sampling.BallsInBins(2)),
+    Case(sampling.BallsInBins(3), b=3, changes=dict(adjacency='add_remove')),
+    Case(sampling.BallsInBins(3), b=3, above=0.5, changes=dict(mechanism=POSITIVE)),
+    Case(sampling.BallsInBins(4), b=4, above=2.0, changes=dict(mechanism=POSITIVE)),  # Begun.
+    Case(sampling.BallsInBins(2), above=0.25, changes=dict(mechanism=BLT)),
+    Case(sampling.BallsInBins(3), b=3, changes=dict(mechanism=NEGATIVE)),
+    Case(sampling.BallsInBins(3, draws=DRAWS), b=3, above=0.25, changes=dict(mechanism=BLT)),
+    Case(sampling.MinSeparation(2, draws=DRAWS), b=3, above=0.5, changes=dict(mechanism=POSITIVE)),
+    Case(sampling.FixedOrder(), changes=dict(mechanism=BLT)),
+    Case(sampling.FixedOrder(), changes=dict(adjacency='replace')),
+    Case(sampling.PoissonExamples(examples_per_user=3), b=4, changes=dict(unit='user')),
 ]
 if hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent'):
-  LAWS.append(Law(sampling.TruncatedPoisson(max_batch_size=320), exact=False))
+  CASES.append(Case(sampling.TruncatedPoisson(max_batch_size=320), exact=False))
 else:
-  LAWS = [law for law in LAWS if not (
-      law.scheme.amplified and law.changes.get('adjacency') == 'replace')]
-laws = pytest.mark.parametrize('law', LAWS, ids=str)
-exact_laws = pytest.mark.parametrize('law', [law for law in LAWS if law.exact], ids=str)
+  CASES = [case for case in CASES if not (
+      case.scheme.amplified and case.changes.get('adjacency') == 'replace')]
+cases = pytest.mark.parametrize('case', CASES, ids=str)
+exact_cases = pytest.mark.parametrize('case', [case for case in CASES if case.exact], ids=str)
 
 
 def test_every_scheme_is_under_the_contract():
-  assert {type(law.scheme) for law in LAWS} >= set(sampling.SCHEMES.values()) - {
+  assert {type(case.scheme) for case in CASES} >= set(sampling.SCHEMES.values()) - {
       sampling.TruncatedPoisson}
 
 
@@ -106,8 +106,8 @@ def test_every_scheme_is_under_the_contract():
 @functools.lru_cache(maxsize=None)
 def patterns(number):
   """[(probabilities, [n, steps] patterns)] of records that are publicly told apart."""
-  law = LAWS[number]
-  plan = law.plan(population_size=RECORDS)
+  case = CASES[number]
+  plan = case.plan(population_size=RECORDS)
   taken = np.zeros((RECORDS, STEPS), np.int64)
   for step, batch in enumerate(plan.index_batches()):
     taken[batch, step] = 1
@@ -127,9 +127,9 @@ def patterns(number):
   return found
 
 
-def truth(law, noise_multiplier, epsilon):
+def truth(case, noise_multiplier, epsilon):
   """The largest delta of any record and direction, by integration over all three releases."""
-  plan = law.plan()
+  plan = case.plan()
   distance = 2.0 if plan.adjacency == 'replace' else 1.0
   sigma = noise_multiplier * distance
   axis = np.linspace(-7.0, 7.0, 141) * (1 + 0.4 / noise_multiplier)
@@ -137,7 +137,7 @@ def truth(law, noise_multiplier, epsilon):
   base = np.exp(-np.sum(y**2, axis=1) / 2) * ((axis[1] - axis[0]) / math.sqrt(2 * math.pi))**STEPS
   c = plan.mechanism.materialize(STEPS)
   largest = 0.0
-  for chances, rows in patterns(LAWS.index(law)):
+  for chances, rows in patterns(CASES.index(case)):
     def density(sign, chances=chances, rows=rows):
       centers = sign * (rows @ c.T) / sigma
       return sum(p * np.exp(y @ m - m @ m / 2) for p, m in zip(chances, centers))
@@ -147,77 +147,77 @@ def truth(law, noise_multiplier, epsilon):
   return largest
 
 
-@exact_laws
+@exact_cases
 @pytest.mark.parametrize('epsilon', [0.3, 1.0])
-def test_delta_is_never_below_the_truth_and_hardly_above(law, epsilon):
-  plan = law.plan()
-  exact, stated = truth(law, plan.noise_multiplier, epsilon), plan.delta(epsilon)
+def test_delta_is_never_below_the_truth_and_hardly_above(case, epsilon):
+  plan = case.plan()
+  exact, stated = truth(case, plan.noise_multiplier, epsilon), plan.delta(epsilon)
   assert stated >= exact * (1 - SAMPLED)
-  assert stated <= exact * (1 + law.above + SAMPLED) + 0.003 * (law.above > 0.01)
+  assert stated <= exact * (1 + case.above + SAMPLED) + 0.003 * (case.above > 0.01)
   # The truth of 3% less noise would show.
-  assert truth(law, 0.97 * plan.noise_multiplier, epsilon) > 1.01 * exact
-  if law.above <= 0.01:
-    assert law.plan(noise_multiplier=1.03 * plan.noise_multiplier).delta(epsilon) < exact
+  assert truth(case, 0.97 * plan.noise_multiplier, epsilon) > 1.01 * exact
+  if case.above <= 0.01:
+    assert case.plan(noise_multiplier=1.03 * plan.noise_multiplier).delta(epsilon) < exact
 
 
 # --- What is stated.
 
 
-@laws
-def test_epsilon_and_delta_say_the_same(law):
-  plan = law.plan()
+@cases
+def test_epsilon_and_delta_say_the_same(case):
+  plan = case.plan()
   epsilon = plan.epsilon()
   assert 0 < epsilon < math.inf
   assert plan.delta(epsilon) <= plan.target_delta * (1 + 2e-4)
-  if law.above <= 0.01:
+  if case.above <= 0.01:
     assert plan.delta(0.99 * epsilon) > plan.target_delta
 
 
-@laws
-def test_more_noise_costs_less_and_more_steps_more(law):
-  plan = law.plan()
-  with_noise = [law.plan(noise_multiplier=sigma).epsilon() for sigma in (0.8, 1.1, 2.0)]
+@cases
+def test_more_noise_costs_less_and_more_steps_more(case):
+  plan = case.plan()
+  with_noise = [case.plan(noise_multiplier=sigma).epsilon() for sigma in (0.8, 1.1, 2.0)]
   assert with_noise == sorted(with_noise, reverse=True) and with_noise[0] > with_noise[-1]
   after = [plan.epsilon(steps) for steps in range(STEPS + 1)]
   assert after[0] == 0 < after[1] and after == sorted(after) and after[-1] == plan.epsilon()
 
 
-@laws
-def test_amplification_is_worth_something_and_a_larger_share_costs_more(law):
-  plan = law.plan()
+@cases
+def test_amplification_is_worth_something_and_a_larger_share_costs_more(case):
+  plan = case.plan()
   whole = plan.mechanism.sensitivity(min_sep=1, max_participations=STEPS) * (
-      law.scheme.examples_per_user)  # Of a record that is in every batch.
+      case.scheme.examples_per_user)  # Of a record that is in every batch.
   assert plan.epsilon() < gaussian.epsilon(plan.noise_multiplier / whole, plan.target_delta)
-  if law.scheme.coins:
-    more = law.plan(batch_size=1.05 * plan.batch_size)
+  if case.scheme.drawn_each_step:
+    more = case.plan(batch_size=1.05 * plan.batch_size)
     assert more.epsilon() > plan.epsilon()
 
 
-@laws
-def test_a_calibrated_plan_keeps_to_its_target(law):
-  fields = {field.name: getattr(law.plan(), field.name) for field in dataclasses.fields(
+@cases
+def test_a_calibrated_plan_keeps_to_its_target(case):
+  fields = {field.name: getattr(case.plan(), field.name) for field in dataclasses.fields(
       plan_lib.PrivacyPlan) if field.name != 'noise_multiplier'}
   plan = plan_lib.PrivacyPlan.calibrate(**{**fields, 'target_epsilon': 1.0})
-  assert (0.99 if law.above <= 0.01 else 0.9) < plan.epsilon() <= 1.0
+  assert (0.99 if case.above <= 0.01 else 0.9) < plan.epsilon() <= 1.0
 
 
-@laws
-def test_a_second_accountant_says_the_same(law):
-  plan = law.plan(target_delta=1e-4)
+@cases
+def test_a_second_accountant_says_the_same(case):
+  plan = case.plan(target_delta=1e-4)
   answer = second_accountant.answer((ledger.Entry(plan, plan.steps),), 1e-4)
   if answer.epsilon is None:  # Bounds of this library alone, which have no other.
-    assert law.scheme.pattern == 'gaps' and plan.mechanism.bands != 1
+    assert case.scheme.pattern == 'gaps' and plan.mechanism.bands != 1
     return
   assert plan.epsilon() >= answer.epsilon * (1 - answer.tolerance)
   if answer.exact:
     assert plan.epsilon() <= 1.01 * answer.epsilon + 1e-6
-    less = law.plan(target_delta=1e-4, noise_multiplier=1.03 * plan.noise_multiplier)
+    less = case.plan(target_delta=1e-4, noise_multiplier=1.03 * plan.noise_multiplier)
     assert less.epsilon() < answer.epsilon * (1 - answer.tolerance)  # It would show.
 
 
-@laws
-def test_a_plan_comes_back_from_json_and_says_its_sampling(law):
-  plan = law.plan()
+@cases
+def test_a_plan_comes_back_from_json_and_says_its_sampling(case):
+  plan = case.plan()
   assert plan_lib.PrivacyPlan.from_json(plan.to_json()) == plan
   text = plan.statement()
   assert plan.sampling.describe(plan) in text
@@ -230,12 +230,12 @@ def test_a_plan_comes_back_from_json_and_says_its_sampling(law):
 # --- What is drawn.
 
 
-@laws
-def test_batches_follow_the_law_of_the_audit_which_knows_them_from_others(law):
-  plan = law.plan(steps=23, **({} if 'mechanism' not in law.changes else {
+@cases
+def test_batches_follow_the_scheme_of_the_audit_which_knows_them_from_others(case):
+  plan = case.plan(steps=23, **({} if 'mechanism' not in case.changes else {
       'mechanism': mechanisms.IndependentGaussian()
-      if law.scheme.amplified and law.scheme.most_bands == 1 else
-      mechanisms.BandedToeplitz(min(2, law.scheme.most_bands), 23)}))
+      if case.scheme.amplified and case.scheme.most_bands == 1 else
+      mechanisms.BandedToeplitz(min(2, case.scheme.most_bands), 23)}))
   batches = list(plan.index_batches())
   assert batch_law.check(plan, batches).p_value > 1e-6
   cycle = plan.sampling.cycle
@@ -246,38 +246,38 @@ def test_batches_follow_the_law_of_the_audit_which_knows_them_from_others(law):
     assert batch.min(initial=0) >= 0 and batch.max(initial=0) < 600
 
 
-@exact_laws
-def test_frequencies_are_those_of_the_expected_batch(law):
-  plan = law.plan()
-  for chances, rows in patterns(LAWS.index(law)):
+@exact_cases
+def test_frequencies_are_those_of_the_expected_batch(case):
+  plan = case.plan()
+  for chances, rows in patterns(CASES.index(case)):
     assert np.all(np.abs(chances.sum() - 1) < 1e-12) and len(rows) == len(np.unique(rows, axis=0))
-  weighted = [chances @ rows for chances, rows in patterns(LAWS.index(law))]
-  if plan.amplified and not law.scheme.cycle > 1:
-    of_user = law.scheme.examples_per_user
+  weighted = [chances @ rows for chances, rows in patterns(CASES.index(case))]
+  if plan.amplified and not case.scheme.cycle > 1:
+    of_user = case.scheme.examples_per_user
     rate = of_user * plan.batch_size / plan.population_size
     error = math.sqrt(rate / RECORDS)
     np.testing.assert_allclose(np.mean(weighted, axis=0), rate, atol=6 * error)
     assert stats.norm.sf(0.01 * rate / error) < 1e-6  # A rate of 1% more would show.
 
 
-@laws
-def test_a_run_that_is_resumed_goes_on_with_its_coins(law, tmp_path):
-  plan = law.plan(steps=STEPS, seed=None)
+@cases
+def test_a_run_that_is_resumed_goes_on_with_its_coins(case, tmp_path):
+  plan = case.plan(steps=STEPS, seed=None)
   whole = list(plan.index_batches(coins=tmp_path / 'coins'))
   rest = list(plan.index_batches(start_step=1, coins=tmp_path / 'coins'))
   assert len(whole) == STEPS and len(rest) == STEPS - 1
   same = [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(whole[1:], rest)]
   # Coins of a step are drawn again; those of a run are kept.
-  assert not any(same) if plan.sampling.coins or isinstance(
-      law.scheme, sampling.CyclicPoisson) else all(same)
-  fixed = law.plan(seed=5)
+  assert not any(same) if plan.sampling.drawn_each_step or isinstance(
+      case.scheme, sampling.CyclicPoisson) else all(same)
+  fixed = case.plan(seed=5)
   for a, b in itertools.zip_longest(
       itertools.islice(fixed.index_batches(), 1, None), fixed.index_batches(start_step=1)):
     np.testing.assert_array_equal(a, b)
 
 
-@laws
-def test_another_run_has_other_coins(law):
-  plan = law.plan(seed=None)
+@cases
+def test_another_run_has_other_coins(case):
+  plan = case.plan(seed=None)
   runs = [[np.sort(batch) for batch in plan.index_batches()] for _ in range(2)]
   assert plan.amplified != all(map(np.array_equal, *runs))
