@@ -21,7 +21,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
@@ -180,7 +180,7 @@ class _Process(engines.PrivateFedAvg):
     self.ask: Any = None
 
   def history(self) -> Sequence[ledger_lib.Entry]:
-    return () if self._model is None else attached.Ledger.of(self._model).ledger().entries
+    return () if self._model is None else weight_ledger.Ledger.of(self._model).ledger().entries
 
   def begin_with(self, arrays: Sequence[np.ndarray]) -> None:
     self._arrays = [*self._answered(arrays, trained_only=False)]

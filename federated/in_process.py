@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
@@ -131,7 +131,7 @@ class InProcess(engines.PrivateFedAvg):
     self._tracing = threading.Lock()
 
   def history(self) -> Sequence[ledger_lib.Entry]:
-    return attached.Ledger.of(self.make_model().keras).ledger().entries
+    return weight_ledger.Ledger.of(self.make_model().keras).ledger().entries
 
   def initialize(self) -> server_lib.State:
     model = self.make_model()

@@ -15,8 +15,8 @@ import tqdm
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
-from tfdp_adaptive.batches import coins as coins_lib
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.batches import sampling_seed
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
@@ -48,7 +48,7 @@ class TrainedWeights(server_lib.ModelWeights):
   def assign_weights_to(self, model: Any) -> None:
     """Puts them into a Keras model, whose ledger is theirs from then on."""
     super().assign_weights_to(model)
-    attached.Ledger.of(model).attach(self.ledger.entries, replace=True)
+    weight_ledger.Ledger.of(model).attach(self.ledger.entries, replace=True)
 
 
 class Simulation(NamedTuple):
@@ -167,8 +167,9 @@ def simulate(
       report()  # Saved, but perhaps not released when the run ended.
     clients, seconds = 0, []
     # Releases of a run are saved first: a run that begins again has released nothing.
-    kept = coins_lib.Coins(plan, None if folder is None else folder.path / 'coins', replace=True)
-    cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=kept)
+    seed = sampling_seed.SamplingSeed(
+        plan, None if folder is None else folder.path / 'coins', replace=True)
+    cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=seed)
                if run.done < rounds else iter(()))
     while run.done < rounds and engine.ready():
       start = time.monotonic()

@@ -57,7 +57,7 @@ _NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.search.', '
                  'audit.', 'examples.multi_worker.', 'examples.showcases.',
                  'rules.subspaces.',
                  'independence.independence.', 'independence.probes.', 'independence.validation.',
-                 'keras.agreement.')
+                 'keras.first_step.')
 
 
 def functions(names, also=()):

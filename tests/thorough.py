@@ -216,11 +216,12 @@ _BY_REASON = {
         'federated/tff_process_test.py::test_whoever_reads_the_output_sees_its_end': (),
         'federated/tff_process_test.py::test_the_query_works_in_tffs_own_factory': (),
         'federated/user_sources_test.py::test_a_hundred_thousand_users_need_no_memory': (),
-        'keras/admission_test.py::test_a_batch_of_another_plan_is_refused': (),
-        'keras/admission_test.py::test_after_a_refusal_the_same_model_trains': ('!False',),
-        'keras/admission_test.py::test_batches_are_taken_once_and_in_their_order': (),
-        'keras/admission_test.py::test_rows_of_a_batch_are_taken_once_and_in_their_place': (),
-        'keras/admission_test.py::'
+        'keras/batch_validation_test.py::test_a_batch_of_another_plan_is_refused': (),
+        'keras/batch_validation_test.py::test_after_a_refusal_the_same_model_trains': ('!False',),
+        'keras/batch_validation_test.py::test_batches_are_taken_once_and_in_their_order': (),
+        'keras/batch_validation_test.py::'
+        'test_rows_of_a_batch_are_taken_once_and_in_their_place': (),
+        'keras/batch_validation_test.py::'
         'test_two_models_and_a_second_optimizer_on_one_plan_each_keep_it': (),
         'keras/agreement_test.py::test_keras_equals_the_query': ('DP2Yogi', 'DPAdamJME'),
         'keras/agreement_test.py::test_large_models_take_the_same_steps_in_one_pass': (),

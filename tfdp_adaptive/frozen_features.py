@@ -23,8 +23,8 @@ from tfdp_adaptive.batches import filled
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import private
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
@@ -105,7 +105,7 @@ def features(
       raise ValueError('`base` must be built. Received: a model that is not. Call it once.')
     digest = _digest_of_model(base)
     run = _checked_model(base, inputs, views)
-    entries = attached.Ledger.of(base).ledger().entries
+    entries = weight_ledger.Ledger.of(base).ledger().entries
   elif callable(base):
     if not (isinstance(name, str) and name):
       raise ValueError('`name` must tell the function and its version, for the cache and for '

@@ -20,9 +20,9 @@ import tensorflow as tf
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import private_search
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
 Settings = Dict[str, Any]
@@ -188,7 +188,7 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: A
   for variable, value in zip(_values(model), weights):
     variable.assign(value)
   entry = model.optimizer.run.entries(plan.steps)[-1]
-  attached.Ledger(model.trainable_variables).attach([entry])
+  weight_ledger.Ledger(model.trainable_variables).attach([entry])
   return model
 
 

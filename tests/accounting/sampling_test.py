@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.privacy import plan as plan_lib
 
 
@@ -91,8 +91,8 @@ def test_groups_of_records_do_not_move_when_one_is_removed():
   # With its own die per record, the others' dice are the same whoever comes last.
   plan = make_plan(sampling.BallsInBins(cycle=10), adjacency='add_remove',
                    population_is_public=True)
-  groups = plan.sampling._groups(plan, 200, 0, coins_lib.Coins(plan))
-  fewer = plan.sampling._groups(plan, 199, 0, coins_lib.Coins(plan))
+  groups = plan.sampling._groups(plan, 200, 0, sampling_seed.SamplingSeed(plan))
+  fewer = plan.sampling._groups(plan, 199, 0, sampling_seed.SamplingSeed(plan))
   for group, same in zip(groups, fewer):
     np.testing.assert_array_equal(group[group < 199], same)
 

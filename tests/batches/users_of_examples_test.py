@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import users
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -17,12 +17,12 @@ N = len(IDS)
 
 
 def coins(seed):
-  return coins_lib.Coins(types.SimpleNamespace(seed=seed))
+  return sampling_seed.SamplingSeed(types.SimpleNamespace(seed=seed))
 
 
 def of(record='mean', most=4, ids=IDS, seed=0):
   return users.Users(
-      sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, coins=coins(seed))
+      sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, seed=coins(seed))
 
 
 @pytest.mark.parametrize('ids', [IDS, np.unique(IDS, return_inverse=True)[1], IDS.astype(object)],
@@ -82,7 +82,7 @@ def test_refusals(arguments, message):
 
 def test_what_is_taken_of_a_user_depends_on_no_other_user():
   ids = np.repeat(np.arange(4), 6)
-  records = users.Users(sources.of(np.arange(24.0)), ids, 2, coins=coins(3))
+  records = users.Users(sources.of(np.arange(24.0)), ids, 2, seed=coins(3))
   together, _ = records.take(np.array([0, 1, 2, 3]), 5)
   for user in range(4):
     alone, _ = records.take(np.array([user]), 5)

@@ -10,7 +10,7 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.estimates import adaptation as adapt_lib
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 
 keras, layers = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_a_private_vocabulary():
     assert cost.epsilon(1e-6) == pytest.approx(alone.epsilon(1e-6 - 1e-9))
     assert cost.epsilon(1e-9) == float('inf')  # Of delta nothing is left.
     assert cost.delta(1.0) == pytest.approx(alone.delta(1.0) + 1e-9)
-    assert attached.Ledger([layer]).lines()
+    assert weight_ledger.Ledger([layer]).lines()
 
 
 @pytest.mark.pitfall(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.batches import coins
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.compat import keras
 
 PLAN = tfdp.PrivacyPlan(
@@ -75,7 +75,7 @@ def simulate(folder):
 WRITERS = {
     'replace': lambda folder: runfolder.replace(folder / 'file', b'content'),
     'create': lambda folder: runfolder.create(folder / 'file', b'content'),
-    'coins': lambda folder: coins.Coins(PLAN, folder / 'coins').key(0),
+    'coins': lambda folder: sampling_seed.SamplingSeed(PLAN, folder / 'coins').key(0),
     'fit': back_up, 'tune': search, 'federated': simulate}
 
 

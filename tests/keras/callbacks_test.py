@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import backups
+from tfdp_adaptive.keras import weight_ledger
 
 keras, layers = compat.keras, compat.keras.layers
 N = 16
@@ -104,7 +104,7 @@ def test_budgets_count_what_the_weights_cost_before():
   plan = make_plan()
   trained = make_model(plan)
   before = tfdp.Ledger().begin(plan).done(2).entries[0]
-  attached.Ledger(trained.trainable_variables).attach([before])
+  weight_ledger.Ledger(trained.trainable_variables).attach([before])
   assert trained.ledger.epsilon() == plan.epsilon(2)
   callback = tfdp.callbacks.StopAtBudget(trained.ledger.epsilon() * 1.01)
   callback.set_model(trained)

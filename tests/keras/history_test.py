@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger
 
 keras = compat.keras
@@ -42,7 +42,7 @@ def spent(plan, steps=2):
   """A private model whose weights went through steps of a run that has ended."""
   model = tfdp.make_private(plain())
   entry = ledger.Entry(plan, steps, rule='dp_adam', run=ledger.new_run())
-  attached.Ledger(model.trainable_variables).attach([entry])
+  weight_ledger.Ledger(model.trainable_variables).attach([entry])
   return model
 
 
@@ -274,7 +274,7 @@ def test_a_plain_model_reads_the_weights_and_shares_what_was_spent(tmp_path):
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   inner = plain()
   private = tfdp.make_private(inner)
-  attached.Ledger(private.variables).attach(model.ledger.entries)
+  weight_ledger.Ledger(private.variables).attach(model.ledger.entries)
   inner.save_weights(path)
   again = tfdp.make_private(plain())
   again.load_weights(path)

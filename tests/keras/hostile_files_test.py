@@ -13,7 +13,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 
 keras = compat.keras
 TRIES = int(os.environ.get('TFDP_FUZZ', 6))  # Of each; `TFDP_FUZZ=200` looks for more.
@@ -134,4 +134,4 @@ def test_code_in_a_configuration_does_not_run(saved, tmp_path, where, monkeypatc
                          ids=range(7))
 def test_a_ledger_that_was_changed_is_refused(values):
   with pytest.raises(ValueError, match='Received'):
-    attached.parsed(values)
+    weight_ledger.parsed(values)

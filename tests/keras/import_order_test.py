@@ -8,7 +8,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger
 
 keras, layers = compat.keras, compat.keras.layers
@@ -34,7 +34,7 @@ def test_the_ledger_is_read_in_another_process(imports, tmp_path):
       population_size=64)
   plain = keras.Sequential([layers.Input([2]), layers.Dense(1)])
   model = tfdp.make_private(plain)
-  attached.Ledger(model.variables).attach([
+  weight_ledger.Ledger(model.variables).attach([
       ledger.Entry(plan, 4, rule='dp_sgd', run=ledger.new_run())])
   model.save_weights(str(tmp_path / 'm.weights.h5'))
   model.save(str(tmp_path / 'm.keras'))

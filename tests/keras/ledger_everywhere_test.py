@@ -22,8 +22,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import cards
+from tfdp_adaptive.keras import weight_ledger
 
 keras, layers = compat.keras, compat.keras.layers
 DELTA, SAMPLED, STEPS = 1e-3, 8 / 64, 5
@@ -218,12 +218,12 @@ class World:
     for model in self.models:
       true = self.reference.epsilon(model) * (1 - 1e-6)
       for name, epsilon in stated(model).items():
-        assert epsilon >= true, (name, epsilon, true, attached.Ledger.of(model).ledger())
+        assert epsilon >= true, (name, epsilon, true, weight_ledger.Ledger.of(model).ledger())
 
 
 def stated(model):
   """Every epsilon that is said of the weights as they are."""
-  found = {'ledger': attached.Ledger.of(model).ledger().epsilon(DELTA)}
+  found = {'ledger': weight_ledger.Ledger.of(model).ledger().epsilon(DELTA)}
   optimizer = getattr(model, 'optimizer', None)
   if optimizer is not None:
     done = optimizer.steps_done
@@ -300,9 +300,9 @@ def test_exactly_what_was_spent_is_stated(name):
   assert not world.refused
   model = world.models[-1]
   assert world.reference.epsilon(model) == pytest.approx(
-      attached.Ledger.of(model).ledger().epsilon(DELTA), rel=1e-3)
+      weight_ledger.Ledger.of(model).ledger().epsilon(DELTA), rel=1e-3)
   text = cards.of_model(model).epsilon
-  assert text == pytest.approx(attached.Ledger.of(model).ledger().epsilon(DELTA))
+  assert text == pytest.approx(weight_ledger.Ledger.of(model).ledger().epsilon(DELTA))
 
 
 def test_undone_and_forked_runs_are_counted():

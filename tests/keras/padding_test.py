@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
@@ -48,7 +48,7 @@ def test_nothing_but_the_empty_rows_at_the_end_is_left_out():
     found = list(plan.batches(data).resumed(0, tight=True))
     assert rows_of(found) == [max(1, count) for count in counts]
     for (*before, weight), after in zip(padded, found):
-      both = (*before, marks.split(weight)), after  # Whose marks come in two ways.
+      both = (*before, tags.split(weight)), after  # The tags come in two ways.
       for whole, part in zip(*map(tf.nest.flatten, both)):
         if whole is not None:
           np.testing.assert_array_equal(whole[:part.shape[0]], part)

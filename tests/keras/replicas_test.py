@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive.batches import coins
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import sampling_seed
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.keras import admission
 
@@ -27,10 +27,10 @@ SCHEMES = [
 
 def dealt(plan, drawn, start=0):
   """What two workers get of one draw of the chief's."""
-  told = coins.deal(drawn.coins, lambda: drawn.draw(start))
-  both = [coins.Dealt(plan) for _ in range(2)]
+  told = sampling_seed.for_workers(drawn.seed, lambda: drawn.draw(start))
+  both = [sampling_seed.ReceivedSeed(plan) for _ in range(2)]
   for one in both:
-    one.take(told)
+    one.receive(told)
   return both
 
 
@@ -43,7 +43,8 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
       PLAN, sampling=scheme, adjacency=adjacency, population_is_public=True)
   drawn = plan.batches((np.arange(1, 41), np.arange(1, 41)))
   shares = [dataclasses.replace(
-      drawn, start_step=lambda: 0, coins=one, share=workers.Share(3, first, here), beside=True)
+      drawn, start_step=lambda: 0, seed=one, beside=True,
+      replica_rows=workers.ReplicaRows(3, first, here))
             for one, first, here in zip(dealt(plan, drawn), (0, 2), (2, 1))]
   first, second = (list(share.as_numpy_iterator()) for share in shares)
   assert (len(first), len(second)) == (10, 5)
@@ -54,19 +55,19 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
     records = there[there > 0]
     assert len(set(records)) == len(records) and not np.any(there[len(records):])
     counted = [skipped(plan, step, part[-1]) for part in parts]
-    assert marks.in_place(tf.constant(counted, tf.int64), several=True)
-    assert not marks.in_place(tf.constant(counted, tf.int64), several=False)
+    assert tags.in_place(tf.constant(counted, tf.int64), several=True)
+    assert not tags.in_place(tf.constant(counted, tf.int64), several=False)
   assert max(part[0].max() for part in first + second) > 0
 
 
 def skipped(plan, step, weights):
   """What a replica counts of its rows."""
-  rows = marks.row_of(weights.mark.astype(np.int64), plan, step) - np.arange(len(weights.mark))
+  rows = tags.row_of(weights.tag.astype(np.int64), plan, step) - np.arange(len(weights.tag))
   used = rows[weights.weight != 0]
   return [len(rows), *((used.min(), used.max()) if len(used) else (2**63 - 1, -2**63))]
 
 
-TAG = 5 * marks.MOST_ROWS
+TAG = 5 * tags.MOST_ROWS
 NONE = [4, 2**63 - 1, -2**63]
 
 
@@ -85,8 +86,8 @@ NONE = [4, 2**63 - 1, -2**63]
 ])
 def test_rows_are_those_of_their_replica(counted, several, alone):
   counted = tf.constant(counted, tf.int64)
-  assert bool(marks.in_place(counted, several=True)) == several
-  assert bool(marks.in_place(counted, several=False)) == alone
+  assert bool(tags.in_place(counted, several=True)) == several
+  assert bool(tags.in_place(counted, several=False)) == alone
 
 
 def test_two_draws_differ_and_one_is_the_same_for_all():

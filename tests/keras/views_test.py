@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import views as views_lib
@@ -75,7 +75,7 @@ def test_the_mean_of_the_views_is_clipped(engine):
   model = make_model(plan, performance=tfdp.Performance(engine=engine))
   batches = plan.batches((X, Y), augment=noisy(np.random.default_rng(1)), views=3)
   x, y, weight = next(iter(batches))
-  assert x.shape[1:] == (3, D) and weight.mark.shape[1] == 3
+  assert x.shape[1:] == (3, D) and weight.tag.shape[1] == 3
   used = np.asarray(weight.weight)[:, 0] > 0
   weights = model.get_weights()
   model.train_on_batch(x, y, weight)
@@ -91,7 +91,7 @@ def test_users_with_views(record):
   batches = plan.batches((X, Y), users=IDS, examples_per_user=2, record=record,
                          augment=noisy(np.random.default_rng(1)), views=3)
   x, y, weight = next(iter(batches))
-  assert x.shape[1:] == (6, D) and weight.mark.shape[1] == 3
+  assert x.shape[1:] == (6, D) and weight.tag.shape[1] == 3
   used = np.asarray(weight.weight)[:, 0] > 0
   weights = model.get_weights()
   model.train_on_batch(x, y, weight)
@@ -201,12 +201,12 @@ def test_views_are_drawn_anew_at_every_reading_of_any_data(kind, function):
   augment = of_tf if function == 'TensorFlow' else noisy(np.random.default_rng(1), 0.1)
   batches = plan.batches(KINDS[kind](), augment=augment, views=2)
   seen = []
-  for step, (x, y, (weight, mark)) in enumerate(batches.as_numpy_iterator()):
+  for step, (x, y, (weight, tag)) in enumerate(batches.as_numpy_iterator()):
     rows = np.arange(8) + 8 * (step % 3)
     assert x.shape == (8, 2, D) and y.shape == (8, 2, 1) and x.dtype == np.float32
     assert np.abs(x - X[rows][:, None]).max() < 1.1 and np.abs(y - Y[rows][:, None]).max() < 1
     np.testing.assert_array_equal(weight, (1 if kind == 'weights' else 0.5))
-    np.testing.assert_array_equal(mark, marks.of_rows(plan, step, 8)[:, None].repeat(2, 1))
+    np.testing.assert_array_equal(tag, tags.of_rows(plan, step, 8)[:, None].repeat(2, 1))
     seen += [tuple(view) for one in x for view in one]
   assert len(set(seen)) == len(seen) == 96
 
@@ -214,7 +214,7 @@ def test_views_are_drawn_anew_at_every_reading_of_any_data(kind, function):
 def test_inputs_alone_and_nests_of_them():
   plan = make_plan(sampling=tfdp.sampling.FixedOrder(shuffle_seed=None))
   x, y, weight = next(iter(plan.batches(X, augment=lambda x: x[::-1], views=1)))
-  assert y is None and weight.mark.shape == (8, 1)
+  assert y is None and weight.tag.shape == (8, 1)
   np.testing.assert_array_equal(x[:, 0], X[:8, ::-1])
   words = np.array([f'word {i}' for i in range(N)])
   (nest, y, _), *_ = plan.batches(

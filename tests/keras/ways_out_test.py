@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 
 keras, layers = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def after(steps, model, *arguments):
 
 
 def steps(model):
-  return sorted(entry.steps for entry in attached.Ledger.of(model).ledger().entries)
+  return sorted(entry.steps for entry in weight_ledger.Ledger.of(model).ledger().entries)
 
 
 @pytest.mark.pitfall(
@@ -167,8 +167,8 @@ def test_a_layer_whose_variables_are_replaced_keeps_its_history():
   model = after(4, base())
   layer = model.layers[0]
   assert steps(copy.deepcopy(model)) == [4]
-  assert [entry.steps for entry in attached.Ledger([layer]).entries()] == [4]
-  assert [entry.steps for entry in attached.Ledger([copy.deepcopy(layer)]).entries()] in (
+  assert [entry.steps for entry in weight_ledger.Ledger([layer]).entries()] == [4]
+  assert [entry.steps for entry in weight_ledger.Ledger([copy.deepcopy(layer)]).entries()] in (
       [4], [])  # Keras 3 makes a new layer, without weights, of a layer's config.
 
 

@@ -32,7 +32,7 @@ _SENSITIVITY = 'mechanisms/sensitivity_test.py'
 _ACCOUNTING, _SAMPLING = 'accounting/accounting_test.py', 'accounting/sampling_test.py'
 _CASES = 'accounting/schemes_test.py'
 _VIEWS = 'keras/views_test.py'
-_LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/admission_test.py'
+_LEDGER, _ADMISSION = 'privacy/ledger_test.py', 'keras/batch_validation_test.py'
 _ORACLE, _SUM = 'rules/rules_oracle_test.py', 'queries/mechanism_sum_test.py'
 _SERVER, _ROUNDS = 'federated/server_test.py', 'federated/rounds_test.py'
 _RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
@@ -85,7 +85,7 @@ _BY_FILE = {
          'std * np.diag(np.diag(noise)), cross', 'Exact products of features are published.',
          _MOMENTS),
     ],
-    'tfdp_adaptive/keras/agreement.py': [
+    'tfdp_adaptive/keras/first_step.py': [
         ('every engine is right', 'if all(_near(*pair, rounding) for pair in zip(got, expected)):',
          'if True:', 'A model that takes gradients in `call` trains on others than it has.',
          'keras/semantics_test.py'),
@@ -368,7 +368,8 @@ _BY_FILE = {
          'A card would leave out runs of the weights.', _RESTORED),
     ],
     'tfdp_adaptive/privacy/plan_checks.py': [
-        ('bins of one data set', 'marks.line(other.plan) == marks.line(plan)', 'False',
+        ('bins of one data set', 'tags.coefficients(other.plan) == tags.coefficients(plan)',
+         'False',
          'Two fits of one data set have the same secret bins.', _LEDGER),
     ],
     'tfdp_adaptive/accounting/monte_carlo.py': [
@@ -428,12 +429,12 @@ _BY_FILE = {
         ('relations of others', 'if r is not _RELATION.ADD_OR_REMOVE_ONE),',
          'if r is _RELATION.ADD_OR_REMOVE_ONE),', 'Replacement accounted for as removal.', _LEDGER),
     ],
-    'tfdp_adaptive/batches/coins.py': [
+    'tfdp_adaptive/batches/sampling_seed.py': [
         ('fresh coins on resuming', 'self._read(start_step) if start_step else self._begin()',
          'self._begin()', 'Records would change their group in the middle of a run.',
-         'batches/coins_test.py'),
-        ('coins of any plan', 'if plan != marks.line(self._plan):', 'if False:',
-         'Coins of two runs must differ.', 'batches/coins_test.py'),
+         'batches/sampling_seed_test.py'),
+        ('coins of any plan', 'if plan != tags.coefficients(self._plan):', 'if False:',
+         'Coins of two runs must differ.', 'batches/sampling_seed_test.py'),
         ('one key for all passes', 'key_of_pass(key, self.passes)', 'key_of_pass(key, 1)',
          'A step that is taken again would have the same batch, which is no new sampling.',
          'report/replay_test.py'),
@@ -452,12 +453,12 @@ _BY_FILE = {
         ('batches of any plan', 'if self.plan != plan:', 'if False:',
          'Its sampling is not what is accounted for.', 'keras/misuse_test.py'),
     ],
-    'tfdp_adaptive/batches/marks.py': [
+    'tfdp_adaptive/batches/tags.py': [
         ('batches of any step', 'return 1 + (slope * step + pace * row + offset) % _PRIME',
          'return 1 + (pace * row + offset) % _PRIME',
          'A batch could be trained on twice.', 'batches/batches_test.py ' + _ADMISSION),
         ('padding becomes records', 'return np.where(wide == 0, 0.0, bits.view(np.float64))',
-         'return bits.view(np.float64)', 'Marks are no weights: padding would be summed.',
+         'return bits.view(np.float64)', 'Tags are no weights: padding would be summed.',
          'batches/batches_test.py'),
         ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
          'A record would be in one step once for every replica.', 'keras/replicas_test.py'),
@@ -481,7 +482,7 @@ _BY_FILE = {
          'Mixing examples breaks the guarantee.', _VIEWS),
     ],
     'tfdp_adaptive/batches/users.py': [
-        ('always the first examples', 'own = coins.permutation(own)[:self._most]',
+        ('always the first examples', 'own = rng.permutation(own)[:self._most]',
          'own = own[:self._most]', 'The rest of a user would never be used.',
          'batches/users_of_examples_test.py'),
         ('sums for means', "1 if self._record == 'sum' else 1 / len(own)", '1',
@@ -636,7 +637,7 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/keras/run.py': [
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
-         'attached.places(model))]', 'return [*self.moved]',
+         'weight_ledger.places(model))]', 'return [*self.moved]',
          'A head on a frozen base would cost one run.', _EVERYWHERE),
         ('undone branches not counted', 'for branch in range(times)]', 'for branch in range(0)]',
          'Weights that were published and put back would be free.', 'keras/history_test.py'),
@@ -658,7 +659,7 @@ _BY_FILE = {
          'A run that goes on from a checkpoint would be counted beside its own beginning.',
          'keras/history_test.py'),
     ],
-    'tfdp_adaptive/keras/attached.py': [
+    'tfdp_adaptive/keras/weight_ledger.py': [
         ('runs forgotten by loading', 'if not replace or not isinstance(one, ledger_lib.Entry)]',
          'if not replace]', 'A run that goes on would leave no line on weights that it moves.',
          'keras/history_test.py keras/ledger_everywhere_test.py'),

@@ -9,8 +9,8 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import digests
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import card_json
@@ -65,7 +65,7 @@ def test_what_ran_is_verified(name, tmp_path, capsys):
   assert verify(tmp_path) == 0, capsys.readouterr()
   assert f'all {STEPS} batches follow from them' in capsys.readouterr().out
   public = (tmp_path / 'card.json').read_text()
-  assert str(coins_lib.opened(tmp_path / 'coins')['key']) not in public
+  assert str(sampling_seed.opened(tmp_path / 'coins')['key']) not in public
 
 
 @pytest.fixture(scope='module', name='done')
@@ -142,9 +142,9 @@ def test_a_digest_tells_nothing_without_the_coins():
 
 def test_every_pass_has_other_batches(tmp_path):
   plan = make_plan()
-  coins = coins_lib.Coins(plan, tmp_path / 'coins')
-  passes = [np.concatenate(list(coins_lib.drawn(plan, N, 0, coins))).tolist() for _ in range(2)]
-  assert passes[0] != passes[1] and coins_lib.opened(tmp_path / 'coins')['starts'] == [0, 0]
+  coins = sampling_seed.SamplingSeed(plan, tmp_path / 'coins')
+  passes = [np.concatenate(list(sampling_seed.drawn(plan, N, 0, coins))).tolist() for _ in range(2)]
+  assert passes[0] != passes[1] and sampling_seed.opened(tmp_path / 'coins')['starts'] == [0, 0]
 
 
 def test_the_digest_is_in_the_ledger_before_the_first_step(tmp_path):
@@ -164,7 +164,7 @@ def test_the_digest_is_in_the_ledger_before_the_first_step(tmp_path):
   batches = plan.batches((X, Y), coins=tmp_path / 'coins', digests_to=tmp_path / 'digests')
   model.fit(batches, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[Look()])
   sentence = digests.COMMITTED.format(
-      coins_lib.digest(coins_lib.opened(tmp_path / 'coins')['key']))
+      sampling_seed.digest(sampling_seed.opened(tmp_path / 'coins')['key']))
   assert sentence in seen[0] and not seen[1]
   assert sentence in model.ledger.entries[0].notes
   (tmp_path / 'card.json').write_text(card_json.to_json(model.privacy_card()))

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.audit import interface
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import private as private_lib
@@ -117,7 +117,7 @@ class _Model(interface.Subject):
     if plan is None and optimizer.adjacency != 'add_remove':
       self.largest_batch = self.claims.batch_size
     self._model, self._batch_of = model, batch_of
-    self._marked = None if optimizer.own_sampler is not None else plan
+    self._tagged = None if optimizer.own_sampler is not None else plan
     state = optimizer.run.state
     self._key = state[1].noise.key
     self._secrets = {id(v) for v in tf.nest.flatten(state[1].secret)}
@@ -129,7 +129,7 @@ class _Model(interface.Subject):
     signature = None if not any_rows else [
         [tf.TensorSpec(t.shape, t.dtype) for t in self._initial],
         tf.TensorSpec([None, size], tf.float32),
-        tf.TensorSpec([None], tf.float32 if self._marked is None else tf.float64)]
+        tf.TensorSpec([None], tf.float32 if self._tagged is None else tf.float64)]
     self._traced = tf.function(
         self._trained, input_signature=signature, reduce_retracing=not any_rows,
         autograph=not any_rows)  # A user's step may branch on tensors.
@@ -149,8 +149,8 @@ class _Model(interface.Subject):
 
   def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
             row: int) -> Tuple[Any, Any]:
-    if self._marked is not None:
-      weights = marks.write(weights, marks.of_rows(self._marked, row, len(weights)))
+    if self._tagged is not None:
+      weights = tags.write(weights, tags.of_rows(self._tagged, row, len(weights)))
     given = tensors, tf.constant(records), tf.constant(weights)
     if not self._others:
       known = {id(compat.raw_variable(v)) for v in self._variables}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the batches of a run from a plan and data, with their marks and secret coins."""
+"""Draws the batches of a run from a plan and data, with their tags and the secret sampling seed."""

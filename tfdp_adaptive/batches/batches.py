@@ -14,12 +14,12 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import cache as cache_lib
-from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import digests
-from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import passes
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.batches import views as views_lib
 from tfdp_adaptive.batches import workers
@@ -36,13 +36,13 @@ class Batches(passes.Lazy):
   Attributes:
     plan: The `PrivacyPlan` that draws them.
     records: Reads the records of a batch.
-    coins: The SECRET random numbers of the run. All passes share them: steps take a batch once.
+    seed: The SECRET `SamplingSeed` of the run. All passes share them: steps take a batch once.
     start_step: The step of the first batch, or a function that returns it when a pass begins.
     pad_to: Rows are padded to a multiple of it; None for the sizes of `padding.rows_for`.
     class_weight: Public weights of the labels, or None.
     views: The views of every example, along the second axis of all parts of a batch; or None.
-    share: The replicas whose rows are given, one batch for each.
-    beside: Whether weights are `marks.Marked`, or carry the marks in digits of float64.
+    replica_rows: The replicas whose rows are given, one batch for each.
+    beside: Whether weights are `tags.Tagged`, or carry the tags in digits of float64.
     signature: Nest of the specs of one record, `(x, y, sample_weight)` or `(x, sample_weight)`.
     most: The number of rows of every batch, if they are known.
     log: Where digests of the records of every batch are written, or None.
@@ -50,12 +50,12 @@ class Batches(passes.Lazy):
 
   plan: Any
   records: users_lib.Examples
-  coins: coins_lib.Coins
+  seed: sampling_seed.SamplingSeed
   start_step: Union[int, Callable[[], int]] = 0
   pad_to: Optional[int] = None
   class_weight: Optional[Mapping[int, float]] = None
   views: Optional[views_lib.Views] = None
-  share: workers.Share = workers.Share()
+  replica_rows: workers.ReplicaRows = workers.ReplicaRows()
   beside: bool = False
   signature: Any = None
   most: Optional[int] = None
@@ -68,7 +68,7 @@ class Batches(passes.Lazy):
       checks.whole(pad_to=self.pad_to)
     self.draw(self.first)  # Fails here, not in a tf.data thread, as reading records does.
     self.signature = tf.nest.map_structure(
-        sources.spec, self._unmarked(np.arange(0 if self.views is None else 1), 1, self.first))
+        sources.spec, self._untagged(np.arange(0 if self.views is None else 1), 1, self.first))
     self.most = self.plan.sampling.largest_batch(self.plan) if self.pad_to is None else None
 
   @property
@@ -90,8 +90,8 @@ class Batches(passes.Lazy):
 
   def draw(self, start_step: int) -> Iterator[np.ndarray]:
     """Yields the numbers of the records of every step, from a step on."""
-    drawn = coins_lib.drawn(self.plan, len(self.records), start_step, self.coins)
-    return drawn if self.plan.sampling.drawn_each_step else self.coins.in_order(
+    drawn = sampling_seed.drawn(self.plan, len(self.records), start_step, self.seed)
+    return drawn if self.plan.sampling.drawn_each_step else self.seed.in_order(
         self.records, start_step, drawn)
 
   def digest(self) -> str:
@@ -100,7 +100,7 @@ class Batches(passes.Lazy):
 
   def notes(self) -> List[str]:
     """Returns sentences about the data for the statement."""
-    commitment = self.coins.commitment(
+    commitment = self.seed.commitment(
         self.first, None if self.plan.sampling.drawn_each_step else self.records)
     return [*self.records.source.notes(),
             *([] if commitment is None else [digests.COMMITTED.format(commitment)]),
@@ -145,12 +145,12 @@ class Batches(passes.Lazy):
   def make(self) -> tf.data.Dataset:
     *data, weight = self.signature
     if self.views is not None:
-      weight = marks.Marked(weight, tf.TensorSpec([self.views.count], tf.int32))
+      weight = tags.Tagged(weight, tf.TensorSpec([self.views.count], tf.int32))
     elif self.beside:
-      weight = marks.Marked(weight, tf.TensorSpec([], tf.int32))
+      weight = tags.Tagged(weight, tf.TensorSpec([], tf.int32))
     else:
       weight = tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, tf.float64), weight)
-    rows = None if self.most is None else self.share.rows(self.most)
+    rows = None if self.most is None else self.replica_rows.rows(self.most)
     made = passes.dataset(self._generate, tf.nest.map_structure(
         lambda s: tf.TensorSpec([rows, *s.shape], s.dtype), (*data, weight)))
     if not callable(self.start_step):
@@ -165,21 +165,21 @@ class Batches(passes.Lazy):
       if self.log is not None:
         self.log.add(step, self.records, drawn)
       used = self.records.used(drawn)
-      rows = self.share.rows(padding.rows_for(self.plan, len(used), self.pad_to))
-      for first in self.share.firsts(rows):
+      rows = self.replica_rows.rows(padding.rows_for(self.plan, len(used), self.pad_to))
+      for first in self.replica_rows.firsts(rows):
         yield self._batch(used[first:first + rows], rows, step, first)
 
   def _batch(self, indices: np.ndarray, rows: int, step: int, first: int) -> Tuple[Any, ...]:
-    """Returns records, padded to `rows` of them, whose marks begin with the row `first`."""
-    *data, weight = self._unmarked(indices, rows, step)
-    numbers = marks.of_rows(self.plan, step, rows, first, self.coins.tag)
+    """Returns records, padded to `rows` of them, whose tags begin with the row `first`."""
+    *data, weight = self._untagged(indices, rows, step)
+    numbers = tags.of_rows(self.plan, step, rows, first, self.seed.draw)
     if self.views is not None:
-      return (*data, marks.Marked(weight, self.views.repeated(numbers, 1)))
+      return (*data, tags.Tagged(weight, self.views.repeated(numbers, 1)))
     if self.beside:
-      return (*data, marks.Marked(weight, numbers))
-    return (*data, sources.map_structure(lambda w: marks.write(w, numbers), weight))
+      return (*data, tags.Tagged(weight, numbers))
+    return (*data, sources.map_structure(lambda w: tags.write(w, numbers), weight))
 
-  def _unmarked(self, indices: np.ndarray, rows: int, step: int) -> Tuple[Any, ...]:
+  def _untagged(self, indices: np.ndarray, rows: int, step: int) -> Tuple[Any, ...]:
     taken, used = self.records.take(indices, step)
     batch = padding.weighted(taken, used, self.class_weight)
     if self.views is not None:
@@ -250,10 +250,10 @@ def of_plan(
 
   Returns:
     `Batches`, a `tf.data.Dataset` of `(x, y, sample_weight)` with `plan.steps - start_step`
-    elements. Every batch is marked for its step (see `marks`), which takes no other: use them in
-    their order, in `fit`, `train_on_batch` or a loop of your own. Every iteration draws new coins,
-    so use one pass: `fit(batches, steps_per_epoch=..., epochs=...)` continues through it. A later
-    pass needs a new call with `start_step=optimizer.steps_done`.
+    elements. Every batch is tagged for its step (see `tags`), which takes no other: use them in
+    their order, in `fit`, `train_on_batch` or a loop of your own. Every iteration draws new
+    batches, so use one pass: `fit(batches, steps_per_epoch=..., epochs=...)` continues through it.
+    A later pass needs a new call with `start_step=optimizer.steps_done`.
 
   Raises:
     ValueError: If the number of records is not the plan's population size, if
@@ -266,7 +266,7 @@ def of_plan(
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = sources.Watched(sources.of(data), changing, counts=plan.unit != 'user')
-  run = coins_lib.of(plan, coins)
+  run = sampling_seed.of(plan, coins)
   records = users_lib.of(plan, source, run, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
   result = Batches(plan, records, run, start_step, pad_to, log=log,

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
 COMMITTED = 'The sampling seed was fixed before the first step. Its digest is {}.'
@@ -27,25 +28,25 @@ class Log:
 
   Args:
     path: Path of the file; lines are added to a file of an earlier part of the run.
-    coins: The `Coins` of the run, which must be in a file.
+    seed: The `SamplingSeed` of the run, which must be in a file.
     plan: The plan of the run.
     size: SECRET number of records.
   """
 
-  def __init__(self, path: Any, coins: Any, plan: Any, size: int) -> None:
-    if not coins.in_file or plan.unit != 'example' or plan.seed is not None:
+  def __init__(self, path: Any, seed: sampling_seed.SamplingSeed, plan: Any, size: int) -> None:
+    if not seed.in_file or plan.unit != 'example' or plan.seed is not None:
       raise ValueError(
           '`digests_to` needs the coins of a run in a file, by which its batches can be drawn '
           'again: `plan.batches(data, coins=PATH, digests_to=FILE)`, with unit="example" and no '
-          f'seed. Received: coins in a file: {coins.in_file}, unit={plan.unit!r}, '
+          f'seed. Received: coins in a file: {seed.in_file}, unit={plan.unit!r}, '
           f'seed={plan.seed}.')
-    self._path, self._coins, self._size = pathlib.Path(path), coins, size
+    self._path, self._seed, self._size = pathlib.Path(path), seed, size
 
   def add(self, step: int, records: Any, numbers: np.ndarray) -> None:
     """Writes the line of a batch of records with these numbers."""
     taken, _ = records.take(numbers, step)
-    line = {'pass': self._coins.passes, 'step': step,
-            'records': list(of_records(taken, self._coins.key(step)))}
+    line = {'pass': self._seed.passes, 'step': step,
+            'records': list(of_records(taken, self._seed.key(step)))}
     if not self._path.exists():  # SECRET: it tells the sizes of the batches.
       header = {'format': _FORMAT, 'version': _VERSION, 'size': self._size}
       runfolder.create(self._path, (json.dumps(header) + '\n').encode())

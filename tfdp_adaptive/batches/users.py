@@ -14,7 +14,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import user_examples
-from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
 _SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read twice.
@@ -77,12 +77,12 @@ class Users(Examples):
     ids: [n] integers or strings, the user of each example.
     examples_per_user: m, the largest number of examples of a user in a step.
     record: 'mean' or 'sum' of a user's examples, which is then clipped.
-    coins: The coins of the run, which choose the examples.
+    seed: The seed of the run, by which it chooses the examples.
   """
 
   def __init__(
       self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
-      *, coins: coins_lib.Coins) -> None:
+      *, seed: sampling_seed.SamplingSeed) -> None:
     super().__init__(examples)
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
@@ -90,7 +90,7 @@ class Users(Examples):
     self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
-    self._most, self._record, self._coins = int(examples_per_user), record, coins
+    self._most, self._record, self._seed = int(examples_per_user), record, seed
 
   def __len__(self) -> int:
     return len(self._first) - 1
@@ -106,8 +106,8 @@ class Users(Examples):
     for row, user in enumerate(users):
       own = self._of_user[self._first[user]:self._first[user + 1]]
       if len(own) > self._most:
-        coins = np.random.default_rng([self._coins.of_users(), step, int(user)])  # No other user's.
-        own = coins.permutation(own)[:self._most]
+        rng = np.random.default_rng([self._seed.of_users(), step, int(user)])  # No other user's.
+        own = rng.permutation(own)[:self._most]
       numbers[row] = own[0]
       numbers[row, :len(own)] = own
       weights[row, :len(own)] = 1 if self._record == 'sum' else 1 / len(own)
@@ -123,24 +123,24 @@ class OwnedExamples(Examples):
     examples: A `Source`.
     owners: [n] ids, or [n, owners] ids with -1 for none.
     most: The largest number of examples of a user.
-    coins: The coins of the run, which choose the examples.
+    seed: The seed of the run, by which it chooses the examples.
   """
 
-  def __init__(
-      self, examples: sources.Source, owners: Any, most: int, coins: coins_lib.Coins) -> None:
+  def __init__(self, examples: sources.Source, owners: Any, most: int,
+               seed: sampling_seed.SamplingSeed) -> None:
     super().__init__(examples)
     ids = np.asarray(owners)
     if ids.ndim != 2 or len(ids) != len(examples):
       ids = checked(owners, len(examples))
     self._used = functools.lru_cache(1)(lambda: user_examples.kept(
-        ids, most, np.random.default_rng(coins.of_users())))
+        ids, most, np.random.default_rng(seed.of_users())))
 
   def used(self, indices: np.ndarray) -> np.ndarray:
     return indices[self._used()[indices]]
 
 
-def of(plan: terms_lib.Terms, examples: sources.Source, coins: coins_lib.Coins, users: Any,
-       examples_per_user: Optional[int], record: str) -> Examples:
+def of(plan: terms_lib.Terms, examples: sources.Source, seed: sampling_seed.SamplingSeed,
+       users: Any, examples_per_user: Optional[int], record: str) -> Examples:
   """Returns the records of a plan; see `batches.of_plan`."""
   if plan.sampling.by_example:
     if users is None or examples_per_user not in (None, plan.sampling.examples_per_user):
@@ -148,7 +148,7 @@ def of(plan: terms_lib.Terms, examples: sources.Source, coins: coins_lib.Coins, 
           'A plan that samples the examples of users needs to know whose each one is: '
           '`plan.batches(data, users=ids)`, with as many of a user as its sampling says. Received: '
           f'users of type {type(users).__name__}, examples_per_user={examples_per_user!r}.')
-    return OwnedExamples(examples, users, plan.sampling.examples_per_user, coins)
+    return OwnedExamples(examples, users, plan.sampling.examples_per_user, seed)
   if plan.unit == 'user' and (users is None or examples_per_user is None):
     raise ValueError(
         'A plan with unit="user" needs to know whose each example is, and how many of a user a '
@@ -163,4 +163,4 @@ def of(plan: terms_lib.Terms, examples: sources.Source, coins: coins_lib.Coins, 
         'population_size the number of users.')
   if users is None or examples_per_user is None:
     return Examples(examples)
-  return Users(examples, users, examples_per_user, record, coins=coins)
+  return Users(examples, users, examples_per_user, record, seed=seed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batches of one run for all replicas and workers of a `tf.distribute` strategy.
 
-A step has one batch, whoever works on it. The chief draws the coins of the run, and the other
-workers get them through the strategy, never by a file. Every worker then draws the same
+A step has one batch, whoever works on it. The chief draws the sampling seed of the run, and the
+other workers get it through the strategy, never by a file. Every worker then draws the same
 indices, pads the same batch, and reads the rows of its own replicas, which nobody else reads.
 """
 
@@ -17,10 +17,10 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import version
-from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import sampling_seed
 
 
-class Share(NamedTuple):
+class ReplicaRows(NamedTuple):
   """The rows of a batch for this worker; by default, all rows in one batch.
 
   Attributes:
@@ -56,14 +56,14 @@ class Distributed:
       drawn: The `Batches` that `plan.batches` returned.
     """
     self._strategy, self._drawn, self._start = strategy, drawn, drawn.first
-    self._coins: Any = (
-        coins_lib.Dealt(drawn.plan) if compat.has_workers(strategy) else drawn.coins)
+    self._seed: Any = (
+        sampling_seed.ReceivedSeed(drawn.plan) if compat.has_workers(strategy) else drawn.seed)
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
       here = context.num_replicas_in_sync // context.num_input_pipelines
-      share = Share(context.num_replicas_in_sync, context.input_pipeline_id * here, here)
+      rows = ReplicaRows(context.num_replicas_in_sync, context.input_pipeline_id * here, here)
       return dataclasses.replace(
-          drawn, start_step=lambda: self._start, coins=self._coins, share=share, beside=True)
+          drawn, start_step=lambda: self._start, seed=self._seed, replica_rows=rows, beside=True)
 
     self.batches = strategy.distribute_datasets_from_function(of_worker)
 
@@ -73,7 +73,7 @@ class Distributed:
     return iter(self.batches)
 
   def begin(self, start_step: int) -> None:
-    """Shares the coins of a pass from `start_step` on; all workers call it.
+    """Shares the sampling seed of a pass from `start_step` on; all workers call it.
 
     Args:
       start_step: Steps done so far.
@@ -88,9 +88,9 @@ class Distributed:
     versions = version.__version__, tf.__version__, np.__version__  # These draw the batches.
     agree(self._strategy, plan=repr(drawn.plan), records=drawn.digest(),
           start_step=str(start_step), versions=repr(versions))
-    dealt = from_chief(self._strategy, lambda: json.dumps(coins_lib.deal(
-        drawn.coins, lambda: drawn.draw(start_step))).encode())
-    self._coins.take(json.loads(dealt))
+    received = from_chief(self._strategy, lambda: json.dumps(sampling_seed.for_workers(
+        drawn.seed, lambda: drawn.draw(start_step))).encode())
+    self._seed.receive(json.loads(received))
 
 
 def agree(strategy: Any, **facts: str) -> None:

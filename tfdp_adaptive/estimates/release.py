@@ -6,7 +6,7 @@ from typing import Any, Optional
 from tfdp_adaptive import errors
 from tfdp_adaptive import terms
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -64,4 +64,4 @@ def entry(one: plan_lib.PrivacyPlan, rule: str, *notes: str, delta: float = 0.0)
 
 def charge(layer: Any, *entries: ledger.Entry) -> None:
   """Records costs in the ledger of every model that has this layer."""
-  attached.Ledger([*layer.variables, layer]).attach(entries)
+  weight_ledger.Ledger([*layer.variables, layer]).attach(entries)

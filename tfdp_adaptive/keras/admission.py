@@ -19,8 +19,8 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import batches as batches_lib
-from tfdp_adaptive.batches import marks
 from tfdp_adaptive.batches import sources
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import captured
@@ -37,7 +37,7 @@ _DRAWN = (
 
 def unpack(data: Any, plan: Any = None,
            outputs: Any = None) -> Tuple[interface.Batch, Any, int]:
-  """Returns `(batch, mark, views)` of `(x, y, sample_weight)`.
+  """Returns `(batch, tag, views)` of `(x, y, sample_weight)`.
 
   Examples whose weights are all zero are masked. Under a plan for users a record is a user, and all
   tensors are [users, examples, ...]. If a plan drew several views of every example, all tensors are
@@ -49,19 +49,19 @@ def unpack(data: Any, plan: Any = None,
     outputs: Names of the model's outputs, if it has several: weights may be of some of them.
 
   Returns:
-    The batch, the marks of its rows or None, and the number of views of every example in it.
+    The batch, the tags of its rows or None, and the number of views of every example in it.
   """
   # Eager steps of `train_on_batch` get arrays from Keras 3.
   data = tf.nest.map_structure(
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
-  sample_weight, mark = marks.split(sample_weight)
+  sample_weight, tag = tags.split(sample_weight)
   sample_weight = tf.nest.map_structure(
       lambda t: tf.cast(t, tf.float32) if getattr(t, 'dtype', None) == tf.bool else t,
       sample_weight)
   several, views = plan is not None and plan.whole_users, 1
-  if mark is not None and mark.shape.rank == 2:
-    mark, views, several = mark[:, 0], mark.shape[1], True
+  if tag is not None and tag.shape.rank == 2:
+    tag, views, several = tag[:, 0], tag.shape[1], True
   first = tf.convert_to_tensor(tf.nest.flatten(x)[0])
   if several:
     leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten((x, y, sample_weight))
@@ -81,9 +81,9 @@ def unpack(data: Any, plan: Any = None,
     used = _used(sample_weight)
     if plan is None and isinstance(sample_weight, dict) and set(sample_weight) < set(outputs or ()):
       used = tf.ones_like(used)  # Outputs that are not named count each example.
-    return interface.Batch(x, y, sample_weight, used), mark, 1
+    return interface.Batch(x, y, sample_weight, used), tag, 1
   examples = tf.ensure_shape(_used(sample_weight, 2), first.shape[:2])
-  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), mark, views
+  return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), tag, views
 
 
 def _used(weights: Any, axes: int = 1) -> tf.Tensor:
@@ -94,7 +94,7 @@ def _used(weights: Any, axes: int = 1) -> tf.Tensor:
 
 
 def admit(
-    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, mark: Any,
+    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, tag: Any,
     noise: noise_lib.State) -> Tuple[interface.Batch, noise_lib.State]:
   """The batch, if it is one that this step may take.
 
@@ -103,7 +103,7 @@ def admit(
   Args:
     optimizer: A `DPOptimizer`.
     batch: As `unpack` returns it.
-    mark: The marks of its rows, or None.
+    tag: The tags of its rows, or None.
     noise: The noise's state before the step, whose row counts the steps done so far.
 
   Returns:
@@ -115,7 +115,7 @@ def admit(
       raise errors.PrivacyError(
           'A model is trained on inputs and targets: `plan.batches((x, y))`. Received: batches '
           'without targets, as of `plan.batches(x)`.')
-    drawn, *checks = _is_drawn(optimizer.plan, mark, batch.mask, noise.row)
+    drawn, *checks = _is_drawn(optimizer.plan, tag, batch.mask, noise.row)
     mask = batch.mask & drawn
   elif optimizer.plan is not None:  # The caller's word, whatever sizes it means.
     checks, mask = [], batch.mask
@@ -129,16 +129,16 @@ def admit(
   return batch._replace(mask=mask), noise._replace(key=key, row=row)
 
 
-def _is_drawn(plan: plan_lib.PrivacyPlan, mark: Any, used: tf.Tensor,
+def _is_drawn(plan: plan_lib.PrivacyPlan, tag: Any, used: tf.Tensor,
               step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-  """`([] bool, assertion)`: whether all used rows have the marks of this step and their place."""
-  if mark is None:
-    raise errors.PrivacyError(_DRAWN.format('a batch without the marks of the plan'))
-  count = tf.shape(mark, tf.int64)[0]
-  skipped = marks.row_of(tf.cast(mark, tf.int64), plan, tf.cast(step, tf.int64)) - tf.range(count)
+  """`([] bool, assertion)`: whether all used rows have the tags of this step and their place."""
+  if tag is None:
+    raise errors.PrivacyError(_DRAWN.format('a batch without the tags of the plan'))
+  count = tf.shape(tag, tf.int64)[0]
+  skipped = tags.row_of(tf.cast(tag, tf.int64), plan, tf.cast(step, tf.int64)) - tf.range(count)
   least = tf.reduce_min(tf.where(used, skipped, tf.int64.max))
   most = tf.reduce_max(tf.where(used, skipped, tf.int64.min))
-  drawn = marks.in_place(
+  drawn = tags.in_place(
       compat.gather_replicas(tf.stack([count, least, most])), compat.has_workers())
   return drawn, trees.insist(drawn, _DRAWN.format(
       'a batch of another step or plan, used before, with rows repeated, moved or left out, or '
@@ -192,7 +192,7 @@ def check_fit(optimizer: Any, x: Any, y: Any, kwargs: Dict[str, Any], tight: boo
     if weigh is not None:
       optimizer.run.note('The loss was weighted by `class_weight`. If these numbers were computed '
                          'from private labels, no epsilon covers them.')
-    same_records.check(optimizer.run, x.digest, x.coins.in_file)
+    same_records.check(optimizer.run, x.digest, x.seed.in_file)
     restores = any(isinstance(one, compat.keras.callbacks.BackupAndRestore)
                    for one in tf.nest.flatten(kwargs.get('callbacks') or []))
     return x.resumed((lambda: optimizer.steps_done) if restores else optimizer.steps_done,

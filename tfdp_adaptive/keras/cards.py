@@ -3,7 +3,7 @@
 
 from typing import Any, Mapping, Optional, Sequence
 
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import weight_digests
@@ -17,7 +17,7 @@ def of_model(
       audits=audits, weights=weight_digests.of(model.weights),
       words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
   run = getattr(getattr(model, 'optimizer', None), 'run', None)
-  return _card(attached.Ledger.of(model).ledger().entries, more) if run is None else (
+  return _card(weight_ledger.Ledger.of(model).ledger().entries, more) if run is None else (
       of_run(run, **more))
 
 

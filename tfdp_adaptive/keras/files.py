@@ -13,13 +13,13 @@ import numpy as np
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.keras import attached
+from tfdp_adaptive.keras import weight_ledger
 
 
 @contextlib.contextmanager
 def _writing(saved: Any, store: Any) -> Iterator[None]:
   # Before anything is written.
-  found = attached.Ledger.of(saved).ledger() if hasattr(saved, 'variables') else None
+  found = weight_ledger.Ledger.of(saved).ledger() if hasattr(saved, 'variables') else None
   with runfolder.writing(runfolder.WEIGHTS):
     exact = [v for metric in saved.metrics for v in metric.variables] if hasattr(
         type(saved), 'ledger') and not runfolder.may_be_secret() else []  # Sums of private numbers.
@@ -32,14 +32,14 @@ def _writing(saved: Any, store: Any) -> Iterator[None]:
       for v, value in zip(exact, values):
         v.assign(value)
   if found is not None and found.entries:
-    store.make(attached.NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
+    store.make(weight_ledger.NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
 
 
 def _read(saved: Any, store: Any, partly: bool) -> None:
-  content = store.get(attached.NAME)
+  content = store.get(weight_ledger.NAME)
   if '0' in content and hasattr(saved, 'variables'):
-    found = attached.parsed(np.asarray(content['0'])).entries
-    attached.Ledger.of(saved).attach(found, replace=not partly)
+    found = weight_ledger.parsed(np.asarray(content['0'])).entries
+    weight_ledger.Ledger.of(saved).attach(found, replace=not partly)
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def _whole(saved: Any, path: Any) -> Iterator[None]:
 
 def _legacy(saved: Any, wanted: str, *_: Any) -> None:
   if hasattr(type(saved), 'ledger') or (
-      compat.is_model(saved) and attached.Ledger(saved.variables).lines()):
+      compat.is_model(saved) and weight_ledger.Ledger(saved.variables).lines()):
     raise ValueError(
         'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
         f'Received: {type(saved).__name__} {getattr(saved, "name", "")!r}. Save to a path that '

@@ -23,13 +23,13 @@ from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import agreement
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import cards
+from tfdp_adaptive.keras import first_step
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import spent
 from tfdp_adaptive.keras import step
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 keras: Any = compat.keras
@@ -115,7 +115,7 @@ class DPModel(_Mixin):
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
     compat.drop_loss_scaling(self)
-    attached.track(self)
+    weight_ledger.track(self)
     if public_penalty is not None:
       self.optimizer.run.note(
           'A loss, penalty or schedule holds arrays that are public in the words of whoever '
@@ -153,13 +153,13 @@ class DPModel(_Mixin):
   def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
     if 'savedmodel' in (kwargs.get('save_type'), *args):
       self.reset_metrics()  # Exact sums over private data, which Keras 2 would export.
-    attached.track(self)  # Before TensorFlow asks what there is to save.
+    weight_ledger.track(self)  # Before TensorFlow asks what there is to save.
     return super()._trackable_children(*args, **kwargs)
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
     """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
-    return attached.Ledger.of(self).ledger()
+    return weight_ledger.Ledger.of(self).ledger()
 
   def privacy_card(
       self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
@@ -308,7 +308,7 @@ class DPModel(_Mixin):
       return
     self._compared.kinds.add(str(specs))
     with futures.ThreadPoolExecutor(1) as thread:
-      thread.submit(agreement.check, self, loss, self._compiled_loss_arguments, specs,
+      thread.submit(first_step.check, self, loss, self._compiled_loss_arguments, specs,
                     self.optimizer.rule.asks).result()
 
   @tf.autograph.experimental.do_not_convert

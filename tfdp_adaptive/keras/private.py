@@ -16,14 +16,14 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import spent
+from tfdp_adaptive.keras import weight_ledger
 
 keras: Any = compat.keras
 # Methods of Keras that a private model has from its own class.
@@ -150,16 +150,16 @@ class DPTask(DPFunctional):
 
   def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """Preprocesses a batch of records: examples, or users with several examples."""
-    plan, (weight, mark) = self.optimizer.plan, marks.split(sample_weight)
-    if plan is not None and plan.whole_users or mark is not None and mark.shape.rank == 2:
-      records, _, _ = admission.unpack((x, y, marks.Marked(weight, mark)), plan)
+    plan, (weight, tag) = self.optimizer.plan, tags.split(sample_weight)
+    if plan is not None and plan.whole_users or tag is not None and tag.shape.rank == 2:
+      records, _, _ = admission.unpack((x, y, tags.Tagged(weight, tag)), plan)
       examples, _ = interface.joined(records)
       batch = tf.nest.map_structure(
           lambda t: None if t is None else interface.divided(t, records),
           self._preprocess(examples.x, examples.y, examples.sample_weight))
     else:
       batch = self._preprocess(x, y, weight)
-    return batch if mark is None else (*batch[:2], marks.Marked(batch[2], mark))
+    return batch if tag is None else (*batch[:2], tags.Tagged(batch[2], tag))
 
   def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
                   ) -> Tuple[Any, Any, Any]:
@@ -207,7 +207,7 @@ def make_private(model: compat.Model) -> compat.Model:
     return model
   if not isinstance(model, keras.Model):
     raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
-  attached.track(model)
+  weight_ledger.track(model)
   model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in _DROPPED if compat.overrides(model, method)]
   wraps = compat.input_structure(model) is None and not isinstance(model, keras.Sequential)

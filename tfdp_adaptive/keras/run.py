@@ -16,15 +16,15 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import disclosures
-from tfdp_adaptive.keras import attached
 from tfdp_adaptive.keras import fingerprints
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
 
 
-class Run(attached.State):
+class Run(weight_ledger.State):
   """The steps of one optimizer.
 
   Attributes:
@@ -97,7 +97,7 @@ class Run(attached.State):
     """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
     disclosures.check(model, getattr(self.plan, 'population_size', None))
     covered = lambda layer: disclosures.label(layer) in [
-        one.rule for one in attached.Ledger([layer]).entries()]
+        one.rule for one in weight_ledger.Ledger([layer]).entries()]
     for sentence in disclosures.sentences(model, numbers, covered):
       self.note(sentence)
 
@@ -112,7 +112,7 @@ class Run(attached.State):
     self._watched = compat.replicated_variable(
         tf.constant([0, 0, 0, -1], tf.int64), 'watched')
     own = {id(v) for v in variables}
-    attached.Ledger([
+    weight_ledger.Ledger([
         *variables, *(layer for model in self.models for layer in compat.all_layers(model)
                       if any(id(v) in own for v in layer.variables))]).attach([self])
 
@@ -135,8 +135,8 @@ class Run(attached.State):
   def variables(self) -> List[Any]:
     """Returns all weights of the run, frozen or not."""
     for model in self.models:
-      attached.track(model)
-    return [*self.moved, *(v for model in self.models for v in attached.places(model))]
+      weight_ledger.track(model)
+    return [*self.moved, *(v for model in self.models for v in weight_ledger.places(model))]
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the lines of the run: branches replaced by older weights, then the current one."""
@@ -185,10 +185,10 @@ class Run(attached.State):
 
   def all_entries(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
     """Returns the other runs of the weights, then this run."""
-    lines = attached.Ledger(self.variables).lines()
+    lines = weight_ledger.Ledger(self.variables).lines()
     mine = self.entries(steps)
-    others = attached.entries([line for line in lines if line is not self])
-    counted = attached.spent([*others, *mine]).entries
+    others = weight_ledger.entries([line for line in lines if line is not self])
+    counted = weight_ledger.spent([*others, *mine]).entries
     return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
 
   def epsilon(self, steps: Optional[int] = None) -> float:
@@ -220,7 +220,7 @@ class Run(attached.State):
 
   def deserialize(self, string_value: bytes) -> None:
     """Continues the run of a file whose state was or will be restored."""
-    for entry in attached.parsed(string_value).entries if string_value else ():
+    for entry in weight_ledger.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
         self._restored.append((entry, fingerprints.saved(string_value)))
         if self._watched is not None:
@@ -229,7 +229,8 @@ class Run(attached.State):
 
   def close(self, content: bytes) -> bool:
     """Counts the run of a file, whose state was not restored, beside this one, if it took steps."""
-    taken = [entry for entry in attached.parsed(content).entries if entry.steps] if content else []
+    entries = weight_ledger.parsed(content).entries if content else ()
+    taken = [entry for entry in entries if entry.steps]
     self._closed += taken
     return bool(taken)
 
@@ -275,7 +276,7 @@ class Run(attached.State):
 
 
 def _unpickled(content: bytes) -> ledger_lib.Entry:
-  return attached.parsed(content).entries[0]
+  return weight_ledger.parsed(content).entries[0]
 
 
 def _parts(before: Tuple[Tuple[int, float], ...], steps: int, clip_norm: float

@@ -42,7 +42,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
     Logs by name; exact numbers of private data.
   """
   optimizer = model.optimizer
-  batch, mark, views = admission.unpack(data, optimizer.plan, compat.output_names(model))
+  batch, tag, views = admission.unpack(data, optimizer.plan, compat.output_names(model))
   examples = interface.joined(views_lib.of(batch, model.example_views))[0]
   loss = model.prepare_step(examples.x)
   model.compare_step(loss, examples)
@@ -58,7 +58,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
         optimizer.run.examples_per_user, batch.examples.shape[1] // views)
   if views * model.example_views > 1:
     optimizer.run.note(_VIEWS.format(views * model.example_views))
-  batch, noise = admission.admit(optimizer, batch, mark, state.privatizer.noise)
+  batch, noise = admission.admit(optimizer, batch, tag, state.privatizer.noise)
   state = state._replace(privatizer=state.privatizer._replace(noise=noise))
   clipped = clip(model, loss, batch, request)
   # Over replicas, sums come first: every replica then draws the same noise.

@@ -16,7 +16,7 @@ from tfdp_adaptive import terms
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling as sampling_lib
-from tfdp_adaptive.batches import coins as coins_lib
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
@@ -266,7 +266,7 @@ class PrivacyPlan(terms.Terms):
       coins: Path of a SECRET file with the coins of one run, for schemes in which the steps of a
         record depend on each other. It is written when the run begins, and read when it resumes.
     """
-    return coins_lib.drawn(self, size, start_step, coins)
+    return sampling_seed.drawn(self, size, start_step, coins)
 
   def batches(
       self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,

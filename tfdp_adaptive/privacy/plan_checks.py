@@ -13,7 +13,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
@@ -129,8 +129,8 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
   """Whether another run may have had the secret bins of a run.
 
   Bins are drawn once for the batches of a plan, by coins of their own, and a step takes those
-  batches only whose marks are those of its plan. So runs can share bins only if their plans have
-  the same marks, or fixed seeds; or if somebody else drew the batches of one of them.
+  batches only whose tags are those of its plan. So runs can share bins only if their plans have
+  the same tags, or fixed seeds; or if somebody else drew the batches of one of them.
 
   Args:
     entry: An entry of a ledger, with a plan.
@@ -139,8 +139,8 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
   plan = entry.plan
   return not plan.sampling.drawn_each_step and any(
       not other.plan.sampling.drawn_each_step and (
-          marks.line(other.plan) == marks.line(plan) or entry.own_sampler or other.own_sampler
-          or None not in (plan.seed, other.plan.seed))
+          tags.coefficients(other.plan) == tags.coefficients(plan)
+          or entry.own_sampler or other.own_sampler or None not in (plan.seed, other.plan.seed))
       for other in others if other.plan is not None)
 
 

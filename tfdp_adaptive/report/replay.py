@@ -12,9 +12,9 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Dict, Iterator, List
 
-from tfdp_adaptive.batches import coins as coins_lib
 from tfdp_adaptive.batches import digests
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import sampling_seed
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import card_checks
 
@@ -34,7 +34,7 @@ class _Opened:
 
   def of_pass(self, start_step: int = 0) -> int:
     del start_step
-    return coins_lib.key_of_pass(self._key, self._number)
+    return sampling_seed.key_of_pass(self._key, self._number)
 
 
 def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Finding]:
@@ -48,9 +48,9 @@ def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Fi
   Raises:
     ValueError: If one of the files is none, or no run of the card committed to these coins.
   """
-  saved = coins_lib.opened(seed, f'{seed} must be the file of coins of a run. ')
+  saved = sampling_seed.opened(seed, f'{seed} must be the file of coins of a run. ')
   size, lines = digests.read(log)
-  sentence = digests.COMMITTED.format(coins_lib.digest(saved['key']))
+  sentence = digests.COMMITTED.format(sampling_seed.digest(saved['key']))
   found = [(number, run.entry) for number, run in enumerate(card.runs, 1)
            if sentence in run.entry.notes and run.entry.plan is not None]
   if not found:
@@ -63,7 +63,7 @@ def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Fi
 def _run(name: str, entry: Any, saved: Dict[str, Any], size: int,
          lines: List[Dict[str, Any]]) -> Iterator[Finding]:
   plan = entry.plan
-  if tuple(saved['plan']) != marks.line(plan):
+  if tuple(saved['plan']) != tags.coefficients(plan):
     yield Finding(card_checks.WRONG, f'{name}: the coins are those of another plan.')
     return
   missing = set(range(entry.steps)) - {line['step'] for line in lines}

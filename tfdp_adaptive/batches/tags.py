@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark by which a step knows a batch that its plan drew for it.
+"""The tag by which a step knows a batch that its plan drew for it.
 
 Every row of a batch of `plan.batches` carries a number that belongs to one plan, one step and one
-row of the batch. `fit` and strategies get the numbers beside the weights, as `Marked`. In batches
+row of the batch. `fit` and strategies get the numbers beside the weights, as `Tagged`. In batches
 of a loop of one's own they are in the digits of float64 sample weights that float32 does not hold:
 such a batch has three parts and no more, and rounded to float32, as Keras does before it uses them,
 the weights are what they seem.
 
-The marks are public: they guard against honest mistakes (a batch used twice, out of order, of
+The tags are public: they guard against honest mistakes (a batch used twice, out of order, of
 another plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
 trusted. They cannot tell what is in a row: a record may be changed by itself (augmented), and
 whoever mixes records breaks the guarantee unseen.
@@ -22,86 +22,86 @@ from typing import Any, NamedTuple, Tuple
 import numpy as np
 import tensorflow as tf
 
-_PRIME = 2**28 - 57  # Marks fit into the 29 digits that float64 has more, without rounding up.
+_PRIME = 2**28 - 57  # Tags fit into the 29 digits that float64 has more, without rounding up.
 _DIGITS = 2**28 - 1
 # Numbers of rows beyond the most that a batch may have tell of one draw for several workers.
-MOST_ROWS, TAGS = 2**17, 2**11 - 1
+MOST_ROWS, DRAWS = 2**17, 2**11 - 1
 # Fields of a plan that determine its batches; the noise may differ.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
 
 
-def line(plan: Any) -> Tuple[int, int, int]:
-  """`(slope, pace, offset)`: marks are `1 + (slope * step + pace * row + offset) % prime`."""
+def coefficients(plan: Any) -> Tuple[int, int, int]:
+  """`(slope, pace, offset)`: tags are `1 + (slope * step + pace * row + offset) % prime`."""
   text = repr([(name, repr(getattr(plan, name, None))) for name in _FIELDS])
   digest = hashlib.sha256(text.encode()).digest()
   slope, offset, pace = (int.from_bytes(digest[i:i + 8], 'big') for i in (0, 8, 16))
   return 1 + slope % (_PRIME - 1), 1 + pace % (_PRIME - 1), offset % _PRIME
 
 
-def mark(plan: Any, step: Any, row: Any = 0) -> Any:
-  """The mark of a row in a step: an int, or an int64 array or tensor like them; never zero."""
-  slope, pace, offset = line(plan)
+def tag(plan: Any, step: Any, row: Any = 0) -> Any:
+  """The tag of a row in a step: an int, or an int64 array or tensor like them; never zero."""
+  slope, pace, offset = coefficients(plan)
   return 1 + (slope * step + pace * row + offset) % _PRIME
 
 
-def row_of(marked: Any, plan: Any, step: Any) -> Any:
-  """Returns the row of each mark. Marks of other steps and plans give rows far away."""
-  slope, pace, offset = line(plan)
-  return (marked - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
+def row_of(tagged: Any, plan: Any, step: Any) -> Any:
+  """Returns the row of each tag. Tags of other steps and plans give rows far away."""
+  slope, pace, offset = coefficients(plan)
+  return (tagged - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
 
 
-class Marked(NamedTuple):
-  """The sample weights of a batch, and the marks of its rows.
+class Tagged(NamedTuple):
+  """The sample weights of a batch, and the tags of its rows.
 
   Attributes:
     weight: Nest of float32 weights [n, ...].
-    mark: [n] int32, or None for a batch without marks. If it has K views of every example in a
-      row along the second axis of all tensors, [n, K] int32, each mark K times.
+    tag: [n] int32, or None for a batch without tags. If it has K views of every example in a
+      row along the second axis of all tensors, [n, K] int32, each tag K times.
   """
 
   weight: Any
-  mark: Any
+  tag: Any
 
 
-def of_rows(plan: Any, step: int, rows: int, first: int = 0, tag: int = 0) -> np.ndarray:
-  """Returns the int32 marks of `rows` rows of a batch.
+def of_rows(plan: Any, step: int, rows: int, first: int = 0, draw: int = 0) -> np.ndarray:
+  """Returns the int32 tags of `rows` rows of a batch.
 
   Args:
     plan: The `PrivacyPlan`.
     step: The step.
     rows: How many rows.
     first: The row of the batch that the first of them is.
-    tag: A tag of the coins that all workers share.
+    draw: Number of the draw that all workers share.
   """
-  return mark(plan, step, tag * MOST_ROWS + first + np.arange(rows)).astype(np.int32)
+  return tag(plan, step, draw * MOST_ROWS + first + np.arange(rows)).astype(np.int32)
 
 
-def write(weights: np.ndarray, marks: np.ndarray) -> np.ndarray:
-  """Returns float32 weights [n, ...] as float64 that carry marks [n]; zero stays zero."""
+def write(weights: np.ndarray, tags: np.ndarray) -> np.ndarray:
+  """Returns float32 weights [n, ...] as float64 that carry tags [n]; zero stays zero."""
   wide = np.asarray(weights, np.float32).astype(np.float64)
-  bits = wide.view(np.int64) | marks.reshape([-1] + [1] * (wide.ndim - 1)).astype(np.int64)
+  bits = wide.view(np.int64) | tags.reshape([-1] + [1] * (wide.ndim - 1)).astype(np.int64)
   return np.where(wide == 0, 0.0, bits.view(np.float64))
 
 
-def split(weights: Any) -> Marked:
-  """Returns the weights of a batch in float32 with the marks that they carry, if all do."""
-  if isinstance(weights, Marked):
+def split(weights: Any) -> Tagged:
+  """Returns the weights of a batch in float32 with the tags that they carry, if all do."""
+  if isinstance(weights, Tagged):
     return weights
   if weights is None:
-    return Marked(None, None)
+    return Tagged(None, None)
   weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-  flat, mark_of_rows = tf.nest.flatten(weights), None
+  flat, tag_of_rows = tf.nest.flatten(weights), None
   if all(w.dtype == tf.float64 for w in flat):
     each = [tf.where(w == 0, tf.zeros_like(w, tf.int64), read(tf.bitcast(w, tf.int64)))
             for w in flat]
-    mark_of_rows = tf.cast(functools.reduce(tf.maximum, [
+    tag_of_rows = tf.cast(functools.reduce(tf.maximum, [
         tf.reduce_max(one, list(range(1, one.shape.rank))) for one in each]), tf.int32)
-  return Marked(tf.nest.map_structure(
-      lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights), mark_of_rows)
+  return Tagged(tf.nest.map_structure(
+      lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights), tag_of_rows)
 
 
 def read(bits: Any) -> Any:
-  """The marks in the bits (int64) of weights."""
+  """The tags in the bits (int64) of weights."""
   return bits & _DIGITS
 
 
@@ -109,9 +109,9 @@ def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
   """[] bool: whether all replicas have the rows of one batch that are theirs, and nobody else's.
 
   Args:
-    counted: [replicas, 3] int64: rows, and the least and the largest number by which the marked
+    counted: [replicas, 3] int64: rows, and the least and the largest number by which the tagged
       rows of records come after their places; the largest is below the least where none is.
-    several: Whether workers drew the batch. All workers must then share one draw of coins.
+    several: Whether workers drew the batch. All of them must then have the seed of one draw.
   """
   count, least, most = tf.unstack(counted, axis=1)
   used = least <= most

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 
 keras = compat.keras
 RNG = np.random.default_rng(0)
@@ -55,7 +55,7 @@ SCHEMES = pytest.mark.parametrize('plan', [
 @pytest.mark.pitfall(
     'The same batch is trained on twice, or batches in another order, by `train_on_batch`.',
     severity='critical', stops='PrivacyError, or nothing but an empty batch under XLA: '
-                               'batches are marked for their step')
+                               'batches are tagged for their step')
 @SCHEMES
 def test_batches_are_taken_once_and_in_their_order(plan):
   model = make_model(plan)
@@ -74,7 +74,7 @@ def test_batches_are_taken_once_and_in_their_order(plan):
 
 @pytest.mark.pitfall(
     'Batches of another plan are used.',
-    severity='critical', stops='refused by their mark')
+    severity='critical', stops='refused by their tag')
 def test_a_batch_of_another_plan_is_refused():
   model = make_model()
   for changes in (dict(batch_size=9), dict(steps=7), dict(sampling=tfdp.sampling.FixedOrder()),
@@ -97,7 +97,7 @@ def changed(batch):
 
 @pytest.mark.pitfall(
     'Records are repeated within a drawn batch, as augmentation by concatenation does.',
-    severity='critical', stops='refused: every row has a mark of its own place')
+    severity='critical', stops='refused: every row has a tag of its own place')
 @pytest.mark.parametrize('user', [False, True])
 def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   if user:
@@ -117,7 +117,7 @@ def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   model.train_on_batch(x + 1, *rest)  # What is in a row is the caller's.
 
 
-def test_the_marks_of_fit_need_nothing_that_a_device_may_lack():
+def test_the_tags_of_fit_need_nothing_that_a_device_may_lack():
   """A TPU has neither bits of float64 nor strings nor calls of the host."""
   model = make_model()
   model.fit(make_plan().batches((X, Y)), steps_per_epoch=1, verbose=0)
@@ -146,16 +146,16 @@ def test_under_xla_nothing_of_a_refused_batch_gets_out():
 
 
 def test_weights_are_what_they_seem():
-  """The mark is in digits that float32 does not hold; every weight carries it."""
+  """The tag is in digits that float32 does not hold; every weight carries it."""
   plan, w = make_plan(), RNG.uniform(0.1, 7, size=64).astype('float32')
   for step, (_, y, weight) in enumerate(plan.batches((X, np.arange(64.), w))):
     real = np.asarray(weight) != 0
     expected = w[np.asarray(y, int)[real]]
     np.testing.assert_array_equal(np.asarray(weight, 'float32')[real], expected)
-    read = marks.read(np.asarray(weight).view(np.int64)[real])
-    assert np.all(read == marks.mark(plan, step, np.arange(len(real))[real]))
-    assert np.all(read == marks.split(weight).mark[real])
-  numbers = [marks.mark(plan, step) for step in range(10000)]
+    read = tags.read(np.asarray(weight).view(np.int64)[real])
+    assert np.all(read == tags.tag(plan, step, np.arange(len(real))[real]))
+    assert np.all(read == tags.split(weight).tag[real])
+  numbers = [tags.tag(plan, step) for step in range(10000)]
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 
 
@@ -236,7 +236,7 @@ def test_fixed_sizes_are_kept_with_weights_too():
 
 @pytest.mark.pitfall(
     'Several steps per execution run more steps than `fit` counted.',
-    severity='critical', stops='the step counts, and looks for the mark of each')
+    severity='critical', stops='the step counts, and looks for the tag of each')
 @pytest.mark.parametrize('several', [2, 4])  # Of six steps: all, and not all, in whole executions.
 def test_several_steps_per_execution(several):
   plan = make_plan(sampling=tfdp.sampling.FixedOrder())

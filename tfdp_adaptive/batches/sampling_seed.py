@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secret key of the random numbers of a whole run ("coins"), and the file that keeps it.
+"""The secret seed of the batches of a whole run, and the file that holds it (argument `coins`).
 
-If the steps of a record depend on each other, a run that resumes in another process needs the coins
-that it started with. They belong to ONE run, because two runs with the same coins do not compose. A
-new run therefore draws its own coins and never reads a file.
+If the steps of a record depend on each other, a run that resumes in another process needs the seed
+that it started with. A seed belongs to ONE run, because two runs with the same batches do not
+compose. A new run therefore draws its own seed and never reads a file.
 
-A run with a file also commits to its coins: their digest is in the ledger before the first step. An
+A run with a file also commits to its seed: its digest is in the ledger before the first step. An
 auditor who is shown the file later can draw all batches again (`report.replay`). Batches that are
 drawn at every step then come from the file, too, with another key for every pass.
 """
@@ -21,14 +21,14 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive import runfolder
 from tfdp_adaptive import terms as terms_lib
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 
 _FORMAT = 'tfdp_adaptive.coins 2'
 _BITS = 256
 
 
-class Coins:
-  """The coins of one run of a plan.
+class SamplingSeed:
+  """The seed from which one run of a plan draws its batches.
 
   Args:
     plan: The `PrivacyPlan`.
@@ -37,10 +37,10 @@ class Coins:
       it was or will be released.
 
   Attributes:
-    in_file: Whether another process can resume with these coins.
+    in_file: Whether another process can resume with this seed.
   """
 
-  tag = 0
+  draw = 0
 
   def __init__(self, plan: Any, path: Union[str, 'os.PathLike[str]', None] = None,
                replace: bool = False):
@@ -85,7 +85,7 @@ class Coins:
     return digest(self.key(start_step))
 
   def of_pass(self, start_step: int = 0) -> int:
-    """Returns the key of one pass over the batches, for coins that are drawn at every step."""
+    """Returns the key of one pass over the batches, for batches that are drawn at every step."""
     if self._plan.seed is not None:
       return self._plan.seed
     if self._path is None:
@@ -133,7 +133,7 @@ class Coins:
   def _save(self, new: bool) -> None:
     assert self._path is not None
     runfolder.save(self._path, (), {
-        'format': _FORMAT, 'key': self._key, 'plan': marks.line(self._plan),
+        'format': _FORMAT, 'key': self._key, 'plan': tags.coefficients(self._plan),
         'records': self._records, 'starts': self._starts}, new=new)
 
   def _read(self, start_step: int) -> int:
@@ -146,7 +146,7 @@ class Coins:
     wanted = f'The coins of a resumed run must be the file it began with: {self._path}. '
     saved = self._saved(wanted)
     plan, records = tuple(saved['plan']), saved['records']
-    if plan != marks.line(self._plan):
+    if plan != tags.coefficients(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
     if None not in (records, self._records) and records != self._records:
       raise ValueError(
@@ -161,48 +161,48 @@ class Coins:
     return opened(self._path, wanted)
 
 
-class Dealt(Coins):
-  """Random numbers that the chief drew for all workers; see `workers`.
+class ReceivedSeed(SamplingSeed):
+  """Seed that the chief drew for all workers; see `workers`.
 
   Attributes:
-    tag: Number by which a step recognizes batches of one draw; zero for a single process.
+    draw: Number by which a step recognizes batches of one draw; zero for a single process.
   """
 
   def __init__(self, plan: Any) -> None:
     super().__init__(plan)
     self._pass = -1
 
-  def take(self, dealt: Dict[str, Any]) -> None:
+  def receive(self, received: Dict[str, Any]) -> None:
     """Takes the numbers that `deal` returned."""
-    self._key, self._pass, self._of_users = dealt['key'], dealt['pass'], dealt['of_users']
-    self.tag = _tag(self._pass)
+    self._key, self._pass, self._of_users = received['key'], received['pass'], received['of_users']
+    self.draw = _draw_number(self._pass)
 
   def key(self, start_step: int) -> int:
     assert self._key is not None  # The chief has needed it, too.
     return self._key
 
   def of_pass(self, start_step: int = 0) -> int:
-    now, self.tag = self._pass, _tag(self._pass)
+    now, self.draw = self._pass, _draw_number(self._pass)
     if self._plan.seed is None:  # Later passes have others. A worker that makes more is found out.
       self._pass += 1
     return now
 
 
-def deal(kept: Coins, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
-  """Returns the SECRET numbers of one pass for `Dealt.take`, as JSON values.
+def for_workers(chiefs: SamplingSeed, draw: Callable[[], Iterator[Any]]) -> Dict[str, Any]:
+  """Returns the SECRET numbers of one pass for `ReceivedSeed.receive`, as JSON values.
 
   Args:
-    kept: The coins of the chief.
-    draw: Draws the batches of the pass with the coins. It raises if the run cannot resume.
+    chiefs: The seed of the chief.
+    draw: Draws the batches of the pass with the seed. It raises if the run cannot resume.
   """
   next(draw())
-  seed = kept._plan.seed
-  return {'key': kept._key if seed is None else seed, 'pass': kept.of_pass(*kept._starts[-1:]),
-          'of_users': kept.of_users()}
+  seed = chiefs._plan.seed
+  return {'key': chiefs._key if seed is None else seed,
+          'pass': chiefs.of_pass(*chiefs._starts[-1:]), 'of_users': chiefs.of_users()}
 
 
 def opened(path: pathlib.Path, wanted: str = '') -> Dict[str, Any]:
-  """Returns the content of a SECRET file of coins: `key`, `plan`, `records` and `starts`."""
+  """Returns the content of a SECRET file of a seed: `key`, `plan`, `records` and `starts`."""
   try:
     _, saved = runfolder.load(path)
   except (OSError, ValueError) as error:
@@ -223,14 +223,14 @@ def key_of_pass(key: int, number: int) -> int:
   return int.from_bytes(hashlib.sha256(text.encode()).digest(), 'big')
 
 
-def _tag(key: int) -> int:
+def _draw_number(key: int) -> int:
   hashed = hashlib.sha256(str(key).encode()).digest()
-  return 1 + int.from_bytes(hashed, 'big') % (marks.TAGS - 1)
+  return 1 + int.from_bytes(hashed, 'big') % (tags.DRAWS - 1)
 
 
-def of(plan: Any, coins: Any) -> Coins:
-  """Returns `Coins` unchanged, and makes them of a path or of None."""
-  return coins if isinstance(coins, Coins) else Coins(plan, coins)
+def of(plan: Any, coins: Any) -> SamplingSeed:
+  """Returns a `SamplingSeed` unchanged, and makes them of a path or of None."""
+  return coins if isinstance(coins, SamplingSeed) else SamplingSeed(plan, coins)
 
 
 def drawn(terms: terms_lib.Terms, size: Optional[int] = None, start_step: int = 0,

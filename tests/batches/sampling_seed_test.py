@@ -9,7 +9,7 @@ import pytest
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.batches import marks
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import plan as plan_lib
 
 SCHEMES = [sampling.MinSeparation(4, draws=9), sampling.BallsInBins(10, draws=9)]
@@ -147,8 +147,8 @@ def test_batches_that_are_skipped_by_hand(scheme, adjacency, tmp_path):
     skipped = rng.integers(3, 12)
     for place, (x, _, weight) in enumerate(drawn.as_numpy_iterator()):
       step = done
-      expected = marks.mark(plan, step, np.flatnonzero(weight))
-      read = marks.read(weight.view(np.int64)[weight != 0])
+      expected = tags.tag(plan, step, np.flatnonzero(weight))
+      read = tags.read(weight.view(np.int64)[weight != 0])
       if place == skipped:
         continue
       if place > skipped:  # What a step would see: the mark of another one.
