@@ -158,7 +158,7 @@ def _following(rule: contract.Rule, side: contract.SideQuery, estimate: Callable
   if not low <= 1 <= high:
     raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
-  wrapping.require(rule, 'question', 'clip norm', 'fixed', 'step')
+  wrapping.require(rule, 'query', 'clip norm', 'fixed', 'step')
   contract.check_side_query(rule.asks[0]._replace(side_query=side))
   return _around(rule, side, estimate, quantile, learning_rate, bounds, name, units)
 

@@ -89,7 +89,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   if lengths.shape != (len(members),) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {len(members)} groups.')
-  wrapping.require(rule, 'question', 'clip norm', 'noise', 'norm', 'step')
+  wrapping.require(rule, 'query', 'clip norm', 'noise', 'norm', 'step')
   if rule.asks[0].side_query is not None and not _apart(rule):
     raise ValueError(
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '

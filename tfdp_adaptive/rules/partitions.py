@@ -58,7 +58,7 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
                      f'`tf.TensorSpec` and a `tfdp.rules` rule. Received: parts={parts}.')
   first = parts[0][1]
   for _, rule in parts:
-    wrapping.require(rule, 'question', 'clip norm', 'step')
+    wrapping.require(rule, 'query', 'clip norm', 'step')
     if rule.asks[0].side_query is not None or rule.asks[0].groups:
       raise ValueError('What moves or splits the clip norm goes around the partition, not into it. '
                        f'Received: rule={rule.name}.')
