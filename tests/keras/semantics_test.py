@@ -234,6 +234,5 @@ def test_models_without_weights_and_arguments_of_others_are_refused_in_words():
   model.compile(still(), 'mse')
   with pytest.raises(ValueError, match='must have trainable weights'):
     model.fit(X, Y, batch_size=N, verbose=0)
-  for name in ('num_microbatches', 'amsgrad', 'centered'):
-    with pytest.raises(ValueError, match=f'`{name}` cannot be used'):
-      tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N, **{name: 3})
+  with pytest.raises(ValueError, match='`num_microbatches` cannot be used'):
+    tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N, num_microbatches=3)

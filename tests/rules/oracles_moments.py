@@ -19,14 +19,17 @@ def sgd(momentum=0.0, nesterov=False):
   return solve
 
 
-def adam(b1, b2, eps):
+def adam(b1, b2, eps, amsgrad=False):
   def solve(p):
     gs = []
 
     def step(theta, t):
       gs.append(parts.private_mean(p, theta, t))
       mu = parts.average(gs, b1) / (1 - b1**(t + 1))
-      nu = parts.average(np.square(gs), b2) / (1 - b2**(t + 1))
+      nu = parts.average(np.square(gs), b2)
+      if amsgrad:
+        nu = np.max([parts.average(np.square(gs[:k]), b2) for k in range(1, t + 2)], axis=0)
+      nu = nu / (1 - b2**(t + 1))
       return theta - p.rate * mu / (np.sqrt(nu) + eps)
 
     return parts.iterate(p, step)
@@ -45,13 +48,20 @@ def adagrad(initial, eps):
   return solve
 
 
-def rmsprop(rho, eps):
+def rmsprop(rho, eps, momentum=0.0, centered=False):
   def solve(p):
-    gs = []
+    gs, directions = [], []
 
     def step(theta, t):
       gs.append(parts.private_mean(p, theta, t))
-      return theta - p.rate * gs[-1] / (np.sqrt(parts.average(np.square(gs), rho)) + eps)
+      nu = parts.average(np.square(gs), rho)
+      if centered:
+        # The weights of an average that starts at zero sum to 1 - rho**t.
+        mean = parts.average(gs, rho)
+        nu = parts.average((np.array(gs) - mean)**2, rho) + rho**(t + 1) * mean**2
+      directions.append(parts.ratio(gs[-1], np.sqrt(nu) + eps))
+      return theta - p.rate * sum(
+          momentum**(t - j) * direction for j, direction in enumerate(directions))
 
     return parts.iterate(p, step)
   return solve

@@ -22,8 +22,6 @@ _REFUSED = {
                          'need no scaling.',
     'lr': 'Use `learning_rate`.',
     'num_microbatches': 'Leave it out: every example is clipped by itself.',
-    'amsgrad': 'Use `DPAdam` as it is; the maximum of second moments is not implemented.',
-    'centered': 'Use `DPRMSprop` as it is; a centered second moment is not implemented.',
     'decay': 'Use a schedule, such as `keras.optimizers.schedules.InverseTimeDecay`, as '
              '`learning_rate`; or `weight_decay`.',
 }

@@ -39,6 +39,20 @@ class SecondMoment(NamedTuple):
   linear: bool = True
 
 
+class Largest(NamedTuple):
+  """State of `largest_average_of_squares`."""
+
+  average: trees.Tree
+  largest: trees.Tree  # Of all averages so far, by coordinate.
+
+
+class Centered(NamedTuple):
+  """First and second power of a gradient, or the averages of both."""
+
+  value: trees.Tree
+  square: trees.Tree
+
+
 class Method(NamedTuple):
   first: FirstMoment
   second: SecondMoment
@@ -82,6 +96,30 @@ def average_of_squares(beta: float, normalized: bool) -> SecondMoment:
 
   return SecondMoment(
       trees.zeros, lambda nu, square: decayed(beta, nu, square), estimate)
+
+
+def largest_average_of_squares(beta: float) -> SecondMoment:
+  """Returns the second moment of AMSGrad (Reddi et al. 2018), normalized as Adam's."""
+
+  def add(nu: Largest, square: trees.Tree) -> Largest:
+    average = decayed(beta, nu.average, square)
+    return Largest(average, trees.map(tf.maximum, nu.largest, average))
+
+  return SecondMoment(
+      lambda specs: Largest(trees.zeros(specs), trees.zeros(specs)), add,
+      lambda nu, step: _normalize(beta, nu.largest, step), linear=False)
+
+
+def centered_squares(beta: float) -> SecondMoment:
+  """Returns the running variance of a gradient, of which `Centered` powers are added."""
+
+  def estimate(nu: Centered, step: tf.Tensor) -> trees.Tree:
+    del step
+    return trees.map(lambda m, v: tf.maximum(v - tf.square(m), 0), nu.value, nu.square)
+
+  return SecondMoment(
+      lambda specs: Centered(trees.zeros(specs), trees.zeros(specs)),
+      lambda nu, powers: decayed(beta, nu, powers), estimate, linear=False)
 
 
 def sum_of_squares(initial_value: float = 0.0) -> SecondMoment:

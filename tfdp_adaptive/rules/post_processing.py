@@ -13,11 +13,12 @@ from tfdp_adaptive.rules import moments
 
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
-  first: trees.Tree  # First moment of the released means, or ().
+  first: trees.Tree  # First moment of the released means, or of the directions, or ().
   second: trees.Tree  # Second moment of the same, >= 0; noise included.
 
 
-def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> contract.Rule:
+def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
+            amsgrad: bool = False) -> contract.Rule:
   """DP-Adam by post-processing: Adam on the privatized mean gradient.
 
   Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5:
@@ -33,11 +34,16 @@ def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: In gradient units, >= 0.
+    amsgrad: Whether to divide by the largest `nu` so far (Reddi et al. 2018). The noise of a
+      single step then stays in it for good.
 
   Returns:
     A `contract.Rule` whose direction has no unit, of order one per coordinate.
   """
-  return adaptive(moments.adam(beta_1, beta_2), plus(epsilon), 'dp_adam')
+  method = moments.adam(beta_1, beta_2)
+  if amsgrad:
+    method = method._replace(second=moments.largest_average_of_squares(beta_2))
+  return adaptive(method, plus(epsilon), 'dp_adam')
 
 
 def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> contract.Rule:
@@ -57,7 +63,8 @@ def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) ->
   return adaptive(moments.adagrad(initial_accumulator_value), plus(epsilon), 'dp_adagrad')
 
 
-def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8) -> contract.Rule:
+def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8, momentum: float = 0.0,
+               centered: bool = False) -> contract.Rule:
   """DP-RMSProp by post-processing: RMSProp on the privatized mean gradient.
 
   Li et al. (ICLR 2023), section 2, `nu` not normalized:
@@ -67,11 +74,20 @@ def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8) -> contract.Rule:
   Args:
     rho: Decay of the second moment, in [0, 1).
     epsilon: In gradient units, >= 0.
+    momentum: Decay of a sum of these directions, which the parameters then follow, in [0, 1).
+    centered: Whether to divide by the root of the running variance, `nu` less the square of the
+      running mean, in place of the running second moment.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
   """
-  return adaptive(moments.rmsprop(rho), plus(epsilon), 'dp_rmsprop')
+  checks.decay(momentum=momentum)
+  method, square = moments.rmsprop(rho), mean_squared
+  if centered:
+    method, square = method._replace(second=moments.centered_squares(rho)), both_powers
+  if momentum:
+    method = method._replace(first=moments.heavy_ball(momentum, nesterov=False))
+  return adaptive(method, plus(epsilon), 'dp_rmsprop', square, divide_first=True)
 
 
 def dp_yogi(
@@ -109,10 +125,15 @@ def mean_squared(release: contract.Release, public: trees.Tree) -> trees.Tree:
   return moments.squared(release.mean)
 
 
+def both_powers(release: contract.Release, public: trees.Tree) -> moments.Centered:
+  """Returns the noisy mean and its square."""
+  return moments.Centered(release.mean, mean_squared(release, public))
+
+
 def adaptive(
     method: moments.Method, root: Callable[[tf.Tensor], tf.Tensor], name: str,
     square: Callable[[contract.Release, trees.Tree], trees.Tree] = mean_squared,
-    elementwise: bool = True, **fields: Any) -> contract.Rule:
+    divide_first: bool = False, elementwise: bool = True, **fields: Any) -> contract.Rule:
   """Returns a rule for any `moments.Method`: its first moment over the root of its second moment.
 
   Args:
@@ -120,6 +141,7 @@ def adaptive(
     root: `nu_hat -> divisor` of a coordinate.
     name: Name of the rule.
     square: `(release, public) -> square`, which the second moment averages.
+    divide_first: Whether the first moment is that of the divided gradients.
     elementwise: See `contract.Rule`.
     **fields: More of it.
   """
@@ -131,10 +153,14 @@ def adaptive(
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     step = state.step + 1
-    mean, moment = first.update(state.first, release.mean, step)
     nu = second.add(state.second, square(release, public))
     roots = trees.map(root, second.estimate(nu, step))
-    return moments.divide(mean, roots), State(step, moment, nu)
+    if divide_first:
+      direction, moment = first.update(state.first, moments.divide(release.mean, roots), step)
+    else:
+      mean, moment = first.update(state.first, release.mean, step)
+      direction = moments.divide(mean, roots)
+    return direction, State(step, moment, nu)
 
   return contract.Rule(
       init, contract.isotropic, contract.of_release(update), name=name,
