@@ -13,6 +13,7 @@
 # make docs    build the pages into build/site
 # make wheel   build the wheel and the source distribution into dist, and check what an index reads
 # make notebooks    run the notebooks of colabs/ again and keep what they show
+# make recipes   run the programs of examples/recipes/ again and keep what they print
 # make bench   measure all tables of speed (QUICK=1: a row of each): bench-{clipping,users,edges,federated}
 # make bench-peers    install what the benchmarks compare with into build/peers (Python 3.11)
 # make audit-table    audit every optimizer, plant bugs into each, and write docs/audit.md
@@ -55,7 +56,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo wheel test test-federated test-current test-rest test-peers test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-sign
+.PHONY: help demo wheel test test-federated test-current test-rest test-peers test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks recipes bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-sign
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -188,6 +189,14 @@ build/docs-env/installed: requirements/docs.lock
 
 notebooks: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python colabs/run.py $(wildcard colabs/*.ipynb)
+
+recipes: $(CURRENT)/installed
+	@mkdir -p build/recipes
+	@set -e; for path in examples/recipes/*.py; do \
+	  name=$$(basename $$path .py); echo $$name; \
+	  $(RUN) $(CURRENT)/bin/python -W ignore $$path > build/recipes/$$name.txt; \
+	  mv build/recipes/$$name.txt benchmarks/results/recipes/; \
+	done
 
 audit-table: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python tests/audit/audit_table.py

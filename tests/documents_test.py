@@ -151,6 +151,18 @@ def test_every_optimizer_is_on_the_page_of_its_family():
   assert hooks._classes().keys() == rules
 
 
+def test_choosing_marks_what_is_experimental():
+  from tfdp_adaptive import optimizers  # pylint: disable=g-import-not-at-top
+  page = (ROOT / 'docs' / 'choosing.md').read_text(encoding='utf-8')
+  marked = set()
+  for names in re.findall(r'((?:`\w+`, )*`\w+`) \((?:both )?experimental\)', page):
+    last = names.split(', ')[-1:]
+    marked.update(name.strip('`') for name in (
+        names.split(', ') if f'{names} (both' in page else last))
+  shown = set(re.findall(r'`(\w+)`', page)) & set(optimizers.OPTIMIZERS)
+  assert marked == {name for name in shown if optimizers.OPTIMIZERS[name].missing}
+
+
 def test_methods_that_the_reference_shows_exist():
   import hooks  # pylint: disable=g-import-not-at-top
 
@@ -198,16 +210,44 @@ def test_a_page_that_nobody_listed_is_found(tmp_path):
   assert all(pages for entry in navigation for pages in entry.values())
 
 
-def test_links_out_of_the_pages_are_named_instead():
+@pytest.mark.parametrize('source, link, led', [
+    ('guides/lora.md', '../../SECURITY.md#x', '../SECURITY.md#x'),
+    ('guides/lora.md', '../glossary.md', '../glossary.md'),
+    ('guides/lora.md', '../../GONE.md', '../../GONE.md'),
+    ('guides/lora.md', '../../colabs/1_first_private_model.ipynb',
+     '../notebooks/1_first_private_model.md'),
+    ('recipes.md', '../examples/recipes/table.py', 'recipes/table.md'),
+    ('audit.md', '../tests/layers_test.py#L1', 'files/tests/layers_test.py.md'),
+    ('SECURITY.md', 'docs/guides/report.md#x', 'guides/report.md#x'),
+    ('CONTRIBUTING.md', 'tfdp_adaptive/contract.py', 'files/tfdp_adaptive/contract.py.md')])
+def test_links_out_of_the_pages_lead_to_a_page(source, link, led):
   import hooks  # pylint: disable=g-import-not-at-top
-  config = argparse.Namespace(docs_dir=str(ROOT / 'docs'))
-  page = argparse.Namespace(file=argparse.Namespace(src_uri='guides/report.md'))
-  text = 'See [security](../../SECURITY.md#x), [words](../glossary.md), [gone](../../GONE.md).'
-  assert hooks.on_page_markdown(text, page, config) == (
-      'See security (`SECURITY.md`), [words](../glossary.md), [gone](../../GONE.md).')
-  text = 'See [the first](../../colabs/1_first_private_model.ipynb).'
-  assert hooks.on_page_markdown(text, page, config) == (
-      'See [the first](../notebooks/1_first_private_model.md).')
+  page = argparse.Namespace(file=argparse.Namespace(src_uri=source))
+  assert hooks.on_page_markdown(f'See [it]({link}).', page, None).startswith(f'See [it]({led}).')
+  files = hooks.linked_files({source: f'See [it]({link}).'})
+  assert list(files) == [led] * led.startswith('files/')
+
+
+def test_a_link_to_a_folder_names_it():
+  import hooks  # pylint: disable=g-import-not-at-top
+  page = argparse.Namespace(file=argparse.Namespace(src_uri='index.md'))
+  assert hooks.on_page_markdown('See [them](../colabs).', page, None) == 'See them (`colabs`).'
+
+
+def test_pages_with_other_words_for_the_search_exist():
+  import hooks  # pylint: disable=g-import-not-at-top
+  made = hooks._made()
+  for path in hooks.SYNONYMS:
+    assert path in made or (ROOT / 'docs' / path).exists(), path
+
+
+def test_code_on_pages_has_at_most_80_columns():
+  for path in [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md',
+               *(ROOT / 'examples' / 'recipes').glob('*.py')]:
+    text = path.read_text(encoding='utf-8')
+    text = text if path.suffix == '.py' else '\n'.join(block for _, block in BLOCK.findall(text))
+    for line in text.splitlines():
+      assert len(line) <= 80, f'{name(path)}: {line}'
 
 
 def test_notebooks_are_pages_with_what_they_showed():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `mkdocs.yml` cannot say: the order of the pages, the reference, and drawings.
+"""What `mkdocs.yml` cannot say: the order of the pages, the reference, and pages that are made.
 
 A page that is not in `ORDER` appears under "More": nobody has to know this file to add one.
 """
@@ -12,30 +12,58 @@ import shutil
 
 import diagram
 import notebooks
+import recipes
 
 from tfdp_adaptive import optimizers
+from tfdp_adaptive import version
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / 'build' / 'docs-source'
 ORDER = {
-    'Start': (
-        'index.md', 'choosing.md', 'evidence.md', 'comparison.md', 'claims.md', 'frontier.md',
-        'notebooks.md', 'glossary.md'),
-    'Guides': (
-        'guides/installing.md', 'guides/training.md', 'guides/epsilon.md',
-        'guides/troubleshooting.md', 'guides/clipping.md', 'layers.md',
-        'guides/batch_normalization.md', 'guides/views.md', 'guides/users.md',
-        'guides/batch_size.md', 'guides/federated.md', 'guides/command_line.md',
-        'guides/from_tensorflow_privacy.md', 'guides/from_opacus.md', 'guides/report.md',
-        'guides/reports_compared.md', 'guides/check_a_claim.md', 'guides/tracking.md',
-        'guides/resume.md', 'guides/devices.md', 'guides/flower.md', 'guides/silos.md',
-        'guides/ray.md', 'guides/features.md', 'guides/lora.md', 'guides/generative.md',
-        'guides/own_rule.md', 'guides/own_layer.md', 'guides/own_mechanism.md',
-        'callbacks.md'),
-    'Trust': ('promise.md', 'pitfalls.md', 'independence.md', 'accounting.md', 'audit.md',
-              'faults.md', 'scale.md', 'state.md', 'architecture.md'),
+    'Start': ('index.md', 'choosing.md', 'comparison.md', 'glossary.md'),
+    'Install': ('guides/installing.md', 'guides/from_tensorflow_privacy.md',
+                'guides/from_opacus.md', 'CHANGELOG.md'),
+    'Tutorials': ('notebooks.md', 'guides/training.md'),
+    'Recipes': ('recipes.md',),
+    'How-to': (
+        'guides/troubleshooting.md', 'guides/epsilon.md', 'guides/clip_norm.md',
+        'guides/batch_size.md', 'guides/users.md', 'guides/features.md', 'guides/lora.md',
+        'guides/views.md', 'guides/batch_normalization.md', 'guides/generative.md',
+        'guides/federated.md', 'guides/silos.md', 'guides/flower.md', 'guides/ray.md',
+        'guides/devices.md', 'guides/resume.md', 'guides/tracking.md', 'callbacks.md',
+        'guides/report.md', 'guides/reports_compared.md', 'guides/check_a_claim.md',
+        'guides/command_line.md', 'guides/own_layer.md', 'guides/own_rule.md',
+        'guides/own_mechanism.md', 'CONTRIBUTING.md'),
+    'Explanation': ('promise.md', 'SECURITY.md', 'guides/clipping.md', 'layers.md',
+                    'independence.md', 'pitfalls.md', 'scale.md', 'state.md', 'architecture.md'),
+    'Evidence': ('evidence.md', 'claims.md', 'frontier.md', 'accounting.md', 'audit.md',
+                 'faults.md'),
 }
-_LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(?:#[\w-]+)?\)')
+# Documents of the repository's root that are pages of the site as well.
+DOCUMENTS = ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md')
+_LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
+# Other words for the subject of a page, which the search finds as well.
+SYNONYMS = {
+    'choosing.md': 'which optimizer, hyperparameters, learning rate',
+    'recipes.md': 'examples, tutorial, sample code, cookbook',
+    'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
+    'recipes/table.md': 'tabular data, pandas, DataFrame, CSV, one-hot, NaN, imputation',
+    'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
+    'guides/clip_norm.md': 'max_grad_norm, l2_norm_clip, clipping threshold, bias, calibration, '
+                           'class imbalance',
+    'guides/clipping.md': 'ghost clipping, per-example gradients, microbatches, GradientTape',
+    'guides/devices.md': 'GPU, TPU, multi-GPU, MirroredStrategy, distributed training',
+    'guides/epsilon.md': 'privacy budget, regulators, GDPR, HIPAA, membership inference',
+    'guides/features.md': 'transfer learning, linear probe, pretrained, fine-tuning',
+    'guides/generative.md': 'VAE, GAN, diffusion, synthetic data, time series',
+    'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning',
+    'guides/resume.md': 'checkpoint, save, load, restart, preemption',
+    'guides/report.md': 'model card, datasheet, audit trail, compliance',
+    'guides/troubleshooting.md': 'OOM, out of memory, gradient accumulation, DataFrame, pandas, '
+                                 'class imbalance, imbalanced classes, NaN, low accuracy, slow',
+    'guides/users.md': 'user-level, person, patient, customer, group privacy',
+    'guides/views.md': 'data augmentation, augmentation multiplicity, random crop, flip, mixup',
+}
 # {page: (title, names of `tfdp`)}; what is not listed is on the page `tfdp`.
 PAGES = {
     'plan': ('Plan, ledger and sampling',
@@ -172,17 +200,22 @@ def on_startup(**unused):
 
 
 def on_config(config):
-  """Makes the navigation."""
+  """Makes the navigation, and names the version at the foot of every page."""
+  config.copyright = f'Version {version.__version__} · Apache License 2.0'
   docs = pathlib.Path(config.docs_dir)
   there = {path.relative_to(docs).as_posix() for path in docs.rglob('*.md')
-           if 'site' not in path.relative_to(docs).parts}
+           if 'site' not in path.relative_to(docs).parts}.union(DOCUMENTS)
   config.nav = [{title: [page for page in pages if page in there]}
                 for title, pages in ORDER.items() if there.intersection(pages)]
   rest = sorted(there.difference(*ORDER.values()))
   if rest:
     config.nav.append({'More': rest})
-  config.nav.insert(1, {'Notebooks': [
-      path for path in notebooks.pages(ROOT / 'colabs') if path.endswith('.md')]})
+  made = _made()
+  for entry in config.nav:
+    for title, folder in (('Tutorials', 'notebooks/'), ('Recipes', 'recipes/')):
+      if title in entry:
+        entry[title] += [path for path in made if path.startswith(folder)
+                         and path.endswith('.md')]
   pages = {path: public for path, public in zip(reference(), names().values()) if public}
   families = [path for path in pages if '/optimizers/' in path]
   config.nav.append({'Reference': [
@@ -190,32 +223,90 @@ def on_config(config):
   return config
 
 
+def _made():
+  """Returns `{path in the site: text or bytes}` of pages that are not in `docs/`."""
+  return {
+      **notebooks.pages(ROOT / 'colabs'),
+      **recipes.pages(ROOT / 'examples' / 'recipes', ROOT / 'benchmarks' / 'results' / 'recipes'),
+      **{name: (ROOT / name).read_text(encoding='utf-8') for name in DOCUMENTS
+         if (ROOT / name).exists()}}
+
+
+def _place(path):
+  """Returns the page that shows a file of the repository, or None for a folder."""
+  inside = path.relative_to(ROOT).as_posix()
+  if inside.startswith('docs/'):
+    return inside[len('docs/'):]
+  if path.suffix == '.ipynb':
+    return f'notebooks/{path.stem}.md'
+  if inside.startswith('examples/recipes/'):
+    return f'recipes/{path.stem}.md'
+  if inside in DOCUMENTS:
+    return inside
+  return f'files/{inside}.md' if path.is_file() else None
+
+
+def _folder(source):
+  """Returns the folder that the links of a page start from."""
+  return ROOT if source in DOCUMENTS else (ROOT / 'docs' / source).parent
+
+
+def linked_files(sources):
+  """Returns `{path in the site: text}` of the files outside `docs/` that pages link to.
+
+  Args:
+    sources: `{page: Markdown}`.
+  """
+  files = {}
+  for source, text in sources.items():
+    for _, target, _ in _LINK.findall(text):
+      path = (_folder(source) / target).resolve()
+      if ROOT in path.parents and path.is_file():
+        place = _place(path)
+        if place.startswith('files/') and place not in files:
+          files[place] = _file_page(path)
+  return files
+
+
+def _file_page(path):
+  kind = {'.py': 'python', '.md': 'markdown', '.toml': 'toml'}.get(path.suffix, 'text')
+  text = path.read_text(encoding='utf-8').replace('`````', '````')
+  name = path.relative_to(ROOT).as_posix()
+  return (f'---\nsearch:\n  exclude: true\n---\n\n# `{name}`\n\n'
+          f'`````{kind}\n{text.rstrip()}\n`````\n')
+
+
 def on_page_markdown(markdown, page, config, **unused):
-  """Names files outside `docs/`, to which only pages in the repository can link; draws charts."""
-  del unused
-  folder = pathlib.Path(config.docs_dir)
-  here = (folder / page.file.src_uri).parent
+  """Leads links to files outside `docs/` to their pages, draws charts, adds words to search."""
+  del config, unused
+  source = page.file.src_uri
 
-  def named(match):
-    text, target = match.groups()
-    path = (here / target).resolve()
-    if folder.resolve() in path.parents or not path.exists():
-      return match.group(0)  # Of the site; or wrong, which is an error.
-    if path.suffix == '.ipynb':
-      up = '../' * page.file.src_uri.count('/')
-      return f'[{text}]({up}notebooks/{path.stem}.md)'
-    path = path.relative_to(ROOT).as_posix()
-    if path.rsplit('/', 1)[-1] in text:
-      return text
-    return f'`{path}`' if text == 'results' else f'{text} (`{path}`)'
+  def led(match):
+    text, target, anchor = match.groups()
+    path = (_folder(source) / target).resolve()
+    if ROOT not in path.parents or not path.exists():
+      return match.group(0)  # A page that is made here; or wrong, which is an error.
+    place = _place(path)
+    if place is None:
+      return f'{text} (`{path.relative_to(ROOT).as_posix()}`)'
+    if place.startswith('files/'):
+      anchor = ''
+    return f'[{text}]({"../" * source.count("/")}{place}{anchor or ""})'
 
-  return diagram.draw(_LINK.sub(named, markdown))
+  if not source.startswith('files/'):
+    markdown = diagram.draw(_LINK.sub(led, markdown))
+  if source in SYNONYMS:
+    markdown += f'\n\n<p hidden>{SYNONYMS[source]}</p>\n'
+  return markdown
 
 
 def on_files(files, config):
   """Adds the pages that are made here."""
   from mkdocs.structure.files import File  # pylint: disable=g-import-not-at-top
-  for path, content in {**reference(), **notebooks.pages(ROOT / 'colabs')}.items():
+  made = _made()
+  sources = {file.src_uri: file.content_string for file in files.documentation_pages()}
+  sources.update({path: text for path, text in made.items() if isinstance(text, str)})
+  for path, content in {**reference(), **made, **linked_files(sources)}.items():
     files.append(File.generated(config, path, content=content))
   return files
 

@@ -5,6 +5,7 @@ import base64
 import json
 import pathlib
 import re
+import textwrap
 
 
 def pages(folder):
@@ -28,7 +29,7 @@ def _page(path):
     parts.append(f'```python\n{source}\n```')
     for output in cell['outputs']:
       if output['output_type'] == 'stream':
-        parts.append(f'```text\n{"".join(output["text"]).rstrip()}\n```')
+        parts.append(f'```text\n{_wrapped("".join(output["text"]))}\n```')
       elif 'image/png' in output['data']:
         name = f'{path.stem}_{number}.png'
         pictures[f'notebooks/{name}'] = base64.b64decode(output['data']['image/png'])
@@ -43,3 +44,9 @@ def _last_sentence(text):
   """What a picture's alternative text says: the words before the cell that draws it."""
   paragraph = text.rsplit('\n\n', 1)[-1]
   return re.sub(r'[\[\]()*`#]', '', ' '.join(paragraph.split()))
+
+
+def _wrapped(printed):
+  """Returns what a cell printed, without lines that are wider than a page, such as statements."""
+  return '\n'.join('\n'.join(textwrap.wrap(line, 80)) if len(line) > 90 else line
+                   for line in printed.rstrip().splitlines())
