@@ -6,11 +6,18 @@
 What goes to the error stream is left out: it is of the machine, and not of the notebook.
 """
 
+import hashlib
 import pathlib
 import sys
 
 import nbclient
 import nbformat
+
+
+def digest(notebook) -> str:
+  """Returns what identifies the code whose outputs a notebook shows."""
+  code = '\n'.join(cell.source for cell in notebook.cells if cell.cell_type == 'code')
+  return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def run(path: pathlib.Path) -> None:
@@ -21,6 +28,7 @@ def run(path: pathlib.Path) -> None:
   for cell in notebook.cells:
     if cell.cell_type == 'code':
       cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
+  notebook.metadata['tfdp']['outputs_of'] = digest(notebook)
   notebook.metadata['language_info'] = {'name': 'python'}  # Without the version that was at hand.
   nbformat.write(notebook, path)
 

@@ -18,6 +18,9 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.keras import admission
 
 ROOT = pathlib.Path(__file__).parent.parent
+SPEC = importlib.util.spec_from_file_location('run_notebooks', ROOT / 'colabs' / 'run.py')
+run = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(run)
 PATHS = sorted((ROOT / 'colabs').glob('*.ipynb'))
 HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
 # Each runs in the ordinary tests of one stack, so that both stay short.
@@ -98,6 +101,14 @@ def test_notebook_shows_what_it_computed(path):
   assert pictures and max(map(len, pictures)) < 80_000
   said = ''.join(output.get('text', '') for output in outputs)
   assert said and not re.search(r'/(home|root|tmp|work|usr)/', said)
+
+
+@pytest.mark.parametrize('path', PATHS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_code_that_is_shown(path):
+  notebook, code = read(path)
+  assert notebook.metadata['tfdp']['outputs_of'] == run.digest(notebook), (
+      'The code changed after it was run: call `make notebooks`.')
+  assert all(len(line) <= 80 for cell in code for line in cell.source.splitlines())
 
 
 @pytest.mark.parametrize('path', HERE, ids=lambda path: path.stem)
