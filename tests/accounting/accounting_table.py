@@ -26,7 +26,8 @@ LAWS = {
     'poisson': (range(1000), '''Poisson sampling
 
 Poisson-sampled Gaussian noise, with delta from 1e-15 to 1e-3, 1 to {most:.0e} steps, records that
-take part .3 to 1,000 times and any size of epsilon; `composition_test.random_plan` draws them.'''),
+take part 0.3 to 1,000 times, and any size of epsilon. `composition_test.random_plan` draws
+them.'''),
     'allocation': (range(1000, 1100), '''Random allocation
 
 2 to 200 batches in a round, up to {most:.0f} rounds, delta from 1e-8 to 1e-3. The law of one round
