@@ -33,7 +33,7 @@ COMMANDS = {
         ('tfdp compare --data posts.jsonl --vocabulary words.txt',
          'tfdp compare --methods dp_sgd,dp_adam --epsilon 2 --steps 500 --json')),
     'federated': (
-        'train over users with TensorFlow Federated and compare',
+        'train over users, with noise at the server, and compare',
         ('tfdp federated --data posts.jsonl --rounds 100 --out runs/users',)),
     'audit': (
         'measure how much privacy is lost at least, by an attack or by looking at every step',

@@ -59,9 +59,9 @@ class DPOptimizer(compat.GlobalOptimizer):
       adjacency, mechanism and number of steps, and the clip norm unless
       `l2_norm_clip` is given as well.
     mechanism: A `tfdp.mechanisms` mechanism; independent Gaussian noise by default.
-    adjacency: 'zero_out' (default, every batch has exactly `batch_size` examples),
-      'add_remove' (Poisson sampling: batches of any size) or 'replace' (twice the
-      noise).
+    adjacency: Which data sets are neighbors: 'zero_out' (one example against an empty one; the
+      default), 'add_remove' (one example more or less) or 'replace' (one example against any
+      other, which takes twice the noise).
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default at a clip norm), `AutoS()`,
       `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
     performance: A `tfdp.Performance`: engine, memory and chunks, which decide no step.
