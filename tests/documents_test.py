@@ -138,6 +138,25 @@ def test_reference_holds_every_public_name_with_its_docstring():
       assert _documented(where), f'{where} has no docstring: its reference would be empty.'
 
 
+def test_names_that_pages_mention_exist():
+  import hooks  # pylint: disable=g-import-not-at-top
+  known = {'tfdp'}
+  for page, public in hooks.names().items():
+    prefix = 'tfdp' if page in hooks.PAGES or page == 'tfdp' else f'tfdp.{page}'
+    known.add(prefix)
+    for public_name, where in public.items():
+      known.add(f'{prefix}.{public_name}')
+      source = ROOT.joinpath(*where.replace('tfdp_adaptive.federated', 'federated').split('.'))
+      if source.with_suffix('.py').exists():  # A module.
+        known.update(f'{prefix}.{public_name}.{member}' for member in hooks.exported(where))
+  programs = [*(ROOT / 'examples' / 'recipes').glob('*.py'), *(ROOT / 'colabs').glob('*.ipynb')]
+  for path in [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md', *programs]:
+    for found in set(re.findall(r'\btfdp(?:\.[A-Za-z_]\w*)+', path.read_text(encoding='utf-8'))):
+      owner = found.rpartition('.')[0]
+      of_class = owner in known and owner.rpartition('.')[2][0].isupper()
+      assert found in known or of_class, f'{name(path)} mentions {found}, which does not exist.'
+
+
 def test_every_optimizer_is_on_the_page_of_its_family():
   import hooks  # pylint: disable=g-import-not-at-top
 
@@ -263,6 +282,15 @@ def test_notebooks_are_pages_with_what_they_showed():
     assert pictures
     assert all(files[f'notebooks/{name}'].startswith(b'\x89PNG') for _, name in pictures)
     assert '```text\n' in text
+
+
+def test_notebooks_open_in_colab_once_there_is_an_address(monkeypatch):
+  import notebooks  # pylint: disable=g-import-not-at-top
+  path = 'notebooks/1_first_private_model.md'
+  assert 'Colab](https' not in notebooks.pages(ROOT / 'colabs')[path].partition('## Install')[0]
+  monkeypatch.setattr(notebooks.version, 'REPOSITORY', 'https://example.org/somebody/it')
+  assert ('[Open in Colab](https://colab.research.google.com/github/somebody/it/blob/main/colabs/'
+          '1_first_private_model.ipynb)') in notebooks.pages(ROOT / 'colabs')[path]
 
 
 def test_a_chart_that_would_be_drawn_wrongly_is_refused():

@@ -100,8 +100,7 @@ _OF_OPTIMIZERS = ('Every optimizer also takes the [arguments of `DPOptimizer`](c
 
 def exported(package):
   """`{public name: where it is defined}` of a package, or of a module, read from its source."""
-  folder = ROOT.joinpath('federated' if package.endswith('.federated')
-                         else package.replace('.', '/'))
+  folder = ROOT.joinpath(*package.replace('tfdp_adaptive.federated', 'federated').split('.'))
   paths, is_module = {}, folder.with_suffix('.py').exists()
   source = folder.with_suffix('.py') if is_module else folder / '__init__.py'
   for node in ast.parse(source.read_text(encoding='utf-8')).body:

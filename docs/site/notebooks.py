@@ -7,6 +7,8 @@ import pathlib
 import re
 import textwrap
 
+from tfdp_adaptive import version
+
 
 def pages(folder):
   """`{path in the site: text or bytes}`: a page, its pictures and the notebook itself, of each."""
@@ -36,8 +38,17 @@ def _page(path):
         parts.append(f'![{said}]({name})')
   title, _, rest = '\n\n'.join(parts).partition('\n')
   link = f'[Open the notebook]({path.name}){{ .md-button download="{path.name}" }}'
+  link += _colab(path.name)
   return {f'notebooks/{path.stem}.md': f'{title}\n\n{link}\n{rest}\n',
           f'notebooks/{path.name}': content, **pictures}
+
+
+def _colab(name):
+  """Returns a link that opens a notebook in Colab, once the repository has an address."""
+  owner = re.fullmatch(r'https://[\w.-]+/([\w.-]+/[\w.-]+)', version.REPOSITORY)
+  return '' if owner is None else (
+      f' [Open in Colab](https://colab.research.google.com/github/{owner[1]}/blob/main/colabs/'
+      f'{name}){{ .md-button }}')
 
 
 def _last_sentence(text):

@@ -36,53 +36,58 @@ USERS = 'DPAdam, users'
 PROBES = 0.02 * (1 - CONFIDENCE)
 TEXT = '''# What the audit finds
 
-Made by `make audit-table`. `tfdp audit --white-box --method NAME` audits one class with fresh
-noise; here the seeds are fixed. Every class runs with {steps} steps, {canaries} records, all of
-them canaries, of which {batch} take part per step, and the noise multiplier that the plan needs for
-the claim at delta = {delta:g}.
+`make audit-table` makes this page. `tfdp audit --white-box --method NAME` audits one class with
+fresh noise. On this page the seeds are fixed. Every class runs for {steps} steps on {canaries}
+records. All records are canaries, and {batch} take part per step. The noise multiplier is the one
+that the plan needs for the claim at delta = {delta:g}.
 
-* change: how far one record moved a release, over what is claimed; above 1 refutes the claim.
-* noise: standard deviation of the noise, measured over announced.
-* bound: what canaries prove, with confidence {confidence}: `one_run_epsilon`, or where the claim is
-  of Gaussian shape (nothing amplified) `one_run_gaussian_epsilon` if that is more.
-* estimate: what their scores suggest if they are normal; no bound.
-* refuted: by any of these, by the law of the batches, or because something that a step leaves in
-  weights or state depends on the batch by more than its releases.
-* bugs: planted into the real code, one at a time, and caught / planted.
-* seconds: of one core, for the audit of the class as it is; some 11 more for the first class of a
-  process, for which TensorFlow reads what it makes graphs of.
+* **claim** is the epsilon that the plan states.
+* **change** is how far one record moved a release, divided by the claimed distance. A value above 1
+  refutes the claim.
+* **noise** is the measured standard deviation of the noise, divided by the announced one.
+* **bound** is the epsilon that the canaries prove with confidence {confidence}, by
+  `one_run_epsilon`. If the claim has no amplification, `one_run_gaussian_epsilon` is used where it
+  proves more.
+* **estimate** is the epsilon that the canaries' scores suggest if they are normal. It proves
+  nothing.
+* **refuted** says whether any of these refutes the claim, or the distribution of the batches does,
+  or a step left something in weights or state that depends on the batch beyond its releases.
+* **bugs** is the number of bugs caught and planted. They are planted into the real code, one at a
+  time.
+* **seconds** is the time on one core to audit the class. The first class of a process takes about
+  11 seconds more, for tracing.
 
 | class | claim | change | noise | bound | estimate | refuted | bugs | seconds |
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-Users take part with three examples each; their bugs are no clipping, half the noise, the same
-noise at each step, and examples that are clipped by themselves.
+In the last row, users take part with three examples each. The bugs planted there are no clipping,
+half the noise, the same noise at each step, and examples that are clipped one by one.
 
-Bugs: {switched}; for the two independent-moment classes also B for 2B - 1; and, once, half the
-noise where it is announced so, and batches that are cyclic, shuffled by epochs, or always the same
-where Poisson sampling is claimed. Of these {others} of {others_planted} were caught.
+The bugs of the other rows are: {switched}. The two classes with independent moments also have a
+sensitivity of B instead of 2B - 1. Four more bugs are planted once: half the noise where half the
+noise is announced, and batches that are cyclic, shuffled by epochs, or always the same where
+Poisson sampling is claimed. Of these {others} of {others_planted} were caught.
 
-False alarms in {seeds} seeds of what is right, and how many are allowed on average: {alarms}.
-Those of noise, batches and canaries are of the statistics that look at them, on normals and batches
-drawn for it; classes with one sum per step all have the noise of DPAdamW. The searches
-for changes and for what is written past the noise have no randomness.
+The audit of a correct library also raises false alarms. In {seeds} seeds there were, with the
+number allowed on average in brackets: {alarms}. For noise, batches and canaries, these are alarms
+of the statistics, on normals and batches drawn for them. Classes with one sum per step all have the
+noise of DPAdamW. The searches for changes and for writes past the noise have no randomness.
 
 ## An attack on models
 
 The likelihood-ratio attack (LiRA, `tfdp.audit.shadow_models`) knows the data and how models are
-trained, but sees final models only. Here {shadows} Keras models of {lira_records} records with
-random labels, which a model can only know by heart, are each attacked with the help of the others.
-Each cell is the share of members that are found at a rate of false alarms.
+trained, but sees final models only. It attacks each of {shadows} Keras models with the help of the
+others. Each model was trained on {lira_records} records with random labels, which it can only
+memorize. Each cell is the share of members that are found at a rate of false alarms.
 
 | models | {rates} | AUC |
 |---|{lines}---|
 {lira}
 
 The last line is what no attack exceeds at that epsilon and delta. An attack that finds little does
-not show that a model is private: another one may find more. It cannot refute a plan, since it is no
-bound on epsilon, and it looks at records that the test chose. The white-box audit above looks for
-proofs.
+not show that a model is private, because another attack may find more. It cannot refute a plan
+either, because it proves no bound on epsilon. The white-box audit above looks for proofs.
 '''
 
 

@@ -16,7 +16,8 @@ KILLS = int(os.environ.get('TFDP_KILLS', 3))
 
 @pytest.mark.pitfall(
     'A silo is killed in a round, or after it was saved and before it was answered.',
-    severity='critical', stops='the folder is written before the answer, which is given again')
+    severity='critical',
+    stops='the folder is written before the answer is sent, so the saved answer is sent again')
 def test_a_silo_that_is_killed_again_and_again(tmp_path):
   rng, path, killed = random.Random(), tmp_path / 'ledger', 0
   rounds = 3 * KILLS

@@ -175,7 +175,7 @@ def test_no_number_overwrites_another():
 
 
 @pytest.mark.pitfall(
-    'The time of a round tells a heavy user apart.',
+    'The duration of a round reveals that a user with many examples took part.',
     severity='high', stops='it is in `speed` alone, and neither in the history nor in a file')
 def test_no_time_of_a_round_is_in_what_is_released(tmp_path, monkeypatch):
   """Neither as a number nor as the time of an event: clocks differ, and no file does."""

@@ -205,7 +205,7 @@ def test_two_models_and_a_second_optimizer_on_one_plan_each_keep_it():
 
 
 @pytest.mark.pitfall(
-    'Batches are one\'s own, and the reader of the statement does not know.',
+    'You sample batches yourself, and the reader of the statement does not know it.',
     severity='high', stops='`own_sampler=` must say how; the statement repeats it as the '
                            'caller\'s word')
 def test_own_sampling_is_said_in_the_statement():
@@ -236,7 +236,7 @@ def test_fixed_sizes_are_kept_with_weights_too():
 
 @pytest.mark.pitfall(
     'Several steps per execution run more steps than `fit` counted.',
-    severity='critical', stops='the step counts, and looks for the tag of each')
+    severity='critical', stops='the step counts itself, and checks the tag of every batch')
 @pytest.mark.parametrize('several', [2, 4])  # Of six steps: all, and not all, in whole executions.
 def test_several_steps_per_execution(several):
   plan = make_plan(sampling=tfdp.sampling.FixedOrder())
@@ -256,7 +256,7 @@ def test_several_steps_per_execution(several):
 
 
 @pytest.mark.pitfall(
-    'A loop of one\'s own calls a lower method of the optimizer (`update_step`).',
+    'Your own loop calls a lower method of the optimizer (`update_step`).',
     severity='critical', stops='PrivacyError; no weight moves')
 def test_gradients_of_ones_own_never_reach_the_weights():
   model = make_model()

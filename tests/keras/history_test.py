@@ -82,7 +82,7 @@ def test_adapters_and_fewer_bits_keep_what_was_spent(steps, tmp_path):
 
 @pytest.mark.pitfall(
     'A second optimizer trains the same weights, and states the epsilon of one run.',
-    severity='critical', stops='the history hangs on the weights; both are counted')
+    severity='critical', stops='the history belongs to the weights, so both runs are counted')
 def test_a_second_optimizer_adds_up():
   plan = make_plan()
   model = trained(plan)

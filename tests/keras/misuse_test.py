@@ -358,7 +358,7 @@ def test_a_private_model_wants_a_private_optimizer():
 
 
 @pytest.mark.pitfall(
-    'Shuffled batches of one\'s own run under a plan for Poisson sampling.',
+    'You pass shuffled batches to an optimizer whose plan has Poisson sampling.',
     severity='critical', stops='PrivacyError before the first step')
 def test_a_plan_wants_its_own_batches():
   model = _compiled(optimizer=tfdp.DPAdam(plan=_plan()))
@@ -374,7 +374,7 @@ def test_a_plan_wants_its_own_batches():
 
 @pytest.mark.pitfall(
     'Training goes on after the steps that were accounted for.',
-    severity='critical', stops='refused by `fit`, by the step and by the noise')
+    severity='critical', stops='`fit`, the step and the noise stream each refuse further steps')
 @pytest.mark.parametrize('chunks', [1, 2])
 def test_more_steps_than_planned_are_refused(chunks):
   """Steps are counted, not the chunks they are worked through in."""

@@ -198,7 +198,7 @@ def test_statistics_of_past_clean_data_are_paid_for_at_every_step():
 
 
 @pytest.mark.pitfall(
-    'A rule is made for fewer participations than the plan has.',
+    'A rule was made for fewer participations than records have in the plan.',
     severity='critical', stops='ValueError')
 def test_noisy_adagrad():
   plan = make_plan(sampling=sampling.FixedOrder(), extra_releases=(3.0,))

@@ -252,7 +252,7 @@ def test_a_rule_that_releases_the_past_has_no_event_of_one_round():
 
 
 @pytest.mark.pitfall(
-    'A query\'s rule is made for fewer participations than a record has.',
+    'The rule of a query was made for fewer participations than records have in the plan.',
     severity='critical', stops='ValueError, unless a plan or the caller says how many there are')
 @pytest.mark.parametrize('most', [None, 3])
 def test_participations_must_be_known(most):
