@@ -8,6 +8,7 @@ import random
 import time
 
 import ledger
+import numpy as np
 import nursery
 import pytest
 
@@ -46,6 +47,20 @@ def test_fit_with_backups_survives_kills(mother, tmp_path):
   assert status == 0, said
   runs, again = ledger.judge(path, 40)
   assert runs == 2 and again < 5  # A backup is made after every epoch of four steps.
+
+
+def test_views_after_a_kill_are_those_of_an_unbroken_run(mother, tmp_path):
+  weights = []
+  for name, lives in (('unbroken', [0]), ('killed', [15, 0])):
+    folder = tmp_path / name
+    folder.mkdir()
+    for life in lives:
+      status, said = live(mother, folder / 'ledger', life, folder, 12, 2)
+      assert status == (-9 if life else 0), said
+    with np.load(folder / 'result.npz') as saved:
+      weights.append([saved[key] for key in saved])
+  for unbroken, resumed in zip(*weights):
+    np.testing.assert_array_equal(unbroken, resumed)
 
 
 @pytest.mark.pitfall(

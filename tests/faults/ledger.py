@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which noise protected which batch, outliving kills, and judges the record.
 
-Run as a script it is the victim: `ledger.py LEDGER LIFE FOLDER STEPS` runs `fit` with
-BackupAndRestore, and ends by `kill -9` when it has written so many lines (0: never).
+Run as a script it is the victim: `ledger.py LEDGER LIFE FOLDER STEPS [VIEWS]` runs `fit` with
+BackupAndRestore, and ends by `kill -9` when it has written so many lines (0: never). With several
+views of an example, the k-th view is always the same, and a seed makes all runs alike.
 """
 
 import collections
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -89,7 +91,7 @@ def judge(path, steps):
   return len(runs), len(taken) - steps
 
 
-def fit(ledger, folder, steps):
+def fit(ledger, folder, steps, views=1):
   """`fit` with backups, and the batches of what is left of the plan."""
   import tensorflow as tf
 
@@ -97,18 +99,21 @@ def fit(ledger, folder, steps):
   rng = np.random.default_rng(0)
   x = rng.normal(size=[200, 5]).astype(np.float32)
   y = x.sum(1, keepdims=True)
+  seed = 3 if views > 1 else None
   plan = tfdp.PrivacyPlan(batch_size=20, steps=steps, l2_norm_clip=1.0, noise_multiplier=1.0,
-                          target_delta=1e-3, population_size=200)
+                          target_delta=1e-3, population_size=200, seed=seed)
   tf.keras.utils.set_random_seed(0)
   model = tfdp.make_private(tf.keras.Sequential(
       [tf.keras.layers.Input([5]), tf.keras.layers.Dense(1)]))
-  model.compile(tfdp.DPAdam(plan=plan), 'mse')
+  model.compile(tfdp.DPAdam(plan=plan, seed=seed), 'mse', views=views)
   backup = tfdp.callbacks.BackupAndRestore(
       os.path.join(folder, 'backup'), delete_checkpoint=False)
   watch = tf.keras.callbacks.LambdaCallback(
       on_train_batch_begin=lambda batch, logs: ledger.step(model))
-  model.fit(plan.batches((x, y)), epochs=steps // 4, steps_per_epoch=4, verbose=0,
-            callbacks=[backup, watch])
+  calls = itertools.count()
+  augment = (lambda x, y: (x * (1 + next(calls) % views), y)) if views > 1 else None
+  model.fit(plan.batches((x, y), augment=augment, views=views), epochs=steps // 4,
+            steps_per_epoch=4, verbose=0, callbacks=[backup, watch])
   np.savez(os.path.join(folder, 'result.npz'), *model.get_weights())
   return 0
 
@@ -117,4 +122,4 @@ if __name__ == '__main__':
   from tfdp_adaptive.accounting import sampling
   record_of = Ledger(sys.argv[1], int(sys.argv[2]))
   record_of.watch(sampling.Poisson)
-  sys.exit(fit(record_of, sys.argv[3], int(sys.argv[4])))
+  sys.exit(fit(record_of, sys.argv[3], *map(int, sys.argv[4:])))
