@@ -223,7 +223,7 @@ class Report:
 
   def card(self, card: Any, name: str = 'card') -> None:
     """Writes the privacy card of the model beside the statement, for people and for programs."""
-    from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
+    from tfdp_adaptive.report import card_page  # pylint: disable=import-outside-toplevel
     self._claim()
     self._files += card_page.write(card, self._folder, name)
 

@@ -286,8 +286,8 @@ _BY_REASON = {
         'noise/noise_streams_test.py::test_noise_cancels_across_the_border_of_xla': ('!tree',),
         'noise/noise_streams_test.py::test_rows_are_the_noising_matrix_times_z': (
             'eager-*', 'passes-*', 'graph-independent', 'xla-blt', 'xla-banded_inverse'),
-        'privacy/card_test.py::test_a_damaged_card_is_refused_or_read_never_a_defect': (),
-        'privacy/card_test.py::test_every_plan_has_a_card_that_a_second_accountant_confirms': (
+        'report/card_test.py::test_a_damaged_card_is_refused_or_read_never_a_defect': (),
+        'report/card_test.py::test_every_plan_has_a_card_that_a_second_accountant_confirms': (
             '!one bin', '!truncated', "!users' examples"),
         'privatizer_test.py::test_the_budget_ends_with_the_plan_or_the_mechanism': (
             '!None-mechanism1-4',),

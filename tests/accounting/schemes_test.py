@@ -22,7 +22,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import second_accountant
-from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import batch_distribution
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -237,10 +237,10 @@ def test_batches_follow_the_scheme_of_the_audit_which_knows_them_from_others(cas
       if case.scheme.amplified and case.scheme.most_bands == 1 else
       mechanisms.BandedToeplitz(min(2, case.scheme.most_bands), 23)}))
   batches = list(plan.index_batches())
-  assert batch_law.check(plan, batches).p_value > 1e-6
+  assert batch_distribution.check(plan, batches).p_value > 1e-6
   cycle = plan.sampling.cycle
   if plan.amplified and plan.sampling.pattern != 'gaps':  # The same batches again and again.
-    assert batch_law.check(plan, batches[:cycle] * (23 // cycle)).p_value < 1e-6
+    assert batch_distribution.check(plan, batches[:cycle] * (23 // cycle)).p_value < 1e-6
   for batch in batches:
     assert len(set(batch.tolist())) == len(batch)
     assert batch.min(initial=0) >= 0 and batch.max(initial=0) < 600

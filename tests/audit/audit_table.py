@@ -22,7 +22,7 @@ from tfdp_adaptive import audit
 from tfdp_adaptive import compat
 from tfdp_adaptive import gate
 from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import batch_distribution
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
@@ -215,7 +215,7 @@ def other_bugs():
     yield changes.largest(subject('DPSGD'), 1).violated
   for plant in planted.BATCHES.values():
     with plant():
-      yield batch_law.check(plan(0)).p_value <= PROBES
+      yield batch_distribution.check(plan(0)).p_value <= PROBES
 
 
 @functools.lru_cache(maxsize=None)
@@ -236,7 +236,7 @@ def alarms():
   one = subject('DPAdamW')  # Others with one sum per step draw the same numbers.
   noise = sum(noise_rows.measure(one, 2 * seed, steps=3).p_value <= PROBES for seed in range(SEEDS))
   yield f'noise of DPAdamW as it runs {noise} ({SEEDS * PROBES:g})'
-  law = sum(batch_law.check(one, list(one.index_batches())).p_value <= PROBES
+  law = sum(batch_distribution.check(one, list(one.index_batches())).p_value <= PROBES
             for one in map(plan, range(SEEDS)))
   yield f'batches {law} ({SEEDS * PROBES:g})'
   mu, left = 0.78, 1 - CONFIDENCE - 2 * PROBES

@@ -39,8 +39,8 @@ def test_a_right_model_passes_and_is_left_as_it_was():
   before = model.get_weights()
   report = tfdp.audit.white_box(model, data=DATA, seed=1)
   assert not report.violated, str(report)
-  assert [look.name for look in report.looks] == [
-      'changes', 'held', 'noise', 'accounting', 'batches', 'writes']
+  assert [one.name for one in report.findings] == [
+      'changes', 'data', 'noise', 'accounting', 'batches', 'writes']
   assert 0.9 < report.change.size < 1.001 and 0.9 < report.noise.size < 1.1
   assert 'DPAdamSTP' in str(report) and json.dumps(report.to_dict(), allow_nan=False)
   assert model.optimizer.steps_done == 0 and model.ledger.epsilon() == 0
@@ -79,7 +79,7 @@ def test_mistakes_beside_the_private_step_are_caught():
   model = model_of(tfdp.DPSGD(plan=plan_of()), Careless)
   model.mean = tf.Variable(tf.zeros([3]), trainable=False)
   report = tfdp.audit.white_box(model, data=DATA, seed=1)
-  assert [look.name for look in report.looks if look.violated] == ['changes', 'writes']
+  assert [one.name for one in report.findings if one.violated] == ['changes', 'writes']
   assert 'against padding' in report.change.where and 'VIOLATED' in str(report)
   found = report.writes.past_noise
   assert len(found) == 2 and any('bias' in name for name in found) and any(
@@ -109,11 +109,11 @@ def test_data_in_penalties_end_in_a_verdict():
   data = DATA[0][:3, :2]
   closes_over = lambda w: 1e3 * tf.reduce_sum((w - data) ** 2)
   for model, wrong in (
-      (penalized(closes_over), ['held', 'noise']), (penalized(None, Adds), ['noise']),
+      (penalized(closes_over), ['data', 'noise']), (penalized(None, Adds), ['noise']),
       (penalized(keras.regularizers.L2(1e3)), []),
       (penalized(closes_over, public_penalty='published in 1999'), [])):
     report = tfdp.audit.white_box(model, data=DATA, seed=1)
-    assert [look.name for look in report.looks if look.violated] == wrong, str(report)
+    assert [one.name for one in report.findings if one.violated] == wrong, str(report)
     assert ('the same from every key' in report.noise.what) == ('noise' in wrong)
 
 

@@ -132,7 +132,7 @@ def test_wrong_accounting_is_seen(bug):
             plan=tfdp.PrivacyPlan(
                 population_size=64, batch_size=8, steps=8, l2_norm_clip=1.0, noise_multiplier=1.0,
                 target_delta=1e-7), seed=5), canaries=64, seed=1)
-  assert [look.name for look in report.looks if look.violated] == (
+  assert [one.name for one in report.findings if one.violated] == (
       [] if bug is None else ['accounting']), str(report)
 
 

@@ -34,7 +34,7 @@ def test_every_class_is_audited():
 def test_a_correct_class_is_not_refuted(name):
   report = tfdp.audit.white_box(optimizer(name), canaries=128, seed=1)
   assert not report.violated, str(report)
-  assert [look.name for look in report.looks] == [
+  assert [one.name for one in report.findings] == [
       'changes', 'noise', 'accounting', 'batches', 'canaries', 'writes']
   assert 0.999 < report.change.size < 1.001  # The bound is attained: the search is no formality.
   assert 0.95 < report.noise.size < 1.05 and report.claimed == pytest.approx(4, rel=0.01)
@@ -76,7 +76,7 @@ def test_half_the_noise_is_caught_when_it_is_announced():
 def test_batches_of_another_law_are_caught(bug):
   with planted.BATCHES[bug]():
     report = tfdp.audit.white_box(optimizer('DPSGD'), canaries=128, seed=1)
-  assert [look.name for look in report.looks if look.violated] == ['batches']
+  assert [one.name for one in report.findings if one.violated] == ['batches']
 
 
 QUERIES = {
@@ -128,7 +128,8 @@ def test_a_plan_of_users_by_the_command_line(capsys):
   with planted.examples_as_records():
     assert main.main(command) == 3
   report = json.loads(capsys.readouterr().out)
-  assert report['looks'][0]['violated'] and report['change']['size'] == pytest.approx(3, rel=1e-3)
+  assert report['findings'][0]['violated']
+  assert report['change']['size'] == pytest.approx(3, rel=1e-3)
 
 
 @pytest.mark.parametrize('mechanism', [
@@ -146,7 +147,7 @@ def test_an_epsilon_that_was_never_claimed_is_refuted():
   report = tfdp.audit.white_box(
       tfdp.DPSGD(l2_norm_clip=1.0, noise_multiplier=0.3, batch_size=128), epsilon=0.5,
       canaries=128, seed=1)
-  assert [look.name for look in report.looks if look.violated] == [
+  assert [one.name for one in report.findings if one.violated] == [
       'accounting', 'canaries']
   assert report.canaries.epsilon_lower > 0.5
 
@@ -156,7 +157,7 @@ def test_what_claims_nothing_is_not_refuted_unless_a_claim_is_made():
   report = tfdp.audit.white_box(make(), canaries=64)
   assert report.vacuous and not report.violated and 'can prove nothing' in str(report)
   claimed = tfdp.audit.white_box(make(), canaries=64, epsilon=4.0, seed=1)
-  assert claimed.violated and claimed.looks[0].violated
+  assert claimed.violated and claimed.findings[0].violated
   assert claimed.to_dict()['change']['size'] is None  # Infinitely far.
 
 

@@ -9,8 +9,8 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_json
 from tfdp_adaptive.privacy import weight_digests
+from tfdp_adaptive.report import card_json
 
 WEIGHTS = [np.ones([2, 3], np.float32), np.zeros(3, np.float32)]
 
@@ -67,7 +67,7 @@ def test_verify_as_json(folder, capsys):
 
 
 def test_a_card_that_takes_too_long_gets_a_sentence(folder, capsys, monkeypatch):
-  from tfdp_adaptive.privacy import card_checks
+  from tfdp_adaptive.report import card_checks
 
   def forever(*_):
     while True:

@@ -8,9 +8,9 @@ import regression
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
-from tfdp_adaptive.privacy import card_checks
-from tfdp_adaptive.privacy import card_json
 from tfdp_adaptive.privacy import statement
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_json
 
 
 def wrong(card, weights=None):

@@ -8,10 +8,10 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_checks
-from tfdp_adaptive.privacy import card_json
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_json
 
 keras = compat.keras
 

@@ -16,7 +16,7 @@ from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import views as views_lib
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_json
 
 keras = compat.keras
 N, D, CLIP, RATE = 24, 3, 0.7, 0.5

@@ -39,7 +39,7 @@ _RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
 _MOMENTS = 'estimates/released_moments_test.py'
 _EVERYWHERE = 'keras/ledger_everywhere_test.py'
 _SILO = 'federated/silo_test.py'
-_RESTORED, _CARDS = 'keras/restored_state_test.py', 'privacy/card_test.py'
+_RESTORED, _CARDS = 'keras/restored_state_test.py', 'report/card_test.py'
 
 _BY_FILE = {
     'tfdp_adaptive/terms.py': [
@@ -358,7 +358,7 @@ _BY_FILE = {
         ('integers unseen', "not in 'OSU'", "not in 'iubOSU'",
          'A quantized kernel could be another one.', _RESTORED),
     ],
-    'tfdp_adaptive/privacy/card_checks.py': [
+    'tfdp_adaptive/report/card_checks.py': [
         ('numbers are believed', 'if None in (stated, true) or stated < true * (1 - tolerance)',
          'if None in (stated, true) or stated < 0.0 * (1 - tolerance)',
          'A planned end, a curve or a profile could be any.', _CARDS),

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_json
 
 N, VALUE, PLACE = 4273, 98765.5, 4219
 SECRETS = (str(N), f'{N:,}', str(N - 1), str(N + 1), str(PLACE), '98765')

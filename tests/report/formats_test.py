@@ -10,7 +10,7 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import huggingface
 from tfdp_adaptive.report import registry
 

@@ -13,7 +13,7 @@ from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_json
 
 N, STEPS = 60, 6
 X = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)

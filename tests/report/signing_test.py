@@ -15,7 +15,7 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import signing
 
 ROOT = pathlib.Path(__file__).parents[2]

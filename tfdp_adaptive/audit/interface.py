@@ -90,7 +90,7 @@ class Subject(abc.ABC):
     claims: `Claims`.
     size: Coordinates of a record.
     count: The number of records, if they cannot be chosen.
-    held: The problem with arrays in a model's loss or penalties, or ''.
+    data_problem: The problem with arrays in a model's loss or penalties, or ''.
     participations: 0, or how often a record may take part, where it can still be seen after
       the steps that it took part in.
     extra_releases: Those of a plan for this subject.
@@ -102,8 +102,8 @@ class Subject(abc.ABC):
   writes = False
 
   def __init__(self, claims: Claims, size: int, rule: contract.Rule, l2_norm_clip: float,
-               count: int = 0, held: str = '') -> None:
-    self.claims, self.size, self.count, self.held = claims, size, count, held
+               count: int = 0, data_problem: str = '') -> None:
+    self.claims, self.size, self.count, self.data_problem = claims, size, count, data_problem
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
     self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
     self._seen: Tuple[Any, ...] = ()  # By the rule in this step: (release, clip norm).

@@ -238,12 +238,12 @@ def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
              for part in (x, y)), weights
 
   public = own._public_penalty
-  held = '' if public is not None else _held(own)
+  problem = '' if public is not None else _data_problem(own)
   subject = _Model(own, f'{own.name} with {type(own.optimizer).__name__}', batch_of, 1,
-                  count=count, held=held)
+                  count=count, data_problem=problem)
   model_lib.AUDITED.add(own)
   own._public_penalty = public or 'not said; under audit'
-  own.leaves_out_penalties = not held  # Penalties that read weights alone are public.
+  own.leaves_out_penalties = not problem  # Penalties that read weights alone are public.
   try:
     yield subject
   finally:
@@ -252,7 +252,7 @@ def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
     model_lib.AUDITED.discard(own)
 
 
-def _held(model: Any) -> str:
+def _data_problem(model: Any) -> str:
   """Returns the problem with arrays in a loss, penalty, constraint or schedule, or ''."""
   try:
     model.check_held()

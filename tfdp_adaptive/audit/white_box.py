@@ -6,10 +6,10 @@ Looks at what really runs, each of which refutes the claim or does not:
     changes     no record moves a step's releases by more than the claim allows
     noise       the noise is as large, and as new at every step, as announced; nothing is beside it
     accounting  dp_accounting's own accountant finds no larger epsilon
-    batches     the batches follow the law that is accounted for
+    batches     the batches follow the distribution that is accounted for
     canaries    what an attacker guesses from all releases of one run
     writes      all that a step of a model leaves follows from its releases
-    held        no loss, penalty, constraint or schedule of a model brings arrays along
+    data        no loss, penalty, constraint or schedule of a model brings arrays along
 
 Noise, batches and canaries are wrong with a stated probability at most; the others are exact. What
 none of them refutes is not proven: other records, models and seeds may refute it.
@@ -29,7 +29,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import second_accountant
-from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import batch_distribution
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
@@ -46,7 +46,7 @@ _STEPS = 12  # Steps of the plan that an audit makes where there is none.
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class Finding:
   """The finding of one check, and whether it refutes the claim."""
 
   name: str
@@ -63,10 +63,10 @@ class WhiteBoxReport:
     claimed: Epsilon.
     delta: The delta of the claim.
     confidence: The probability that no check refutes a correct claim.
-    looks: One `Look` each.
+    findings: One `Finding` each.
     change: `changes.Change`.
     noise: `noise_rows.Noise`.
-    batches: `batch_law.Law`, or None if there was no plan to compare with.
+    batches: `batch_distribution.BatchTest`, or None if there was no plan to compare with.
     canaries: `bounds.Guesses`; None of a model of one's own.
     writes: `writes.Writes`; None of a query, which leaves its releases only.
     seconds: The duration of the audit.
@@ -76,7 +76,7 @@ class WhiteBoxReport:
   claimed: float
   delta: float
   confidence: float
-  looks: Tuple[Look, ...]
+  findings: Tuple[Finding, ...]
   change: Any
   noise: Any
   batches: Any
@@ -87,12 +87,12 @@ class WhiteBoxReport:
   @property
   def violated(self) -> bool:
     """Whether a valid bound or probe refutes the claim."""
-    return any(look.violated for look in self.looks)
+    return any(finding.violated for finding in self.findings)
 
   @property
   def vacuous(self) -> bool:
     """Whether nothing could have come out that refutes a finite claim."""
-    return not self.looks
+    return not self.findings
 
   def to_dict(self) -> dict:
     """Returns the report as JSON values. Infinite numbers become None."""
@@ -105,8 +105,8 @@ class WhiteBoxReport:
     if self.vacuous:
       return (f'{head}\nNo guarantee is claimed, so this audit can prove nothing. It would take a '
               'rule and a noise multiplier whose epsilon is finite.')
-    lines = [f'  {look.name:11}{"VIOLATED: " if look.violated else ""}{look.text}'
-             for look in self.looks]
+    lines = [f'  {finding.name:11}{"VIOLATED: " if finding.violated else ""}{finding.text}'
+             for finding in self.findings]
     verdict = (
         'The claim is violated: what runs is not what is accounted for.' if self.violated else
         'Not refuted, which is no proof: other records, models and seeds may refute it.')
@@ -158,15 +158,15 @@ def white_box(
   opened: Any = (contextlib.nullcontext(subjects.of(subject, canaries)) if data is None else
                  subjects.of_model(subject, data))
   with opened as audited:
-    report = _looked_at(audited, plan, epsilon, delta, confidence,
-                        canaries if data is None else None, batches, seed, start)
+    report = _inspect(audited, plan, epsilon, delta, confidence,
+                      canaries if data is None else None, batches, seed, start)
   if data is not None and not report.violated and not report.vacuous:
     subjects.passed(subject)
   return report
 
 
 @np.errstate(all='ignore')  # Numbers that are not finite are violations, not warnings.
-def _looked_at(
+def _inspect(
     subject: interface.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
     seed: Optional[int], start: float) -> WhiteBoxReport:
@@ -178,33 +178,35 @@ def _looked_at(
   if epsilon is None and not claims.private:
     claimed = math.inf
   delta = plan.target_delta if delta is None else delta
-  change = noise = law = guessed = writes = None
-  looks = []
+  change = noise = batch_test = guessed = writes = None
+  findings = []
   if claimed < math.inf:
     change = changes.largest(subject, seed)
-    looks.append(_look_at_changes(change))
+    findings.append(_changes_finding(change))
     if canaries is None:
-      looks.append(Look('held', bool(subject.held), subject.held or (
+      findings.append(Finding('data', bool(subject.data_problem), subject.data_problem or (
           'what a step calls, such as losses and penalties, holds no arrays that are not public')))
     noise = noise_rows.measure(subject, seed)
-    looks.append(_look_at_noise(noise, allowed))
-    looks.append(_look_at_accounting(
+    findings.append(_noise_finding(noise, allowed))
+    findings.append(_accounting_finding(
         plan, claimed, plan.target_delta if epsilon is None else delta))
     if own is not None or batches is not None:
-      law = batch_law.check(plan, batches, plan.population_size or canaries or subject.count // 2)
-      looks.append(Look('batches', law.p_value <= allowed, (
-          f'the most unusual of {law.steps} batches: {law.what} (probability {law.p_value:.2g})')))
+      batch_test = batch_distribution.check(
+          plan, batches, plan.population_size or canaries or subject.count // 2)
+      findings.append(Finding('batches', batch_test.p_value <= allowed, (
+          f'the most unusual of {batch_test.steps} batches: {batch_test.what} '
+          f'(probability {batch_test.p_value:.2g})')))
     if canaries is not None:
       scores, included = gradient_canaries.run(subject, plan, canaries, seed, batches)
       bounds_used = 1 if plan.amplified else 2
       guessed = bounds.guess(
           scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
-      looks.append(_look_at_canaries(guessed, claimed, delta, plan))
+      findings.append(_canaries_finding(guessed, claimed, delta, plan))
     if subject.writes:
       writes = writes_lib.check(subject, seed)
-      looks.append(_look_at_writes(writes))
-  return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(looks), change, noise, law,
-                        guessed, writes, time.perf_counter() - start)
+      findings.append(_writes_finding(writes))
+  return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(findings), change, noise,
+                        batch_test, guessed, writes, time.perf_counter() - start)
 
 
 def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
@@ -219,35 +221,35 @@ def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
       sampling=sampling.FixedOrder(), extra_releases=subject.extra_releases)
 
 
-def _look_at_changes(change: changes.Change) -> Look:
+def _changes_finding(change: changes.Change) -> Finding:
   text = (f'one record moves a release by {change.size:.4g} times what is claimed '
           f'({change.pairs} pairs; the worst: {change.where})')
   if change.rounding > 0.05:
     text += (f'; rounding may be {change.rounding:.2g} of it, so this proves little: it would take '
              'a smaller noise multiplier')
-  return Look('changes', change.violated, text)
+  return Finding('changes', change.violated, text)
 
 
-def _look_at_noise(noise: noise_rows.Noise, allowed: float) -> Look:
+def _noise_finding(noise: noise_rows.Noise, allowed: float) -> Finding:
   text = (f'the standard deviation is {noise.size:.4g} times what is announced ({noise.values} '
           f'numbers; the weakest: {noise.what}, probability {noise.p_value:.2g})')
-  return Look('noise', noise.p_value <= allowed, text)
+  return Finding('noise', noise.p_value <= allowed, text)
 
 
-def _look_at_accounting(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Look:
+def _accounting_finding(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Finding:
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
-    return Look('accounting', False, 'not repeated: it rests on what the plan is told')
+    return Finding('accounting', False, 'not repeated: it rests on what the plan is told')
   accounted = second_accountant.answer(
       [types.SimpleNamespace(plan=plan, steps=plan.steps, shared=())], delta)
   if accounted.epsilon is None:
-    return Look('accounting', False, f'not repeated: {accounted.method}')
+    return Finding('accounting', False, f'not repeated: {accounted.method}')
   allowed = claimed * (1 + accounted.tolerance) + 1e-6
-  return Look('accounting', accounted.epsilon > allowed, (
+  return Finding('accounting', accounted.epsilon > allowed, (
       f'{accounted.method} give epsilon = {accounted.epsilon:.4g} for the steps of the plan'))
 
 
-def _look_at_canaries(
-    guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Look:
+def _canaries_finding(
+    guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Finding:
   """Compares the bounds with the claim. A Gaussian bound counts for Gaussian claims only."""
   gaussian = not plan.amplified
   lower = max(guessed.epsilon_lower, guessed.gaussian_lower if gaussian else 0.0)
@@ -259,11 +261,11 @@ def _look_at_canaries(
     needed = bounds.demand(guessed.canaries, claimed, delta, guessed.confidence)
     text += (f'; so few canaries can prove nothing: even perfect guesses prove only '
              f'{guessed.provable:.3g}. It would take {needed}')
-  return Look('canaries', lower > claimed, text)
+  return Finding('canaries', lower > claimed, text)
 
 
-def _look_at_writes(writes: writes_lib.Writes) -> Look:
+def _writes_finding(writes: writes_lib.Writes) -> Finding:
   text = (f'{", ".join(writes.past_noise)} depend on the batch by something else than its noised '
           'releases' if writes.past_noise else
           f'{writes.looked_at} tensors that a step leaves follow from its releases')
-  return Look('writes', bool(writes.past_noise), f'{text} ({writes.pairs} pairs of batches)')
+  return Finding('writes', bool(writes.past_noise), f'{text} ({writes.pairs} pairs of batches)')

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import card_page  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_page  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import huggingface  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import registry  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
@@ -74,9 +74,9 @@ def _with_weights(source: pathlib.Path, folder: pathlib.Path) -> List[pathlib.Pa
 def load(path: pathlib.Path, words: Any = ()) -> Any:
   """The card that is at `path`, or that follows from the ledger there."""
   from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import ledger as ledger_lib  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import weight_digests  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
   own = []
   for text in words:
     about, equals, said = text.partition('=')

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-  from tfdp_adaptive.privacy import card_checks  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import card_json  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_checks  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import replay  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
   if (arguments.opened is None) != (arguments.digests is None):

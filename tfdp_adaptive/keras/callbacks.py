@@ -19,7 +19,7 @@ from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
-from tfdp_adaptive.privacy import card_page
+from tfdp_adaptive.report import card_page
 
 _BINS = 30
 _LOOK_EVERY = 20  # Steps.

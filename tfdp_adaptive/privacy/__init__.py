@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans, ledgers, cards and statements of private runs."""
+"""Plans, ledgers and statements of private runs."""
 
 from tfdp_adaptive.accounting import sampling as sampling
 from tfdp_adaptive.accounting.private_search import Search as Search

@@ -184,20 +184,20 @@ def of(
   if looks is not None and ledger.entries and ledger.entries[-1].plan is not None:
     ledger = type(ledger)((*ledger.entries[:-1],
                            dataclasses.replace(ledger.entries[-1], looks=looks)))
-  said = sayings(ledger.entries, trust)
+  texts = derived_texts(ledger.entries, trust)
   plans = [entry.plan for entry in ledger.entries if entry.plan is not None]
   unit: Dict[str, Any] = dict(unit=plans[0].unit, adjacency=plans[0].adjacency) if plans else {}
   card = Card(
       runs=tuple(map(_run, ledger.entries)), accountant=accountant, trust=trust,
-      words=said.words + tuple(Words(clean(one.about), clean(one.text)) for one in words),
-      facts=tuple(dict.fromkeys([*said.facts, *map(clean, facts)])),
-      audits=tuple(map(_audit, audits)), parts=said.parts, versions=versions(),
+      words=texts.words + tuple(Words(clean(one.about), clean(one.text)) for one in words),
+      facts=tuple(dict.fromkeys([*texts.facts, *map(clean, facts)])),
+      audits=tuple(map(_audit, audits)), parts=texts.parts, versions=versions(),
       weights=tuple(sorted(weights)),
       delta=(ledger.target_delta or 0.0) if delta is None else delta, **unit)
   return _claims(card, ledger, plots)
 
 
-class Sayings(NamedTuple):
+class DerivedTexts(NamedTuple):
   """The words, facts and parts of a card that follow from its runs."""
 
   words: Tuple[Words, ...]
@@ -210,10 +210,10 @@ def about_weights(entries: Sequence[Any]) -> List[str]:
   return [_BEFORE] * (len(entries) > 1) + [_COUNTED]
 
 
-def sayings(entries: Sequence[Any], trust: str) -> Sayings:
+def derived_texts(entries: Sequence[Any], trust: str) -> DerivedTexts:
   """Returns the texts of a card that follow from the entries of a ledger."""
   plans = [entry.plan for entry in entries if entry.plan is not None]
-  return Sayings(
+  return DerivedTexts(
       tuple(Words(f'the sampling of run {number}', clean(entry.own_sampler))
             for number, entry in enumerate(entries, 1) if entry.own_sampler),
       tuple(map(clean, dict.fromkeys(_recorded(entries)))),
@@ -267,7 +267,7 @@ def _claims(card: Card, ledger: Any, plots: bool) -> Card:
         mu=meaning.gaussian_mu(epsilon, card.delta), profile=((epsilon, card.delta),))
   drawn = any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
   curve = ([(steps, until(ledger, steps).epsilon(card.delta, accountant))
-            for steps in marks(card)] if plots and not drawn else [])
+            for steps in plotted_steps(card)] if plots and not drawn else [])
   last = sum(entry.steps for entry in end.entries)
   shares = _SHARES if plots and not drawn else meaning.FRACTIONS
   profile = [(share * epsilon, ledger.delta(share * epsilon, accountant))
@@ -280,14 +280,14 @@ def _claims(card: Card, ledger: Any, plots: bool) -> Card:
       profile=tuple(profile))
 
 
-def marks(card: Card) -> List[int]:
+def plotted_steps(card: Card) -> List[int]:
   """Returns the steps that are plotted: about ten, the first, and the ends of a few runs."""
   ends, end = set(), 0
   for run in card.runs[:_POINTS // 2]:
     end += run.entry.steps
     ends.add(end)
-  marks = {card.done * i // _POINTS for i in range(1, _POINTS)}
-  return sorted((marks | {min(1, card.done), *ends}) - {0})
+  inner = {card.done * i // _POINTS for i in range(1, _POINTS)}
+  return sorted((inner | {min(1, card.done), *ends}) - {0})
 
 
 def until(ledger: Any, steps: int) -> Any:

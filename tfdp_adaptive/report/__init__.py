@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards in formats of others, signatures, and batches that are drawn again for an auditor."""
+"""Cards as files and pages, their verification, signatures, and the replay of batches."""

@@ -15,8 +15,8 @@ from typing import List
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_json
-from tfdp_adaptive.privacy import card_page
+from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import card_page
 
 NAME = 'README.md'
 SECTIONS = ('intended use', 'limits', 'utility', 'fairness')

@@ -16,7 +16,7 @@ from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_checks
+from tfdp_adaptive.report import card_checks
 
 Finding = card_checks.Finding
 _CHANGING = 'Records change from reading to reading.'

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from tfdp_adaptive.privacy import card_checks
+from tfdp_adaptive.report import card_checks
 
 NAME = 'model.sig'
 Finding = card_checks.Finding

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the batches follow the law that is accounted for? Exact tails, by kind of scheme.
+"""Tests whether batches follow the distribution that is accounted for, with exact tails.
 
-What is claimed of fixed schemes (who takes part when, how far apart) holds always or is
-refuted by one batch. What is claimed of coins is tested: sizes, how often each record
-takes part, and how many records two steps share. Coins are tested two-sided: any other
-law is not the one that was accounted for.
+The claims about fixed schemes (which record takes part when, how far apart) hold always or are
+refuted by one batch. The claims about random sampling are tested: sizes, how often each record
+takes part, and how many records two steps share. These tests are two-sided: any other
+distribution is not the one that was accounted for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
 
 
-class Law(NamedTuple):
+class BatchTest(NamedTuple):
   """Tests whether batches follow the claimed sampling.
 
   Attributes:
-    p_value: Probability of batches this unusual under the law; 0 where they break it.
+    p_value: Probability of batches this unusual under the claim; 0 where they break it.
     what: The most unusual point, in words.
     steps: Batches looked at.
   """
@@ -35,7 +35,7 @@ class Law(NamedTuple):
 
 def check(
     plan: plan_lib.PrivacyPlan, batches: Optional[Sequence[np.ndarray]] = None,
-    population: Optional[int] = None) -> Law:
+    population: Optional[int] = None) -> BatchTest:
   """Tests the batches of a plan.
 
   Args:
@@ -51,11 +51,12 @@ def check(
   batches = _fed(plan, population) if batches is None else [np.asarray(b) for b in batches]
   broken = _structure(plan, batches, population)
   if broken is not None or not plan.amplified:
-    return Law(1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
+    return BatchTest(
+        1.0 if broken is None else 0.0, broken or 'every record in its place', len(batches))
   test = {'steps': _coins, 'gaps': _waiting, 'rounds': _rounds}[plan.sampling.pattern]
   tests = list(test(plan, batches, population))
   p_value, what = min((min(1.0, len(tests) * p), what) for what, p in tests)
-  return Law(p_value, what, len(batches))
+  return BatchTest(p_value, what, len(batches))
 
 
 def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
@@ -114,14 +115,14 @@ def _coins(
   first = [t for t in range(len(batches) - cycle) if t // cycle % 2 == 0]
   agree = [sizes[t] == sizes[t + cycle] for t in first if groups[t] == groups[0]]
   if agree:
-    chance = float(np.sum(_size_law(groups[0], probability, cut)**2))
+    chance = float(np.sum(_size_pmf(groups[0], probability, cut)**2))
     yield 'steps with equally many records', _two_sided(len(agree), chance, sum(agree))
   if cycle == 1 and cut is None:
     times = np.bincount(np.concatenate(batches), minlength=population)
-    law = _binomial(len(batches), probability)
+    pmf = _binomial(len(batches), probability)
     pairs = population // 2
     equal = int(np.sum(times[:2 * pairs:2] == times[1:2 * pairs:2]))
-    yield 'records that take part equally often', _two_sided(pairs, float(np.sum(law**2)), equal)
+    yield 'records that take part equally often', _two_sided(pairs, float(np.sum(pmf**2)), equal)
   for lag in range(cycle, len(batches), cycle):
     yield f'records shared by steps {lag} apart', _overlap(plan, batches, lag, population)
 
@@ -134,12 +135,12 @@ def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optio
   return (population - step % cycle + cycle - 1) // cycle
 
 
-def _size_law(size: int, probability: float, cut: Any) -> np.ndarray:
+def _size_pmf(size: int, probability: float, cut: Any) -> np.ndarray:
   """[n + 1] probabilities of a batch's size."""
-  law = _binomial(size, probability)
+  pmf = _binomial(size, probability)
   if cut is not None and cut < size:
-    law = np.append(law[:cut], law[cut:].sum())
-  return law
+    pmf = np.append(pmf[:cut], pmf[cut:].sum())
+  return pmf
 
 
 def _overlap(
@@ -147,16 +148,16 @@ def _overlap(
   """Tests the overlap of two steps, which is hypergeometric given their sizes.
 
   Steps are paired so that none is in two pairs; the sum over pairs is compared with
-  the exact law, its convolution.
+  the exact distribution, its convolution.
   """
-  law, shared = np.ones(1), 0
+  pmf, shared = np.ones(1), 0
   firsts = [t for t in range(len(batches) - lag) if t // lag % 2 == 0]
   for first in firsts[:100]:
     left, right = batches[first], batches[first + lag]
     shared += len(np.intersect1d(left, right))
-    law = np.convolve(law, _shared(
+    pmf = np.convolve(pmf, _shared(
         _group_size(plan, first, population), *sorted((len(left), len(right)))))
-  return _tails(law, shared)
+  return _tails(pmf, shared)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,13 +168,13 @@ def _shared(size: int, fewer: int, more: int) -> np.ndarray:
 
 def _two_sided(trials: int, chance: float, value: int) -> float:
   """P-value of a binomial."""
-  law = stats.binom(trials, chance)
-  return float(min(1.0, 2 * min(law.cdf(value), law.sf(value - 1))))
+  binomial = stats.binom(trials, chance)
+  return float(min(1.0, 2 * min(binomial.cdf(value), binomial.sf(value - 1))))
 
 
 def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
           ) -> Iterator[Tuple[str, float]]:
-  """(what, p-value) of batches against a law of waiting: free, then so many steps apart.
+  """(what, p-value) of batches against waiting times: free, then so many steps apart.
 
   Step by step, given all steps before it, how many records take part is a sum of two binomials: of
   those that never did, and of those that are free again. Each test combines the steps' p-values by
@@ -189,11 +190,11 @@ def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
     never = int(np.sum(last < 0))
     again = int(np.sum((last >= 0) & (step - last >= least)))
     hazard = min(1.0, first[step] / left[step]) if left[step] > 1e-12 else 1.0
-    law = np.convolve(_binomial(never, hazard), _binomial(again, free))
-    sizes.append(_tails(law, len(batch)))
-    mean = law @ np.arange(len(law))
-    far = np.abs(np.arange(len(law)) - mean) <= abs(len(batch) - mean) + 1e-9
-    spreads.append(float(min(1.0, law[far].sum())))
+    pmf = np.convolve(_binomial(never, hazard), _binomial(again, free))
+    sizes.append(_tails(pmf, len(batch)))
+    mean = pmf @ np.arange(len(pmf))
+    far = np.abs(np.arange(len(pmf)) - mean) <= abs(len(batch) - mean) + 1e-9
+    spreads.append(float(min(1.0, pmf[far].sum())))
     due = (last >= 0) & (step - last == least)
     soonest.append(_two_sided(int(due.sum()), free, int(due[batch].sum())))
     last[batch] = step
@@ -226,7 +227,7 @@ def _rounds(plan: Any, batches: Sequence[np.ndarray], population: int
 
 
 def _first_step(least: int, free: float, steps: int) -> np.ndarray:
-  """[steps] probabilities of a record's first step, in the stationary law."""
+  """[steps] probabilities of a record's first step, in the stationary distribution."""
   waiting = np.full(least, free)
   waiting[0] = 1.0
   waiting /= waiting.sum()
@@ -239,9 +240,9 @@ def _binomial(trials: int, chance: float) -> np.ndarray:
   return stats.binom.pmf(np.arange(trials + 1), trials, chance)
 
 
-def _tails(law: np.ndarray, value: int) -> float:
-  """P-value of a value, of a law on 0, 1, ..."""
-  return float(min(1.0, 2 * min(law[:value + 1].sum(), law[value:].sum())))
+def _tails(pmf: np.ndarray, value: int) -> float:
+  """P-value of a value, of a distribution on 0, 1, ..."""
+  return float(min(1.0, 2 * min(pmf[:value + 1].sum(), pmf[value:].sum())))
 
 
 def _fisher(p_values: List[float]) -> float:

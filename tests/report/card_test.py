@@ -17,11 +17,11 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_checks
-from tfdp_adaptive.privacy import card_json
-from tfdp_adaptive.privacy import card_page
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import card_page
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)

@@ -9,11 +9,11 @@ import re
 from typing import Iterator, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.privacy import card_json
-from tfdp_adaptive.privacy import card_plots
-from tfdp_adaptive.privacy import card_points
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
+from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import card_plots
+from tfdp_adaptive.report import card_points
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import card as card_lib

@@ -13,10 +13,10 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_page
-from tfdp_adaptive.privacy import card_plots
-from tfdp_adaptive.privacy import card_points
 from tfdp_adaptive.privacy import statement
+from tfdp_adaptive.report import card_page
+from tfdp_adaptive.report import card_plots
+from tfdp_adaptive.report import card_points
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser')
 FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',

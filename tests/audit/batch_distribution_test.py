@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of the law pass as often as they should; those of another are caught."""
+"""Batches of the claimed distribution pass as often as they should; those of another are caught."""
 
 import math
 
@@ -8,7 +8,7 @@ import planted
 import pytest
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.audit import batch_law
+from tfdp_adaptive.audit import batch_distribution
 
 CYCLIC = tfdp.sampling.CyclicPoisson(cycle=4)
 SCHEMES = {
@@ -39,7 +39,7 @@ def drawn(plan):
 def test_a_law_that_is_kept_is_refuted_as_rarely_as_stated(scheme):
   seeds = 60
   plans = [plan_of(seed, **SCHEMES[scheme]) for seed in range(seeds)]
-  p_values = np.array([batch_law.check(plan, drawn(plan)).p_value for plan in plans])
+  p_values = np.array([batch_distribution.check(plan, drawn(plan)).p_value for plan in plans])
   for level in (0.05, 0.2):
     assert np.mean(p_values <= level) <= level + 3 * math.sqrt(level * (1 - level) / seeds)
   assert p_values.min() > 1e-5
@@ -47,10 +47,10 @@ def test_a_law_that_is_kept_is_refuted_as_rarely_as_stated(scheme):
 
 @pytest.mark.parametrize('bug', sorted(planted.BATCHES))
 def test_what_a_model_is_fed_is_looked_at(bug):
-  assert batch_law.check(plan_of()).p_value > 1e-3
+  assert batch_distribution.check(plan_of()).p_value > 1e-3
   with planted.BATCHES[bug]():
-    law = batch_law.check(plan_of())
-  assert law.p_value < 1e-6, law
+    found = batch_distribution.check(plan_of())
+  assert found.p_value < 1e-6, found
 
 
 @pytest.mark.parametrize('scheme', ['truncated', 'cyclic', 'uneven'])
@@ -58,15 +58,16 @@ def test_other_coins_are_caught_too(scheme):
   plan = plan_of(**SCHEMES[scheme])
   batches = drawn(plan)
   cycle = plan.sampling.cycle
-  assert batch_law.check(plan, [batches[t % cycle] for t in range(24)]).p_value < 1e-6
+  assert batch_distribution.check(plan, [batches[t % cycle] for t in range(24)]).p_value < 1e-6
   if scheme == 'cyclic':
-    assert batch_law.check(plan, drawn(plan_of())).p_value == 0  # Poisson leaves the groups.
+    # Poisson sampling leaves the groups.
+    assert batch_distribution.check(plan, drawn(plan_of())).p_value == 0
 
 
 def test_sizes_that_do_not_vary_are_caught():
   rng = np.random.default_rng(0)
-  law = batch_law.check(plan_of(), [rng.permutation(200)[:20] for _ in range(24)])
-  assert law.p_value < 1e-4 and 'equally many' in law.what
+  found = batch_distribution.check(plan_of(), [rng.permutation(200)[:20] for _ in range(24)])
+  assert found.p_value < 1e-4 and 'equally many' in found.what
 
 
 @pytest.mark.parametrize('scheme, wrong', [
@@ -79,8 +80,8 @@ def test_sizes_that_do_not_vary_are_caught():
 def test_patterns_of_another_law_are_caught(scheme, wrong):
   sizes = dict(steps=40, population_size=1000, batch_size=100)
   plan = plan_of(**SCHEMES[scheme], **sizes)
-  law = batch_law.check(plan, drawn(plan_of(**{**sizes, **wrong})))
-  assert law.p_value < 1e-3, law
+  found = batch_distribution.check(plan, drawn(plan_of(**{**sizes, **wrong})))
+  assert found.p_value < 1e-3, found
 
 
 @pytest.mark.parametrize('change, what', [
@@ -90,11 +91,11 @@ def test_patterns_of_another_law_are_caught(scheme, wrong):
 @pytest.mark.parametrize('scheme', ['fixed', 'bins'])
 def test_fixed_schemes_are_refuted_by_one_batch(scheme, change, what):
   plan = plan_of(**SCHEMES[scheme])
-  law = batch_law.check(plan, change(drawn(plan)))
-  assert law.p_value == 0 and what in law.what
+  found = batch_distribution.check(plan, change(drawn(plan)))
+  assert found.p_value == 0 and what in found.what
 
 
 def test_a_truncated_batch_is_never_larger():
   plan = plan_of(**SCHEMES['truncated'])
-  law = batch_law.check(plan, [np.arange(25)])
-  assert law.p_value == 0 and 'more than 24' in law.what
+  found = batch_distribution.check(plan, [np.arange(25)])
+  assert found.p_value == 0 and 'more than 24' in found.what

@@ -12,8 +12,8 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import card_checks
-from tfdp_adaptive.privacy import card_json
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_json
 
 FIELDS = dict(population_size=100, batch_size=10, steps=6, l2_norm_clip=2.0,
               noise_multiplier=2.0, target_delta=1e-4, sampling=sampling.FixedOrder())

@@ -110,10 +110,10 @@ def _sensitivity(number: int, run: card_lib.Run) -> Iterator[Finding]:
 def _texts(card: card_lib.Card) -> Iterator[Finding]:
   """Checks the sentences and names that follow from the terms."""
   entries = _ledger(card).entries
-  expected = card_lib.sayings(entries, card.trust)
-  for name, stated, told in (('facts', card.facts, expected.facts),
+  expected = card_lib.derived_texts(entries, card.trust)
+  for name, stated, derived in (('facts', card.facts, expected.facts),
                              ('words', card.words, expected.words)):
-    for one in told:
+    for one in derived:
       if one not in stated:
         yield Finding(WRONG, f'Among its {name} the card must say: {one}')
   if card.parts != expected.parts:
@@ -157,12 +157,12 @@ def _total(card: card_lib.Card) -> Iterator[Finding]:
     yield Finding(UNKNOWN, f'No second accountant has confirmed epsilon: {answer.method}.')
     return
   least = answer.epsilon * (1 - answer.tolerance) - _SLACK
-  told = (f'epsilon {epsilon:.6g} at delta {card.delta:g}; {answer.method} compute '
+  derived = (f'epsilon {epsilon:.6g} at delta {card.delta:g}; {answer.method} compute '
           f'{answer.epsilon:.6g}')
   if epsilon < least:
-    yield Finding(WRONG, f'The terms do not give {told}.')
+    yield Finding(WRONG, f'The terms do not give {derived}.')
   else:
-    yield Finding(VERIFIED, f'The runs together have {told}.')
+    yield Finding(VERIFIED, f'The runs together have {derived}.')
     if not answer.exact:
       yield Finding(UNKNOWN, 'How far epsilon is above that of less private terms at a larger '
                              'delta was not computed again.')
@@ -181,7 +181,7 @@ def _recomputed(card: card_lib.Card) -> Iterator[Finding]:
       ('Epsilon', card.epsilon, expected.epsilon), ('mu', card.mu, expected.mu),
       ('Epsilon at the planned end', card.planned_epsilon, expected.planned_epsilon)]
   known, steps_of = dict(expected.curve), [steps for steps, _ in card.curve]
-  if steps_of not in ([], sorted(known), sorted({*known, *card_lib.marks(card)})):
+  if steps_of not in ([], sorted(known), sorted({*known, *card_lib.plotted_steps(card)})):
     yield Finding(WRONG, f'The points of the plot are not at the steps {sorted(known)} and between '
                          f'them, but at {steps_of}.')
     return
