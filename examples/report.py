@@ -225,7 +225,7 @@ class Report:
     """Writes the privacy card of the model beside the statement, for people and for programs."""
     from tfdp_adaptive.report import card_page  # pylint: disable=import-outside-toplevel
     self._claim()
-    self._files += card_page.write(card, self._folder, name)
+    self._files += card_page.write(card_page.files(card, name), self._folder)
 
   def state_together(self, part: str, entries: Sequence[Any]) -> None:
     """States what the models of one part cost when all of them are released.
@@ -235,9 +235,8 @@ class Report:
       entries: The entries of the ledgers of all models.
     """
     if entries:
-      from tfdp_adaptive.privacy import card  # pylint: disable=import-outside-toplevel
       from tfdp_adaptive.privacy import ledger  # pylint: disable=import-outside-toplevel
-      together = card.of(ledger.Ledger(tuple(entries)), facts=[
+      together = ledger.Ledger(tuple(entries)).card(facts=[
           'These are the runs of several models, each trained once on the same records.'])
       self.card(together, f'card_{part}')
       self.state(

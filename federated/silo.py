@@ -169,7 +169,7 @@ class Silo:
     saved = self._load()
     if saved is not None:
       more.update(weights=saved.weights)
-    return card_lib.of(self.ledger, facts=_FACTS, **more)
+    return self.ledger.card(facts=_FACTS, **more)
 
   def _optimizer(self, model: Any) -> Any:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""

@@ -32,7 +32,7 @@ def card(
     rounds: The number of rounds.
     facts: The caller's own words.
     weights: Digests, see `privacy.weight_digests`.
-    plots: See `card.of`.
+    plots: See `Ledger.card`.
   """
   settings = process.settings
   lines = [
@@ -46,7 +46,6 @@ def card(
       'are not released and must stay secret.']
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
-  return card_lib.of(
-      ledger(process, rounds), trust='federated',
-      facts=lines, words=[card_lib.Words('the data', fact) for fact in facts], weights=weights,
-      plots=plots)
+  return ledger(process, rounds).card(
+      trust='federated', facts=lines, words=[card_lib.Words('the data', fact) for fact in facts],
+      weights=weights, plots=plots)

@@ -21,7 +21,7 @@ def make_folder(tmp_path_factory):
   plan = tfdp.PrivacyPlan(population_size=1000, batch_size=50, steps=4, l2_norm_clip=2.0,
                           noise_multiplier=1.5, target_delta=1e-5)
   ledger = tfdp.Ledger().begin(plan, 'dp_adam').done(4)
-  card = card_lib.of(ledger, plots=False, weights=weight_digests.of(WEIGHTS))
+  card = ledger.card(plots=False, weights=weight_digests.of(WEIGHTS))
   (folder / 'card.json').write_text(card_json.to_json(card))
   np.savez(folder / 'weights.npz', *WEIGHTS)
   np.savez(folder / 'others.npz', WEIGHTS[0] + 1, WEIGHTS[1])

@@ -7,7 +7,6 @@ import pytest
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_checks
@@ -115,6 +114,5 @@ def test_a_card_is_made_of_ledger_and_weights_alone(trained):
   """No key, no state of the noise and nothing of the data can be in it."""
   model, _ = trained
   card = model.privacy_card()
-  assert card == card_lib.of(
-      tfdp.Ledger(model.ledger.entries), weights=weight_digests.of(model.get_weights()),
-      facts=card.facts)
+  assert card == tfdp.Ledger(model.ledger.entries).card(
+      weights=weight_digests.of(model.get_weights()), facts=card.facts)

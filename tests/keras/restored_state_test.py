@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_checks
 from tfdp_adaptive.report import card_json
@@ -160,7 +159,7 @@ def test_ctrl_c_is_noted(tmp_path):
               callbacks=[Stop(), tfdp.callbacks.PrivacyReport(card=tmp_path)])
   card = card_json.read(tmp_path / 'card.json')
   assert card.epsilon == model.privacy_card().epsilon == PLAN.epsilon(6)
-  assert any('interrupted after 6 steps' in fact for fact in card.facts)
+  assert any('interrupted after 6 steps' in note for note in card.notes)
 
 
 def test_the_card_that_fit_writes_counts_its_stop(tmp_path):
@@ -173,7 +172,7 @@ def test_the_card_that_fit_writes_counts_its_stop(tmp_path):
   assert (entry.steps, entry.taken) == (8, 4)
   card = card_json.read(tmp_path / 'card.json')
   assert card.epsilon == model.privacy_card().epsilon == PLAN.epsilon()
-  assert any('stopped after 4 steps' in fact for fact in card.facts)
+  assert any('stopped after 4 steps' in note for note in card.notes)
 
 
 def average(*models):
@@ -252,7 +251,7 @@ def test_a_card_is_compared_with_the_ledger_in_the_file(tmp_path):
   wrongs = lambda one: [found.text for found in card_checks.check(one, path)
                         if found.kind == card_checks.WRONG]
   assert not wrongs(card)
-  alone = card_lib.of(tfdp.Ledger((card.runs[-1].entry,)), weights=card.weights)
+  alone = tfdp.Ledger((card.runs[-1],)).card(weights=card.weights)
   assert 'has 2 run(s)' in wrongs(alone)[0]
 
 

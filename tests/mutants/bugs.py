@@ -362,10 +362,12 @@ _BY_FILE = {
         ('numbers are believed', 'if None in (stated, true) or stated < true * (1 - tolerance)',
          'if None in (stated, true) or stated < 0.0 * (1 - tolerance)',
          'A planned end, a curve or a profile could be any.', _CARDS),
-        ('facts left out', '      if one not in stated:\n', '      if False:\n',
-         'A stop or a fixed seed could be left out.', _CARDS),
         ('another ledger in the file', 'if sorted(mine) != sorted(theirs):', 'if False:',
          'A card would leave out runs of the weights.', _RESTORED),
+    ],
+    'tfdp_adaptive/privacy/card.py': [
+        ('a stop left out', 'if run.taken is not None:', 'if False:',
+         'A stop by something that had been seen could be left out.', _CARDS),
     ],
     'tfdp_adaptive/privacy/plan_checks.py': [
         ('bins of one data set', 'tags.coefficients(other.plan) == tags.coefficients(plan)',
@@ -408,6 +410,11 @@ _BY_FILE = {
          'return self.cycle, max(1, steps // self.cycle)', 'One participation too few.',
          _ACCOUNTING + ' ' + _SAMPLING + ' ' + _CASES),
     ],
+    'tfdp_adaptive/privacy/entry.py': [
+        ('clean statistics guaranteed', 'self.private and self.plan is not None and',
+         'self.plan is not None and', 'A rule without noise would have a guarantee.',
+         _LEDGER + ' keras/classes_test.py'),
+    ],
     'tfdp_adaptive/privacy/ledger.py': [
         ('distinct drops too much', 'entry.steps > continued.get(entry.run, -1)))',
          'entry.run not in continued))', 'A run that forked would lose one branch.', _EVERYWHERE),
@@ -420,9 +427,6 @@ _BY_FILE = {
          _LEDGER),
         ('steps undone', 'if steps < last.steps:', 'if steps < 0:', 'What is done stays done.',
          _LEDGER),
-        ('clean statistics guaranteed', 'self.private and self.plan is not None and',
-         'self.plan is not None and', 'A rule without noise would have a guarantee.',
-         _LEDGER + ' keras/classes_test.py'),
         ('draws compose in a ledger', 'composed=len(entries) > 1,', 'composed=False,',
          'What only draws can bound does not compose.',
          _LEDGER + ' accounting/monte_carlo_test.py'),

@@ -37,8 +37,7 @@ def card():
                            noise_multiplier=3.0, target_delta=1e-5,
                            sampling=sampling.FixedOrder())
   ledger = tfdp.Ledger().begin(plan, 'dp_adam').done(8).begin(fixed, EVIL, EVIL).done(20)
-  return card_lib.of(
-      ledger, words=[card_lib.Words(EVIL, EVIL)], facts=[EVIL], weights=['0' * 32],
+  return ledger.card(words=[card_lib.Words(EVIL, EVIL)], facts=[EVIL], weights=['0' * 32],
       audits=[card_lib.Audit(EVIL, False, EVIL)])
 
 
@@ -106,7 +105,7 @@ def test_plots_stay_in_their_frame_and_rise(card):
 
 
 def test_without_a_guarantee_the_page_has_no_numbers():
-  card = card_lib.of(tfdp.Ledger().begin(None).done(3))
+  card = tfdp.Ledger().begin(None).done(3).card()
   page = card_page.html(card)
   assert 'NO PRIVACY GUARANTEE' in page and '<svg' not in page and 'infinite' in page
 

@@ -3,6 +3,7 @@
 
 import copy
 import dataclasses
+import html
 import json
 import math
 import types
@@ -17,6 +18,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_checks
@@ -57,7 +59,7 @@ def make_ledger(*changes, **entry):
 
 @pytest.fixture(scope='module')
 def card():
-  return card_lib.of(make_ledger({'steps': 8}, {'steps': 4}),
+  return make_ledger({'steps': 8}, {'steps': 4}).card(
                      words=[card_lib.Words('the data', 'reviews')])
 
 
@@ -67,7 +69,7 @@ def wrong(card, weights=None):
 
 @pytest.mark.parametrize('changes', PLANS.values(), ids=PLANS)
 def test_every_plan_has_a_card_that_a_second_accountant_confirms(changes):
-  card = card_lib.of(make_ledger(changes), plots=False)
+  card = make_ledger(changes).card(plots=False)
   assert card_json.from_json(card_json.to_json(card)) == card
   findings = card_checks.check(card)
   assert not wrong(card)
@@ -77,8 +79,8 @@ def test_every_plan_has_a_card_that_a_second_accountant_confirms(changes):
 
 
 def test_where_there_is_no_second_accountant_the_first_one_is_asked_again():
-  card = card_lib.of(make_ledger(dict(
-      sampling=sampling.BallsInBins(20), mechanism=BANDED)), plots=False)
+  card = make_ledger(dict(
+      sampling=sampling.BallsInBins(20), mechanism=BANDED)).card(plots=False)
   findings = card_checks.check(card)
   assert not wrong(card) and any('No second accountant' in one.text for one in findings)
   assert wrong(dataclasses.replace(card, epsilon=card.epsilon * 0.99))
@@ -97,15 +99,15 @@ def test_a_card_says_what_its_ledger_says(card):
 
 def test_before_the_end_a_card_gives_both_epsilons():
   plan = tfdp.PrivacyPlan(**FIELDS)
-  card = card_lib.of(tfdp.Ledger().begin(plan).done(10), plots=False)
+  card = tfdp.Ledger().begin(plan).done(10).card(plots=False)
   assert (card.epsilon, card.planned_epsilon) == (plan.epsilon(10), plan.epsilon())
   assert card.curve == ((10, plan.epsilon(10)), (40, plan.epsilon())) and not wrong(card)
-  assert not wrong(card_lib.of(tfdp.Ledger().begin(plan), plots=False))
-  assert not wrong(card_lib.of(tfdp.Ledger(), plots=False))
+  assert not wrong(tfdp.Ledger().begin(plan).card(plots=False))
+  assert not wrong(tfdp.Ledger().card(plots=False))
 
 
 def test_a_card_holds_no_seed_and_says_that_there_was_one():
-  cards = [card_lib.of(make_ledger({'seed': seed}), plots=False) for seed in (987654321, 5, None)]
+  cards = [make_ledger({'seed': seed}).card(plots=False) for seed in (987654321, 5, None)]
   texts = [card_json.to_json(card) for card in cards]
   assert texts[0] == texts[1] != texts[2] and '987654321' not in texts[0]
   assert 'FIXED SEED' in statement.of(cards[0]) and 'FIXED SEED' not in statement.of(cards[2])
@@ -116,7 +118,7 @@ def test_a_card_holds_no_seed_and_says_that_there_was_one():
     ([dict(noise_multiplier=0.0)], 'noise multiplier of 0'),
     ([{}, dict(unit='user')], 'must have the same `unit`')])
 def test_without_a_guarantee_a_card_says_why(changes, reason):
-  card = card_lib.of(make_ledger(*changes))
+  card = make_ledger(*changes).card()
   assert card.epsilon is None and reason in card.reason
   assert 'NO PRIVACY' in statement.guarantee(card)
   again = card_json.from_json(card_json.to_json(card))
@@ -124,21 +126,17 @@ def test_without_a_guarantee_a_card_says_why(changes, reason):
 
 
 def test_a_run_without_a_plan_has_no_epsilon():
-  card = card_lib.of(make_ledger() + tfdp.Ledger().begin(None).done(3))
+  card = (make_ledger() + tfdp.Ledger().begin(None).done(3)).card()
   assert card.epsilon is None and 'had no plan' in card.reason
   assert card_json.from_json(card_json.to_json(card)) == card and not wrong(card)
 
 
 def terms(content, run=0):
-  return content['card']['runs'][run]['entry']['entries'][0]['plan']['content']['plan']
+  return content['card']['runs'][run]['plan']['content']['plan']
 
 
 def scaled(name, factor):
   return lambda content: content['card'].update({name: content['card'][name] * factor})
-
-
-def of_run(**changes):
-  return lambda content: content['card']['runs'][0].update(changes)
 
 
 def of_terms(**changes):
@@ -152,16 +150,12 @@ LIES = {
     'no epsilon': lambda content: content['card'].update(epsilon=None),
     'planned': scaled('planned_epsilon', 0.9),
     'delta': scaled('delta', 0.1),
-    'mu': scaled('mu', 0.9),
-    'adjacency': lambda content: content['card'].update(adjacency='add_remove'),
-    'unit': lambda content: content['card'].update(unit='user'),
+    'the adjacency of one run': lambda content: terms(content).update(adjacency='add_remove'),
+    'the unit of one run': lambda content: terms(content).update(unit='user'),
     'a run left out': lambda content: content['card']['runs'].pop(),
-    'amplification': of_run(amplified=False),
-    'probability': of_run(probability=0.01),
-    'participations': of_run(max_participations=1),
-    'distance': of_run(min_sep=2),
-    'sensitivity': of_run(sensitivity=0.5),
-    'noise': of_run(noise_stddev=30.0),
+    'steps': lambda content: content['card']['runs'][0].update(steps=7),
+    'sampling': of_terms(sampling={'kind': 'CyclicPoisson', 'config': {'cycle': 1}},
+                         batch_size=51),
     'batch size': of_terms(batch_size=100),
     'noise multiplier': of_terms(noise_multiplier=1.45),
     'population': of_terms(population_size=900),
@@ -183,16 +177,18 @@ def test_a_lie_is_found(card, lie):
   assert wrong(card_json.from_json(json.dumps(content)))
 
 
-def test_a_stop_a_seed_and_a_changed_clip_norm_cannot_be_left_out():
+def test_a_stop_a_seed_and_a_changed_clip_norm_are_on_every_text_of_a_card():
   for changes in (dict(taken=30), dict(seeded=True), dict(clip_norms=((10, 3.0), (30, 2.0)))):
     entry = dataclasses.replace(make_ledger().entries[0], **changes)
-    card = card_lib.of(tfdp.Ledger((entry,)), plots=False)
-    assert len(card.facts) == 1 and not wrong(card)
-    assert 'must say' in wrong(dataclasses.replace(card, facts=()))[0]
+    card = tfdp.Ledger((entry,)).card(plots=False)
+    (note,) = card.notes
+    assert not card.facts and not wrong(card)
+    assert note in statement.of(card) and note in html.unescape(card_page.html(card))
+    assert note in [one.text for one in card_checks.check(card)]
 
 
 def test_the_numbers_of_another_run_are_found_by_epsilon_alone():
-  mine, other = (card_lib.of(make_ledger({'steps': 4, 'noise_multiplier': noise}), plots=False)
+  mine, other = (make_ledger({'steps': 4, 'noise_multiplier': noise}).card(plots=False)
                  for noise in (1.45, 1.5))
   found = wrong(dataclasses.replace(other, runs=mine.runs, profile=(), curve=()))
   assert len(found) == 1 and 'do not give epsilon' in found[0]
@@ -213,21 +209,22 @@ def test_terms_that_no_plan_may_have_make_a_wrong_card(card, changes):
 
 
 def test_less_sensitivity_than_the_mechanism_has_is_found_without_the_mechanism(monkeypatch):
-  card = card_lib.of(make_ledger(PLANS['fixed order']), plots=False)
-  lie = dataclasses.replace(card.runs[0], sensitivity=card.runs[0].sensitivity * 0.99)
-  monkeypatch.setattr(card_lib, 'derived', lambda plan, steps: {'sensitivity': lie.sensitivity})
-  found = wrong(dataclasses.replace(card, runs=(lie,)))
+  card = make_ledger(PLANS['fixed order']).card(plots=False)
+  less = card.runs[0].sensitivity * 0.99
+  monkeypatch.setattr(entry_lib.Entry, 'sensitivity', less)
+  found = wrong(card)
   assert len(found) == 1 and 'can move its releases by' in found[0]
 
 
+HEAD = f'"format": "tfdp_adaptive.card", "version": {card_json.VERSION}'
 NOT_CARDS = {
     'nothing': '', 'no JSON': '{', 'another': '{"format": "x"}', 'a list': '[]',
     'a number': '1' * 5000, 'deep': '[' * 100_000, 'NaN': '{"format": NaN}',
     'infinite': '{"format": 1e999}', 'twice': '{"format": 1, "format": 2}',
-    'no card': '{"format": "tfdp_adaptive.card", "version": 1}',
-    'a newer one': '{"format": "tfdp_adaptive.card", "version": 2, "card": {}}',
-    'no runs': '{"format": "tfdp_adaptive.card", "version": 1, "card": {"runs": 3}}',
-    'a string of runs': '{"format": "tfdp_adaptive.card", "version": 1, "card": {"runs": ["a"]}}',
+    'no card': f'{{{HEAD}}}',
+    'a newer one': '{"format": "tfdp_adaptive.card", "version": 99, "card": {}}',
+    'no runs': f'{{{HEAD}, "card": {{"runs": 3}}}}',
+    'a string of runs': f'{{{HEAD}, "card": {{"runs": ["a"]}}}}',
 }
 
 
@@ -258,7 +255,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
 
 @pytest.mark.parametrize('change', [
     lambda content: content['card'].update(secret=1),
-    lambda content: content['card'].pop('mu'),
+    lambda content: content['card'].pop('reason'),
     lambda content: content['card'].update(epsilon='1'),
     lambda content: content['card'].update(epsilon=True),
     lambda content: content['card'].update(reason='a\x1b[2Jb'),
@@ -270,7 +267,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     of_terms(seed=3),
     of_terms(mechanism={'kind': 'Dense', 'config': {'steps': 10**6}}),
     of_terms(sampling={'kind': 'MinSeparation', 'config': {'min_sep': 1, 'draws': 10**12}}),
-    lambda content: content['card']['runs'][0].update(entry={}),
+    lambda content: content['card']['runs'][0].clear(),
 ])
 def test_a_card_of_other_types_or_sizes_is_unreadable(card, change):
   content = json.loads(card_json.to_json(card))
@@ -313,26 +310,26 @@ def test_a_damaged_card_is_refused_or_read_never_a_defect(data):
     assert len(str(error)) < 1000
 
 
-SMALL = card_lib.of(make_ledger({'steps': 2}), plots=False)
+SMALL = make_ledger({'steps': 2}).card(plots=False)
 
 
 def test_texts_of_ones_own_lose_what_moves_a_terminal():
   plan = tfdp.PrivacyPlan(**FIELDS)
   ledger = tfdp.Ledger().begin(plan, 'r', 'mine\x1b[2J\n\u202e<script>').done(1)
-  card = card_lib.of(ledger, plots=False)
-  assert card.words == (card_lib.Words('the sampling of run 1', 'mine [2J <script>'),)
+  card = ledger.card(plots=False)
+  assert card.runs[0].own_sampler == 'mine [2J <script>' and not card.words
   assert card_json.from_json(card_json.to_json(card)) == card
 
 
 def test_an_audit_leaves_its_verdict_and_no_number():
   report = types.SimpleNamespace(violated=True, name='mine', epsilon=3.14159)
-  card = card_lib.of(make_ledger(), plots=False, audits=[report])
+  card = make_ledger().card(plots=False, audits=[report])
   assert card.audits[0].refuted and '3.14' not in card_json.to_json(card)
   assert any('violated' in text for text in wrong(card))
 
 
 def test_the_attackers_rates_are_bounds_and_grow():
-  card = card_lib.of(make_ledger())
+  card = make_ledger().card()
   rates = [card.true_positive_rate(x) for x in np.linspace(1e-3, 1 - 1e-3, 50)]
   assert rates == sorted(rates) and rates[0] > 1e-3 and rates[-1] <= 1
   assert card.true_positive_rate(0.01) <= card.rate
@@ -350,7 +347,7 @@ class TestWeights:
       assert weight_digests.of(changed) != digests
 
   def test_a_card_knows_its_file(self, tmp_path):
-    card = card_lib.of(make_ledger(), plots=False, weights=weight_digests.of(self.ARRAYS))
+    card = make_ledger().card(plots=False, weights=weight_digests.of(self.ARRAYS))
     card = card_json.from_json(card_json.to_json(card))
     np.savez(tmp_path / 'right.npz', *self.ARRAYS)
     np.savez(tmp_path / 'wrong.npz', self.ARRAYS[0] + 1, self.ARRAYS[1])
@@ -369,4 +366,4 @@ class TestWeights:
 
 def test_a_constant_that_is_not_finite_is_never_written():
   with pytest.raises(ValueError):
-    card_json.to_json(dataclasses.replace(SMALL, mu=math.inf))
+    card_json.to_json(dataclasses.replace(SMALL, epsilon=math.inf))

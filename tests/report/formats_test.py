@@ -53,7 +53,7 @@ def make_card(trust='central', steps=4, words=None, **fields):
   plan = tfdp.PrivacyPlan(**{**dict(
       population_size=1000, batch_size=50, steps=4, l2_norm_clip=2.0, noise_multiplier=1.5,
       target_delta=1e-5), **fields})
-  card = card_lib.of(tfdp.Ledger().begin(plan, 'dp_adam').done(steps), plots=False, trust=trust)
+  card = tfdp.Ledger().begin(plan, 'dp_adam').done(steps).card(plots=False, trust=trust)
   return card.with_words([card_lib.Words(*one) for one in (words or {}).items()])
 
 

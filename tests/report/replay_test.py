@@ -12,7 +12,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.report import card_json
 
 N, STEPS = 60, 6
@@ -48,7 +47,7 @@ def run(folder, plan, steps=STEPS, data=(X, Y)):
 def write_card(folder, plan, notes, steps=STEPS):
   ledger = tfdp.Ledger().begin(plan, 'dp_sgd').done(steps)
   entry = dataclasses.replace(ledger.entries[0], notes=tuple(notes))
-  card = card_lib.of(tfdp.Ledger((entry,)), plots=False)
+  card = tfdp.Ledger((entry,)).card(plots=False)
   (folder / 'card.json').write_text(card_json.to_json(card))
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.cli import main
-from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import signing
 
@@ -47,7 +46,7 @@ def make_folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('signed')
   plan = tfdp.PrivacyPlan(population_size=1000, batch_size=50, steps=4, l2_norm_clip=2.0,
                           noise_multiplier=1.5, target_delta=1e-5)
-  card = card_lib.of(tfdp.Ledger().begin(plan, 'dp_adam').done(4), plots=False)
+  card = tfdp.Ledger().begin(plan, 'dp_adam').done(4).card(plots=False)
   (folder / 'card.json').write_text(card_json.to_json(card))
   return folder
 

@@ -4,12 +4,20 @@
 import argparse
 import pathlib
 import shutil
-from typing import Any, List
+from typing import Sequence
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import weight_digests
+from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import card_page
+from tfdp_adaptive.report import huggingface
+from tfdp_adaptive.report import registry
+from tfdp_adaptive.report import signing
 
-_FORMATS = ('tfdp', 'huggingface', 'registry')
+_FORMATS = {'tfdp': card_page.files, 'huggingface': huggingface.files, 'registry': registry.files}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,23 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import card_page  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import huggingface  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import registry  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
-  write, show = {'tfdp': (card_page.write, card_page.markdown),
-                 'huggingface': (huggingface.write, huggingface.readme),
-                 'registry': (registry.write, _registry)}[arguments.format]
   if arguments.sign is not None and arguments.out is None:
     raise errors.UsageError('--sign needs --out, the folder to sign.')
-  card = load(arguments.source, arguments.words)
   with errors.usage():
+    card = load(arguments.source).with_words([*map(_words, arguments.words)])
+    if arguments.out is None and arguments.json:
+      print(card_json.to_json(card), end='')
+      return
+    texts = _FORMATS[arguments.format](card)
     if arguments.out is None:
-      print(card_json.to_json(card) if arguments.json else show(card), end='')
+      print(next(text for name, text in texts.items() if name != card_json.NAME), end='')
       return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    paths = list(write(card, arguments.out))
+    paths = card_page.write(texts, arguments.out)
     if arguments.format == 'huggingface' or arguments.sign is not None:
       paths += _with_weights(arguments.source, arguments.out)
     if arguments.sign is not None:
@@ -56,12 +60,28 @@ def run(arguments: argparse.Namespace) -> None:
   print(*paths, sep='\n')
 
 
-def _registry(card: Any) -> str:
-  from tfdp_adaptive.report import registry  # pylint: disable=import-outside-toplevel
-  return registry.to_yaml(registry.fields(card))
+def load(path: pathlib.Path) -> card_lib.Card:
+  """Returns the card that is at `path`, or that follows from the ledger there."""
+  if path.is_dir():
+    path = path / card_json.NAME
+  if path.suffix not in ('.keras', '.h5'):
+    return card_json.read(path)
+  file = weight_digests.of_file(path)
+  if not file.ledger:
+    raise errors.UsageError(f'{path} holds no ledger. Save the private model itself, by '
+                            '`model.save` or `model.save_weights`.')
+  ledger = ledger_lib.Ledger.from_json(file.ledger)
+  return ledger.card(weights=file.weights, facts=card_lib.about_weights(ledger.entries))
 
 
-def _with_weights(source: pathlib.Path, folder: pathlib.Path) -> List[pathlib.Path]:
+def _words(text: str) -> card_lib.Words:
+  about, _, words = text.partition('=')
+  if not (about and words):
+    raise errors.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')
+  return card_lib.Words(about, words)
+
+
+def _with_weights(source: pathlib.Path, folder: pathlib.Path) -> Sequence[pathlib.Path]:
   """Copies weights that may be published; a .keras file may hold the optimizer's secrets."""
   if not source.name.endswith('.weights.h5'):
     return []
@@ -69,29 +89,3 @@ def _with_weights(source: pathlib.Path, folder: pathlib.Path) -> List[pathlib.Pa
   if not copy.exists() or not copy.samefile(source):
     shutil.copyfile(source, copy)
   return [copy]
-
-
-def load(path: pathlib.Path, words: Any = ()) -> Any:
-  """The card that is at `path`, or that follows from the ledger there."""
-  from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import ledger as ledger_lib  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.privacy import weight_digests  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
-  own = []
-  for text in words:
-    about, equals, said = text.partition('=')
-    if not (about and equals and said):
-      raise errors.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')
-    own.append(card_lib.Words(card_lib.clean(about), card_lib.clean(said)))
-  with errors.usage():
-    if path.is_dir():
-      path = path / card_json.NAME
-    if path.suffix not in ('.keras', '.h5'):
-      return card_json.read(path).with_words(own)
-    file = weight_digests.of_file(path)
-    if not file.ledger:
-      raise errors.UsageError(f'{path} holds no ledger. Save the private model itself, by '
-                              '`model.save` or `model.save_weights`.')
-    ledger = ledger_lib.Ledger.from_json(file.ledger)
-    return card_lib.of(ledger, weights=file.weights, words=own,
-                       facts=card_lib.about_weights(ledger.entries))

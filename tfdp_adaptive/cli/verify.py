@@ -14,6 +14,10 @@ from typing import Any, Iterator
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import replay
+from tfdp_adaptive.report import signing
 
 WRONG = 3  # Exit status.
 _SECONDS = 600
@@ -37,10 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-  from tfdp_adaptive.report import card_checks  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import replay  # pylint: disable=import-outside-toplevel
-  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
   if (arguments.opened is None) != (arguments.digests is None):
     raise errors.UsageError('--opened and --digests go together.')
   logging.getLogger('absl').setLevel(logging.ERROR)  # dp_accounting's advice to its callers.

@@ -79,7 +79,7 @@ class PrivacyReport(Callback):
     """Writes the card, if a folder was given; `fit` calls it when it knows how training ended."""
     if self._card is not None and self._began:
       self._card.mkdir(parents=True, exist_ok=True)
-      card_page.write(self.model.privacy_card(looks=self._looks), self._card)
+      card_page.write(card_page.files(self.model.privacy_card(looks=self._looks)), self._card)
 
 
 class StopAtBudget(Callback):

@@ -27,7 +27,7 @@ def of_run(run: Any, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
   Args:
     run: The `Run` of an optimizer.
     steps: After so many of this run; default: now.
-    **more: For `card.of`.
+    **more: For `Ledger.card`.
   """
   entries = run.all_entries(steps)
   if steps is None and entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
@@ -36,5 +36,4 @@ def of_run(run: Any, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
 
 
 def _card(entries: Sequence[ledger_lib.Entry], more: Any) -> card_lib.Card:
-  return card_lib.of(ledger_lib.Ledger(tuple(entries)), facts=card_lib.about_weights(entries),
-                     **more)
+  return ledger_lib.Ledger(tuple(entries)).card(facts=card_lib.about_weights(entries), **more)

@@ -19,8 +19,10 @@ import dp_accounting
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import meaning
 from tfdp_adaptive.accounting import stopping
-from tfdp_adaptive.privacy import card
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
 
@@ -28,98 +30,13 @@ if TYPE_CHECKING:
   from tfdp_adaptive import contract
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
+_LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
+# Further fractions of epsilon at which a plot states delta.
+_MORE_FRACTIONS = (0.15, 0.5, 0.8, 1.25, 1.6)
 _RELATION = dp_accounting.NeighboringRelation
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-  """A run.
-
-  Attributes:
-    plan: Its plan, with the clip norm of its last step; None if there was none, so that nothing
-      is known of its cost.
-    steps: Steps that count.
-    rule: Name of the update rule, for people.
-    private: Whether everything that the rule saw of the data was noised.
-    own_sampler: The caller's description of the sampling, if the plan did not draw the batches.
-    examples_per_user: With users as records: the largest number of one user's examples; 0 if
-      that is not known.
-    run: Identifier of the run, the same wherever its weights are; '' if it has none.
-    resumed: `(run, steps)` of the runs that this run continues: their first steps are among
-      the steps of this entry.
-    notes: Sentences that the statement repeats.
-    delta: Probability of what `plan` does not account for; part of the ledger's delta.
-    taken: Steps done, where something that had been seen stopped the run, so that `steps` counts
-      all that it could have done. None for other runs.
-    clip_norms: `(steps, clip norm)` of the parts of a run whose clip norm changed, else ().
-    clipping: Sentences about how its rule clips, such as by a clip norm that follows a quantile.
-    seeded: Whether the noise had a fixed seed, as in tests.
-    engines: The clipping engines.
-    shared: Identifiers of runs that took steps on the same batches: their samples are one.
-    looks: The evaluations after which the run could stop, if the claim follows from them.
-  """
-
-  plan: Any
-  steps: int
-  rule: str = ''
-  private: bool = True
-  own_sampler: str = ''
-  examples_per_user: int = 0
-  run: str = dataclasses.field(default='', compare=False)
-  resumed: Tuple[Tuple[str, int], ...] = dataclasses.field(default=(), compare=False)
-  notes: Tuple[str, ...] = ()
-  delta: float = 0.0
-  taken: Optional[int] = None
-  clip_norms: Tuple[Tuple[int, float], ...] = ()
-  clipping: Tuple[str, ...] = ()
-  seeded: bool = False
-  engines: Tuple[str, ...] = ()
-  shared: Tuple[str, ...] = ()
-  looks: Optional[stopping.Looks] = None
-
-  def __post_init__(self) -> None:
-    checks.whole(0, examples_per_user=self.examples_per_user)
-    for name in ('clipping', 'engines', 'shared'):
-      object.__setattr__(self, name, tuple(map(str, getattr(self, name))))
-    object.__setattr__(self, 'clip_norms', tuple(
-        (int(n), float(norm)) for n, norm in self.clip_norms))
-    if self.clip_norms and (
-        sum(n for n, _ in self.clip_norms) != self.done
-        or self.plan is None or self.clip_norms[-1][1] != self.plan.l2_norm_clip):
-      raise ValueError("`clip_norms` must be of all steps of a run, and end with its plan's. "
-                       f'Received: clip_norms={self.clip_norms}.')
-    for name in ('private', 'seeded'):
-      if not isinstance(getattr(self, name), bool):
-        raise ValueError(f'`{name}` must be True or False. Received: {getattr(self, name)!r}.')
-    if self.taken is not None:
-      checks.whole(0, taken=self.taken)
-      if self.taken >= self.steps:
-        raise ValueError('`taken` must be below `steps`, which counts what could have been taken. '
-                         f'Received: taken={self.taken}, steps={self.steps}.')
-    object.__setattr__(self, 'resumed', tuple((str(run), int(n)) for run, n in self.resumed))
-    object.__setattr__(self, 'notes', tuple(map(str, self.notes)))
-    if self.plan is not None and not isinstance(self.plan, terms_lib.Terms):
-      raise ValueError(
-          f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
-    checks.whole(0, steps=self.steps)
-    if self.plan is not None and self.steps > self.plan.steps:
-      raise ValueError(f"`steps` must be at most the plan's {self.plan.steps}. "
-                       f'Received: steps={self.steps}.')
-
-  @property
-  def done(self) -> int:
-    """Steps that the run has taken; fewer than `steps` if something stopped it."""
-    return self.steps if self.taken is None else self.taken
-
-  def after(self, steps: int) -> Entry:
-    """The entry of the same run at another number of steps."""
-    return dataclasses.replace(self, steps=steps, taken=None, clip_norms=(), looks=None)
-
-  @property
-  def guaranteed(self) -> bool:
-    """Whether its cost is finite and known."""
-    return not self.steps or bool(
-        self.private and self.plan is not None and self.plan.noise_multiplier)
+Entry = entry_lib.Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,24 +181,104 @@ class Ledger:
     return min(1.0, cost.delta(self.event(), epsilon, accountant, self.relation())
                + sum(entry.delta for entry in self.entries if entry.steps))
 
+  def until(self, steps: int) -> Ledger:
+    """Returns the ledger after its first `steps` steps."""
+    entries = []
+    for entry in self.entries:
+      taken = min(steps, entry.steps)
+      steps -= taken
+      entries.append(entry.after(taken))
+    return Ledger(tuple(entries))
+
+  def card(
+      self, *, delta: Optional[float] = None, accountant: str = 'pld', plots: bool = True,
+      trust: str = 'central', words: Sequence[card_lib.Words] = (), facts: Sequence[str] = (),
+      audits: Sequence[Any] = (), weights: Sequence[str] = (),
+      looks: Optional[stopping.Looks] = None) -> card_lib.Card:
+    """Returns the privacy card of all runs.
+
+    Args:
+      delta: By default the largest of the plans.
+      accountant: 'pld' (tight) or 'rdp'.
+      plots: Whether to compute what only plots show: the curve, and more of the profile.
+      trust: See `Card`.
+      words: See `Card`.
+      facts: See `Card`.
+      audits: Reports of `tfdp.audit`.
+      weights: Digests of the weights, see `weight_digests`.
+      looks: The evaluations fixed before the last run, if released results decided when it
+        stopped.
+    """
+    checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
+    if looks is not None and self.entries and self.entries[-1].plan is not None:
+      last = dataclasses.replace(self.entries[-1], looks=looks)
+      return Ledger((*self.entries[:-1], last)).card(
+          delta=delta, accountant=accountant, plots=plots, trust=trust, words=words, facts=facts,
+          audits=audits, weights=weights)
+    card = card_lib.Card(
+        runs=tuple(map(card_lib.public, self.entries)), accountant=accountant, trust=trust,
+        facts=tuple(map(card_lib.clean, facts)), audits=tuple(map(card_lib.audited, audits)),
+        versions=card_lib.versions(), weights=tuple(sorted(weights)),
+        delta=(self.target_delta or 0.0) if delta is None else delta).with_words(words)
+    try:
+      return self._claimed(card, plots)
+    except ValueError as error:  # Guarantees about different neighbors do not add up.
+      return dataclasses.replace(card, reason=card_lib.clean(str(error)))
+
+  def _claimed(self, card: card_lib.Card, plots: bool) -> card_lib.Card:
+    """Returns the card with epsilon and what belongs to it, or the reason why there is none."""
+    for number, entry in enumerate(self.entries, 1):
+      if not entry.guaranteed:
+        return dataclasses.replace(card, reason=(
+            f'run {number} of {len(self.entries)} on these weights '
+            + ('had no plan' if entry.plan is None else
+               f'used a statistic of the data without noise ({card_lib.clean(entry.rule)})'
+               if not entry.private else 'had a noise multiplier of 0')))
+    accountant, target_delta = card.accountant, card.delta or None
+    epsilon = self.epsilon(target_delta, accountant)
+    if epsilon > _LARGEST:
+      return dataclasses.replace(card, reason='The noise is too small for a finite epsilon')
+    end = self
+    if self.entries and self.entries[-1].plan is not None:
+      last = self.entries[-1]
+      end = Ledger((*self.entries[:-1], last.after(last.plan.steps)))
+    total = end.epsilon(target_delta, accountant)
+    planned = total if total <= _LARGEST else None
+    if self.entries and self.entries[-1].looks is not None:
+      # All else holds at steps and deltas that were fixed beforehand.
+      return dataclasses.replace(
+          card, epsilon=epsilon, planned_epsilon=max(epsilon, planned or 0.0),
+          profile=((epsilon, card.delta),))
+    plots = plots and not any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
+    curve = {steps: self.until(steps).epsilon(card.delta, accountant)
+             for steps in (card_lib.plotted_steps(card) if plots else ())}
+    if planned is not None:
+      curve[sum(entry.steps for entry in end.entries)] = planned
+    curve[card.done] = epsilon
+    fractions = meaning.FRACTIONS + (_MORE_FRACTIONS if plots else ())
+    profile = [(fraction * epsilon, self.delta(fraction * epsilon, accountant))
+               for fraction in fractions] if epsilon > 0 else []
+    return dataclasses.replace(card, epsilon=epsilon, planned_epsilon=planned,
+                               curve=tuple(sorted(curve.items())), profile=tuple(profile))
+
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
                 looks: Optional[stopping.Looks] = None) -> str:
     """Returns the privacy statement of the weights, in plain text; see `epsilon`."""
-    self._run()  # Raises without a run.
-    return statement_lib.of(card.of(
-        self, delta=target_delta, accountant=accountant, plots=False, looks=looks))
+    self._run()  # Raises if units or adjacencies differ.
+    return statement_lib.of(self.card(
+        delta=target_delta, accountant=accountant, plots=False, looks=looks))
 
   def to_json(self) -> str:
     """Returns all entries as text without secrets. `from_json` restores them."""
     return json.dumps({'format': _FORMAT, 'version': _VERSION,
-                       'entries': [_entry_to_dict(entry) for entry in self.entries]})
+                       'entries': [entry.to_dict() for entry in self.entries]})
 
   @classmethod
   def from_json(cls, text: str) -> 'Ledger':
     """The ledger `to_json` described; all checks are made again."""
     content = checks.read_json(text, 'a ledger', _FORMAT, _VERSION)
     try:
-      return cls(tuple(_entry_from_dict(entry) for entry in content['entries']))
+      return cls(tuple(map(Entry.from_dict, content['entries'])))
     except (KeyError, TypeError) as error:
       raise ValueError('The text must be the JSON of a ledger, as `to_json` wrote it. Received: '
                        f'{str(text)[:60]!r} ({error!r}).') from error
@@ -317,39 +314,6 @@ def distinct(entries: Sequence[Entry]) -> Ledger:
     continued[run] = max(steps, continued.get(run, 0))
   return Ledger(tuple(entry for entry in latest.values()
                       if not entry.run or entry.steps > continued.get(entry.run, -1)))
-
-
-def _entry_to_dict(entry: Entry) -> Dict[str, Any]:
-  plan = entry.plan
-  return {
-      'steps': int(entry.steps), 'rule': entry.rule, 'private': entry.private,
-      'own_sampler': entry.own_sampler,
-      **{name: getattr(entry, name) for name in (
-          'examples_per_user', 'run', 'resumed', 'notes', 'delta', 'clip_norms', 'clipping',
-          'seeded', 'engines', 'shared') if getattr(entry, name)},
-      **({} if entry.taken is None else {'taken': entry.taken}),
-      **({} if entry.looks is None else {'looks': dataclasses.asdict(entry.looks)}),
-      'plan': None if plan is None else {
-          'kind': type(plan).__name__, 'content': json.loads(plan.to_json())}}
-
-
-def _entry_from_dict(fields: Dict[str, Any]) -> Entry:
-  plan = fields['plan']
-  if plan is not None:
-    kinds = _kinds(terms_lib.Terms)
-    checks.one_of(sorted(kinds), kind=plan['kind'])
-    plan = kinds[plan['kind']].from_json(json.dumps(plan['content']))
-  looks = fields.get('looks')
-  return Entry(**dict(
-      fields, plan=plan, looks=None if looks is None else stopping.Looks(**looks)))
-
-
-def _kinds(base: Any) -> Dict[str, Any]:
-  """Returns the subclasses by name, those of a user's own among them."""
-  found = {}
-  for kind in base.__subclasses__():
-    found.update({kind.__name__: kind, **_kinds(kind)})
-  return found
 
 
 def of(value: Any) -> Any:

@@ -17,7 +17,6 @@ from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.batches import sampling_seed
-from tfdp_adaptive.privacy import card
 from tfdp_adaptive.privacy import ledger
 from tfdp_adaptive.privacy import plan_checks
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -305,8 +304,7 @@ class PrivacyPlan(terms.Terms):
       rule: The rule that is run, to be named.
       accountant: 'pld' (tight) or 'rdp'.
     """
-    return statement_lib.of(card.of(
-        self._run(steps, rule), accountant=accountant, plots=False))
+    return statement_lib.of(self._run(steps, rule).card(accountant=accountant, plots=False))
 
   def to_json(self) -> str:
     """Returns all fields as text without secrets. `from_json` restores them."""

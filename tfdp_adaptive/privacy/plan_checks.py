@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, TYPE_CHECKING
+from typing import Optional, Sequence, TYPE_CHECKING
 import warnings
 
 import dp_accounting
@@ -14,6 +14,7 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.batches import tags
+from tfdp_adaptive.privacy import entry as entry_lib
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
@@ -125,7 +126,7 @@ def participation(plan: terms_lib.Terms) -> None:
         cost.fixed_order(plan))  # Raises where there is no cost.
 
 
-def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
+def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
   """Whether another run may have had the secret bins of a run.
 
   Bins are drawn once for the batches of a plan, by coins of their own, and a step takes those
@@ -140,11 +141,11 @@ def shares_bins(entry: Any, others: Sequence[Any]) -> bool:
   return not plan.sampling.drawn_each_step and any(
       not other.plan.sampling.drawn_each_step and (
           tags.coefficients(other.plan) == tags.coefficients(plan)
-          or entry.own_sampler or other.own_sampler or None not in (plan.seed, other.plan.seed))
+          or entry.own_sampler or other.own_sampler or entry.has_seed and other.has_seed)
       for other in others if other.plan is not None)
 
 
-def shares_batches(entry: Any, others: Sequence[Any]) -> bool:
+def shares_batches(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
   """Whether another run of a ledger took steps on the batches of a run, or a branch of it."""
   run_of = lambda one: one.run.split('.')[0]
   return any(run_of(other) in entry.shared or run_of(entry) in other.shared for other in others)

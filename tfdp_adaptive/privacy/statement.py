@@ -9,12 +9,13 @@ hyperparameters, and what the guarantee leaves out. Holds no secret.
 from __future__ import annotations
 
 import decimal
-from typing import Any, Dict, Sequence, Tuple, TYPE_CHECKING
+from typing import Dict, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import plan_checks
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def of(card: card_lib.Card) -> str:
   """Plain text of a card."""
   runs = steps_taken(card)
   lines = [guarantee(card)]
-  if len(runs) == 1 and runs[0].entry.plan is not None:
-    said = described(runs[0])
-    lines += [f'Unit and adjacency: {neighbours(card)} {said.pop("Records")}',
-              f'Sampling: {said.pop("Sampling")}', f'Mechanism: {said.pop("Mechanism")}',
-              f'Accounting: {accounting(card, runs[0])}', *said.values()]
+  if len(runs) == 1 and runs[0].plan is not None:
+    texts = described(runs[0])
+    lines += [f'Unit and adjacency: {neighbours(card)} {texts.pop("Records")}',
+              f'Sampling: {texts.pop("Sampling")}', f'Mechanism: {texts.pop("Mechanism")}',
+              f'Accounting: {accounting(card, runs[0])}', *texts.values()]
   else:
     lines += [_one_of_many(runs, number) for number in range(1, len(runs) + 1)]
     lines.append('Accounting: ' + (_versions(card) + 'of all runs together.' if runs else
@@ -59,29 +60,29 @@ def of(card: card_lib.Card) -> str:
   lines.append('Not covered: ' + '; '.join(not_covered(card)) + '.')
   if runs:
     lines.append('Caveats: ' + caveats(card))
-  lines += card.facts
+  lines += card.notes
   lines += [f'In the words of whoever trained the model, on {own.about}: {own.text}'
-            for own in card.words if not own.about.startswith('the sampling of run')]
+            for own in card.words]
   return '\n\n'.join(lines) + '\n'
 
 
-def steps_taken(card: card_lib.Card) -> Tuple[Any, ...]:
+def steps_taken(card: card_lib.Card) -> Tuple[entry_lib.Entry, ...]:
   """Returns the runs with a cost, or the planned run if there are none."""
-  return tuple(run for run in card.runs if run.entry.steps) or card.runs[-1:]
+  return tuple(run for run in card.runs if run.steps) or card.runs[-1:]
 
 
 def guarantee(card: card_lib.Card) -> str:
   """Returns the guarantee in numbers and in words."""
   runs = steps_taken(card)
-  if card.epsilon is None and all(run.entry.guaranteed for run in runs):
+  if card.epsilon is None and all(run.guaranteed for run in runs):
     return f'NO PRIVACY GUARANTEE: no epsilon of all runs together can be stated. {card.reason}'
   if card.epsilon is None:
     return (f'NO PRIVACY GUARANTEE: {card.reason}. Epsilon is infinite, whatever noise was added '
             'elsewhere.')
-  if not runs or runs[-1].entry.plan is None:
+  if not runs or runs[-1].plan is None:
     return 'Guarantee: no step has been taken, and nothing of the data is in the weights.'
   pair = lambda epsilon: f'({rounded_up(epsilon)}, {card.delta:g})'
-  last = runs[-1].entry
+  last = runs[-1]
   text = f'Guarantee: {pair(card.epsilon)}-differential privacy '
   if len(runs) > 1:
     text += (f'of all {len(runs)} run(s) together, which are counted as if every '
@@ -134,10 +135,10 @@ def percent(rate: float) -> float:
   return min(100.0, float(rounded_up(100 * rate)))
 
 
-def _one_of_many(runs: Sequence[card_lib.Run], number: int) -> str:
+def _one_of_many(runs: Sequence[entry_lib.Entry], number: int) -> str:
   run = runs[number - 1]
-  plan = run.entry.plan
-  text = f'Run {number} of {len(runs)}: {run.entry.steps} steps'
+  plan = run.plan
+  text = f'Run {number} of {len(runs)}: {run.steps} steps'
   if plan is None:
     return (f'{text} without a plan: how its batches were drawn, and what they cost, is not '
             'known.')
@@ -145,28 +146,26 @@ def _one_of_many(runs: Sequence[card_lib.Run], number: int) -> str:
                    _added_up(run, [*runs[:number - 1], *runs[number:]])]).strip()
 
 
-def _added_up(run: card_lib.Run, others: Sequence[card_lib.Run]) -> str:
+def _added_up(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> str:
   """Describes a run that costs more together with others than alone."""
-  entry, entries = run.entry, [other.entry for other in others]
   if not run.amplified:
     return ''
-  seeded = run.seeded and any(other.seeded for other in others)  # Seeds are not on a card.
-  if not entry.plan.sampling.drawn_each_step and seeded or plan_checks.shares_bins(entry, entries):
+  if plan_checks.shares_bins(run, others):
     return ('Another run may have had the same secret bins, so this run is added up without '
             'amplification by sampling.')
-  if not entry.plan.sampling.renyi and any(
-      cost.only_renyi(cost.event(other.plan, other.steps)) for other in entries):
+  if not run.plan.sampling.renyi and any(
+      cost.only_renyi(cost.event(other.plan, other.steps)) for other in others):
     return ('Another run is accounted for by Renyi divergences, which are not known of this '
             'sampling, so this run is added up without amplification by it.')
-  if isinstance(cost.event(entry.plan, entry.steps), monte_carlo.MonteCarloDpEvent):
+  if isinstance(cost.event(run.plan, run.steps), monte_carlo.MonteCarloDpEvent):
     return ('Bounds from draws do not add up, so this run is added up by a bound without draws, '
             'which is larger.')
   return ''
 
 
-def described(run: card_lib.Run) -> Dict[str, str]:
+def described(run: entry_lib.Entry) -> Dict[str, str]:
   """What is said of a run with a plan, by name: in statements, on pages and in Markdown."""
-  plan, entry = run.entry.plan, run.entry
+  plan = run.plan
   found = {
       'Records': 'The number of records is not used and stays private.'
                  if plan.population_size is None else
@@ -176,15 +175,15 @@ def described(run: card_lib.Run) -> Dict[str, str]:
       'Mechanism': _mechanism(run)}
   if plan.search is not None:
     found['Private search'] = plan.search.describe()
-  if entry.examples_per_user:
+  if run.examples_per_user:
     found['Users'] = (
-        f'A record was a user: a step took at most {entry.examples_per_user} example(s) of each, '
+        f'A record was a user: a step took at most {run.examples_per_user} example(s) of each, '
         'and what they gave together was clipped once. The guarantee does not depend on how many '
         'examples a user has, provided that every one of them bore the id of its user.')
-  if entry.own_sampler:
+  if run.own_sampler:
     found['Own sampling'] = (
         'THE BATCHES WERE NOT DRAWN BY THE PLAN. Whoever trained the model says of them: '
-        f'{entry.own_sampler!r}. The guarantee above holds only if this is the sampling it '
+        f'{run.own_sampler!r}. The guarantee above holds only if this is the sampling it '
         'describes; nothing checked it.')
   return found
 
@@ -195,23 +194,23 @@ def rounded_up(epsilon: float) -> str:
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
-def _mechanism(run: card_lib.Run) -> str:
+def _mechanism(run: entry_lib.Entry) -> str:
   """The noise on a sum of clipped records, and what else is particular to the rule."""
-  plan = run.entry.plan
+  plan = run.plan
   clip, unit = ('not fixed', ' clip norms') if plan.l2_norm_clip is None else (
       f'{plan.l2_norm_clip:g}', '')
   text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm {clip}: '
-          f'noise of standard deviation {run.noise_stddev:.6g}{unit} '
+          f'noise of standard deviation {cost.noise_stddev(plan):.6g}{unit} '
           'before correlation on the sum of clipped records, ')
   if plan.adjacency == 'replace':
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
   text += (f'divided by the constant {plan.batch_size:g}, the expected batch size; '
            f'{plan.steps} steps planned.')
-  text += ''.join(f' {detail}' for detail in run.entry.clipping or run.details)
-  if run.entry.engines:
-    text += f' Gradients of single examples were clipped by: {", ".join(run.entry.engines)}.'
-  if run.entry.rule:
-    text += f' Update rule: {run.entry.rule}, by post-processing of the noised releases.'
+  text += ''.join(f' {detail}' for detail in run.clipping)
+  if run.engines:
+    text += f' Gradients of single examples were clipped by: {", ".join(run.engines)}.'
+  if run.rule:
+    text += f' Update rule: {run.rule}, by post-processing of the noised releases.'
   return text
 
 
@@ -237,9 +236,9 @@ def _versions(card: card_lib.Card) -> str:
           f'{found.get("dp-accounting", "?")}, ')
 
 
-def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
+def accounting(card: card_lib.Card, run: entry_lib.Entry) -> str:
   """Describes how epsilon of a run was computed, and its assumptions."""
-  plan, steps, text = run.entry.plan, run.entry.steps, _versions(card)
+  plan, steps, text = run.plan, run.steps, _versions(card)
   if not steps:
     return text + 'of no release: no step has been taken.'
   if not plan.noise_multiplier:
@@ -257,13 +256,14 @@ def accounting(card: card_lib.Card, run: card_lib.Run) -> str:
     return text + (
         f'{method}, of {event}.{luck} Amplification by sampling is claimed; it holds '
         'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
-  several = cost.fixed_order(plan) and run.max_participations > 1
+  min_sep, participations = run.participation
+  several = cost.fixed_order(plan) and participations > 1
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
       f'{method}, of one Gaussian mechanism{" in each run" if selects else ""}. '
-      f'A record takes part at most {run.max_participations} times, '
-      f'{"a multiple of" if several else "at least"} {run.min_sep} steps apart: sensitivity '
+      f'A record takes part at most {participations} times, '
+      f'{"a multiple of" if several else "at least"} {min_sep} steps apart: sensitivity '
       f'{run.sensitivity:.6g} clip norms, effective noise multiplier '
       f'{plan.noise_multiplier / run.sensitivity:.6g}. No amplification is claimed.{extra}')
 
@@ -273,7 +273,7 @@ def caveats(card: card_lib.Card) -> str:
   text = ('noise and coins come from Philox and PCG64 generators keyed by the '
           'operating system\'s entropy; they are not cryptographic, and noise is added in '
           'floating point. Attacks on either are outside the guarantee.')
-  if any(run.seeded for run in card.runs):
+  if any(run.seeded_batches for run in card.runs):
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')
   return text

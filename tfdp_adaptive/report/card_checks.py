@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, Iterator, List, NamedTuple, Tuple
-
-import numpy as np
 
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import weight_digests
 
@@ -19,9 +19,10 @@ _OTHER_VERSION = 2e-3  # The same, for epsilons and deltas of other versions.
 _TINY = 1e-13  # Absolute error of a delta.
 _SLACK = 1e-5  # Absolute tolerance of epsilon, below what anybody reads.
 # Fields that no other field determines.
-TRUSTED = ('versions', 'words', 'audits', 'facts', 'weights', 'seeded', 'run', 'resumed', 'shared',
-           'examples_per_user', 'engines', 'target_delta', 'population_is_public', 'looks',
-           'max_participations', 'shuffle_seed')
+TRUSTED = ('versions', 'words', 'audits', 'facts', 'weights', 'trust', 'rule', 'notes', 'clipping',
+           'clip_norms', 'l2_norm_clip', 'own_sampler', 'seeded', 'seeded_batches', 'taken', 'run',
+           'resumed', 'shared', 'examples_per_user', 'engines', 'unit', 'adjacency',
+           'target_delta', 'population_is_public', 'looks', 'max_participations', 'shuffle_seed')
 
 
 class Finding(NamedTuple):
@@ -38,7 +39,7 @@ def check(card: card_lib.Card, weights: Any = None) -> List[Finding]:
     card: A card that was read, so that every plan on it has checked its own terms.
     weights: Path of the file that the card is said to be about, or None.
   """
-  findings = [*_same_neighbours(card), *_derived(card), *_texts(card)]
+  findings = [*_same_neighbors(card), *_of_runs(card)]
   right = lambda: not any(finding.kind == WRONG for finding in findings)
   if card.epsilon is None:
     findings += _without_guarantee(card)
@@ -51,81 +52,48 @@ def check(card: card_lib.Card, weights: Any = None) -> List[Finding]:
   return findings + [*_weights(card, weights), *_audits(card), *_words(card), *_unknown(card)]
 
 
-def _same_neighbours(card: card_lib.Card) -> Iterator[Finding]:
+def _same_neighbors(card: card_lib.Card) -> Iterator[Finding]:
   pairs = {(plan.unit, plan.adjacency) for plan in card.plans}
-  if not pairs <= {(card.unit, card.adjacency)}:
-    yield Finding(WRONG, f'The card is for unit {card.unit} and adjacency {card.adjacency}, but '
-                         f'its runs are for {sorted(pairs)}: such guarantees do not add up.')
-  elif pairs:
+  if len(pairs) == 1:
     yield Finding(VERIFIED, f'All runs protect one {card.unit} under {card.adjacency} adjacency.')
+  elif pairs and card.epsilon is not None:
+    yield Finding(WRONG, f'The runs are for {sorted(pairs)}: such guarantees do not add up.')
 
 
-def _derived(card: card_lib.Card) -> Iterator[Finding]:
-  """Checks that the derived numbers of each run follow from its terms."""
+def _of_runs(card: card_lib.Card) -> Iterator[Finding]:
   for number, run in enumerate(card.runs, 1):
-    plan = run.entry.plan
-    if plan is None:
+    if run.plan is None or not run.steps:
       continue
-    expected = card_lib.derived(plan, run.entry.steps)
-    wrong = [name for name, value in expected.items() if not _same(getattr(run, name), value)]
-    for name in wrong:
-      yield Finding(WRONG, f'Run {number} claims {name} = {getattr(run, name)}, and from its terms '
-                           f'follows {expected[name]}.')
-    if wrong or not run.entry.steps:
+    plan, (min_sep, participations) = run.plan, run.participation
+    if run.amplified:
+      yield Finding(VERIFIED, f'Run {number}: amplification is claimed for {_kind(plan.sampling)} '
+                              f'with sampling probability {plan.sampling.probability(plan):.6g}, '
+                              f'which its noise ({_kind(plan.mechanism)}) and {plan.adjacency} '
+                              'adjacency allow.')
       continue
-    yield _sampling(number, run)
-    yield from _sensitivity(number, run)
+    yield Finding(VERIFIED, f'Run {number}: no amplification by sampling is claimed; a record '
+                            f'takes part at most {participations} times in {run.steps} steps, at '
+                            f'least {min_sep} apart, as {_kind(plan.sampling)} does.')
+    yield _sensitivity(number, run)
 
 
-def _sampling(number: int, run: card_lib.Run) -> Finding:
-  plan = run.entry.plan
-  if run.amplified:
-    return Finding(VERIFIED, f'Run {number}: amplification is claimed for {_kind(plan.sampling)} '
-                             f'with sampling probability {run.probability:.6g}, which its noise '
-                             f'({_kind(plan.mechanism)}) and {plan.adjacency} adjacency allow.')
-  return Finding(VERIFIED, f'Run {number}: no amplification by sampling is claimed; a record takes '
-                           f'part at most {run.max_participations} times in {run.entry.steps} '
-                           f'steps, at least {run.min_sep} apart, as {_kind(plan.sampling)} does.')
-
-
-def _sensitivity(number: int, run: card_lib.Run) -> Iterator[Finding]:
-  """Checks the sensitivity by multiplying out C, if the run is not amplified."""
-  plan, steps = run.entry.plan, run.entry.steps
-  if run.amplified:
-    return
-  found = second_accountant.look(plan, steps).sensitivity
+def _sensitivity(number: int, run: entry_lib.Entry) -> Finding:
+  """Checks the sensitivity of a run by multiplying out C."""
+  mechanism = _kind(run.plan.mechanism)
+  found = second_accountant.look(run.plan, run.steps).sensitivity
   if found is None:
-    yield Finding(UNKNOWN, f'Run {number}: the sensitivity of {_kind(plan.mechanism)} is taken '
-                           'from the library; C is too large, or its sampling too new, to multiply '
-                           'out.')
-  elif run.sensitivity < found * (1 - _SAME):
-    yield Finding(WRONG, f'Run {number} claims a sensitivity of {run.sensitivity:.6g}, and a '
-                         f'record can move its releases by {found:.6g} clip norms.')
-  else:
-    yield Finding(VERIFIED, f'Run {number}: {_kind(plan.mechanism)} has sensitivity '
-                            f'{run.sensitivity:.6g} for these participations; multiplying out C '
-                            f'for them gives {found:.6g}.')
-
-
-def _texts(card: card_lib.Card) -> Iterator[Finding]:
-  """Checks the sentences and names that follow from the terms."""
-  entries = _ledger(card).entries
-  expected = card_lib.derived_texts(entries, card.trust)
-  for name, stated, derived in (('facts', card.facts, expected.facts),
-                             ('words', card.words, expected.words)):
-    for one in derived:
-      if one not in stated:
-        yield Finding(WRONG, f'Among its {name} the card must say: {one}')
-  if card.parts != expected.parts:
-    yield Finding(WRONG, f'The parts that its runs used are {expected.parts}, not {card.parts}.')
-  for number, run in enumerate(card.runs, 1):
-    if run.entry.clipping and run.details != tuple(map(card_lib.clean, run.entry.clipping)):
-      yield Finding(WRONG, f'Run {number} clipped in another way: {run.entry.clipping}.')
+    return Finding(UNKNOWN, f'Run {number}: the sensitivity of {mechanism} is taken from the '
+                            'library; C is too large, or its sampling too new, to multiply out.')
+  if run.sensitivity < found * (1 - _SAME):
+    return Finding(WRONG, f'Run {number} is accounted for with a sensitivity of '
+                          f'{run.sensitivity:.6g}, and a record can move its releases by '
+                          f'{found:.6g} clip norms.')
+  return Finding(VERIFIED, f'Run {number}: {mechanism} has sensitivity {run.sensitivity:.6g} for '
+                           f'these participations; multiplying out C for them gives {found:.6g}.')
 
 
 def _without_guarantee(card: card_lib.Card) -> Iterator[Finding]:
-  expected = card_lib.of(_ledger(card), plots=False, accountant=card.accountant,
-                         delta=card.delta or None)
+  expected = _ledger(card).card(plots=False, accountant=card.accountant, delta=card.delta or None)
   if expected.epsilon is not None:
     yield Finding(WRONG, 'The card gives no epsilon, but every run on it has one.')
   elif card.reason != expected.reason:
@@ -135,7 +103,7 @@ def _without_guarantee(card: card_lib.Card) -> Iterator[Finding]:
 
 
 def _ledger(card: card_lib.Card) -> ledger_lib.Ledger:
-  return ledger_lib.Ledger(tuple(run.entry for run in card.runs))
+  return ledger_lib.Ledger(card.runs)
 
 
 def _total(card: card_lib.Card) -> Iterator[Finding]:
@@ -175,10 +143,10 @@ def _total(card: card_lib.Card) -> Iterator[Finding]:
 def _recomputed(card: card_lib.Card) -> Iterator[Finding]:
   """Computes every number of the card again, by the accountant that it names."""
   ledger = _ledger(card)
-  expected = card_lib.of(ledger, delta=card.delta, accountant=card.accountant, plots=False)
+  expected = ledger.card(delta=card.delta, accountant=card.accountant, plots=False)
   same = card.versions == card_lib.versions()
   numbers: List[Tuple[str, Any, Any]] = [
-      ('Epsilon', card.epsilon, expected.epsilon), ('mu', card.mu, expected.mu),
+      ('Epsilon', card.epsilon, expected.epsilon),
       ('Epsilon at the planned end', card.planned_epsilon, expected.planned_epsilon)]
   known, steps_of = dict(expected.curve), [steps for steps, _ in card.curve]
   if steps_of not in ([], sorted(known), sorted({*known, *card_lib.plotted_steps(card)})):
@@ -187,7 +155,7 @@ def _recomputed(card: card_lib.Card) -> Iterator[Finding]:
     return
   for steps, epsilon in card.curve:
     numbers.append((f'Epsilon after {steps} steps', epsilon, known[steps] if steps in known else
-                    card_lib.until(ledger, steps).epsilon(card.delta, card.accountant)))
+                    ledger.until(steps).epsilon(card.delta, card.accountant)))
   known = dict(expected.profile)
   numbers += [(f'Delta at epsilon {point:.6g}', delta, known[point] if point in known else
                ledger.delta(point, card.accountant)) for point, delta in card.profile]
@@ -233,22 +201,14 @@ def _ledger_inside(card: card_lib.Card, text: str) -> Iterator[Finding]:
     yield Finding(UNKNOWN, 'Whether the weights had other runs: their file holds no ledger.')
     return
   inside = ledger_lib.Ledger.from_json(text).entries
-  mine, theirs = ([_comparable(entry) for entry in entries if entry.steps]
+  mine, theirs = ([json.dumps(card_lib.public(dataclasses.replace(entry, looks=None)).to_dict())
+                   for entry in entries if entry.steps]
                   for entries in (_ledger(card).entries, inside))
   if sorted(mine) != sorted(theirs):
     yield Finding(WRONG, f'The ledger in the file of weights has {len(theirs)} run(s), of '
                          f'{[entry.steps for entry in inside]} steps, and is not that of the card.')
   else:
     yield Finding(VERIFIED, f'The ledger in the file of weights has the same {len(mine)} run(s).')
-
-
-def _comparable(entry: ledger_lib.Entry) -> str:
-  """Returns an entry as text, without what a card leaves out or adds."""
-  plan = entry.plan
-  return ledger_lib.Ledger((dataclasses.replace(
-      entry, looks=None, rule=card_lib.clean(entry.rule),
-      own_sampler=card_lib.clean(entry.own_sampler),
-      plan=None if plan is None else dataclasses.replace(plan, seed=None)),)).to_json()
 
 
 def _audits(card: card_lib.Card) -> Iterator[Finding]:
@@ -260,18 +220,20 @@ def _words(card: card_lib.Card) -> Iterator[Finding]:
   for words in card.words:
     yield Finding(WORD, f'Of {words.about}: {words.text!r}')
   for number, run in enumerate(card.runs, 1):
-    if run.seeded:
+    if run.own_sampler:
+      yield Finding(WORD, f'Of the sampling of run {number}: {run.own_sampler!r}')
+    if run.seeded_batches:
       yield Finding(WORD, f'Run {number} drew its batches with a fixed seed, as tests do: the '
                           'guarantee does not hold against anybody who knows the seed.')
-  for fact in card.facts:
-    yield Finding(WORD, fact)
+  for note in card.notes:
+    yield Finding(WORD, note)
   yield Finding(WORD, 'Fields of the card that its other fields do not determine: '
                       f'{", ".join(TRUSTED)} (unless a sentence above or a file of weights says '
                       'the same); sizes of batches and population where no number above follows '
                       'from them, rows that a mechanism was designed for, and the planned steps of '
                       'runs before the last.')
   yield Finding(WORD, 'These are all runs that the data and these weights went through, with the '
-                      'steps, the clip norm and the noise stated.')
+                      'unit, the steps, the clip norm and the noise stated.')
 
 
 def _unknown(card: card_lib.Card) -> Iterator[Finding]:
@@ -280,12 +242,6 @@ def _unknown(card: card_lib.Card) -> Iterator[Finding]:
   yield Finding(UNKNOWN, 'Whether noise and batches were drawn as described. An audit can refute '
                          'that, not prove it.')
   yield Finding(UNKNOWN, 'What else was computed from the same data and released.')
-
-
-def _same(a: Any, b: Any) -> bool:
-  if a is None or b is None or isinstance(b, (bool, int)):
-    return a == b
-  return bool(np.isclose(a, b, rtol=_SAME, atol=0.0))
 
 
 def _kind(value: Any) -> str:

@@ -16,20 +16,18 @@ import typing
 from typing import Any, Dict, List, Tuple, Union
 
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 
-FORMAT, VERSION = 'tfdp_adaptive.card', 1
+FORMAT, VERSION = 'tfdp_adaptive.card', 2
 NAME = 'card.json'
 LARGEST = 4 << 20  # Bytes of a file.
-_MOST_RUNS = 1000
 # The largest numbers that terms may have, so that whatever follows from them can be computed.
 _MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
 _MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
 _ROWS = 1 << 17  # Most rows of all other mechanisms.
 _LARGEST_NUMBER, _LARGEST_COUNT = 1e300, 10**15
-_KNOWN = {'unit': ('example', 'user'), 'adjacency': ('zero_out', 'add_remove', 'replace'),
-          'trust': ('central', 'federated'), 'accountant': ('pld', 'rdp')}
-_CLASSES = (card_lib.Card, card_lib.Run, card_lib.Words, card_lib.Audit, card_lib.Part)
+_KNOWN = {'trust': ('central', 'federated'), 'accountant': ('pld', 'rdp')}
+_CLASSES = (card_lib.Card, card_lib.Words, card_lib.Audit)
 
 
 class UnreadableCard(ValueError):
@@ -47,8 +45,8 @@ def to_json(card: card_lib.Card) -> str:
 
 
 def _encode(value: Any) -> Dict[str, Any]:
-  if isinstance(value, ledger_lib.Entry):
-    return json.loads(ledger_lib.Ledger((value,)).to_json())
+  if isinstance(value, entry_lib.Entry):
+    return value.to_dict()
   return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
@@ -74,13 +72,7 @@ def from_json(text: str) -> card_lib.Card:
       FORMAT, VERSION):
     raise UnreadableCard(f'The card must be {FORMAT} of version {VERSION}. '
                          f'Received: {_short(text)}.')
-  fields = _mapping(content.get('card'), 'card')
-  runs = fields.get('runs')
-  if not isinstance(runs, list) or len(runs) > _MOST_RUNS:
-    raise UnreadableCard(f'`runs` must be a list of at most {_MOST_RUNS} runs. '
-                         f'Received: {_short(runs)}.')
-  runs = [_run_from_dict(run) for run in runs]
-  card = _decode(card_lib.Card, {**fields, 'runs': runs}, 'card')
+  card = _decode(card_lib.Card, content.get('card'), 'card')
   for name, known in _KNOWN.items():
     if getattr(card, name) not in known:
       raise UnreadableCard(f'`{name}` of a card must be one of {known}. '
@@ -88,29 +80,27 @@ def from_json(text: str) -> card_lib.Card:
   return card
 
 
-def _run_from_dict(fields: Any) -> card_lib.Run:
-  entry = _mapping(_mapping(fields, 'runs').get('entry'), 'entry')
+def _read_run(fields: Any) -> entry_lib.Entry:
   try:
-    _refuse_huge(entry)
-    entries = ledger_lib.Ledger.from_json(json.dumps(entry)).entries
-    if len(entries) != 1:
-      raise UnreadableCard(f'`entry` must hold one run. Received: {len(entries)}.')
+    _refuse_huge(_mapping(fields, 'runs'))
+    entry = entry_lib.Entry.from_dict(fields)
+    public = card_lib.public(entry)
   except UnreadableCard:
     raise
   except (ValueError, MemoryError) as error:
     raise WrongCard(f'The terms of a run are ones that no plan can have: {_short(error)}'
                     ) from error
   except (TypeError, ArithmeticError, AttributeError, LookupError) as error:
-    raise UnreadableCard(f'`entry` must be a run of a ledger. Received: {_short(error)}.'
-                         ) from error
-  if getattr(entries[0].plan, 'seed', None) is not None:
-    raise UnreadableCard('A card must not hold a seed. Received: one in `entry`.')
-  return _decode(card_lib.Run, {**fields, 'entry': entries[0]}, 'run')
+    raise UnreadableCard(f'`runs` must be runs of a ledger. Received: {_short(error)}.') from error
+  if entry != public:
+    raise UnreadableCard('The runs of a card must have no seed, and printable texts. '
+                         'Received: others.')
+  return entry
 
 
-def _refuse_huge(entry: Dict[str, Any]) -> None:
-  """Sizes are looked at before anything is computed from them."""
-  plan = entry['entries'][0]['plan']
+def _refuse_huge(run: Dict[str, Any]) -> None:
+  """Raises an error for sizes that are too large, before anything is computed from them."""
+  plan = run['plan']
   terms = plan and plan['content']['plan']
   if not terms:
     return
@@ -132,11 +122,9 @@ def _numbers(value: Any) -> List[float]:
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
-  """`value` as a `kind`, a type hint of the card's classes; raises for anything else."""
+  """Returns `value` as a `kind`, a type hint of the card's classes; raises for all others."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if kind in _CLASSES:
-    if isinstance(value, kind):  # Runs, which are read before.
-      return value
     hints = typing.get_type_hints(kind)
     fields = _mapping(value, where)
     wrong = set(fields) ^ set(hints)
@@ -144,6 +132,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
       raise UnreadableCard(f'`{where}` must have the fields {sorted(hints)}. '
                            f'Received: {_short(sorted(wrong))} missing or unknown.')
     return kind(**{name: _decode(hint, fields[name], name) for name, hint in hints.items()})
+  if kind is entry_lib.Entry:
+    return _read_run(value)
   if origin is Union:  # Optional.
     return None if value is None else _decode(arguments[0], value, where)
   if origin is tuple and isinstance(value, list):
@@ -160,8 +150,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
   elif kind is int and not isinstance(value, bool) and isinstance(value, int):
     if 0 <= value <= _LARGEST_COUNT:
       return value
-  elif kind is Any or isinstance(value, kind if origin is None else ()) and (
-      kind is bool or not isinstance(value, bool)):
+  elif kind is bool and isinstance(value, bool):
     return value
   raise UnreadableCard(f'`{where}` of a card must be {getattr(kind, "__name__", kind)}. '
                        f'Received: {_short(value)!r}.')

@@ -6,7 +6,7 @@ from __future__ import annotations
 import html as html_lib
 import pathlib
 import re
-from typing import Iterator, List, NamedTuple, Sequence, Tuple, TYPE_CHECKING
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.privacy import statement
@@ -17,6 +17,7 @@ from tfdp_adaptive.report import card_points
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import card as card_lib
+  from tfdp_adaptive.privacy import entry as entry_lib
 
 FORMULA = 'Pr[M(D) in S] <= e^epsilon Pr[M(D\') in S] + delta'
 _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(<i>D</i>′) ∈ <i>S</i>]'
@@ -34,19 +35,22 @@ class Table(NamedTuple):
 
 def markdown(card: card_lib.Card) -> str:
   """The card for a README; nothing in it is read as Markdown or HTML but what this file wrote."""
-  lines = ['## Privacy', '', _marked(statement.guarantee(card)), '',
+  lines = ['## Privacy', '', escaped_markdown(statement.guarantee(card)), '',
            f'`{FORMULA}`, {_FOR_ALL}.', '']
   for table in tables(card):
     lines += [f'### {table.title}', '', '| | | |', '|---|---|---|']
-    lines += [f'| {" | ".join(map(_marked, row))} |' for row in table.rows] + ['']
+    lines += [f'| {" | ".join(map(escaped_markdown, row))} |' for row in table.rows] + ['']
   return '\n'.join(lines + [_HOW])
 
 
-def write(
-    card: card_lib.Card, folder: pathlib.Path, stem: str = 'card') -> List[pathlib.Path]:
-  """Writes card.json, card.md and card.html into a folder; returns their paths."""
-  texts = {f'{stem}.json': card_json.to_json(card), f'{stem}.md': markdown(card),
-           f'{stem}.html': html(card)}
+def files(card: card_lib.Card, stem: str = 'card') -> Dict[str, str]:
+  """Returns the texts of card.json, card.md and card.html by these names."""
+  return {f'{stem}.json': card_json.to_json(card), f'{stem}.md': markdown(card),
+          f'{stem}.html': html(card)}
+
+
+def write(texts: Mapping[str, str], folder: pathlib.Path) -> List[pathlib.Path]:
+  """Writes files into a folder by their names, and returns their paths."""
   for name, text in texts.items():
     runfolder.replace(folder / name, text.encode(), 0o666)
   return [folder / name for name in texts]
@@ -77,11 +81,11 @@ def tables(card: card_lib.Card) -> Iterator[Table]:
       *(('Not covered', text, '') for text in statement.not_covered(card)),
       *((f'In the words of whoever trained the model, on {own.about}', own.text,
          card_points.WORD) for own in card.words),
-      *(('Noted by the library', fact, '') for fact in card.facts)])
+      *(('Noted by the library', note, '') for note in card.notes)])
   digest = weight_digests.short(card.weights) if card.weights else 'none on this card'
   yield Table('What it was made with', [
       ('Weights', f'{len(card.weights)} arrays, digest {digest}', card_points.CHECKED),
-      ('Parts that were used', ', '.join(f'{p.name} ({p.state})' for p in card.parts), ''),
+      ('Parts that were used', ', '.join(f'{name} ({state})' for name, state in card.parts), ''),
       ('Versions', ', '.join(f'{name} {number}' for name, number in card.versions), ''),
       *((f'Audit: {audit.name}', audit.text, card_points.WORD) for audit in card.audits)])
 
@@ -90,15 +94,16 @@ _HOW = ('Check it: `tfdp verify card.json --weights FILE` computes epsilon again
         'accountant, from the terms above.\n')
 
 
-def _run(run: card_lib.Run) -> Iterator[Tuple[str, str, str]]:
-  plan = run.entry.plan
+def _run(run: entry_lib.Entry) -> Iterator[Tuple[str, str, str]]:
+  plan = run.plan
   if plan is None:
-    yield 'Steps', f'{run.entry.steps} without a plan: their cost is not known.', card_points.WORD
+    yield 'Steps', f'{run.steps} without a plan: their cost is not known.', card_points.WORD
     return
-  yield 'Steps', f'{run.entry.steps} done of {plan.steps} planned', card_points.WORD
+  min_sep, participations = run.participation
+  yield 'Steps', f'{run.steps} done of {plan.steps} planned', card_points.WORD
   yield 'Amplification', (
-      f'Claimed, with probability {run.probability or 0:.6g}.' if run.amplified else
-      f'None. A record takes part at most {run.max_participations} times, at least {run.min_sep} '
+      f'Claimed, with probability {plan.sampling.probability(plan):.6g}.' if run.amplified else
+      f'None. A record takes part at most {participations} times, at least {min_sep} '
       'steps apart.'), card_points.CHECKED
   yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', card_points.CHECKED
   for name, text in statement.described(run).items():
@@ -136,5 +141,6 @@ def _escaped(text: str) -> str:
   return html_lib.escape(text)
 
 
-def _marked(text: str) -> str:
+def escaped_markdown(text: str) -> str:
+  """Returns a text that Markdown and HTML show as it is."""
   return re.sub(r'([\\`*_\[\]#!|~$])', r'\\\1', html_lib.escape(text, quote=False))

@@ -59,8 +59,8 @@ def points(card: card_lib.Card) -> Iterator[Point]:
   yield Point(section, 'Algorithms and correctness', ' '.join(
       ['Clipped sums with Gaussian noise.', *(
           f'Run {number}: sensitivity {run.sensitivity:.6g} clip norms, noise multiplier '
-          f'{run.entry.plan.noise_multiplier:.6g}.' for number, run in enumerate(card.runs, 1)
-          if run.entry.plan is not None)]), CHECKED)
+          f'{run.plan.noise_multiplier:.6g}.' for number, run in enumerate(card.runs, 1)
+          if run.plan is not None)]), CHECKED)
   yield Point(section, 'Utility', 'Accuracy is an exact number of the data. Report it only on '
               'public data, or as a private statistic.', UNKNOWN)
   yield Point(section, 'Bias', 'Clipping and noise cost small groups more. Measure it by group, on '

@@ -7,13 +7,9 @@ blank, and said to be the author's.
 
 from __future__ import annotations
 
-import html
 import json
-import pathlib
-import re
-from typing import List
+from typing import Dict
 
-from tfdp_adaptive import runfolder
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import card_page
@@ -27,31 +23,21 @@ _OWN = 'The next sections are the words of the author. No program has checked th
 def readme(card: card_lib.Card) -> str:
   """Returns the front matter, the privacy card, and a section for each of `SECTIONS`."""
   words = {own.about: own.text for own in card.words}
-  head = ['---', 'library_name: keras', 'tags:', *(f'- {tag}' for tag in _tags(card))]
+  title = card_page.escaped_markdown(words.get('name', 'A privately trained model'))
+  head = ['---', 'library_name: keras', 'tags:']
+  if card.epsilon is not None:
+    head += ['- differential-privacy', '- dp-sgd']
+  head.append('- keras')
   for about, field in (('dataset', 'datasets'), ('metrics', 'metrics')):
     if about in words:  # JSON strings are YAML.
       head += [f'{field}:', *(f'- {json.dumps(one.strip())}' for one in words[about].split(','))]
-  lines = [*head, '---', '', f'# {_plain(words.get("name", "A privately trained model"))}', '',
-           card_page.markdown(card), _OWN, '']
+  lines = [*head, '---', '', f'# {title}', '', card_page.markdown(card), _OWN, '']
   for section in SECTIONS:
-    text = _plain(words[section]) if section in words else _BLANK
+    text = card_page.escaped_markdown(words[section]) if section in words else _BLANK
     lines += [f'## {section.capitalize()}', '', text, '']
   return '\n'.join(lines)
 
 
-def write(card: card_lib.Card, folder: pathlib.Path) -> List[pathlib.Path]:
-  """Writes the README, and the card that `tfdp verify` checks; returns their paths."""
-  texts = {NAME: readme(card), card_json.NAME: card_json.to_json(card)}
-  for name, text in texts.items():
-    runfolder.replace(folder / name, text.encode(), 0o666)
-  return [folder / name for name in texts]
-
-
-def _tags(card: card_lib.Card) -> List[str]:
-  if card.epsilon is None:
-    return ['keras']  # It claims no guarantee.
-  return ['differential-privacy', 'dp-sgd', 'keras']
-
-
-def _plain(text: str) -> str:
-  return re.sub(r'([\\`*_\[\]#!|~$])', r'\\\1', html.escape(text, quote=False))
+def files(card: card_lib.Card) -> Dict[str, str]:
+  """Returns the README, and the card that `tfdp verify` checks, by the names of their files."""
+  return {NAME: readme(card), card_json.NAME: card_json.to_json(card)}

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import datetime
 import json
-import pathlib
 import re
 from typing import Any, Dict, Iterator, List
 
-from tfdp_adaptive import runfolder
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
 
@@ -81,7 +79,7 @@ def _privacy(card: card_lib.Card, epsilon: float) -> Dict[str, Any]:
           'composition': f'All {card.done} steps of {len(card.runs)} run(s) are composed, by '
                          f'{_ACCOUNTANTS[card.accountant]}.'},
       'implementation': {
-          'mechanisms': ' '.join(text for run in card.runs if run.entry.plan is not None
+          'mechanisms': ' '.join(text for run in card.runs if run.plan is not None
                                  for text in statement.described(run).values())}}
 
 
@@ -109,7 +107,6 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
       yield f'{indent}{name}: {text.replace("e", ".0e") if number else text}'
 
 
-def write(card: card_lib.Card, folder: pathlib.Path) -> List[pathlib.Path]:
-  """Writes the draft into a folder; returns its path."""
-  runfolder.replace(folder / NAME, to_yaml(fields(card)).encode(), 0o666)
-  return [folder / NAME]
+def files(card: card_lib.Card) -> Dict[str, str]:
+  """Returns the draft by the name of its file."""
+  return {NAME: to_yaml(fields(card))}

@@ -51,8 +51,8 @@ def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Fi
   saved = sampling_seed.opened(seed, f'{seed} must be the file of coins of a run. ')
   size, lines = digests.read(log)
   sentence = digests.COMMITTED.format(sampling_seed.digest(saved['key']))
-  found = [(number, run.entry) for number, run in enumerate(card.runs, 1)
-           if sentence in run.entry.notes and run.entry.plan is not None]
+  found = [(number, run) for number, run in enumerate(card.runs, 1)
+           if sentence in run.notes and run.plan is not None]
   if not found:
     raise ValueError(f'{seed} must be the coins that a run of the card committed to. Received: '
                      'coins of another run.')
