@@ -3,12 +3,15 @@
 
 import datetime
 import importlib.util
+import json
+import os
 import re
 
 import build_deps_test
 import pytest
 
 from tfdp_adaptive import version
+from tfdp_adaptive.cli import main
 
 ROOT = build_deps_test.ROOT
 SPEC = importlib.util.spec_from_file_location('release', ROOT / '.ci' / 'release.py')
@@ -72,24 +75,58 @@ def test_a_release_of_another_version_is_refused(monkeypatch):
     release.main(['build', 'v99.0.0'])
 
 
+def check_command(command):
+  """A step of a workflow runs a target of the Makefile, or a file of the checkout."""
+  words = command.split()
+  if words[0] == 'make':
+    assert words[1] in re.findall(r'^([\w-]+):', text_of('Makefile'), re.M), command
+  else:
+    assert (ROOT / words[0]).is_file() and os.access(ROOT / words[0], os.X_OK), command
+
+
 def test_workflows_run_the_commands_of_this_checkout():
-  targets = set(re.findall(r'^([\w-]+):', text_of('Makefile'), re.M))
   commands = [line.strip() for path in (ROOT / '.github' / 'workflows').glob('*.yml')
               for line in re.findall(r'^\s+(?:- )?run: (.*)$', path.read_text(), re.M)]
-  assert '.ci/run' in commands
+  assert {'.ci/run', 'make docs', 'make wheel'} <= set(commands)
   for command in commands:
-    words = command.split()
-    if words[0] == 'make':
-      assert words[1] in targets, command
-    elif '/' in words[0]:
-      assert (ROOT / words[0]).exists(), command
+    check_command(command)
   for path in (ROOT / '.github').rglob('*.yml'):
     assert '\t' not in path.read_text() and '://' not in path.read_text(), path
 
 
-def test_the_image_installs_what_the_lock_files_say():
-  text = text_of('Dockerfile')
-  for name in re.findall(r'requirements/[\w.-]+', text):
-    assert (ROOT / name).is_file()
-  assert '--no-deps' in text and 'tfdp' in text and 'jupyter' in text and '://' not in text
+def test_workflows_are_yaml_and_each_step_uses_or_runs_something():
+  yaml = pytest.importorskip('yaml')
+  files = {path.relative_to(ROOT / '.github').as_posix(): yaml.safe_load(path.read_text())
+           for path in (ROOT / '.github').rglob('*.yml')}
+  jobs = [(name, job) for name, content in files.items()
+          for job in content.get('jobs', {}).values()]
+  assert len(jobs) >= 3 and files['dependabot.yml']['version'] == 2
+  for name, job in jobs:
+    assert True in files[name] and job['runs-on'], name  # YAML 1.1 reads `on` as a truth value.
+    for step in job['steps']:
+      assert ('uses' in step) != ('run' in step), (name, step)
+      for command in step.get('run', '').splitlines():
+        check_command(command)
 
+
+def test_every_source_and_command_of_the_image_exists():
+  instructions = [line.partition(' ')[::2] for line in re.sub(
+      r'\\\n', ' ', text_of('Dockerfile')).splitlines() if line and not line.startswith('#')]
+  assert instructions[0] == ('FROM', 'python:3.11-slim') and len(instructions) > 6
+  copied = set()
+  for word, rest in instructions:
+    if word == 'COPY':
+      *sources, _ = rest.split()
+      copied.update(sources)
+      assert all((ROOT / source).exists() for source in sources), rest
+    elif word == 'RUN':
+      for name in re.findall(r'-r (\S+)', rest):  # A list is copied before it is installed.
+        assert name in copied, name
+    elif word == 'CMD':
+      program, command = json.loads(rest)
+      assert program == 'tfdp' and command in main.COMMANDS
+  pinned = ''.join(text_of(name) for name in copied if name.endswith('.lock'))
+  # `--no-build-isolation` builds with what is installed; a comment of the file starts Jupyter.
+  for name in ('setuptools', 'jupyterlab', 'tensorflow'):
+    assert re.search(rf'^{name}==', pinned, re.M), name
+  assert '://' not in text_of('Dockerfile') and 'USER tfdp' in text_of('Dockerfile')

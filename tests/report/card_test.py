@@ -212,7 +212,7 @@ def test_less_sensitivity_than_the_mechanism_has_is_found_without_the_mechanism(
   card = make_ledger(PLANS['fixed order']).card(plots=False)
   less = card.runs[0].sensitivity * 0.99
   monkeypatch.setattr(entry_lib.Entry, 'sensitivity', less)
-  found = wrong(card)
+  found = wrong(dataclasses.replace(card, runs=(dataclasses.replace(card.runs[0]),)))
   assert len(found) == 1 and 'can move its releases by' in found[0]
 
 

@@ -135,7 +135,7 @@ def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optio
   return (population - step % cycle + cycle - 1) // cycle
 
 
-def _size_pmf(size: int, probability: float, cut: Any) -> np.ndarray:
+def _size_pmf(size: int, probability: float, cut: Optional[int]) -> np.ndarray:
   """[n + 1] probabilities of a batch's size."""
   pmf = _binomial(size, probability)
   if cut is not None and cut < size:
@@ -172,7 +172,7 @@ def _two_sided(trials: int, chance: float, value: int) -> float:
   return float(min(1.0, 2 * min(binomial.cdf(value), binomial.sf(value - 1))))
 
 
-def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
+def _waiting(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
           ) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of batches against waiting times: free, then so many steps apart.
 
@@ -180,8 +180,9 @@ def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
   those that never did, and of those that are free again. Each test combines the steps' p-values by
   Fisher's method, which is exact or errs towards no alarm.
   """
+  sampling: Any = plan.sampling  # A scheme with this pattern.
   least, _ = plan.sampling.participation(plan, plan.steps)
-  free = plan.sampling.free_probability(plan)
+  free = sampling.free_probability(plan)
   first = _first_step(least, free, len(batches))
   left = 1 - np.concatenate([[0.0], np.cumsum(first)])
   last = np.full(population, -1)
@@ -203,11 +204,12 @@ def _waiting(plan: Any, batches: Sequence[np.ndarray], population: int
   yield 'how many come again at once', _fisher(soonest)
 
 
-def _rounds(plan: Any, batches: Sequence[np.ndarray], population: int
+def _rounds(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
            ) -> Iterator[Tuple[str, float]]:
   """(what, p-value) of batches against one place for each record in every round of steps."""
-  cycle, groups = plan.sampling.cycle, plan.sampling.groups
-  group_of = plan.sampling.group_of(population)
+  sampling: Any = plan.sampling  # A scheme with this pattern.
+  cycle, groups = sampling.cycle, sampling.groups
+  group_of = sampling.group_of(population)
   place, before = np.full(population, -1), np.full(population, -1)
   sizes, moves, again = [], [], 1.0
   for step, batch in enumerate(batches):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, Callable, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, Callable, NamedTuple, Optional, Sequence, TYPE_CHECKING, Union
 
 import numpy as np
 from scipy import stats
@@ -26,6 +26,9 @@ from tfdp_adaptive.batches import sources
 
 if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
+
+
+_Indices = Union[Sequence[int], np.ndarray]
 
 
 class Canaries(NamedTuple):
@@ -110,7 +113,9 @@ def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0
           'every step.')
 
 
-def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] = None) -> Canaries:
+def insert(
+    data: Any, indices: _Indices, *, labels: Any = None,
+    seed: Optional[int] = None) -> Canaries:
   """Makes the records at `indices` canaries: wrong labels, and a fair coin each.
 
   Args:
@@ -138,7 +143,7 @@ def insert(data: Any, indices: Any, *, labels: Any = None, seed: Optional[int] =
 
 
 def loss_scores(
-    model: compat.Model, x: Any, y: Any, before: Optional[np.ndarray] = None) -> np.ndarray:
+    model: compat.Model, x: Any, y: np.ndarray, before: Optional[np.ndarray] = None) -> np.ndarray:
   """Minus the loss of every record [n]; its fall from `before` if given."""
   loss = model.loss if callable(model.loss) else compat.keras.losses.get(model.loss)
   outputs = model.predict(x, verbose=0)
@@ -149,7 +154,8 @@ def loss_scores(
 
 def run(
     build_model: Callable[[], compat.Model], data: Any, plan: plan_lib.PrivacyPlan, *,
-    indices: Any = None, labels: Any = None, score: Any = None, confidence: float = 0.95,
+    indices: Optional[_Indices] = None, labels: Any = None,
+    score: Optional[Callable[..., np.ndarray]] = None, confidence: float = 0.95,
     seed: Optional[int] = None, **fit: Any) -> Report:
   """Trains a model by a plan with canaries in its data, and audits it.
 

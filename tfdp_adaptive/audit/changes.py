@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -45,7 +45,9 @@ class Change(NamedTuple):
     return not self.size <= 1 + TOLERANCE + self.rounding
 
 
-def distance(left: Any, right: Any, noise_multiplier: float) -> Tuple[float, float]:
+def distance(
+    left: Sequence[interface.Part], right: Sequence[interface.Part], noise_multiplier: float
+    ) -> Tuple[float, float]:
   """(distance over the allowed one, how much of it may be rounding) of two steps' parts."""
   if len(left) != len(right):
     return math.inf, 0.0
@@ -141,14 +143,14 @@ def _chosen(subject: interface.Subject,
   yield np.zeros([0, subject.size]), _SMALL * dense, 'a small record'
 
 
-def _without(subject: interface.Subject, state: Any,
+def _without(subject: interface.Subject, state: interface.State,
              batch: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
   """(batch, weights, in words) of the neighbours that lack the last record of a batch."""
   present = np.ones(len(batch))
   zeroed = present.copy()
   zeroed[-1] = 0
 
-  def instead(record: Any) -> np.ndarray:
+  def instead(record: Union[int, np.ndarray]) -> np.ndarray:
     return np.concatenate([batch[:-1], np.reshape(record, [1, -1])])
 
   yield batch, zeroed, 'weight zero'
@@ -166,7 +168,7 @@ def _without(subject: interface.Subject, state: Any,
       yield instead(inside), present, 'an opposite that is not clipped'
 
 
-def _check_repeatable(once: Any, again: Any) -> None:
+def _check_repeatable(once: Sequence[interface.Part], again: Sequence[interface.Part]) -> None:
   if any(not np.array_equal(a.value, b.value) for a, b in zip(once, again)):
     raise ValueError(
         'The model must do the same twice from the same state, so that batches can be compared. '
@@ -175,7 +177,7 @@ def _check_repeatable(once: Any, again: Any) -> None:
 
 
 def _just_inside(
-    subject: interface.Subject, state: Any, target: np.ndarray) -> Optional[np.ndarray]:
+    subject: interface.Subject, state: interface.State, target: np.ndarray) -> Optional[np.ndarray]:
   """The longest record along `target` that is not clipped; None where nothing rides along."""
   if not subject.rides:
     return None

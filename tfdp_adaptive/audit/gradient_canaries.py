@@ -11,7 +11,7 @@ attack on one record does better.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple, TYPE_CHECKING
+from typing import Dict, Iterable, List, Optional, Tuple, TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
   from tfdp_adaptive.privacy import plan as plan_lib
 
 _HUGE = 1e12
+# The steps of a release, what was released in each, and the size of a canary in it.
+_Observed = Tuple[List[int], List[np.ndarray], List[float]]
 
 
 def run(
     subject: interface.Subject, plan: plan_lib.PrivacyPlan, count: int, seed: Optional[int] = None,
-    batches: Any = None) -> Tuple[np.ndarray, np.ndarray]:
+    batches: Optional[Iterable[np.ndarray]] = None) -> Tuple[np.ndarray, np.ndarray]:
   """Trains with canaries; returns their scores, [count], and coins, [count] bool.
 
   Args:
@@ -50,7 +52,7 @@ def run(
   flipped = subject.claims.adjacency == 'replace'
   state = subject.fresh(seed)
   drawn: List[np.ndarray] = []
-  observed: Dict[str, Any] = {}
+  observed: Dict[str, _Observed] = {}
   for step, indices in enumerate(plan.index_batches(population) if batches is None else batches):
     canaries = of_record[np.asarray(indices, np.int64)]
     canaries = canaries[canaries >= 0]
@@ -74,7 +76,7 @@ def run(
 
 
 def _scores(
-    subject: interface.Subject, observed: Any, drawn: np.ndarray,
+    subject: interface.Subject, observed: Dict[str, _Observed], drawn: np.ndarray,
     probability: Optional[float], most: int) -> np.ndarray:
   """[count] scores, high where a canary seems to be in.
 

@@ -25,6 +25,10 @@ from tfdp_adaptive.privacy import plan_checks
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
   from tfdp_adaptive import mechanisms
+  from tfdp_adaptive.privacy import plan as plan_lib
+
+
+State = Tuple[trees.Tree, int]  # SECRET tensors, and the number of steps done.
 
 
 class Part(NamedTuple):
@@ -74,7 +78,7 @@ class Claims(NamedTuple):
 
 def claims_of(
     name: str, said: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
-    steps: Optional[int], plan: Any = None) -> Claims:
+    steps: Optional[int], plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
   """Returns the claim of an object that says its noise multiplier, batch size and adjacency."""
   return Claims(
       name=name, noise_multiplier=float(said.noise_multiplier), batch_size=float(said.batch_size),
@@ -113,19 +117,19 @@ class Subject(abc.ABC):
     self.extra_releases = tuple(second.relative_noise for second in past)
 
   @abc.abstractmethod
-  def _fresh(self, key: Any) -> Any:
+  def _fresh(self, key: tf.Tensor) -> Any:
     """Returns the tensors of the state before the first step."""
 
   @abc.abstractmethod
-  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+  def _step(self, tensors: trees.Tree, records: np.ndarray, weights: np.ndarray,
             row: int) -> Tuple[Any, Any]:
     """Returns what the rule saw in a step, and the tensors after it."""
 
   @abc.abstractmethod
-  def with_secret_of(self, state: Any, other: Any) -> Any:
+  def with_secret_of(self, state: State, other: State) -> Any:
     """`state`, but with the clean past of `other`: the same releases, seen from there."""
 
-  def _update(self, state: Any, releases: contract.Releases,
+  def _update(self, state: trees.Tree, releases: contract.Releases,
               public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
     """The rule's update, which keeps what the rule sees."""
     self._seen += tuple(
@@ -141,7 +145,9 @@ class Subject(abc.ABC):
     """SECRET state before the first step, with a key of its own."""
     return self._fresh(keys.from_system() if seed is None else keys.from_seed(seed)), 0
 
-  def step(self, state: Any, records: Any, weights: Any = None) -> Tuple[Tuple[Part, ...], Any]:
+  def step(
+      self, state: State, records: np.ndarray, weights: Optional[np.ndarray] = None
+      ) -> Tuple[Tuple[Part, ...], State]:
     """Runs a step on [n, size] records. A weight of zero means no record."""
     tensors, row = state
     weights = np.ones(len(records)) if weights is None else weights
@@ -150,7 +156,7 @@ class Subject(abc.ABC):
     mechanism = streams.as_run(self.claims.mechanism)
     norm = float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
 
-    def part(name: str, value: Any, variance: Any, *more: float) -> Part:
+    def part(name: str, value: trees.Tree, variance: tf.Tensor, *more: float) -> Part:
       return Part(name, _flat(value), float(np.sqrt(np.float64(variance))) / norm, *more)
 
     parts = []
@@ -188,7 +194,8 @@ class Subject(abc.ABC):
     """Whether numbers of the records' norms ride on the noise of a mean."""
     return any(ask.side_query is not None for ask in self._rule.asks)
 
-  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
+  def written(
+      self, state: State, records: np.ndarray, weights: np.ndarray) -> Dict[str, np.ndarray]:
     """Returns the state after a step, by name, with fixed numbers instead of its releases."""
     raise NotImplementedError
 
@@ -202,5 +209,5 @@ class Subject(abc.ABC):
     return steps if self.claims.steps is None else min(steps, self.claims.steps)
 
 
-def _flat(tree: Any) -> np.ndarray:
+def _flat(tree: trees.Tree) -> np.ndarray:
   return np.concatenate([np.ravel(np.asarray(t, np.float64)) for t in tf.nest.flatten(tree)])

@@ -11,7 +11,7 @@ does, since what is neither noise nor a record was added after both.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
 from scipy import linalg
@@ -106,7 +106,7 @@ def weakest(
   return Noise(float(np.sqrt(squares / values)), float(scored[what]), what, values)
 
 
-def _least(squares: Any, freedom: float) -> float:
+def _least(squares: Union[np.ndarray, Sequence[float]], freedom: float) -> float:
   """P-value of the least of several sums of `freedom` squares of standard normals."""
   return min(1.0, np.size(squares) * float(stats.chi2.cdf(np.min(squares), freedom)))
 

@@ -9,7 +9,7 @@ likelihood ratio.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 from scipy import stats
@@ -91,7 +91,7 @@ def shadow_models(
   return _report(ratios.ravel(), members.ravel(), models, records)
 
 
-def logit_scores(probabilities: Any, labels: Any) -> np.ndarray:
+def logit_scores(probabilities: Sequence[Sequence[float]], labels: Sequence[int]) -> np.ndarray:
   """Returns [n] `log(p / (1 - p))` of the probability that a classifier gives to the true class.
 
   Args:
@@ -108,7 +108,7 @@ def logit_scores(probabilities: Any, labels: Any) -> np.ndarray:
   return np.log(np.maximum(right, 1e-12)) - np.log(np.maximum(others, 1e-12))
 
 
-def _checked(scores: Any, records: int) -> np.ndarray:
+def _checked(scores: Sequence[float], records: int) -> np.ndarray:
   scores = np.asarray(scores, np.float64)
   if scores.shape != (records,) or not np.all(np.isfinite(scores)):
     raise ValueError(f'`train` must return one finite score for each of {records} records. '

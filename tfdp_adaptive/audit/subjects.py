@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import contract
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.audit import interface
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.keras import model as model_lib
@@ -61,21 +63,21 @@ class _Query(interface.Subject):
     self._query._private = private.watched(self._update)
     self._traced = tf.function(self._round, autograph=False, reduce_retracing=True)
 
-  def _fresh(self, key: Any) -> Any:
+  def _fresh(self, key: tf.Tensor) -> Any:
     state = self._query.initial_global_state()
     noise = state.privatizer.noise._replace(key=key)
     return state._replace(privatizer=state.privatizer._replace(noise=noise))
 
-  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+  def _step(self, tensors: trees.Tree, records: np.ndarray, weights: np.ndarray,
             row: int) -> Tuple[Any, Any]:
     return self._traced(tensors, tf.constant(records * (weights != 0)[:, np.newaxis]))
 
-  def _round(self, state: Any, records: Any) -> Tuple[Any, Any]:
+  def _round(self, state: trees.Tree, records: tf.Tensor) -> Tuple[Any, Any]:
     self._seen = ()
     query = self._query
     params = query.derive_sample_params(state)
 
-    def accumulate(sums: Any, record: Any) -> Any:
+    def accumulate(sums: trees.Tree, record: tf.Tensor) -> Any:
       leaves = [tf.reshape(part, spec.shape)
                 for part, spec in zip(tf.split(record, self._sizes), self._specs)]
       return query.accumulate_record(
@@ -85,7 +87,7 @@ class _Query(interface.Subject):
     _, state, _ = query.get_noised_result(sums, state)
     return self._seen, state
 
-  def with_secret_of(self, state: Any, other: Any) -> Any:
+  def with_secret_of(self, state: interface.State, other: interface.State) -> Any:
     tensors, row = state
     secret = other[0].privatizer.secret
     return tensors._replace(privatizer=tensors.privatizer._replace(secret=secret)), row
@@ -105,7 +107,7 @@ class _Model(interface.Subject):
 
   writes = True
 
-  def __init__(self, model: Any, name: str, batch_of: Callable[[Any, Any], Any], size: int,
+  def __init__(self, model: compat.Model, name: str, batch_of: Callable[[Any, Any], Any], size: int,
                any_rows: bool = False, **more: Any) -> None:
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
@@ -136,18 +138,20 @@ class _Model(interface.Subject):
     self._unwatched = optimizer.private
     optimizer.run.private = self._unwatched.watched(self._update)
 
-  def _trained(self, tensors: Any, records: Any, weights: Any) -> Tuple[Any, Any]:
+  def _trained(
+      self, tensors: trees.Tree, records: tf.Tensor, weights: tf.Tensor
+      ) -> Tuple[contract.Releases, trees.Tree]:
     self._seen = ()
     for variable, value in zip(self._variables, tensors):
       variable.assign(value)
     self._model.train_step(self._batch_of(records, weights))
     return self._seen, [tf.convert_to_tensor(v) for v in self._variables]
 
-  def _fresh(self, key: Any) -> Any:
+  def _fresh(self, key: tf.Tensor) -> Any:
     return [key if v is self._key else value
             for v, value in zip(self._variables, self._initial)]
 
-  def _step(self, tensors: Any, records: np.ndarray, weights: np.ndarray,
+  def _step(self, tensors: trees.Tree, records: np.ndarray, weights: np.ndarray,
             row: int) -> Tuple[Any, Any]:
     if self._tagged is not None:
       weights = tags.write(weights, tags.of_rows(self._tagged, row, len(weights)))
@@ -159,11 +163,13 @@ class _Model(interface.Subject):
                       if id(compat.raw_variable(v)) not in known]
     return self._traced(*given)
 
-  def with_secret_of(self, state: Any, other: Any) -> Any:
+  def with_secret_of(self, state: interface.State, other: interface.State) -> Any:
     return [secret if id(v) in self._secrets else value
             for v, value, secret in zip(self._variables, state[0], other[0])], state[1]
 
-  def written(self, state: Any, records: Any, weights: Any) -> Dict[str, np.ndarray]:
+  def written(
+      self, state: interface.State, records: np.ndarray, weights: np.ndarray
+      ) -> Dict[str, np.ndarray]:
     if not self._others:
       self.step(state, records, weights)
     for variable, value in self._others:
@@ -202,7 +208,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> _Model:
       keras.layers.EinsumDense('bij,ijk->bk', output_shape=1, kernel_initializer='zeros')])
   model.compile(optimizer=optimizer, loss='mean_absolute_error')
 
-  def batch_of(records: Any, weights: Any) -> Any:
+  def batch_of(records: tf.Tensor, weights: tf.Tensor) -> Any:
     if optimizer.plan is not None and optimizer.plan.whole_users:
       records = records[:, tf.newaxis] * tf.constant(_PARTS)[:, tf.newaxis]
       weights = weights[:, tf.newaxis] * tf.constant(_THERE, weights.dtype)
@@ -213,7 +219,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> _Model:
 
 
 @contextlib.contextmanager
-def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
+def of_model(model: compat.Model, data: Any) -> Iterator[interface.Subject]:
   """A user's model; a record is a place in the data. The model is not changed.
 
   Args:
@@ -232,7 +238,7 @@ def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
     raise ValueError('`subject` must be a model that was not trained yet: compile it again, with a '
                      f'new optimizer. Received: a model after {own.optimizer.steps_done} steps.')
 
-  def batch_of(places: Any, weights: Any) -> Any:
+  def batch_of(places: tf.Tensor, weights: tf.Tensor) -> Any:
     places = tf.cast(places[:, 0], tf.int64)
     return *(tf.nest.map_structure(lambda t: tf.gather(t, places), part)
              for part in (x, y)), weights
@@ -252,7 +258,7 @@ def of_model(model: Any, data: Any) -> Iterator[interface.Subject]:
     model_lib.AUDITED.discard(own)
 
 
-def _data_problem(model: Any) -> str:
+def _data_problem(model: compat.Model) -> str:
   """Returns the problem with arrays in a loss, penalty, constraint or schedule, or ''."""
   try:
     model.check_held()
@@ -261,7 +267,7 @@ def _data_problem(model: Any) -> str:
   return ''
 
 
-def passed(model: Any) -> None:
+def passed(model: compat.Model) -> None:
   """Lets a model train, though it replaces a part of the private step, until compiled again."""
   model_lib.AUDITED.add(model)
 

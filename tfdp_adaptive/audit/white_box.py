@@ -22,7 +22,7 @@ import dataclasses
 import math
 import time
 import types
-from typing import Any, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -117,7 +117,8 @@ class WhiteBoxReport:
 def white_box(
     subject: Any, *, data: Any = None, plan: Optional[plan_lib.PrivacyPlan] = None,
     epsilon: Optional[float] = None, delta: Optional[float] = None,
-    confidence: float = CONFIDENCE, canaries: int = 512, batches: Any = None,
+    confidence: float = CONFIDENCE, canaries: int = 512,
+    batches: Optional[Iterable[Sequence[int]]] = None,
     seed: Optional[int] = None) -> WhiteBoxReport:
   """Audits a private optimizer, a query or your own model by inspecting every release.
 
@@ -168,8 +169,8 @@ def white_box(
 @np.errstate(all='ignore')  # Numbers that are not finite are violations, not warnings.
 def _inspect(
     subject: interface.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
-    delta: Optional[float], confidence: float, canaries: Optional[int], batches: Any,
-    seed: Optional[int], start: float) -> WhiteBoxReport:
+    delta: Optional[float], confidence: float, canaries: Optional[int],
+    batches: Optional[List[np.ndarray]], seed: Optional[int], start: float) -> WhiteBoxReport:
   """Returns the report. Without `canaries`, it is about your own model."""
   claims, allowed = subject.claims, _PROBES * (1 - confidence)
   own = claims.plan if plan is None else plan
@@ -249,14 +250,15 @@ def _accounting_finding(plan: plan_lib.PrivacyPlan, claimed: float, delta: float
 
 
 def _canaries_finding(
-    guessed: Any, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Finding:
+    guessed: bounds.Guesses, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Finding:
   """Compares the bounds with the claim. A Gaussian bound counts for Gaussian claims only."""
   gaussian = not plan.amplified
   lower = max(guessed.epsilon_lower, guessed.gaussian_lower if gaussian else 0.0)
   text = (f'{guessed.correct} of {guessed.guesses} guesses right with {guessed.canaries} canaries: '
           f'epsilon >= {guessed.epsilon_lower:.3g}, or {guessed.gaussian_lower:.3g} for a claim of '
-          f'Gaussian shape{"" if gaussian else " (which this is not)"}; estimate, no bound: '
-          f'{guessed.estimate.epsilon:.3g}')
+          f'Gaussian shape{"" if gaussian else " (which this is not)"}')
+  if guessed.estimate is not None:  # It needs a delta above zero.
+    text += f'; estimate, no bound: {guessed.estimate.epsilon:.3g}'
   if not gaussian and guessed.provable <= claimed:
     needed = bounds.demand(guessed.canaries, claimed, delta, guessed.confidence)
     text += (f'; so few canaries can prove nothing: even perfect guesses prove only '

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -15,7 +16,7 @@ import sys
 import textwrap
 import threading
 import types
-from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence
+from typing import Any, Iterable, Iterator, NoReturn, Optional, Sequence, Type, Union
 import warnings
 
 from tfdp_adaptive import errors
@@ -116,7 +117,8 @@ def _notes(command: str) -> Iterator[None]:
   """Prints the library's warnings in one line, without file and line number."""
   usual = warnings.showwarning
 
-  def show(message: Any, category: Any, *place: Any, **kwargs: Any) -> None:
+  def show(
+      message: Union[Warning, str], category: Type[Warning], *place: Any, **kwargs: Any) -> None:
     if issubclass(category, errors.Caution):
       import tqdm  # Not for `--help`, which it would keep waiting.
       tqdm.tqdm.write(f'{command}: note: {message}', file=sys.stderr)  # Above a progress bar.
@@ -146,7 +148,7 @@ class _Interrupts:
     if self._ours:
       signal.signal(signal.SIGINT, self._note)
 
-  def _note(self, number: int, frame: Any) -> None:
+  def _note(self, number: int, frame: Optional[types.FrameType]) -> None:
     self.seen = True
     if not self._held:
       signal.default_int_handler(number, frame)
@@ -215,7 +217,7 @@ def _epilog(examples: Iterable[str]) -> str:
 class _Version(argparse.Action):
   """Prints the versions of the library and of its platform, in one line."""
 
-  def __call__(self, *_: Any) -> None:
+  def __call__(self, *_: object) -> None:
     from tfdp_adaptive.examples import report  # pylint: disable=import-outside-toplevel
     print(', '.join(f'{name} {found}' for name, found in report.versions().items()))
     raise SystemExit(0)
@@ -227,7 +229,7 @@ class _Later(types.ModuleType):
   The files below import TensorFlow at their top, as is usual, which takes seconds.
   """
 
-  def __init__(self, spec: Any, interrupts: _Interrupts) -> None:
+  def __init__(self, spec: importlib.machinery.ModuleSpec, interrupts: _Interrupts) -> None:
     super().__init__(spec.name)
     self.__spec__ = spec
     self.__held__ = interrupts.held
@@ -257,7 +259,7 @@ def _open_closed_streams() -> None:
       getattr(sys, name).reconfigure(errors='backslashreplace')  # Under LANG=C, too.
 
 
-def _fail(command: str, error: Any) -> int:
+def _fail(command: str, error: object) -> int:
   _drop_output()
   text = ' '.join(str(error).split())  # In one line.
   print(f'{command}: error: {text}', file=sys.stderr)

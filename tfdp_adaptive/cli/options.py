@@ -118,7 +118,7 @@ def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
           for name, value in vars(arguments).items() if name != 'run'}
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
   """Indented JSON that every reader takes."""
   return json.dumps(checks.for_json(value), indent=1, allow_nan=False)
 

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import signal
 import threading
-from typing import Any, Iterator
+import types
+from typing import Iterator, Optional
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
@@ -73,7 +74,7 @@ def _limit(seconds: int) -> Iterator[None]:
     yield  # Signals belong to the main thread.
     return
 
-  def stop(number: int, frame: Any) -> None:
+  def stop(number: int, frame: Optional[types.FrameType]) -> None:
     raise errors.UsageError(f'The card takes more than {seconds} seconds to check. '
                             'Give --seconds for more.')
 

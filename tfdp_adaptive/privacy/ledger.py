@@ -316,7 +316,7 @@ def distinct(entries: Sequence[Entry]) -> Ledger:
                       if not entry.run or entry.steps > continued.get(entry.run, -1)))
 
 
-def of(value: Any) -> Any:
+def of(value: object) -> Any:
   """A ledger as it is, a plan as one run with all its steps; None for anything else."""
   if isinstance(value, terms_lib.Terms):
     return Ledger((Entry(value, value.steps),))

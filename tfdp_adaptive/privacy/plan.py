@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Callable, Iterator, Optional, Tuple, TYPE_CHECKING, Union
+import os
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
   from tfdp_adaptive import contract
 
 UNITS = ('example', 'user')
+_Path = Union[str, 'os.PathLike[str]']
 _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
 
@@ -254,8 +256,9 @@ class PrivacyPlan(terms.Terms):
     """
     return plan_checks.serves(self, rule)
 
-  def index_batches(self, size: Optional[int] = None, start_step: int = 0,
-                    coins: Any = None) -> Iterator[np.ndarray]:
+  def index_batches(
+      self, size: Optional[int] = None, start_step: int = 0,
+      coins: Union[_Path, sampling_seed.SamplingSeed, None] = None) -> Iterator[np.ndarray]:
     """Record indices of steps `start_step`, ..., `steps - 1`; drawn again at every call.
 
     Args:
@@ -271,8 +274,9 @@ class PrivacyPlan(terms.Terms):
       self, data: Any, *more: Any, users: Any = None, examples_per_user: Optional[int] = None,
       record: str = 'mean', cache: Optional[str] = None,
       start_step: Union[int, Callable[[], int]] = 0,
-      pad_to: Optional[int] = None, coins: Any = None, digests_to: Any = None,
-      columns: Any = None, changing: Optional[str] = None,
+      pad_to: Optional[int] = None, coins: Optional[_Path] = None,
+      digests_to: Optional[_Path] = None,
+      columns: Optional[Sequence[str]] = None, changing: Optional[str] = None,
       augment: Optional[Callable[..., Any]] = None, views: int = 1, strategy: Any = None) -> Any:
     """Returns the run's padded batches as a `tf.data.Dataset`; see `batches.batches.of_plan`.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Iterator, List, NamedTuple, Tuple
+import pathlib
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
@@ -32,7 +33,7 @@ class Finding(NamedTuple):
   text: str
 
 
-def check(card: card_lib.Card, weights: Any = None) -> List[Finding]:
+def check(card: card_lib.Card, weights: Optional[pathlib.Path] = None) -> List[Finding]:
   """Returns all findings, in the order of a review.
 
   Args:
@@ -172,7 +173,7 @@ def _recomputed(card: card_lib.Card) -> Iterator[Finding]:
                           'the card names.')
 
 
-def _weights(card: card_lib.Card, path: Any) -> Iterator[Finding]:
+def _weights(card: card_lib.Card, path: Optional[pathlib.Path]) -> Iterator[Finding]:
   if path is None:
     yield Finding(UNKNOWN, 'Which weights the card is about: give them by --weights FILE.'
                   if card.weights else 'Which weights the card is about: it has no digest.')
@@ -231,7 +232,7 @@ def _words(card: card_lib.Card) -> Iterator[Finding]:
                       f'{", ".join(TRUSTED)} (unless a sentence above or a file of weights says '
                       'the same); sizes of batches and population where no number above follows '
                       'from them, rows that a mechanism was designed for, and the planned steps of '
-                      'runs before the last.')
+                      'runs before the last, or that could stop at evaluations.')
   yield Finding(WORD, 'These are all runs that the data and these weights went through, with the '
                       'unit, the steps, the clip norm and the noise stated.')
 
@@ -244,5 +245,5 @@ def _unknown(card: card_lib.Card) -> Iterator[Finding]:
   yield Finding(UNKNOWN, 'What else was computed from the same data and released.')
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
   return type(value).__name__

@@ -80,10 +80,11 @@ def from_json(text: str) -> card_lib.Card:
   return card
 
 
-def _read_run(fields: Any) -> entry_lib.Entry:
+def _read_run(fields: object) -> entry_lib.Entry:
   try:
-    _refuse_huge(_mapping(fields, 'runs'))
-    entry = entry_lib.Entry.from_dict(fields)
+    run = _mapping(fields, 'runs')
+    _refuse_huge(run)
+    entry = entry_lib.Entry.from_dict(run)
     public = card_lib.public(entry)
   except UnreadableCard:
     raise
@@ -113,7 +114,7 @@ def _refuse_huge(run: Dict[str, Any]) -> None:
                          f'what follows from them. Received: {max(large):g}.')
 
 
-def _numbers(value: Any) -> List[float]:
+def _numbers(value: object) -> List[float]:
   if isinstance(value, dict):
     value = list(value.values())
   if isinstance(value, list):
@@ -121,7 +122,7 @@ def _numbers(value: Any) -> List[float]:
   return [abs(value)] if isinstance(value, (int, float)) else []
 
 
-def _decode(kind: Any, value: Any, where: str) -> Any:
+def _decode(kind: Any, value: object, where: str) -> Any:
   """Returns `value` as a `kind`, a type hint of the card's classes; raises for all others."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if kind in _CLASSES:
@@ -156,7 +157,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
                        f'Received: {_short(value)!r}.')
 
 
-def _mapping(value: Any, where: str) -> Dict[str, Any]:
+def _mapping(value: object, where: str) -> Dict[str, Any]:
   if not isinstance(value, dict):
     raise UnreadableCard(f'`{where}` of a card must be a JSON object. Received: {_short(value)}.')
   return value
@@ -177,7 +178,7 @@ def _finite(text: str) -> float:
   return number
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
   return card_lib.clean(str(value)[:200])[:80]
 
 

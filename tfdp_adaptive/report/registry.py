@@ -92,7 +92,7 @@ def to_yaml(value: Dict[str, Any]) -> str:
   return '\n'.join(_lines(value, '')) + '\n'
 
 
-def _lines(value: Any, indent: str) -> Iterator[str]:
+def _lines(value: Dict[str, Any], indent: str) -> Iterator[str]:
   for name, item in value.items():
     if isinstance(item, dict):
       yield f'{indent}{name}:'

@@ -12,10 +12,12 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Dict, Iterator, List
 
+from tfdp_adaptive import terms
 from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.report import card_checks
 
 Finding = card_checks.Finding
@@ -60,7 +62,7 @@ def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Fi
           for finding in _run(f'Run {number}', entry, saved, size, lines)]
 
 
-def _run(name: str, entry: Any, saved: Dict[str, Any], size: int,
+def _run(name: str, entry: entry_lib.Entry, saved: Dict[str, Any], size: int,
          lines: List[Dict[str, Any]]) -> Iterator[Finding]:
   plan = entry.plan
   if tuple(saved['plan']) != tags.coefficients(plan):
@@ -85,8 +87,9 @@ def _run(name: str, entry: Any, saved: Dict[str, Any], size: int,
       + ('; a record is the same whenever it is drawn.' if fixed else '.')))
 
 
-def _pass(plan: Any, saved: Dict[str, Any], number: int, size: int, lines: List[Dict[str, Any]],
-          by_number: Dict[int, str], fixed: bool) -> str:
+def _pass(
+    plan: terms.Terms, saved: Dict[str, Any], number: int, size: int,
+    lines: List[Dict[str, Any]], by_number: Dict[int, str], fixed: bool) -> str:
   """Returns what is wrong with the batches of a pass, or an empty text."""
   starts = saved.get('starts', [])
   if plan.sampling.drawn_each_step:

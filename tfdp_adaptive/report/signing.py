@@ -8,6 +8,7 @@ elliptic-curve key of your own. Nothing is sent anywhere.
 from __future__ import annotations
 
 import pathlib
+import types
 from typing import Any
 
 from tfdp_adaptive.report import card_checks
@@ -16,7 +17,7 @@ NAME = 'model.sig'
 Finding = card_checks.Finding
 
 
-def _library() -> Any:
+def _library() -> types.ModuleType:
   try:
     import model_signing  # pylint: disable=import-outside-toplevel
     import model_signing.signing  # pylint: disable=import-outside-toplevel
@@ -27,7 +28,7 @@ def _library() -> Any:
   return model_signing
 
 
-def _hashing(library: Any) -> Any:
+def _hashing(library: types.ModuleType) -> Any:
   return library.hashing.Config().set_ignored_paths(paths=[NAME], ignore_git_paths=True)
 
 
