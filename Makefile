@@ -9,7 +9,7 @@
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
 # make ci    lint, docs, test, test-fast on newer Pythons, and test-rest for 8 minutes a stack
-# make lint    check style, imports and types
+# make lint    check style, imports, types and the subjects of the last 50 commits
 # make docs    build the pages into build/site
 # make wheel   build the wheel and the source distribution into dist, and check what an index reads
 # make notebooks    run the notebooks of colabs/ again and keep what they show
@@ -115,6 +115,7 @@ test-some-of-rest:
 lint: build/lint/installed $(CURRENT)/installed
 	build/lint/bin/ruff check .
 	build/lint/bin/mypy --python-executable $(CURRENT)/bin/python
+	@git log -n 50 --format=%s 2>/dev/null | awk 'length > 72 { long = 1; print "over 72 characters: " $$0 } END { exit long }'
 
 build/lint/installed: requirements/lint.lock
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
