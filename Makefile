@@ -115,7 +115,7 @@ test-some-of-rest:
 lint: build/lint/installed $(CURRENT)/installed
 	build/lint/bin/ruff check .
 	build/lint/bin/mypy --python-executable $(CURRENT)/bin/python
-	@git log -n 50 --format=%s 2>/dev/null | awk 'length > 72 { long = 1; print "over 72 characters: " $$0 } END { exit long }'
+	@git log -n 50 --no-merges --format=%s 2>/dev/null | awk 'length > 72 { long = 1; print "over 72 characters: " $$0 } END { exit long }'
 
 build/lint/installed: requirements/lint.lock
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
