@@ -15,7 +15,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import fit as fit_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location('run_notebooks', ROOT / 'colabs' / 'run.py')
@@ -48,7 +48,7 @@ def no_training(monkeypatch):
 
   def fit(model, x=None, y=None, **arguments):
     if isinstance(model, tfdp.DPModel):
-      admission.check_fit(model.optimizer, x, y, arguments)  # It still refuses.
+      fit_lib.check_fit(model.optimizer, x, y, arguments)  # It still refuses.
     build(model)
 
   for kind in (tfdp.DPModel, compat.keras.Model):

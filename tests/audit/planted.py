@@ -18,7 +18,7 @@ from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import step as step_lib
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.rules import statistics
 
@@ -174,9 +174,9 @@ def examples_as_records():
                            tf.ensure_shape(weights, [None]), weights != 0)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(admission, 'unpack', split)
+    patch.setattr(step_lib, 'unpack', split)
     # Rows that were moved so would be refused.
-    patch.setattr(admission, '_is_drawn', lambda *_: (tf.constant(True), None))
+    patch.setattr(step_lib, '_is_drawn', lambda *_: (tf.constant(True), None))
     yield
 
 

@@ -303,9 +303,10 @@ def test_public_data_tell_of_divergence(model):
 
 
 def test_every_fit_looks_whether_weights_are_finite():
-  callbacks = tfdp.callbacks.watched(None)
+  callbacks = tfdp.callbacks.with_divergence_check(None)
   assert [type(c) for c in callbacks] == [tfdp.callbacks.StopIfDiverged]
   mine = tfdp.callbacks.StopIfDiverged(growth=3.0)
-  assert tfdp.callbacks.watched([mine]) == [mine] and tfdp.callbacks.watched(mine) == [mine]
+  for given in (mine, [mine]):
+    assert tfdp.callbacks.with_divergence_check(given) == [mine]
   complete = keras.callbacks.CallbackList([])
-  assert tfdp.callbacks.watched(complete) is complete
+  assert tfdp.callbacks.with_divergence_check(complete) is complete

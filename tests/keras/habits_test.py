@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import losses
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import fit as fit_lib
 
 keras, layers = compat.keras, compat.keras.layers
 N = 16
@@ -123,7 +123,7 @@ def test_class_weights_are_those_of_the_labels(adjust, weights):
   batches = plan.batches((X, adjust(Y)))
   optimizer = tfdp.DPSGD(0.1, plan=plan)
   arguments = {'class_weight': weights}
-  weighted = admission.check_fit(optimizer, batches, None, arguments)
+  weighted = fit_lib.check_fit(optimizer, batches, None, arguments)
   assert 'class_weight' not in arguments  # Keras would refuse it.
   result = np.concatenate([w.weight for *_, w in weighted])
   np.testing.assert_array_equal(result, [np.float32(weights.get(int(y), 1)) for y in Y])
@@ -388,7 +388,7 @@ def test_layers_frozen_or_thawed_after_the_first_step_want_a_new_optimizer():
 def test_epochs_that_are_too_many_are_told_their_steps():
   plan = make_plan(steps=7)
   with pytest.raises(tfdp.PrivacyError, match='such as steps_per_epoch=2, or plan more'):
-    admission.check_fit(tfdp.DPSGD(0.1, plan=plan), plan.batches((X, Y)), None, {'epochs': 3})
+    fit_lib.check_fit(tfdp.DPSGD(0.1, plan=plan), plan.batches((X, Y)), None, {'epochs': 3})
 
 
 @pytest.mark.parametrize('fields, steps', [

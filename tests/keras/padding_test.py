@@ -13,7 +13,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import users as users_lib
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import step as step_lib
 
 keras = compat.keras
@@ -105,7 +105,7 @@ def test_steps_of_any_size_are_one_trace(scheme, monkeypatch):
 
 def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
   plan = make_plan()
-  check = lambda model, plan: admission.check_fit(
+  check = lambda model, plan: fit_lib.check_fit(
       model.optimizer, plan.batches((X, Y)), None, {}, tight=True)
   assert set(rows_of(check(make_model(plan), plan))) > {6, 7}
   fixed = make_plan(sampling=tfdp.sampling.FixedOrder())
@@ -113,7 +113,7 @@ def test_padding_stays_where_sizes_cost_a_compilation_or_are_fixed():
   for arguments, tight in ((dict(jit_compile=True), False), (dict(run_eagerly=True), False),
                            ({}, True)):
     model = make_model(plan, **arguments)
-    with mock.patch.object(admission, 'check_fit', side_effect=ValueError) as called:
+    with mock.patch.object(fit_lib, 'check_fit', side_effect=ValueError) as called:
       with pytest.raises(ValueError):
         model.fit(plan.batches((X, Y)))
     assert called.call_args.kwargs == dict(tight=tight)

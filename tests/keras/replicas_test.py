@@ -13,7 +13,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import fit as fit_lib
 
 PLAN = tfdp.PrivacyPlan(
     population_size=40, batch_size=10, steps=5, l2_norm_clip=1.0, noise_multiplier=1.0,
@@ -106,9 +106,9 @@ class ParameterServerStrategyV2(tf.distribute.OneDeviceStrategy):
 
 
 def test_what_was_not_tried_is_refused(monkeypatch):
-  admission.check_strategy(tf.distribute.get_strategy())
-  admission.check_strategy(tf.distribute.OneDeviceStrategy('CPU:0'))
-  monkeypatch.setattr(admission, '_TRIED', (tf.distribute.MirroredStrategy,))
+  fit_lib.check_strategy(tf.distribute.get_strategy())
+  fit_lib.check_strategy(tf.distribute.OneDeviceStrategy('CPU:0'))
+  monkeypatch.setattr(fit_lib, '_TRIED', (tf.distribute.MirroredStrategy,))
   for strategy, why in ((ParameterServerStrategyV2('CPU:0'), 'at different times'),
                         (tf.distribute.OneDeviceStrategy('CPU:0'), 'not tried')):
     with strategy.scope():

@@ -11,9 +11,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import private_rule
-from tfdp_adaptive.keras import admission
+from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import run as run_lib
-from tfdp_adaptive.keras import same_records
 
 keras = compat.keras
 N = 16
@@ -34,11 +33,11 @@ def make_plan(scheme=ORDERED[0], **changes):
 def resumed(first, second, steps=2):
   """Whether a run on batches `first` may go on with `second`."""
   run = run_lib.Run(first.plan, None)
-  same_records.check(run, first.digest)
+  run.check_records(first.digest)
   noise = types.SimpleNamespace(row=steps)
   run.state = private_rule.State(None, types.SimpleNamespace(noise=noise))
   try:
-    same_records.check(run, second.digest)
+    run.check_records(second.digest)
     return True
   except tfdp.PrivacyError as error:
     assert 'in the same order' in str(error) and 'after 2 steps' in str(error)
@@ -179,7 +178,7 @@ def test_fits_backups_and_saved_models(tmp_path):
     assert not any(digest in file.read(name) for name in file.namelist())
   loaded = keras.models.load_model(path)
   assert loaded.optimizer.run.records is None
-  again = lambda data: admission.check_fit(
+  again = lambda data: fit_lib.check_fit(
       loaded.optimizer, plan.batches(data, start_step=4), None, {})
   with pytest.warns(tfdp.Caution, match='The 4 steps so far were taken elsewhere'):
     again(right)
@@ -188,4 +187,4 @@ def test_fits_backups_and_saved_models(tmp_path):
     again(wrong)
   loaded.optimizer.run.records = None
   with_coins = plan.batches(right, start_step=4, coins=tmp_path / 'coins')
-  admission.check_fit(loaded.optimizer, with_coins, None, {})  # The file knows.
+  fit_lib.check_fit(loaded.optimizer, with_coins, None, {})  # The file knows.

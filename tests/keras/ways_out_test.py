@@ -452,10 +452,10 @@ def test_callbacks_of_ones_own_are_named():
                          'LambdaCallback'),
       (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * held), 'LearningRateScheduler')):
     model = compiled(base())
-    callbacks.foresee(model, [callback])
+    callbacks.before_fit(model, [callback])
     assert f'Callbacks of its own ran between the steps, {[name]}' in model.optimizer.statement()
   model = compiled(base())
-  callbacks.foresee(model, [tfdp.callbacks.PrivacyReport(), keras.callbacks.TerminateOnNaN()])
+  callbacks.before_fit(model, [tfdp.callbacks.PrivacyReport(), keras.callbacks.TerminateOnNaN()])
   assert 'Callbacks of its own' not in model.optimizer.statement()
 
 
@@ -489,7 +489,7 @@ def test_a_callback_that_stops_nothing_costs_the_steps_that_were_fixed_beforehan
   stops = keras.callbacks.EarlyStopping(monitor='loss')
   for stopped, counted in ((False, 2), (True, 4)):
     model.stop_training = stopped
-    callbacks.look_back(model, [stops])
+    callbacks.after_fit(model, [stops])
     assert model.ledger.epsilon() == pytest.approx(PLAN.epsilon(counted))
 
 
@@ -501,9 +501,9 @@ def test_which_callbacks_decide(tmp_path):
       (keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'), save_best_only=True),
        'which weights are kept')):
     with pytest.warns(tfdp.Caution, match=named):
-      callbacks.foresee(model, [callback])
+      callbacks.before_fit(model, [callback])
     assert named in model.optimizer.statement()
-  callbacks.foresee(model, [keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'))])
+  callbacks.before_fit(model, [keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'))])
 
 
 class Draws:

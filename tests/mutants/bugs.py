@@ -458,6 +458,9 @@ _BY_FILE = {
          'Its sampling is not what is accounted for.', 'keras/misuse_test.py'),
     ],
     'tfdp_adaptive/batches/tags.py': [
+        ('a batch for two models', '_TAKEN[key] = known, [*runs, optimizer.run]',
+         '_TAKEN[key] = known, []', 'Two runs on one sample add up as independent ones.',
+         _RESTORED),
         ('batches of any step', 'return 1 + (slope * step + pace * row + offset) % _PRIME',
          'return 1 + (pace * row + offset) % _PRIME',
          'A batch could be trained on twice.', 'batches/batches_test.py ' + _ADMISSION),
@@ -599,10 +602,6 @@ _BY_FILE = {
          'rules/following_clip_test.py'),
     ],
     'tfdp_adaptive/keras/step.py': [
-        ('sums of one replica', 'compat.sum_over_replicas(clipped.sums)', 'tuple(clipped.sums)',
-         'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
-    ],
-    'tfdp_adaptive/keras/admission.py': [
         ('refused, and taken under XLA', 'mask = batch.mask & drawn', 'mask = batch.mask',
          'Assertions vanish there: a wrong batch would be trained on.', _ADMISSION),
         ('smaller batches', 'if static != optimizer.batch_size:',
@@ -611,6 +610,8 @@ _BY_FILE = {
         ('weights of users', 'tf.reduce_any(examples, 1), examples)',
          'tf.reduce_all(examples, 1), examples)', 'Users with fewer examples would be left out.',
          'keras/users_in_fit_test.py'),
+        ('sums of one replica', 'compat.sum_over_replicas(clipped.sums)', 'tuple(clipped.sums)',
+         'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
     ],
     'tfdp_adaptive/keras/private.py': [
         ('plain copies', '  private = _around(copy)', '  return copy',
@@ -620,14 +621,17 @@ _BY_FILE = {
         ('a shard for all records', '  if divided:', '  if False:',
          'Each worker would draw from other records.', 'keras/replicas_test.py'),
     ],
+    'tfdp_adaptive/keras/fit.py': [
+        ('Ctrl-C unsaid', "run.note(f'Training was interrupted", "str(f'Training was interrupted",
+         'Somebody who saw numbers has stopped the run.', _RESTORED),
+    ],
     'tfdp_adaptive/keras/model.py': [
         ('weights of unknown cost', '    self._has_unknown_weights = True\n', '',
          'A client of a federated run would state the epsilon of one round.', _SILO),
         ('a model that was not analysed', '    validation.validate_model(self, specs)\n', '',
          'What trains would be taken on trust.', 'keras/entered_test.py'),
-        ('Ctrl-C unsaid', '      self.optimizer.run.note(\n          f', '      str(\n          f',
-         'Somebody who saw numbers has stopped the run.', _RESTORED),
-        ('inputs of another kind', 'if signature not in validated:', 'if not validated:',
+        ('inputs of another kind', 'if signature not in self.batch_kinds.validated:',
+         'if not self.batch_kinds.validated:',
          'Code may ask for the size of a batch.', 'keras/padding_test.py'),
         ('an optimizer that is assigned knows nothing', "if name == 'optimizer' and isinstance(",
          "if name == 'other' and isinstance(", 'It would state the epsilon of one run.',
@@ -681,11 +685,6 @@ _BY_FILE = {
         ('no line is read', "if '0' in content and hasattr(saved, 'variables'):",
          "if '1' in content and hasattr(saved, 'variables'):", 'Reading weights would be free.',
          _EVERYWHERE),
-    ],
-    'tfdp_adaptive/keras/spent.py': [
-        ('a batch for two models', '_TAKEN[key] = known, [*runs, optimizer.run]',
-         '_TAKEN[key] = known, []', 'Two runs on one sample add up as independent ones.',
-         _RESTORED),
     ],
     'tfdp_adaptive/keras/backups.py': [
         ('a backup of another optimizer', '    if differs:\n', '    if False:\n',

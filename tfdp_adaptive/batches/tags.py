@@ -15,9 +15,12 @@ whoever mixes records breaks the guarantee unseen.
 
 from __future__ import annotations  # The command line loads no TensorFlow for `tf.Tensor`.
 
+import contextlib
 import functools
 import hashlib
-from typing import Any, NamedTuple, Tuple
+import threading
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +31,8 @@ _DIGITS = 2**28 - 1
 MOST_ROWS, DRAWS = 2**17, 2**11 - 1
 # Fields of a plan that determine its batches; the noise may differ.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
+_TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to weights, runs).
+_inside = threading.local()
 
 
 def coefficients(plan: Any) -> Tuple[int, int, int]:
@@ -121,3 +126,40 @@ def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
   whole = tf.reduce_all((least == most) | ~used)
   tagged = ((low > 0) & (low % MOST_ROWS == 0)) if several else (low == 0)
   return (low > high) | (whole & (low == high) & tagged)
+
+
+def _forget(key: int, reference: Any) -> None:
+  """Drops weights that are gone, unless others have their identity by now."""
+  if key in _TAKEN and _TAKEN[key][0] is reference:
+    del _TAKEN[key]
+
+
+@contextlib.contextmanager
+def spending(optimizer: Any, sample_weight: Any) -> Iterator[None]:
+  """Notes that a run takes a step on a batch, unless the step is inside another call.
+
+  Two runs on the same batches have one sample, so that amplification by sampling does not hold for
+  both of them together; both entries of the ledger then say so. A batch is known by the identity of
+  its sample weights, which `plan.batches` makes anew for every batch. Copies are not known.
+
+  Args:
+    optimizer: A `DPOptimizer`, or None.
+    sample_weight: A nest of tensors or arrays of the batch, or None.
+  """
+  nested, _inside.step = getattr(_inside, 'step', False), True
+  try:
+    yield
+  finally:
+    _inside.step = nested
+  if nested or getattr(optimizer, 'plan', None) is None or optimizer.own_sampler is not None:
+    return
+  for one in tf.nest.flatten(sample_weight):
+    if hasattr(one, 'dtype'):
+      key = id(one)
+      known, runs = _TAKEN.get(key, (lambda: None, []))
+      if known() is not one:
+        known, runs = weakref.ref(one, functools.partial(_forget, key)), []
+      for run in runs:
+        run.share(optimizer.run)
+        optimizer.run.share(run)
+      _TAKEN[key] = known, [*runs, optimizer.run]

@@ -25,7 +25,6 @@ from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.keras import same_records
 
 _HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
 _WRITING, _WHOLE, _DIGESTS, _RECORDS = 'writing', 'whole-', 'digests.json', 'records'
@@ -96,7 +95,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       kept, found = self._working / _RECORDS, optimizer.run.records
       if found is not None and kept.exists():
         optimizer.run.records = kept.read_text(encoding='utf-8')
-        same_records.check(optimizer.run, lambda: found)
+        optimizer.run.check_records(lambda: found)
     shutil.rmtree(self._working, ignore_errors=True)
 
   def _refuse_others(self, run: Any) -> None:

@@ -7,7 +7,6 @@ docs/callbacks.md says what the callbacks of Keras cost.
 import math
 import pathlib
 from typing import Any, List, Optional, Sequence
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -17,18 +16,17 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import captured
-from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
+from tfdp_adaptive.keras.histograms import TensorBoardHistograms as TensorBoardHistograms
 from tfdp_adaptive.report import card_page
 
-_BINS = 30
-_LOOK_EVERY = 20  # Steps.
+_CHECK_EVERY = 20  # Steps.
 _SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
 Callback: Any = compat.keras.callbacks.Callback
 _CHOICES = {
     'EarlyStopping': 'decides when training stops',
     'ReduceLROnPlateau': 'decides the learning rate',
-    'ModelCheckpoint': 'decides which weights are kept',
+    'ModelCheckpoint': 'decides which weights are saved',
 }
 _REFUSED = {
     'OrbaxCheckpoint': 'it writes weights without their ledger, and the SECRET optimizer state',
@@ -148,78 +146,6 @@ class StopAtBudget(Callback):
     return max(least, 0)
 
 
-class TensorBoardHistograms(Callback):
-  """Writes histograms of the results of private training to TensorBoard, every epoch.
-
-  For each trainable variable it writes `weights/...`, `update/...` (the change in the epoch) and,
-  if the rule has second moments, `preconditioner/...` (log10 of the positive ones). It also writes
-  the norms of all weights and of all updates. All of these are computed from noisy gradients, so
-  they are as public as the weights. It writes no exact numbers, such as `diagnostics=True` or the
-  losses that Keras' own TensorBoard callback writes.
-
-  Args:
-    log_dir: Folder of the event files, as for `keras.callbacks.TensorBoard`.
-    every: Number of epochs between two histograms.
-  """
-
-  def __init__(self, log_dir: Any, every: int = 1) -> None:
-    super().__init__()
-    checks.whole(every=every)
-    self._log_dir, self._every = str(log_dir), every
-    self._writer: Any = None
-    self._before: Optional[List[np.ndarray]] = None
-
-  def on_train_begin(self, logs: Any = None) -> None:
-    optimizer = self.model.optimizer
-    if any(ask.second is not None and not ask.second.private for ask in optimizer.rule.asks):
-      raise errors.PrivacyError(
-          f'The rule {optimizer.rule.name} keeps statistics of the data without noise, which must '
-          'not be shown. Leave `TensorBoardHistograms` out.')
-    self._writer = tf.summary.create_file_writer(self._log_dir)
-    self._before = self._weights() if self.model.built else None
-
-  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-    if (epoch + 1) % self._every:
-      return
-    now, before = self._weights(), self._before
-    names = [getattr(v, 'path', None) or v.name for v in self.model.trainable_variables]
-    summaries = _summaries('weights', names, now)
-    if before is not None:
-      summaries += _summaries('update', names, [a - b for a, b in zip(now, before)])
-    second = diagnostics.second_moment(self.model.optimizer)
-    if second is not None:
-      summaries += [_histogram(f'preconditioner/{name}', np.log10(value[value > 0]))
-                    for name, value in zip(names, second) if np.any(value > 0)]
-    with self._writer.as_default():
-      tf.summary.experimental.write_raw_pb(
-          tf.compat.v1.Summary(value=summaries).SerializeToString(), step=epoch)
-    self._before = now
-    self._writer.flush()
-
-  def on_train_end(self, logs: Any = None) -> None:
-    if self._writer is not None:
-      self._writer.close()
-
-  def _weights(self) -> List[np.ndarray]:
-    return [compat.read(v).astype(np.float32) for v in self.model.trainable_variables]
-
-
-def _summaries(kind: str, names: List[str], values: List[np.ndarray]) -> List[Any]:
-  """Returns a histogram of each variable, and the norm of all."""
-  norm = float(np.sqrt(sum(np.sum(np.square(value, dtype=np.float64)) for value in values)))
-  return [_histogram(f'{kind}/{name}', value) for name, value in zip(names, values)] + [
-      tf.compat.v1.Summary.Value(tag=f'{kind}_norm', simple_value=norm)]
-
-
-def _histogram(tag: str, values: np.ndarray) -> Any:
-  """Writes a histogram without the package tensorboard, which `tf.summary.histogram` needs."""
-  values = np.asarray(values[np.isfinite(values)], np.float64)
-  counts, edges = np.histogram(values, _BINS)
-  return tf.compat.v1.Summary.Value(tag=tag, histo=tf.compat.v1.HistogramProto(
-      min=values.min(initial=0.0), max=values.max(initial=0.0), num=values.size,
-      sum=values.sum(), sum_squares=np.sum(values**2), bucket_limit=edges[1:], bucket=counts))
-
-
 def _check_plan(callback: Any) -> None:
   """Raises if the optimizer has no plan."""
   optimizer = callback.model.optimizer
@@ -247,7 +173,7 @@ class StopIfDiverged(Callback):
   def __init__(self, growth: Optional[float] = None, public_data: Any = None,
                factor: float = 2.0) -> None:
     super().__init__()
-    self.async_safe = self._supports_tf_logs = True  # It looks at no logs: nothing waits for them.
+    self.async_safe = self._supports_tf_logs = True  # It reads no logs: nothing waits for them.
     if growth is not None:
       checks.positive(growth=growth)
     checks.positive(factor=factor)
@@ -264,11 +190,11 @@ class StopIfDiverged(Callback):
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
     self._batches += 1
-    if self._batches % _LOOK_EVERY == 0:
-      self._look_at_weights()
+    if self._batches % _CHECK_EVERY == 0:
+      self._check_weights()
 
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-    self._look_at_weights()
+    self._check_weights()
     if self._public_data is None or self.reason:
       return
     x, y = self._public_data
@@ -284,7 +210,7 @@ class StopIfDiverged(Callback):
     count = sum(v.shape.num_elements() for v in weights)
     return float(tf.linalg.global_norm(weights)) / max(1, count)**0.5 if weights else 0.0
 
-  def _look_at_weights(self) -> None:
+  def _check_weights(self) -> None:
     size = self._size()
     if self._start is None:
       self._start = size
@@ -297,13 +223,13 @@ class StopIfDiverged(Callback):
     if self.reason:
       return
     self.reason, self.model.stop_training = reason, True
-    warnings.warn(
+    errors.caution(
         f'Training has diverged and was stopped: {reason}. Lower the learning rate, take larger '
         'batches, or a larger stability constant (`epsilon`, `scale_epsilon`). The steps done '
-        'are spent: see `model.ledger`.', errors.Caution, stacklevel=2)
+        'are spent: see `model.ledger`.')
 
 
-def watched(callbacks: Any) -> Any:
+def with_divergence_check(callbacks: Any) -> Any:
   """Returns the callbacks of a `fit`, with one that checks whether weights are finite."""
   if isinstance(callbacks, compat.keras.callbacks.CallbackList):
     return callbacks  # It is complete.
@@ -311,12 +237,12 @@ def watched(callbacks: Any) -> Any:
   return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]
 
 
-def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+def before_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   """Warns of callbacks that decide by private numbers, before the first step.
 
   Args:
     model: A compiled private model, whose statement says it, too.
-    callbacks: What `watched` returned.
+    callbacks: What `with_divergence_check` returned.
     notes: Sentences about the data for the statement.
 
   Raises:
@@ -342,30 +268,29 @@ def foresee(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
     if name not in _CHOICES or (name == 'ModelCheckpoint' and not one.save_best_only):
       continue
     sentence = f'{type(one).__name__} {_CHOICES[name]} by `{monitor}`'
-    warnings.warn(
+    errors.caution(
         f'{sentence}. On private data this choice is not covered by epsilon. Let it monitor public '
-        'data, or fix the number of steps beforehand. The statement names it.', errors.Caution,
-        stacklevel=4)
+        'data, or fix the number of steps beforehand. The statement names it.')
     run.note(f'NOT COVERED IF PRIVATE: {sentence}. If `{monitor}` is computed from private data, '
              'no epsilon covers that choice. If it is computed from public data, the epsilon of '
              'all planned steps holds.')
 
 
-def look_back(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+def after_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   """Counts all planned steps of a run that was stopped, and writes the cards of reports.
 
   A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
   ended it sooner saw releases of these steps alone, so they are all that is to be counted.
 
   Args:
-    model: As for `foresee`.
-    callbacks: As for `foresee`.
+    model: As for `before_fit`.
+    callbacks: As for `before_fit`.
     notes: Later findings about the data.
   """
   run = model.optimizer.run
   for note in notes:
     if note not in run.notes:
-      warnings.warn(note, errors.Caution, stacklevel=4)
+      errors.caution(note)
       run.note(note)
   given = getattr(callbacks, 'callbacks', callbacks)
   if model.stop_training and run.plan is not None and run.steps:

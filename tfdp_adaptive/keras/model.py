@@ -6,8 +6,7 @@ import contextlib
 import gc
 import json
 import types
-from typing import Any, Dict, FrozenSet, List, Mapping, MutableSet, Optional, Sequence, Tuple
-import warnings
+from typing import Any, Dict, List, Mapping, MutableSet, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
@@ -15,19 +14,17 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive.batches import batches as batches_lib
+from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import admission
-from tfdp_adaptive.keras import callbacks
 from tfdp_adaptive.keras import cards
 from tfdp_adaptive.keras import first_step
+from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
-from tfdp_adaptive.keras import spent
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -38,7 +35,7 @@ keras: Any = compat.keras
 AUDITED: MutableSet[Any] = weakref.WeakSet()
 # Methods that decide what a private step does with a batch.
 _STEP = ('train_step', 'prepare_step', 'regularization_gradients', 'make_train_function',
-         '_validate', '_validate_eagerly')
+         'validate_for_replicas', '_validate', '_validate_eagerly')
 
 _UNKNOWN_WEIGHTS = (
     'Weights were set by hand (`set_weights`) before the first step of the plan. If they were '
@@ -68,6 +65,7 @@ class DPModel(_Mixin):
   """
 
   example_views = 1  # Views of every example in a step, see `compile`.
+  batch_kinds: Any = types.SimpleNamespace(specs=None)  # Filled once compiled.
   leaves_out_penalties = False  # As an audit does, which knows what else a release may hold.
 
   def compile(
@@ -91,26 +89,25 @@ class DPModel(_Mixin):
       **kwargs: As in Keras.
     """
     checks.whole(views=views)
-    kwargs = admission.by_name(keras.Model.compile, 3, args, kwargs)
+    kwargs = fit_lib.by_name(keras.Model.compile, 3, args, kwargs)
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
-    loss_weights = admission.loss_weights(kwargs.pop('loss_weights', None))
+    loss_weights = fit_lib.loss_weights(kwargs.pop('loss_weights', None))
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
     if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     refuse_own(self, 'compute_loss')
-    self._validated: FrozenSet[str] = frozenset()  # The model may have changed since.
-    self._compared: Any = types.SimpleNamespace(kinds=set())
+    # The kinds of batches met since: the model may have changed before.
+    self.batch_kinds = types.SimpleNamespace(validated=set(), compared=set(), rows={}, specs=None)
     AUDITED.discard(self)
     self._public_penalty, self.example_views = public_penalty, views
     self._compares = compare_first_step
-    step.forget(self)
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     self.has_own_metrics = any(map(
         captured.is_own, tf.nest.flatten((metrics, weighted_metrics))))
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
-      admission.warn_of_padding(self, (metrics, weighted_metrics))
+      fit_lib.warn_of_padding(self, (metrics, weighted_metrics))
     kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.
     super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
                     loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
@@ -136,7 +133,7 @@ class DPModel(_Mixin):
       return
     self._has_unknown_weights = False
     self.optimizer.run.note(_UNKNOWN_WEIGHTS)
-    warnings.warn(f'{_UNKNOWN_WEIGHTS} {_USE_SILO}', errors.Caution, stacklevel=3)
+    errors.caution(f'{_UNKNOWN_WEIGHTS} {_USE_SILO}')
 
   def __setattr__(self, name: str, value: Any) -> None:
     super().__setattr__(name, value)
@@ -204,44 +201,9 @@ class DPModel(_Mixin):
 
     Weights that are no longer finite end it, with a warning.
     """
-    kwargs = admission.by_name(keras.Model.fit, 3, args, kwargs)
-    admission.refuse_ragged(x, y)
-    admission.check_strategy(
-        self.distribute_strategy, self.trainable_variables if self.built else ())
-    self._build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
-    replicas = self.distribute_strategy.num_replicas_in_sync
-    # XLA compiles for each size anew, eager steps examine the model for each, replicas share rows.
-    x = admission.check_fit(self.optimizer, x, y, kwargs, tight=not (
-        self.jit_compile or self.run_eagerly or replicas > 1))
-    drawn = isinstance(x, batches_lib.Batches)
-    if drawn:
-      self.optimizer.run.reads(x.records.source)
-    notes = x.notes if drawn else list
-    if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
-      kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
-    kwargs['callbacks'] = callbacks.watched(kwargs.get('callbacks'))
-    self._batch_specs: Any = (
-        x.specs if isinstance(x, batches_lib.Batches) else getattr(x, 'element_spec', None))
-    if replicas > 1:
-      # Here and now: replicas cannot probe themselves.
-      told = compat.input_specs(self) is not None
-      specs = None if told else _specs(x, self._batch_specs)
-      if not self.built:
-        with self.distribute_strategy.scope():
-          validation.build(self, specs)
-      self._validate_eagerly(specs)
-    callbacks.foresee(self, kwargs['callbacks'], notes())
-    x, y = self.prepare_data(admission.fed(self, x, kwargs), y, kwargs)
-    try:
-      with errors.unwrapped(tf.errors.OpError):
-        return super().fit(x, y, **kwargs)
-    except KeyboardInterrupt:
-      self.optimizer.run.note(
-          f'Training was interrupted after {self.optimizer.steps_done} steps. If numbers of this '
-          'run decided that, the epsilon of all planned steps holds.')
-      raise
-    finally:
-      callbacks.look_back(self, kwargs['callbacks'], notes())
+    kwargs = fit_lib.by_name(keras.Model.fit, 3, args, kwargs)
+    with fit_lib.training(self, x, y, kwargs) as data:
+      return super().fit(*data, **kwargs)
 
   def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     """Returns the arguments to pass to Keras' `fit`, once they have been checked."""
@@ -250,35 +212,36 @@ class DPModel(_Mixin):
 
   def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
     del data_batch  # Keras 3 would read a batch, and cannot on several workers.
-    compat.build_symbolically(self, iterator, getattr(self, '_batch_specs', None))
+    compat.build_symbolically(self, iterator, self.batch_kinds.specs)
 
   def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
     """Returns the training function, after it has checked the variables."""
     _private_optimizer(self).check_variables(self.trainable_variables)
-    self._build_optimizer()  # A trace that creates variables is made twice.
+    self.build_optimizer()  # A trace that creates variables is made twice.
     return super().make_train_function(*args, **kwargs)
 
-  def _build_optimizer(self) -> None:
+  def build_optimizer(self) -> None:
+    """Builds the optimizer of a built model, unless replicas must build it together."""
     optimizer = _private_optimizer(self)
     if self.built and self.distribute_strategy.num_replicas_in_sync == 1:
       with self.distribute_strategy.scope():
         optimizer.build(self.trainable_variables)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-    admission.check_strategy(self.distribute_strategy)
+    fit_lib.check_strategy(self.distribute_strategy)
     weight = kwargs.get('sample_weight', args[2] if len(args) > 2 else None)
-    with spent.step(_private_optimizer(self), weight):
+    with tags.spending(_private_optimizer(self), weight):
       return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
   def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
     _refuse_own_step(self)
     _private_optimizer(self)
-    admission.check_strategy(tf.distribute.get_strategy())
+    fit_lib.check_strategy(tf.distribute.get_strategy())
     try:
       weight = data[2] if isinstance(data, (tuple, list)) and len(data) > 2 else None
-      with _uncollected(), spent.step(self.optimizer, weight):
-        return compat.logs_of_replica(step.train_step(self, admission.with_shapes(self, data)))
+      with _uncollected(), tags.spending(self.optimizer, weight):
+        return compat.logs_of_replica(step.train_step(self, step.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.
       self.train_function = None
@@ -304,9 +267,9 @@ class DPModel(_Mixin):
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
         (examples.x, examples.y, examples.sample_weight))
     if compat.has_replicas() or not self._compares or examples.y is None or (
-        str(specs) in self._compared.kinds):
+        str(specs) in self.batch_kinds.compared):
       return
-    self._compared.kinds.add(str(specs))
+    self.batch_kinds.compared.add(str(specs))
     with futures.ThreadPoolExecutor(1) as thread:
       thread.submit(first_step.check, self, loss, self._compiled_loss_arguments, specs,
                     self.optimizer.rule.asks).result()
@@ -321,6 +284,13 @@ class DPModel(_Mixin):
     with futures.ThreadPoolExecutor(1) as thread:
       thread.submit(validation.build, self, specs).result()
 
+  def validate_for_replicas(self, specs: Any) -> None:
+    """Validates the model before `fit` begins, since replicas cannot probe themselves."""
+    if not self.built:
+      with self.distribute_strategy.scope():
+        validation.build(self, specs)
+    self._validate_eagerly(specs)
+
   @tf.autograph.experimental.do_not_convert
   def _validate(self, x: Any) -> None:
     """Validates the model once per kind of input, while the step is traced."""
@@ -331,17 +301,17 @@ class DPModel(_Mixin):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
     # Code that asks an attribute of a layer is traced, or run, with its present value.
     signature = str(specs) + str(hash(frozenset(probes.python_state(self).items())))
-    validated: FrozenSet[str] = getattr(self, '_validated', frozenset())
-    if signature not in validated:
+    if signature not in self.batch_kinds.validated:
       # On a thread of its own: eager there, with gradients, while this one traces.
       with futures.ThreadPoolExecutor(1) as thread:
         thread.submit(self._validate_eagerly, specs).result()
-      self._validated = validated | {signature}
-      if self.optimizer.plan is None and self.optimizer.noise_multiplier and not validated:
+      if self.optimizer.plan is None and self.optimizer.noise_multiplier and (
+          not self.batch_kinds.validated):
         errors.caution(
             f'{self.optimizer.name} trains without a plan, so nothing is accounted for and '
             '`ledger.epsilon()` is inf. Make a `tfdp.PrivacyPlan`, pass `plan=`, and train on '
             '`plan.batches(data)`.')
+      self.batch_kinds.validated.add(signature)
 
   def _validate_eagerly(self, specs: Any) -> None:
     validation.validate_model(self, specs)
@@ -424,16 +394,3 @@ def _refuse_own_step(model: compat.Model) -> None:
         'or write data into weights, which nothing here can see. Compile a new model, pass it to '
         '`tfdp.audit.white_box(model, data=(x, y))`, and train once the audit passes; or put the '
         'code into `call`, the `loss` or `plan.batches(data)`.')
-
-
-def _specs(x: Any, specs: Any) -> Any:
-  """Nest of the specs of one batch of inputs, of `x` and the specs of its batches, if known."""
-  if specs is not None:
-    return specs[0] if isinstance(specs, tuple) else specs
-  if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):
-    raise errors.PrivacyError(
-        'With several replicas the model is validated before `fit` begins, but neither the model '
-        f'nor the data tell the inputs. Received: x of type {type(x).__name__}. Give the model an '
-        '`Input`, or pass a `tf.data.Dataset` or arrays.')
-  return tf.nest.map_structure(lambda t: tf.TensorSpec(
-      t.shape, keras.backend.floatx() if tf.as_dtype(t.dtype).is_floating else t.dtype), x)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import types
 from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -131,10 +130,9 @@ class DPOptimizer(compat.GlobalOptimizer):
     self.diagnostics = diagnostics
     self.public_data = public_data
     if self.noise_multiplier == 0:
-      warnings.warn(f'{self.name}: noise_multiplier=0, so training is NOT private.',
-                    errors.Caution, stacklevel=3)
+      errors.caution(f'{self.name}: noise_multiplier=0, so training is NOT private.')
     if choices.caution(clipping):
-      warnings.warn(f'{self.name}: {choices.caution(clipping)}', errors.Caution, stacklevel=3)
+      errors.caution(f'{self.name}: {choices.caution(clipping)}')
     self._fixed = arguments.fixed(type(self))
 
   def __setattr__(self, name: str, value: Any) -> None:
@@ -257,7 +255,7 @@ class DPOptimizer(compat.GlobalOptimizer):
         self.l2_norm_clip, self.batch_size, self.adjacency)
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
-      warnings.warn(f'{self.name}: {message}', errors.Caution, stacklevel=2)
+      errors.caution(f'{self.name}: {message}')
 
   def _add_state(self, value: Any) -> compat.Variable:
     return compat.add_optimizer_variable(self, value.numpy())
@@ -364,10 +362,9 @@ class DPOptimizer(compat.GlobalOptimizer):
     differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))
     if differs or len(saved) != len(self.variables):
       if self.run.close(run):
-        warnings.warn(
+        errors.caution(
             f'{self.name}: the state in the file is of {differs or "other variables"}, so it is '
-            'left out, and a new run begins. The steps of the earlier run stay in `model.ledger`.',
-            errors.Caution, stacklevel=2)
+            'left out, and a new run begins. The steps of the earlier run stay in `model.ledger`.')
       return
     super().load_own_variables(saved)
     self.run.deserialize(run)

@@ -8,7 +8,6 @@ the task, which still does everything but training.
 import os
 import types
 from typing import Any, Callable, Dict, Optional, Tuple
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -19,10 +18,10 @@ from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import admission
 from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
+from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import model as model_lib
-from tfdp_adaptive.keras import spent
+from tfdp_adaptive.keras import step
 from tfdp_adaptive.keras import weight_ledger
 
 keras: Any = compat.keras
@@ -102,7 +101,7 @@ class DPTask(DPFunctional):
     return self._prepared(x, y, kwargs, self._preprocess_records)
 
   def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-    kwargs = admission.by_name(keras.Model.evaluate, 3, args, kwargs)
+    kwargs = fit_lib.by_name(keras.Model.evaluate, 3, args, kwargs)
     if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
       x, y = self._prepared(x, y, kwargs)
     return super().evaluate(x, y, **kwargs)
@@ -125,7 +124,7 @@ class DPTask(DPFunctional):
                      **kwargs: Any) -> Any:
     if self.task.preprocessor is None:
       return super().train_on_batch(x, y, sample_weight, **kwargs)
-    with spent.step(self.optimizer, sample_weight):
+    with tags.spending(self.optimizer, sample_weight):
       x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
       return super().train_on_batch(x, y, sample_weight, **kwargs)
 
@@ -152,7 +151,7 @@ class DPTask(DPFunctional):
     """Preprocesses a batch of records: examples, or users with several examples."""
     plan, (weight, tag) = self.optimizer.plan, tags.split(sample_weight)
     if plan is not None and plan.whole_users or tag is not None and tag.shape.rank == 2:
-      records, _, _ = admission.unpack((x, y, tags.Tagged(weight, tag)), plan)
+      records, _, _ = step.unpack((x, y, tags.Tagged(weight, tag)), plan)
       examples, _ = interface.joined(records)
       batch = tf.nest.map_structure(
           lambda t: None if t is None else interface.divided(t, records),
@@ -213,9 +212,9 @@ def make_private(model: compat.Model) -> compat.Model:
   wraps = compat.input_structure(model) is None and not isinstance(model, keras.Sequential)
   ignored += ['predict'] * (compat.overrides(model, 'predict') and not wraps)
   if ignored and not is_task(model):
-    warnings.warn(f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
-                  'To keep them, derive your class from tfdp.DPModel and keras.Model.',
-                  errors.Caution, stacklevel=2)
+    errors.caution(
+        f'The private model has the `call` of {type(model).__name__}, not its {ignored}. '
+        'To keep them, derive your class from tfdp.DPModel and keras.Model.')
   if model.built:
     validation.validate_structure(model)
   private = _around(model)

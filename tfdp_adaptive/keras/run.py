@@ -197,6 +197,34 @@ class Run(weight_ledger.State):
       raise ValueError(_NO_PLAN)
     return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
 
+  def check_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
+    """Refuses records that differ from those of earlier steps, where their places count.
+
+    Where random numbers are not drawn at every step, the place of a record decides when it takes
+    part: moved, it would take part sooner than is accounted for.
+
+    Args:
+      digest: Returns a digest of the records; called where their places decide something.
+      in_file: Whether the file of a sampling seed knows the records, too.
+    """
+    if self.plan.sampling.drawn_each_step:
+      return
+    found = digest()
+    if self.steps and self.records is not None and self.records != found:
+      raise errors.PrivacyError(
+          f'A run by {self.plan.sampling} goes on with the records that it began with, in the '
+          'same order: by their places they would take part sooner than they are accounted for. '
+          f'Received: after {self.steps} steps, other records, or in another order. Give '
+          'those of the first `fit`; for others make a new plan, optimizer and run.')
+    if self.steps and self.records is None and not in_file:
+      errors.caution(
+          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether '
+          'the records are the same, in the same order: in other places they would take part '
+          'sooner than is accounted for. Name a SECRET file that knows, when a run begins and when '
+          'it goes on: `plan.batches(data, coins=PATH)`; or use '
+          '`tfdp.callbacks.BackupAndRestore`.')
+    self.records = found
+
   # In files: beside the optimizer's state.
 
   def __deepcopy__(self, memo: Any) -> 'Run':
