@@ -239,7 +239,7 @@ def test_backups_are_of_one_plan_and_one_process(tmp_path):
   other = [sys.executable, '-c', script, str(folder)]
   # This process is still at it, though it was interrupted.
   assert subprocess.run(other, capture_output=True, text=True, check=True).stdout == 'refused'
-  backups._HELD.pop(str(folder.resolve())).close()  # As if it had ended.
+  backups._LOCKED.pop(str(folder.resolve())).close()  # As if it had ended.
   with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
     assert process.stdout.readline() == 'held\n'
     with pytest.raises(ValueError, match='which another process holds'):

@@ -22,7 +22,6 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import cards
 from tfdp_adaptive.keras import weight_ledger
 
 keras, layers = compat.keras, compat.keras.layers
@@ -301,7 +300,7 @@ def test_exactly_what_was_spent_is_stated(name):
   model = world.models[-1]
   assert world.reference.epsilon(model) == pytest.approx(
       weight_ledger.Ledger.of(model).ledger().epsilon(DELTA), rel=1e-3)
-  text = cards.of_model(model).epsilon
+  text = weight_ledger.card_of_model(model).epsilon
   assert text == pytest.approx(weight_ledger.Ledger.of(model).ledger().epsilon(DELTA))
 
 

@@ -668,6 +668,12 @@ _BY_FILE = {
          'keras/history_test.py'),
     ],
     'tfdp_adaptive/keras/weight_ledger.py': [
+        ('no line in files of weights', 'if found is not None and found.entries:',
+         'if found is not None and not found.entries:', 'A file of weights would be a new model.',
+         _EVERYWHERE),
+        ('no line is read', "if '0' in content and hasattr(saved, 'variables'):",
+         "if '1' in content and hasattr(saved, 'variables'):", 'Reading weights would be free.',
+         _EVERYWHERE),
         ('runs forgotten by loading', 'if not replace or not isinstance(one, ledger_lib.Entry)]',
          'if not replace]', 'A run that goes on would leave no line on weights that it moves.',
          'keras/history_test.py keras/ledger_everywhere_test.py'),
@@ -676,14 +682,6 @@ _BY_FILE = {
          'A checkpoint would be a new model.', _EVERYWHERE),
         ('the last line alone', 'new + known if replace else known + new',
          'new + known if replace else known[:0] + new', 'A second run would hide the first.',
-         _EVERYWHERE),
-    ],
-    'tfdp_adaptive/keras/files.py': [
-        ('no line in files of weights', 'if found is not None and found.entries:',
-         'if found is not None and not found.entries:', 'A file of weights would be a new model.',
-         _EVERYWHERE),
-        ('no line is read', "if '0' in content and hasattr(saved, 'variables'):",
-         "if '1' in content and hasattr(saved, 'variables'):", 'Reading weights would be free.',
          _EVERYWHERE),
     ],
     'tfdp_adaptive/keras/backups.py': [

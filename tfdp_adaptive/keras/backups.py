@@ -23,12 +23,12 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import optimizer as optimizer_lib
+from tfdp_adaptive.keras import run as run_lib
 
-_HELD: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
-_WRITING, _WHOLE, _DIGESTS, _RECORDS = 'writing', 'whole-', 'digests.json', 'records'
-_FINGERPRINT = 'fingerprint.json'
+_LOCKED: Dict[str, runfolder.Lock] = {}  # Folders that this process works in.
+_WRITING, _WHOLE, _DIGESTS = 'writing', 'whole-', 'digests.json'
+_RUN = 'run.json'  # Fingerprint of the run, and digest of its records.
 _OF_A_VARIABLE = 2048  # Bytes that a file has besides its values, at the most.
 
 
@@ -87,22 +87,22 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if not self._writes and packed:
       with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(self._working)
-    if private:
-      self._refuse_others(optimizer.run)
+    saved: Dict[str, Any] = {}
+    if private and (self._working / _RUN).exists():
+      saved = json.loads((self._working / _RUN).read_text(encoding='utf-8'))
+      self._refuse_others(saved['fingerprint'], optimizer.run)
     super().on_train_begin(logs)
     if private:
       optimizer.run.refuse_foreign()
-      kept, found = self._working / _RECORDS, optimizer.run.records
-      if found is not None and kept.exists():
-        optimizer.run.records = kept.read_text(encoding='utf-8')
+      found = optimizer.run.records
+      if found is not None and saved.get('records') is not None:
+        optimizer.run.records = saved['records']
         optimizer.run.check_records(lambda: found)
     shutil.rmtree(self._working, ignore_errors=True)
 
-  def _refuse_others(self, run: Any) -> None:
+  def _refuse_others(self, fingerprint: Dict[str, Any], run: run_lib.Run) -> None:
     """Raises if the backup was made with another optimizer or other trained variables."""
-    kept = self._working / _FINGERPRINT
-    differs = fingerprints.differences(
-        json.loads(kept.read_text(encoding='utf-8')), run.fingerprint()) if kept.exists() else ''
+    differs = run_lib.differences(fingerprint, run.fingerprint())
     if differs:
       raise errors.PrivacyError(
           'A backup must be restored into the optimizer and trained variables it was made with. '
@@ -112,7 +112,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
   def _take_last(self) -> bytes:
     """Puts the last backup where Keras restores it from; returns it for other workers."""
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    self._hold()
+    self._lock()
     shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
     packed = io.BytesIO()
     for whole in self._wholes()[-1:]:
@@ -126,12 +126,12 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
     if self.save_freq != 'epoch':
       self._require_room()
-    self._keep(super().on_train_batch_end, batch, logs)
+    self._save(super().on_train_batch_end, batch, logs)
 
   def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
     if self.save_freq == 'epoch':
       self._require_room()
-    self._keep(super().on_epoch_end, epoch, logs)
+    self._save(super().on_epoch_end, epoch, logs)
 
   def _require_room(self) -> None:
     """Raises OSError if a backup does not fit, because HDF5 crashes on a full disk."""
@@ -150,17 +150,17 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
         shutil.rmtree(whole)
       shutil.rmtree(self._working, ignore_errors=True)
     with contextlib.suppress(KeyError):
-      _HELD.pop(str(self._folder.resolve())).close()
+      _LOCKED.pop(str(self._folder.resolve())).close()
     if self.delete_checkpoint and not any(self._folder.iterdir()):
       self._folder.rmdir()
 
-  def _hold(self) -> None:
+  def _lock(self) -> None:
     """Locks the folder until the process or its `fit` ends."""
     name = str(self._folder.resolve())
-    if name in _HELD:
+    if name in _LOCKED:
       return
     try:
-      _HELD[name] = runfolder.Lock(name)
+      _LOCKED[name] = runfolder.Lock(name)
     except runfolder.Held as error:
       raise ValueError('`backup_dir` must be used by one process at a time: two that go on from '
                        'one backup take the same steps twice. Received: '
@@ -168,7 +168,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     except OSError:  # A file system without locks.
       pass
 
-  def _keep(self, save: Callable[..., None], *arguments: Any) -> None:
+  def _save(self, save: Callable[..., None], *arguments: Any) -> None:
     """Lets Keras save, and makes the saved file the backup."""
     with runfolder.writing(runfolder.STATE):
       save(*arguments)
@@ -178,10 +178,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       shutil.rmtree(self._working)
       return
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
-      (self._working / _FINGERPRINT).write_text(
-          json.dumps(self.model.optimizer.run.fingerprint()), encoding='utf-8')
-      if self.model.optimizer.run.records is not None:
-        (self._working / _RECORDS).write_text(self.model.optimizer.run.records, encoding='utf-8')
+      run = self.model.optimizer.run
+      (self._working / _RUN).write_text(json.dumps(
+          {'fingerprint': run.fingerprint(), 'records': run.records}), encoding='utf-8')
     (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
     before = self._wholes()
     number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1

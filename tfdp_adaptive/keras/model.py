@@ -21,7 +21,6 @@ from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import cards
 from tfdp_adaptive.keras import first_step
 from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
@@ -171,7 +170,7 @@ class DPModel(_Mixin):
       words: Your own statements, such as `{'the data': 'one review a person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
-    return cards.of_model(self, audits, words, looks=looks)
+    return weight_ledger.card_of_model(self, audits, words, looks=looks)
 
   @property
   def trainable_weights(self) -> List[Any]:

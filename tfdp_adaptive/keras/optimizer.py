@@ -8,7 +8,6 @@ and averaging.
 """
 
 import contextlib
-import functools
 import types
 from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence
 
@@ -26,9 +25,8 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.keras import arguments
-from tfdp_adaptive.keras import cards
-from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import run as run_lib
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement as statement_lib
@@ -123,8 +121,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     for setting in set(private) - {'steps'}:
       setattr(self, setting, private[setting])
     self.run = run_lib.Run(  # Tracked: checkpoints know whose they are.
-        plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None)
-    self.run.fingerprint = functools.partial(fingerprints.of, self)
+        plan, rule, own_sampler or '', private['l2_norm_clip'], seed is not None, self.use_ema)
     self.clipping, self.performance = clipping, performance
     self.own_sampler = own_sampler
     self.diagnostics = diagnostics
@@ -202,7 +199,7 @@ class DPOptimizer(compat.GlobalOptimizer):
         f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
         f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. There is '
         'no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor steps are known.\n\n')
-    return text + statement_lib.of(cards.of_run(self.run, planned, plots=False))
+    return text + statement_lib.of(weight_ledger.card_of_run(self.run, planned, plots=False))
 
   # State.
 
@@ -359,7 +356,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       raise errors.PrivacyError(
           'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
           'Received: a file with other numbers than were written to it. Take another copy.')
-    differs = fingerprints.differences(fingerprints.saved(run), fingerprints.of(self))
+    differs = run_lib.differences(run_lib.fingerprint(run), self.run.fingerprint())
     if differs or len(saved) != len(self.variables):
       if self.run.close(run):
         errors.caution(

@@ -18,7 +18,6 @@ from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
-from tfdp_adaptive.keras import files as files  # Keeps ledgers in files.
 from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import step

@@ -16,12 +16,13 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import disclosures
-from tfdp_adaptive.keras import fingerprints
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
+_FINGERPRINT = 'fingerprint'  # Beside the ledger entry of a run, in files.
+_LONGEST = 100  # Characters of a value in a message.
 
 
 class Run(weight_ledger.State):
@@ -44,11 +45,10 @@ class Run(weight_ledger.State):
     seeded: Whether the noise has a fixed seed, as in tests.
     engines: The clipping engines of the steps so far.
     shared: Identifiers of runs that took a step on the same batch as a step of this one.
-    fingerprint: What a restored state must have in common with this one, by name.
   """
 
   def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
-               seeded: bool = False) -> None:
+               seeded: bool = False, use_ema: bool = False) -> None:
     super().__init__()
     if plan is not None and l2_norm_clip:
       plan = dataclasses.replace(plan, l2_norm_clip=l2_norm_clip)
@@ -63,10 +63,9 @@ class Run(weight_ledger.State):
     self.read: Dict[Any, ledger_lib.Entry] = {}
     self.bases: Set[str] = set()
     self.engines: Dict[str, None] = {}
-    self.seeded = seeded
+    self.seeded, self._use_ema = seeded, use_ema
     self.shared: Dict[str, None] = {}
     self.stopped: Optional[int] = None
-    self.fingerprint: Callable[[], Dict[str, Any]] = dict
     self._id, self._foreign = ledger_lib.new_run(), ''
     self._resumed: Tuple[Tuple[str, int], ...] = ()
     self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Clip norms of restored steps.
@@ -233,10 +232,22 @@ class Run(weight_ledger.State):
   def __reduce__(self) -> Any:
     return _unpickled, (self.line(),)
 
+  def fingerprint(self) -> Dict[str, Any]:
+    """Returns what a restored state must have in common with this run, by name, for JSON."""
+    place = {id(compat.raw_variable(v)): number for model in self.models[-1:]
+             for number, v in enumerate(model.weights)}
+    return {
+        'optimizer rule': self.rule.name,
+        'shape of its state': [list(v.shape) for v in tf.nest.flatten(self.state)
+                               if hasattr(v, 'shape')],
+        'use of ema': str(self._use_ema),
+        'set of trained variables': [
+            place.get(id(compat.raw_variable(v)), -1) for v in self.moved] if place else []}
+
   def line(self) -> bytes:
     """Returns the run as files hold it that resume."""
     ledger = json.loads(ledger_lib.Ledger((self.entries()[-1],)).to_json())
-    return json.dumps({**ledger, fingerprints.NAME: self.fingerprint()}).encode()
+    return json.dumps({**ledger, _FINGERPRINT: self.fingerprint()}).encode()
 
   def serialize(self) -> bytes:
     """Returns the same for a checkpoint of TensorFlow, which says what it holds."""
@@ -250,7 +261,7 @@ class Run(weight_ledger.State):
     """Continues the run of a file whose state was or will be restored."""
     for entry in weight_ledger.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
-        self._restored.append((entry, fingerprints.saved(string_value)))
+        self._restored.append((entry, fingerprint(string_value)))
         if self._watched is not None:
           last, most, times, _ = compat.read(self._watched).tolist()
           self._watched.assign([last, most, times, -1])
@@ -271,14 +282,14 @@ class Run(weight_ledger.State):
     if self.state is None:
       return
     while self._restored:
-      entry, fingerprint = self._restored.pop(0)
+      entry, needed = self._restored.pop(0)
       first = compat.read(self._watched).tolist()[-1]
       if (self.steps if first < 0 else first) < entry.done:
         self._closed.append(entry)
         continue
       self._foreign = ('' if _same_plan(entry.plan, self.plan) else
-                       'a checkpoint of another plan') or fingerprints.differences(
-                           fingerprint, self.fingerprint())
+                       'a checkpoint of another plan') or differences(
+                           needed, self.fingerprint())
       self._resumed = entry.resumed + ((entry.run, entry.steps),)
       norm = entry.plan and entry.plan.l2_norm_clip
       self._clip_norms = entry.clip_norms or ((entry.done, norm),)
@@ -301,6 +312,18 @@ class Run(weight_ledger.State):
           'Give the plan and optimizer of the checkpoint, and freeze the same layers. For others, '
           'start in another folder, or load the weights with their ledger (`.keras` or '
           '`.weights.h5`).')
+
+
+def fingerprint(content: bytes) -> Dict[str, Any]:
+  """Returns the fingerprint in the bytes of a run; {} for files of earlier versions."""
+  return json.loads(content).get(_FINGERPRINT, {}) if content else {}
+
+
+def differences(saved: Dict[str, Any], mine: Dict[str, Any]) -> str:
+  """Says what differs in two fingerprints; '' if nothing does, or nothing is known of one."""
+  return '; '.join(
+      f'another {name}, {str(value)[:_LONGEST]} instead of {str(mine[name])[:_LONGEST]}'
+      for name, value in saved.items() if mine.get(name) and value and value != mine[name])
 
 
 def _unpickled(content: bytes) -> ledger_lib.Entry:

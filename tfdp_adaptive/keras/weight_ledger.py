@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of weights, attached to the variables themselves.
+"""The ledger of weights, attached to the variables themselves, and in files.
 
-Another optimizer, another model that shares a layer, and checkpoints find it there.
+Another optimizer, another model that shares a layer, and checkpoints find it there. Every file that
+Keras writes or reads, of whatever model, keeps the ledger of its weights: a plain model must not
+lose its history. A file of weights holds weights and the ledger. The state of an optimizer, which
+is SECRET, goes only into files that resume training: `.keras` files and backups, for their owner
+alone.
 """
 
+import contextlib
 import logging
-from typing import Any, Dict, List, Sequence
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import validation
+from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import weight_digests
 
 # A SavedModel would log, for every variable, that it does not read its ledger back.
 logging.getLogger('tensorflow').addFilter(
@@ -134,3 +143,94 @@ class _Tracked(State):
 
   def deserialize(self, string_value: bytes) -> None:
     self._attached.attach(parsed(string_value).entries if string_value else (), replace=True)
+
+
+# Privacy cards of weights.
+
+
+def card_of_model(
+    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
+    **more: Any) -> card_lib.Card:
+  """Returns the card of all that a model's weights went through; see `DPModel.privacy_card`."""
+  more.update(
+      audits=audits, weights=weight_digests.of(model.weights),
+      words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
+  run = getattr(getattr(model, 'optimizer', None), 'run', None)
+  return _card(Ledger.of(model).ledger().entries, more) if run is None else (
+      card_of_run(run, **more))
+
+
+def card_of_run(run: Any, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
+  """Returns the card of the weights of a `Run`.
+
+  Args:
+    run: The `Run` of an optimizer.
+    steps: After so many of this run; default: now.
+    **more: For `Ledger.card`.
+  """
+  entries = run.all_entries(steps)
+  if steps is None and entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
+    entries = entries[:-1]
+  return _card(entries, more)
+
+
+def _card(entries: Sequence[ledger_lib.Entry], more: Any) -> card_lib.Card:
+  return ledger_lib.Ledger(tuple(entries)).card(facts=card_lib.about_weights(entries), **more)
+
+
+# Files of Keras.
+
+
+@contextlib.contextmanager
+def _writing(saved: Any, store: Any) -> Iterator[None]:
+  # Before anything is written.
+  found = Ledger.of(saved).ledger() if hasattr(saved, 'variables') else None
+  with runfolder.writing(runfolder.WEIGHTS):
+    exact = [v for metric in saved.metrics for v in metric.variables] if hasattr(
+        type(saved), 'ledger') and not runfolder.may_be_secret() else []  # Sums of private numbers.
+    values = [compat.read(v) for v in exact]
+    try:
+      for v in exact:
+        v.assign(np.zeros(v.shape))
+      yield
+    finally:
+      for v, value in zip(exact, values):
+        v.assign(value)
+  if found is not None and found.entries:
+    store.make(NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
+
+
+def _read(saved: Any, store: Any, partly: bool) -> None:
+  content = store.get(NAME)
+  if '0' in content and hasattr(saved, 'variables'):
+    found = parsed(np.asarray(content['0'])).entries
+    Ledger.of(saved).attach(found, replace=not partly)
+
+
+@contextlib.contextmanager
+def _whole(saved: Any, path: Any) -> Iterator[None]:
+  """While a `.keras` file is written, which resumes."""
+  if getattr(getattr(saved, 'optimizer', None), 'run', None) is None:
+    yield
+    return
+  on_disk = isinstance(path, (str, os.PathLike))
+  with runfolder.writing(runfolder.STATE), (
+      compat.owner_only(os.fspath(path)) if on_disk else contextlib.nullcontext()):
+    yield
+  if on_disk:
+    runfolder.tell(path, 'Only its owner can read it (mode 600)')
+  else:
+    runfolder.tell('A file object', 'Whoever gets its content can read it')
+
+
+def _legacy(saved: Any, wanted: str, *_: Any) -> None:
+  if hasattr(type(saved), 'ledger') or (
+      compat.is_model(saved) and Ledger(saved.variables).lines()):
+    raise ValueError(
+        'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
+        f'Received: {type(saved).__name__} {getattr(saved, "name", "")!r}. Save to a path that '
+        f'ends in {wanted!r}; `model.export(folder)` makes a SavedModel for serving.')
+
+
+compat.on_files(_writing, _read, _whole, _legacy)
+compat.on_checkpoints(runfolder.was_in_checkpoint)
